@@ -8,59 +8,43 @@ use std::io;
 use rustc_hash::FxHashMap;
 use serde::ser::SerializeSeq;
 use serde::{Serialize, Serializer};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::caption::Caption;
 use super::frames::hex;
 use super::presentation::Presentation;
-use super::spec::FormatSpec;
 use crate::model::history::{Held, Moment};
 use crate::model::{ModuleProfile, Profile, TargetProfile, base_name};
-use allocations::Span;
-use thread::{Context, Libs, Part, ThreadFields, millis, parts};
+use thread::{Context, Libs, Part, Span, ThreadFields, millis, parts};
 
-mod allocations;
 mod thread;
 
-pub(super) const FORMAT: FormatSpec = FormatSpec {
-    name: "firefox",
-    extension: "fxprofile.json",
-    description: "Firefox Profiler",
-    is_text: true,
-    write: Some(write),
-};
-
 /// Samples have the weight of the view; allocations are always in bytes.
-fn write(profile: &Profile, presentation: &Presentation, out: &mut dyn io::Write) -> io::Result<()> {
+pub(super) fn write(profile: &Profile, presentation: &Presentation, out: &mut dyn io::Write) -> io::Result<()> {
     let libs: Libs = profile.frames.iter().filter_map(|frame| frame.module.as_deref()).collect();
     let context = Context { profile, presentation, libs: &libs, span: Span::of(profile) };
     let threads = Threads::new(context);
     let modules: FxHashMap<&str, &ModuleProfile> =
         profile.modules.iter().rev().map(|module| (&*module.path, module)).collect();
-    let root = Root {
-        meta: meta(context),
-        libs: libs.values.iter().map(|path| LibFields::new(path, modules.get(path).copied())).collect(),
-        counters: threads.counters(),
-        pages: [],
-        profiler_overhead: [],
-        threads,
-    };
-    serde_json::to_writer(&mut *out, &root)?;
+    let header = json!({
+        "meta": meta(context),
+        "libs": libs.values.iter().map(|path| lib(path, modules.get(path).copied())).collect::<Vec<_>>(),
+        "counters": threads.counters(),
+        "pages": [],
+        "profilerOverhead": [],
+    });
+    serde_json::to_writer(&mut *out, &Root { header, threads })?;
     out.write_all(b"\n")
 }
 
 #[derive(Serialize)]
-#[serde(rename_all = "camelCase")]
 struct Root<'a> {
-    meta: serde_json::Value,
-    libs: Vec<LibFields<'a>>,
-    counters: Vec<serde_json::Value>,
-    pages: [(); 0],
-    profiler_overhead: [(); 0],
+    #[serde(flatten)]
+    header: Value,
     threads: Threads<'a>,
 }
 
-fn meta(context: Context) -> serde_json::Value {
+fn meta(context: Context) -> Value {
     let Context { profile, presentation, span, .. } = context;
     let caption = Caption::new(profile, presentation.view);
     let categories: Vec<_> = [("Other", "grey"), ("Native", "blue"), ("Missing", "red"), ("Group", "purple")]
@@ -91,7 +75,7 @@ fn meta(context: Context) -> serde_json::Value {
 }
 
 /// How the profile was recorded, how exact it is, and what is missing.
-fn facts(profile: &Profile, presentation: &Presentation, caption: Caption) -> Vec<serde_json::Value> {
+fn facts(profile: &Profile, presentation: &Presentation, caption: Caption) -> Vec<Value> {
     // The total includes young blocks even if the samples do not.
     let only_old = presentation.view.shows_old_blocks_only(profile);
     let mut facts = vec![
@@ -105,32 +89,18 @@ fn facts(profile: &Profile, presentation: &Presentation, caption: Caption) -> Ve
     facts.into_iter().map(entry).collect()
 }
 
-#[derive(Serialize)]
-#[serde(rename_all = "camelCase")]
-struct LibFields<'a> {
-    name: &'a str,
-    path: &'a str,
-    debug_name: &'a str,
-    debug_path: &'a str,
-    breakpad_id: String,
-    code_id: Option<String>,
-    arch: Option<&'static str>,
-}
-
-impl<'a> LibFields<'a> {
-    fn new(path: &'a str, module: Option<&ModuleProfile>) -> Self {
-        let build_id = module.and_then(|module| module.build_id.as_deref());
-        let name = base_name(path);
-        Self {
-            name,
-            path,
-            debug_name: name,
-            debug_path: path,
-            breakpad_id: breakpad_id(build_id.unwrap_or_default()),
-            code_id: build_id.map(hex),
-            arch: None,
-        }
-    }
+fn lib(path: &str, module: Option<&ModuleProfile>) -> Value {
+    let build_id = module.and_then(|module| module.build_id.as_deref());
+    let name = base_name(path);
+    json!({
+        "name": name,
+        "path": path,
+        "debugName": name,
+        "debugPath": path,
+        "breakpadId": breakpad_id(build_id.unwrap_or_default()),
+        "codeId": build_id.map(hex),
+        "arch": null,
+    })
 }
 
 /// Formats the first 16 bytes of a build id as a GUID, whose first three numbers are little-endian, with an age of 0.
@@ -173,7 +143,7 @@ impl<'a> Threads<'a> {
     }
 
     /// Live bytes over time, for the processes that have a history.
-    fn counters(&self) -> Vec<serde_json::Value> {
+    fn counters(&self) -> Vec<Value> {
         let first = self.rows.iter().enumerate().filter(|(_, row)| row.is_first);
         let counters = first.filter(|(_, row)| !row.target.history.curve.is_empty());
         counters.map(|(at, row)| counter(&self.context.span, at, row)).collect()
@@ -204,7 +174,7 @@ impl Unique {
 }
 
 /// The samples of a counter are differences to the sample before.
-fn counter(span: &Span, thread: usize, row: &ThreadRow) -> serde_json::Value {
+fn counter(span: &Span, thread: usize, row: &ThreadRow) -> Value {
     let points = &row.target.history.curve;
     let times: Vec<f64> = points.iter().map(|point| millis(span.since(point.time))).collect();
     let growth = |of: fn(&Held) -> f64| -> Vec<f64> {

@@ -10,12 +10,8 @@ use quick_xml::events::{BytesText, Event};
 use super::caption::Caption;
 use super::folded::Stacks;
 use super::presentation::{Presentation, View};
-use super::spec::FormatSpec;
 use super::{describe, text, window};
 use crate::model::Profile;
-
-pub(super) const FORMAT: FormatSpec =
-    FormatSpec { name: "svg", extension: "svg", description: "flame graph", is_text: true, write: Some(write) };
 
 /// Maximum characters of the title and of the line below it: what fits 1200 pixels.
 pub(super) const TITLE_CHARS_MAX: usize = 110;
@@ -33,7 +29,7 @@ pub(super) const FRAME_CHARS_MAX: usize = 1000;
 /// Sums up to here are exact in inferno's and the browser's floating-point arithmetic.
 pub(super) const SUM_MAX: u128 = 1 << 53;
 
-fn write(profile: &Profile, presentation: &Presentation, out: &mut dyn io::Write) -> io::Result<()> {
+pub(super) fn write(profile: &Profile, presentation: &Presentation, out: &mut dyn io::Write) -> io::Result<()> {
     let header = Header::new(profile, presentation.view);
     let mut stacks = Stacks::merge(profile, presentation);
     if stacks.len() == 0 {

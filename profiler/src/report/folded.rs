@@ -7,16 +7,12 @@ use std::io;
 use rustc_hash::FxHashMap;
 
 use super::frames::synthetic_frames;
-use super::intern::Interner;
 use super::presentation::Presentation;
-use super::spec::FormatSpec;
+use super::tables::Interner;
 use super::text;
 use crate::model::Profile;
 
-pub(super) const FORMAT: FormatSpec =
-    FormatSpec { name: "folded", extension: "folded", description: "folded stacks", is_text: true, write: Some(write) };
-
-fn write(profile: &Profile, presentation: &Presentation, out: &mut dyn io::Write) -> io::Result<()> {
+pub(super) fn write(profile: &Profile, presentation: &Presentation, out: &mut dyn io::Write) -> io::Result<()> {
     let mut stacks = Stacks::merge(profile, presentation);
     stacks.sort_by_line();
     for i in 0..stacks.len() {
@@ -57,7 +53,7 @@ impl Stacks {
                 *sum = sum.saturating_add(value);
             }
         }
-        Self { labels: labels.values, stacks: merged.into_iter().collect() }
+        Self { labels: labels.values.into_iter().collect(), stacks: merged.into_iter().collect() }
     }
 }
 

@@ -8,18 +8,35 @@ use std::str::FromStr;
 use thiserror::Error;
 
 use super::presentation::Presentation;
-use super::spec::FormatSpec;
 use super::{
-    dhat, firefox, flamegraph, folded, gperftools, heaptrack, html, json, massif, memory_infra, otlp, perfetto, pprof,
-    speedscope,
+    dhat, firefox, flamegraph, folded, gperftools, html, json, massif, memory_infra, otlp, perfetto, pprof, speedscope,
 };
 use crate::model::Profile;
+
+/// Properties of a file format.
+struct Spec {
+    name: &'static str,
+    extension: &'static str,
+    description: &'static str,
+    is_text: bool,
+    write: Option<Write>,
+}
+
+type Write = fn(&Profile, &Presentation, &mut dyn io::Write) -> io::Result<()>;
+
+const fn text(name: &'static str, extension: &'static str, description: &'static str, write: Write) -> Spec {
+    Spec { name, extension, description, is_text: true, write: Some(write) }
+}
+
+const fn binary(name: &'static str, extension: &'static str, description: &'static str, write: Option<Write>) -> Spec {
+    Spec { name, extension, description, is_text: false, write }
+}
 
 /// Defines [`Format`] from the table of formats, in the order in which they are listed to the user.
 macro_rules! formats {
     ($($format:ident: $spec:expr,)*) => {
         /// A file format.
-        #[expect(missing_docs, reason = "the `FORMAT` of each describes it")]
+        #[expect(missing_docs, reason = "the table describes them")]
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         pub enum Format {
             $($format,)*
@@ -29,9 +46,9 @@ macro_rules! formats {
             /// All formats, in the order of the table.
             pub const ALL: [Self; [$(Self::$format,)*].len()] = [$(Self::$format,)*];
 
-            const fn spec(self) -> &'static FormatSpec {
+            const fn spec(self) -> Spec {
                 match self {
-                    $(Self::$format => &$spec,)*
+                    $(Self::$format => $spec,)*
                 }
             }
         }
@@ -39,32 +56,21 @@ macro_rules! formats {
 }
 
 formats! {
-    Flamegraph: flamegraph::FORMAT,
-    Html: HTML,
-    Folded: folded::FORMAT,
-    Json: JSON,
-    Pprof: pprof::FORMAT,
-    Speedscope: speedscope::FORMAT,
-    Firefox: firefox::FORMAT,
-    Perfetto: perfetto::FORMAT,
-    MemoryInfra: memory_infra::FORMAT,
-    Dhat: dhat::FORMAT,
-    Massif: massif::FORMAT,
-    Heaptrack: heaptrack::FORMAT,
-    Gperftools: gperftools::FORMAT,
-    Otlp: otlp::FORMAT,
+    Flamegraph: text("svg", "svg", "flame graph", flamegraph::write),
+    Html: text("html", "html", "interactive report", html::write),
+    Folded: text("folded", "folded", "folded stacks", folded::write),
+    Json: text("json", "json", "JSON", json::write),
+    Pprof: binary("pprof", "pb.gz", "pprof", Some(pprof::write)),
+    Speedscope: text("speedscope", "speedscope.json", "speedscope", speedscope::write),
+    Firefox: text("firefox", "fxprofile.json", "Firefox Profiler", firefox::write),
+    Perfetto: binary("perfetto", "perfetto-trace", "Perfetto trace", Some(perfetto::write)),
+    MemoryInfra: text("memory-infra", "memory-infra.json", "Chrome memory-infra", memory_infra::write),
+    Dhat: text("dhat", "dhat.json", "DHAT", dhat::write),
+    Massif: text("massif", "massif.out", "massif", massif::write),
+    Heaptrack: binary("heaptrack", "heaptrack.zst", "heaptrack", None),
+    Gperftools: text("gperftools", "heap", "gperftools heap profile", gperftools::write),
+    Otlp: binary("otlp", "otlp", "OpenTelemetry profile", Some(otlp::write)),
 }
-
-const HTML: FormatSpec = FormatSpec {
-    name: "html",
-    extension: "html",
-    description: "interactive report",
-    is_text: true,
-    write: Some(html::write),
-};
-
-const JSON: FormatSpec =
-    FormatSpec { name: "json", extension: "json", description: "JSON", is_text: true, write: Some(json::write) };
 
 impl Format {
     /// Name on the command line.

@@ -9,18 +9,9 @@ use std::io::{self, Write};
 use rustc_hash::FxHashMap;
 
 use super::frames::{CodeLocation, calls, frame};
-use super::intern::Interner;
 use super::presentation::{Presentation, View};
-use super::spec::FormatSpec;
+use super::tables::OrderedMap;
 use crate::model::{FrameId, Profile, TargetProfile};
-
-pub(super) const FORMAT: FormatSpec = FormatSpec {
-    name: "gperftools",
-    extension: "heap",
-    description: "gperftools heap profile",
-    is_text: true,
-    write: Some(write),
-};
 
 /// The address of stacks without any; no code has it. Readers skip lines without an address.
 const NO_STACK: u64 = 1;
@@ -28,7 +19,7 @@ const NO_STACK: u64 = 1;
 /// Quantities of a line, in its order.
 const VIEWS: [View; 4] = [View::LiveCount, View::LiveBytes, View::AllocCount, View::AllocBytes];
 
-fn write(profile: &Profile, _: &Presentation, out: &mut dyn io::Write) -> io::Result<()> {
+pub(super) fn write(profile: &Profile, _: &Presentation, out: &mut dyn io::Write) -> io::Result<()> {
     let mut space = AddressSpace::default();
     let stacks = stacks(profile, &mut space);
     let mut live = Unsampled::default();
@@ -55,18 +46,12 @@ fn write(profile: &Profile, _: &Presentation, out: &mut dyn io::Write) -> io::Re
 }
 
 /// The distinct stacks of all processes by their addresses, with the quantities of a line.
-fn stacks(profile: &Profile, space: &mut AddressSpace) -> Vec<(Vec<u64>, [u64; 4])> {
-    let mut stacks: Interner<Vec<u64>> = Interner::default();
-    let mut sums = Vec::new();
+fn stacks(profile: &Profile, space: &mut AddressSpace) -> OrderedMap<Vec<u64>, [u64; 4]> {
+    let mut stacks = OrderedMap::default();
     let mut add_stack = |stack: Vec<u64>, values: [u64; 4]| {
-        if values == [0; 4] {
-            return;
+        if values != [0; 4] {
+            add(stacks.entry(stack).or_default(), values);
         }
-        let at = stacks.intern(stack) as usize;
-        if at == sums.len() {
-            sums.push([0; 4]);
-        }
-        add(&mut sums[at], values);
     };
     for target in &profile.targets {
         let mut known = FxHashMap::default();
@@ -83,7 +68,7 @@ fn stacks(profile: &Profile, space: &mut AddressSpace) -> Vec<(Vec<u64>, [u64; 4
         }
     }
     add_stack(vec![NO_STACK], VIEWS.map(|view| view.of_folded(profile)));
-    stacks.values.into_iter().zip(sums).collect()
+    stacks
 }
 
 fn add(sums: &mut [u64; 4], values: [u64; 4]) {

@@ -11,18 +11,16 @@
 use std::io;
 use std::sync::Arc;
 
-use rustc_hash::FxHashMap;
+use indexmap::IndexSet;
+use rustc_hash::{FxBuildHasher, FxHashMap};
 
 use super::caption::command;
 use super::describe;
 use super::frames::{calls, frame, synthetic_frames};
 use super::presentation::Presentation;
-use super::spec::FormatSpec;
+use super::tables::index;
 use super::text::printable;
 use crate::model::{FrameId, Profile};
-
-pub(super) const FORMAT: FormatSpec =
-    FormatSpec { name: "heaptrack", extension: "heaptrack.zst", description: "heaptrack", is_text: false, write: None };
 
 /// Versions of heaptrack and of its format that the output is compatible with.
 const VERSIONS: &str = "10400 3";
@@ -30,17 +28,26 @@ const VERSIONS: &str = "10400 3";
 /// Maximum number of cached (size, trace) pairs. Beyond it, pairs are written again, which only costs readers memory.
 const INFOS_MAX: usize = 1 << 20;
 
+/// Ids are indices plus 1.
+type Table<T> = IndexSet<T, FxBuildHasher>;
+
+#[derive(PartialEq, Eq, Hash)]
+enum Instruction {
+    /// A physical call, with all functions that were inlined there.
+    Call(Box<[FrameId]>),
+    Synthetic(String),
+}
+
 /// Writes allocations and frees in the order of time. Keeps the names it has written, and no live blocks.
 pub(crate) struct Events<'a, W> {
     out: W,
     profile: &'a Profile,
     presentation: &'a Presentation,
     time_ms: u64,
-    strings: FxHashMap<Arc<str>, u32>,
-    instructions: FxHashMap<Box<[u32]>, u32>,
-    synthetic: FxHashMap<String, u32>,
-    instruction_count: u32,
-    traces: FxHashMap<(u32, u32), u32>,
+    strings: Table<Arc<str>>,
+    instructions: Table<Instruction>,
+    /// Instruction and outer trace.
+    traces: Table<(u32, u32)>,
     /// Traces of callsites, by target and callsite.
     known: FxHashMap<(usize, usize), u32>,
     infos: FxHashMap<(u64, u32), u64>,
@@ -67,11 +74,9 @@ impl<'a, W: io::Write> Events<'a, W> {
             profile,
             presentation,
             time_ms: 0,
-            strings: FxHashMap::default(),
-            instructions: FxHashMap::default(),
-            synthetic: FxHashMap::default(),
-            instruction_count: 0,
-            traces: FxHashMap::default(),
+            strings: Table::default(),
+            instructions: Table::default(),
+            traces: Table::default(),
             known: FxHashMap::default(),
             infos: FxHashMap::default(),
             info_count: 1,
@@ -134,85 +139,69 @@ impl<'a, W: io::Write> Events<'a, W> {
         let profile = self.profile;
         let Some(of_target) = profile.targets.get(target) else { return Ok(None) };
         let Some(of_callsite) = of_target.callsites.get(callsite) else { return Ok(None) };
-        let mut trace = 0;
-        for name in synthetic_frames(of_target, of_callsite, self.presentation) {
-            let instruction = self.synthetic_instruction(&name)?;
-            trace = self.trace(instruction, trace)?;
-        }
+        let names = synthetic_frames(of_target, of_callsite, self.presentation).into_iter();
         let is_known = |id: &FrameId| frame(profile, *id).is_some();
         let stack: Vec<FrameId> = of_callsite.stack.iter().copied().filter(is_known).collect();
-        for call in calls(profile, &stack).rev() {
-            let instruction = self.instruction(call)?;
-            trace = self.trace(instruction, trace)?;
+        let calls = calls(profile, &stack).rev().map(|call| Instruction::Call(call.into()));
+        let mut trace = 0;
+        for instruction in names.map(Instruction::Synthetic).chain(calls) {
+            let instruction = self.instruction(instruction)?;
+            let (at, is_new) = self.traces.insert_full((instruction, trace));
+            if is_new {
+                writeln!(self.out, "t {instruction:x} {trace:x}")?;
+            }
+            trace = index(at) + 1;
         }
         self.known.insert((target, callsite), trace);
         Ok(Some(trace))
     }
 
-    fn trace(&mut self, instruction: u32, outer: u32) -> io::Result<u32> {
-        let next = number(self.traces.len() + 1)?;
-        if let Some(&trace) = self.traces.get(&(instruction, outer)) {
-            return Ok(trace);
+    fn instruction(&mut self, instruction: Instruction) -> io::Result<u32> {
+        if let Some(at) = self.instructions.get_index_of(&instruction) {
+            return Ok(index(at) + 1);
         }
-        writeln!(self.out, "t {instruction:x} {outer:x}")?;
-        self.traces.insert((instruction, outer), next);
-        Ok(next)
+        let id = index(self.instructions.len()) + 1;
+        let line = match &instruction {
+            // Readers identify instructions by address, so the address of a synthetic one is its id.
+            Instruction::Synthetic(name) => format!("i {id:x} 0 {:x} 0 0", self.string(&Arc::from(name.as_str()))?),
+            Instruction::Call(call) => self.call(call)?,
+        };
+        writeln!(self.out, "{line}")?;
+        self.instructions.insert(instruction);
+        Ok(id)
     }
 
-    /// Returns the instruction of a physical call, with all functions that were inlined there.
-    fn instruction(&mut self, call: &[FrameId]) -> io::Result<u32> {
-        let key: Box<[u32]> = call.iter().map(|id| id.0).collect();
-        if let Some(&instruction) = self.instructions.get(&key) {
-            return Ok(instruction);
-        }
+    fn call(&mut self, call: &[FrameId]) -> io::Result<String> {
         let profile = self.profile;
-        let frames: Vec<_> = call.iter().filter_map(|&id| frame(profile, id)).collect();
-        let Some(outermost) = frames.last() else { return Ok(0) };
-        let module = outermost.module.as_ref().map_or(Ok(0), |module| self.string(module))?;
-        let mut line = format!("i {:x} {module:x}", outermost.address);
+        let frames = || call.iter().map(|&id| profile.frame(id));
+        let address = frames().last().map_or(0, |frame| frame.address);
+        let module = self.optional(frames().last().and_then(|frame| frame.module.as_ref()))?;
+        let mut line = format!("i {address:x} {module:x}");
         // Readers have their own placeholder for instructions without names.
-        if frames.iter().any(|frame| frame.function.is_some()) {
-            for frame in &frames {
-                let function = frame.function.as_ref().map_or(Ok(0), |function| self.string(function))?;
-                let file = frame.file.as_ref().map_or(Ok(0), |file| self.string(file))?;
-                line.push_str(&format!(" {function:x} {file:x} {:x}", frame.line.unwrap_or(0)));
+        if frames().any(|frame| frame.function.is_some()) {
+            for frame in frames() {
+                let [function, file] = [&frame.function, &frame.file].map(|name| self.optional(name.as_ref()));
+                line.push_str(&format!(" {:x} {:x} {:x}", function?, file?, frame.line.unwrap_or(0)));
             }
         }
-        writeln!(self.out, "{line}")?;
-        self.instruction_count += 1;
-        self.instructions.insert(key, self.instruction_count);
-        Ok(self.instruction_count)
+        Ok(line)
     }
 
-    /// Returns the instruction of a synthetic frame. Its address is its id, because readers identify instructions by address.
-    fn synthetic_instruction(&mut self, name: &str) -> io::Result<u32> {
-        if let Some(&instruction) = self.synthetic.get(name) {
-            return Ok(instruction);
-        }
-        let function = self.string(&Arc::from(name))?;
-        self.instruction_count += 1;
-        writeln!(self.out, "i {0:x} 0 {function:x} 0 0", self.instruction_count)?;
-        self.synthetic.insert(name.to_owned(), self.instruction_count);
-        Ok(self.instruction_count)
+    /// Returns the id of a string; 0 for none.
+    fn optional(&mut self, string: Option<&Arc<str>>) -> io::Result<u32> {
+        string.map_or(Ok(0), |string| self.string(string))
     }
 
     /// Returns the id of a string. An empty one would have no id.
     fn string(&mut self, string: &Arc<str>) -> io::Result<u32> {
-        if let Some(&known) = self.strings.get(string) {
-            return Ok(known);
+        let (at, is_new) = self.strings.insert_full(Arc::clone(string));
+        if is_new {
+            let text = match printable(string) {
+                text if text.is_empty() => "[no name]".into(),
+                text => text,
+            };
+            writeln!(self.out, "s {:x} {text}", text.len())?;
         }
-        let text = match printable(string) {
-            text if text.is_empty() => "[no name]".into(),
-            text => text,
-        };
-        writeln!(self.out, "s {:x} {text}", text.len())?;
-        let next = number(self.strings.len() + 1)?;
-        self.strings.insert(Arc::clone(string), next);
-        Ok(next)
+        Ok(index(at) + 1)
     }
-}
-
-/// Readers have ids of 32 bits.
-fn number(of: usize) -> io::Result<u32> {
-    u32::try_from(of).map_err(|_| io::Error::other("more entries than heaptrack's 32-bit ids"))
 }

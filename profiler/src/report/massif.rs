@@ -1,6 +1,7 @@
 //! The format of valgrind's massif: live bytes over time, with the stacks of live blocks at the peak, at dumps and marks, and at the end.
 //! Times are in milliseconds since the start of the profile. The format is line-based text, and readers take `#` for a comment.
 
+use std::collections::BTreeSet;
 use std::io;
 use std::ops::Range;
 
@@ -9,35 +10,28 @@ use super::describe;
 use super::dumps::rounded;
 use super::frames::process_frame;
 use super::presentation::{Presentation, View};
-use super::spec::FormatSpec;
+use super::tables::ValgrindFrames;
 use super::text::printable;
-use super::valgrind::Nodes;
 use crate::model::{CallsiteProfile, Profile, TargetProfile};
 use crate::units::{EstimatedBytes, MonotonicNanos};
 
-pub(super) const FORMAT: FormatSpec =
-    FormatSpec { name: "massif", extension: "massif.out", description: "massif", is_text: true, write: Some(write) };
-
 /// Writes live bytes, whatever the view: the format has no other quantity.
-fn write(profile: &Profile, presentation: &Presentation, out: &mut dyn io::Write) -> io::Result<()> {
+pub(super) fn write(profile: &Profile, presentation: &Presentation, out: &mut dyn io::Write) -> io::Result<()> {
     writeln!(out, "desc: {}", one_line(&format!("heapbpf; {}", describe::taken(profile))))?;
     writeln!(out, "cmd: {}", one_line(&command(profile)))?;
     writeln!(out, "time_unit: ms")?;
-    let mut nodes = Nodes::default();
-    for (number, point) in timeline(profile).into_iter().enumerate() {
-        let Point { time_ms, bytes, detail } = point;
-        let (kind, tree) = match detail {
-            Detail::None => ("empty", None),
-            Detail::Callsites(held) => ("detailed", Some(Tree::of_callsites(profile, presentation, &mut nodes, held))),
-            Detail::Peak(held) => ("peak", Some(Tree::of_callsites(profile, presentation, &mut nodes, held))),
-            Detail::PeakOfProcesses(held) => ("peak", Some(Tree::of_processes(profile, &mut nodes, held))),
-        };
+    let mut frames = ValgrindFrames::default();
+    let curve = Curve::new(profile);
+    for (number, point) in timeline(profile, &curve).into_iter().enumerate() {
+        let time_ms = point.unix_ns.saturating_sub(start_unix_ns(profile)) / 1_000_000;
+        let (kind, paths) = point.detail.paths(profile, presentation, &curve, &mut frames);
+        let tree = paths.map(Tree::new);
         // The sum of the rounded numbers of the tree, so that they add up.
-        let bytes = tree.as_ref().map_or(bytes, Tree::bytes);
+        let bytes = tree.as_ref().map_or(point.bytes, Tree::bytes);
         writeln!(out, "#-----------\nsnapshot={number}\n#-----------\ntime={time_ms}\nmem_heap_B={bytes}")?;
         writeln!(out, "mem_heap_extra_B=0\nmem_stacks_B=0\nheap_tree={kind}")?;
         if let Some(tree) = tree {
-            tree.write(|node| one_line(&nodes.text(profile, node)), out)?;
+            tree.write(|frame| one_line(&frames.text(profile, frame)), out)?;
         }
     }
     Ok(())
@@ -53,128 +47,60 @@ const POINTS_MAX: u64 = 1000;
 
 /// Live bytes at a point in time.
 struct Point {
-    time_ms: u64,
+    unix_ns: u64,
     bytes: u64,
     detail: Detail,
 }
 
-/// Breakdown of the live bytes.
+/// Breakdown of the live bytes of a point.
 enum Detail {
     None,
-    /// Live bytes of callsites, by target and callsite.
-    Callsites(Vec<(usize, usize, u64)>),
-    /// The same, at the peak.
-    Peak(Vec<(usize, usize, u64)>),
-    /// Live bytes of targets, at the peak.
-    PeakOfProcesses(Vec<(usize, u64)>),
+    /// A dump or a mark.
+    At(MonotonicNanos),
+    End,
+    /// The peak of the only process.
+    Peak,
+    /// The highest sum of several processes, after a number of samples of the curve. Only processes are distinguished.
+    PeakOfProcesses(usize),
 }
 
-/// All points, in the order of time, from the start to the end of the profile.
-fn timeline(profile: &Profile) -> Vec<Point> {
-    let span = start_unix_ns(profile)..=end_unix_ns(profile);
-    let curve = Curve::new(profile, |time| span.contains(&profile.unix_ns(time)));
-    let mut points: Vec<(u64, Point)> = downsampled(profile, &curve);
-    points.extend(dumps(profile).into_iter().filter(|(unix_ns, _)| span.contains(unix_ns)));
-    points.extend(peak(profile, &curve).filter(|(unix_ns, _)| span.contains(unix_ns)));
-    points.sort_by_key(|(unix_ns, point)| (*unix_ns, !matches!(point.detail, Detail::None)));
-    let opening = profile.window.map(|_| profile.targets.iter().map(|target| target.totals.opening_bytes).sum());
-    let opening: EstimatedBytes = opening.unwrap_or_default();
-    let first = Point { time_ms: 0, bytes: opening.rounded(), detail: Detail::None };
-    let last = point(
-        profile,
-        *span.end(),
-        0,
-        Detail::Callsites(held(profile, |_, callsite| View::LiveBytes.of_callsite(callsite))),
-    );
-    std::iter::once(first).chain(points.into_iter().map(|(_, point)| point)).chain([last.1]).collect()
-}
+/// Stacks or processes, with their live bytes.
+type Paths = Vec<(Vec<u32>, u64)>;
 
-fn point(profile: &Profile, unix_ns: u64, bytes: u64, detail: Detail) -> (u64, Point) {
-    let time_ms = unix_ns.saturating_sub(start_unix_ns(profile)) / 1_000_000;
-    (unix_ns, Point { time_ms, bytes, detail })
-}
-
-/// Collects the live bytes of all callsites.
-fn held(profile: &Profile, bytes: impl Fn(&TargetProfile, &CallsiteProfile) -> u64) -> Vec<(usize, usize, u64)> {
-    let of_target = |(at, target): (usize, &TargetProfile)| {
-        target.callsites.iter().enumerate().map(|(i, callsite)| (at, i, bytes(target, callsite))).collect::<Vec<_>>()
-    };
-    profile.targets.iter().enumerate().flat_map(of_target).collect()
-}
-
-/// Live bytes of all targets together.
-struct Curve {
-    /// Time, target, and its live bytes.
-    samples: Vec<(MonotonicNanos, usize, u64)>,
-    /// The sum over all targets after each sample.
-    sums: Vec<u64>,
-}
-
-impl Curve {
-    fn new(profile: &Profile, is_included: impl Fn(MonotonicNanos) -> bool) -> Self {
-        let of_target = |(at, target): (usize, &TargetProfile)| {
-            let points = target.history.curve.iter().filter(|point| is_included(point.time));
-            points.map(|point| (point.time, at, rounded(point.held.live_bytes))).collect::<Vec<_>>()
+impl Detail {
+    /// Returns the format's name for the kind of breakdown.
+    fn paths(
+        &self,
+        profile: &Profile,
+        presentation: &Presentation,
+        curve: &Curve,
+        frames: &mut ValgrindFrames,
+    ) -> (&'static str, Option<Paths>) {
+        let mut of_callsites = |bytes: &dyn Fn(&TargetProfile, &CallsiteProfile) -> u64| {
+            let mut paths = Vec::new();
+            for target in &profile.targets {
+                let held = target.callsites.iter().map(|callsite| (callsite, bytes(target, callsite)));
+                let held = held.filter(|(_, bytes)| *bytes > 0);
+                paths.extend(
+                    held.map(|(callsite, bytes)| (frames.path(profile, target, callsite, presentation), bytes)),
+                );
+            }
+            Some(paths)
         };
-        let mut samples: Vec<_> = profile.targets.iter().enumerate().flat_map(of_target).collect();
-        samples.sort_by_key(|(time, target, _)| (*time, *target));
-        let mut held = vec![0_u64; profile.targets.len()];
-        let mut sum = 0_u128;
-        let sums = samples.iter().map(|&(_, target, bytes)| {
-            sum = sum + u128::from(bytes) - u128::from(std::mem::replace(&mut held[target], bytes));
-            u64::try_from(sum).unwrap_or(u64::MAX)
-        });
-        let sums = sums.collect();
-        Self { samples, sums }
-    }
-
-    /// Whether this is the last sample of its time, so that its sum is of all targets.
-    fn is_last_of_time(&self, at: usize) -> bool {
-        self.samples.get(at + 1).is_none_or(|next| next.0 != self.samples[at].0)
-    }
-
-    /// The first of the highest samples.
-    fn highest(&self) -> Option<usize> {
-        let last = (0..self.samples.len()).rev().filter(|&at| self.is_last_of_time(at));
-        last.max_by_key(|&at| self.sums[at])
-    }
-}
-
-/// The sum at each time; if there are too many, the highest one of each of [`POINTS_MAX`] equal ranges of time.
-fn downsampled(profile: &Profile, curve: &Curve) -> Vec<(u64, Point)> {
-    let (start_ns, end_ns) = (start_unix_ns(profile), end_unix_ns(profile));
-    let slot_ns =
-        if curve.samples.len() as u64 > POINTS_MAX { (end_ns - start_ns).div_ceil(POINTS_MAX).max(1) } else { 1 };
-    let mut points: Vec<(u64, Point)> = Vec::new();
-    let mut slot = None;
-    for (at, ((time, ..), &bytes)) in curve.samples.iter().zip(&curve.sums).enumerate() {
-        if !curve.is_last_of_time(at) {
-            continue;
+        match *self {
+            Self::None => ("empty", None),
+            Self::At(time) => ("detailed", of_callsites(&|target, callsite| held_at(target, callsite, time))),
+            Self::End => ("detailed", of_callsites(&|_, callsite| View::LiveBytes.of_callsite(callsite))),
+            Self::Peak => ("peak", of_callsites(&|_, callsite| callsite.totals.at_peak.bytes.rounded())),
+            Self::PeakOfProcesses(samples) => {
+                let mut held = vec![0; profile.targets.len()];
+                curve.samples[..samples].iter().for_each(|&(_, target, bytes)| held[target] = bytes);
+                let held = profile.targets.iter().zip(held).filter(|(_, bytes)| *bytes > 0);
+                let mut path = |target| vec![frames.synthetic(profile, process_frame(target))];
+                ("peak", Some(held.map(|(target, bytes)| (path(target), bytes)).collect()))
+            }
         }
-        let unix_ns = profile.unix_ns(*time);
-        let now = Some(unix_ns.saturating_sub(start_ns) / slot_ns);
-        match points.last_mut().filter(|_| slot == now) {
-            Some((_, last)) if last.bytes >= bytes => {}
-            Some(last) => *last = point(profile, unix_ns, bytes, Detail::None),
-            None => points.push(point(profile, unix_ns, bytes, Detail::None)),
-        }
-        slot = now;
     }
-    points
-}
-
-/// The ends of windows, and marks.
-fn dumps(profile: &Profile) -> Vec<(u64, Point)> {
-    let instants = profile.targets.iter().flat_map(|target| &target.history.instants);
-    let mut times: Vec<MonotonicNanos> =
-        instants.filter(|instant| instant.occasion.is_some()).map(|instant| instant.time).collect();
-    times.sort_unstable();
-    times.dedup();
-    let dump = |time: MonotonicNanos| {
-        let held = held(profile, |target, callsite| held_at(target, callsite, time));
-        point(profile, profile.unix_ns(time), 0, Detail::Callsites(held))
-    };
-    times.into_iter().map(dump).collect()
 }
 
 /// Live bytes of a callsite at a time, by the latest entry of its history until then.
@@ -185,20 +111,82 @@ fn held_at(target: &TargetProfile, callsite: &CallsiteProfile, time: MonotonicNa
     latest.map_or(0, |change| rounded(change.held.live_bytes))
 }
 
-/// The peak of the only process, or the highest sum of several, if it is known.
-fn peak(profile: &Profile, curve: &Curve) -> Option<(u64, Point)> {
-    match profile.targets.as_slice() {
-        [target] => target.totals.peak_time.map(|time| {
-            let held = held(profile, |_, callsite| callsite.totals.at_peak.bytes.rounded());
-            point(profile, profile.unix_ns(time), 0, Detail::Peak(held))
-        }),
-        targets => curve.highest().map(|at| {
-            let mut held = vec![0; targets.len()];
-            curve.samples[..=at].iter().for_each(|&(_, target, bytes)| held[target] = bytes);
-            let held = held.into_iter().enumerate().collect();
-            point(profile, profile.unix_ns(curve.samples[at].0), 0, Detail::PeakOfProcesses(held))
-        }),
+/// All points, in the order of time, from the start to the end of the profile.
+fn timeline(profile: &Profile, curve: &Curve) -> Vec<Point> {
+    let (start_ns, end_ns) = (start_unix_ns(profile), end_unix_ns(profile));
+    let opening: EstimatedBytes = profile.targets.iter().map(|target| target.totals.opening_bytes).sum();
+    let opening_bytes = profile.window.map_or(0, |_| opening.rounded());
+    let mut points = vec![Point { unix_ns: start_ns, bytes: opening_bytes, detail: Detail::None }];
+    points.extend(downsampled(profile, curve));
+    let detailed = |time, detail| Point { unix_ns: profile.unix_ns(time), bytes: 0, detail };
+    let instants = profile.targets.iter().flat_map(|target| &target.history.instants);
+    let dumps: BTreeSet<MonotonicNanos> =
+        instants.filter(|instant| instant.occasion.is_some()).map(|instant| instant.time).collect();
+    points.extend(dumps.into_iter().map(|time| detailed(time, Detail::At(time))));
+    points.extend(match profile.targets.as_slice() {
+        [target] => target.totals.peak_time.map(|time| detailed(time, Detail::Peak)),
+        _ => curve.highest().map(|(time, samples)| detailed(time, Detail::PeakOfProcesses(samples))),
+    });
+    points.retain(|point| (start_ns..=end_ns).contains(&point.unix_ns));
+    points.push(Point { unix_ns: end_ns, bytes: 0, detail: Detail::End });
+    // The sort is stable: the first and the last point stay there.
+    points.sort_by_key(|point| (point.unix_ns, !matches!(point.detail, Detail::None)));
+    points
+}
+
+/// Live bytes of all targets together, during the profile.
+struct Curve {
+    /// Time, target, and its live bytes.
+    samples: Vec<(MonotonicNanos, usize, u64)>,
+    /// Each time with the sum over all targets, and the number of samples until then.
+    sums: Vec<(MonotonicNanos, u64, usize)>,
+}
+
+impl Curve {
+    fn new(profile: &Profile) -> Self {
+        let span = start_unix_ns(profile)..=end_unix_ns(profile);
+        let mut samples = Vec::new();
+        for (at, target) in profile.targets.iter().enumerate() {
+            let points = target.history.curve.iter().filter(|point| span.contains(&profile.unix_ns(point.time)));
+            samples.extend(points.map(|point| (point.time, at, rounded(point.held.live_bytes))));
+        }
+        samples.sort_by_key(|(time, target, _)| (*time, *target));
+        let mut held = vec![0_u64; profile.targets.len()];
+        let (mut sum, mut count) = (0_u128, 0);
+        let sums = samples.chunk_by(|(a, ..), (b, ..)| a == b).map(|same_time| {
+            for &(_, target, bytes) in same_time {
+                sum = sum + u128::from(bytes) - u128::from(std::mem::replace(&mut held[target], bytes));
+            }
+            count += same_time.len();
+            (same_time[0].0, u64::try_from(sum).unwrap_or(u64::MAX), count)
+        });
+        let sums = sums.collect();
+        Self { samples, sums }
     }
+
+    /// The first of the times with the highest sum, and the number of samples until then.
+    fn highest(&self) -> Option<(MonotonicNanos, usize)> {
+        let highest = self.sums.iter().rev().max_by_key(|(_, bytes, _)| *bytes);
+        highest.map(|&(time, _, samples)| (time, samples))
+    }
+}
+
+/// The sum at each time; if there are too many, the highest one of each of [`POINTS_MAX`] equal ranges of time.
+fn downsampled(profile: &Profile, curve: &Curve) -> Vec<Point> {
+    let (start_ns, end_ns) = (start_unix_ns(profile), end_unix_ns(profile));
+    let slot_ns =
+        if curve.samples.len() as u64 > POINTS_MAX { (end_ns - start_ns).div_ceil(POINTS_MAX).max(1) } else { 1 };
+    let slot = |unix_ns: u64| unix_ns.saturating_sub(start_ns) / slot_ns;
+    let mut points: Vec<Point> = Vec::new();
+    for &(time, bytes, _) in &curve.sums {
+        let point = Point { unix_ns: profile.unix_ns(time), bytes, detail: Detail::None };
+        match points.last_mut().filter(|last| slot(last.unix_ns) == slot(point.unix_ns)) {
+            Some(last) if last.bytes >= bytes => {}
+            Some(last) => *last = point,
+            None => points.push(point),
+        }
+    }
+    points
 }
 
 /// Nodes below 1/100 of the total are merged: massif's own threshold.
@@ -210,7 +198,7 @@ const DEPTH_MAX: usize = 2048;
 /// The stacks of live blocks as a tree from the allocation to its callers.
 struct Tree {
     /// Nodes and bytes, sorted.
-    paths: Vec<(Vec<u32>, u64)>,
+    paths: Paths,
     /// Prefix sums of the bytes; one more than there are paths.
     sums: Vec<u64>,
 }
@@ -222,31 +210,7 @@ enum Line {
 }
 
 impl Tree {
-    /// `held` are bytes by target and callsite.
-    fn of_callsites(
-        profile: &Profile,
-        presentation: &Presentation,
-        nodes: &mut Nodes,
-        held: Vec<(usize, usize, u64)>,
-    ) -> Self {
-        let path = |(target, callsite, bytes): (usize, usize, u64)| {
-            let target = profile.targets.get(target)?;
-            let callsite = target.callsites.get(callsite)?;
-            (bytes > 0).then(|| (nodes.path(profile, target, callsite, presentation), bytes))
-        };
-        Self::new(held.into_iter().filter_map(path).collect())
-    }
-
-    /// `held` are bytes by target.
-    fn of_processes(profile: &Profile, nodes: &mut Nodes, held: Vec<(usize, u64)>) -> Self {
-        let path = |(target, bytes): (usize, u64)| {
-            let target = profile.targets.get(target)?;
-            (bytes > 0).then(|| (vec![nodes.synthetic(profile, process_frame(target))], bytes))
-        };
-        Self::new(held.into_iter().filter_map(path).collect())
-    }
-
-    fn new(mut paths: Vec<(Vec<u32>, u64)>) -> Self {
+    fn new(mut paths: Paths) -> Self {
         paths.sort_unstable();
         let mut sum = 0_u64;
         let mut sums = vec![0];

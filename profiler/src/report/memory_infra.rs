@@ -11,21 +11,12 @@ use super::caption::Caption;
 use super::describe;
 use super::dumps::{Dump, distinct_pids, dumps, end, held, rounded};
 use super::frames::{frame, gap_frames, group_frame, heap_name};
-use super::intern::Interner;
 use super::presentation::{Presentation, View};
-use super::spec::FormatSpec;
+use super::tables::{Interner, OrderedMap};
 use crate::model::{CallsiteProfile, Profile, TargetProfile};
 use crate::units::MonotonicNanos;
 
-pub(super) const FORMAT: FormatSpec = FormatSpec {
-    name: "memory-infra",
-    extension: "memory-infra.json",
-    description: "Chrome memory-infra",
-    is_text: true,
-    write: Some(write),
-};
-
-fn write(profile: &Profile, presentation: &Presentation, out: &mut dyn io::Write) -> io::Result<()> {
+pub(super) fn write(profile: &Profile, presentation: &Presentation, out: &mut dyn io::Write) -> io::Result<()> {
     let caption = Caption::new(profile, View::LiveBytes);
     write!(out, "{{\"displayTimeUnit\":\"ms\",\"otherData\":")?;
     serde_json::to_writer(&mut *out, &other_data(profile, &caption))?;
@@ -71,13 +62,8 @@ fn metadata(profile: &Profile, caption: &Caption, target: &TargetProfile, pid: u
 /// Bytes and blocks.
 type Amount = [u64; 2];
 
-struct Allocator {
-    name: String,
-    /// Node and type of each slot.
-    slots: Interner<(u32, u32)>,
-    /// By slot: the live amount at each dump and at the end.
-    amounts: Vec<Vec<Amount>>,
-}
+/// The live amount at each dump and at the end, by node and type.
+type Slots = OrderedMap<(u32, u32), Vec<Amount>>;
 
 /// `args.dumps` of an event.
 #[derive(Serialize)]
@@ -105,19 +91,9 @@ struct Columns {
 
 #[derive(Serialize)]
 struct Event<'a> {
-    ph: &'static str,
-    cat: &'static str,
-    name: &'static str,
-    id: String,
-    pid: u32,
-    tid: u32,
-    ts: f64,
-    args: Args<'a>,
-}
-
-#[derive(Serialize)]
-struct Args<'a> {
-    dumps: ProcessDump<'a>,
+    #[serde(flatten)]
+    header: Value,
+    args: BTreeMap<&'static str, ProcessDump<'a>>,
 }
 
 fn write_dumps(
@@ -135,24 +111,23 @@ fn write_dumps(
     let mut tables = maps.into_tables(ids);
     let times = dumps.iter().map(|dump| (dump.time, format!("dump {}", dump.number)));
     for (at, (time, id)) in times.chain([(end(profile), "end".to_owned())]).enumerate() {
-        let heaps = allocators.iter().map(|allocator| (allocator.name.as_str(), columns(allocator, at))).collect();
+        let heaps = allocators.iter().map(|(name, slots)| (name.as_str(), columns(slots, at))).collect();
         let dumps = ProcessDump {
             level_of_detail: "detailed",
             allocators: totals(&allocators, at, ids),
             heaps_v2: HeapDumps { version: 1, maps: std::mem::take(&mut tables), allocators: heaps },
         };
+        let header = json!({
+            "ph": "v",
+            "cat": "disabled-by-default-memory-infra",
+            "name": "explicitly_triggered",
+            "id": id,
+            "pid": pid,
+            "tid": 0,
+            "ts": microseconds(time),
+        });
         writeln!(out, ",")?;
-        let event = Event {
-            ph: "v",
-            cat: "disabled-by-default-memory-infra",
-            name: "explicitly_triggered",
-            id,
-            pid,
-            tid: 0,
-            ts: microseconds(time),
-            args: Args { dumps },
-        };
-        serde_json::to_writer(&mut *out, &event)?;
+        serde_json::to_writer(&mut *out, &Event { header, args: BTreeMap::from([("dumps", dumps)]) })?;
     }
     Ok(())
 }
@@ -171,24 +146,16 @@ fn allocators(
     presentation: &Presentation,
     dumps: &[Dump],
     maps: &mut Maps<'_>,
-) -> Vec<Allocator> {
+) -> OrderedMap<String, Slots> {
     // A `/` would make an allocator a part of another one.
     let name = |heap: usize| heap_name(target, heap).replace('/', ":");
-    let mut names: Interner<String> = (0..target.heaps.len()).map(name).collect();
-    let known = names.values.iter().cloned();
-    let new = |name| Allocator { name, slots: Interner::default(), amounts: Vec::new() };
-    let mut allocators: Vec<Allocator> = known.map(new).collect();
+    let mut allocators: OrderedMap<String, Slots> =
+        (0..target.heaps.len()).map(|heap| (name(heap), Slots::default())).collect();
     for callsite in &target.callsites {
-        let at = names.intern(name(callsite.heap)) as usize;
-        if at == allocators.len() {
-            allocators.push(new(names.values[at].clone()));
-        }
-        let Allocator { slots, amounts, .. } = &mut allocators[at];
-        let slot = slots.intern(maps.slot(target, callsite, presentation)) as usize;
-        if slot == amounts.len() {
-            amounts.push(vec![[0; 2]; dumps.len() + 1]);
-        }
-        for (sum, amount) in amounts[slot].iter_mut().zip(callsite_amounts(callsite, dumps)) {
+        let slots = allocators.entry(name(callsite.heap)).or_default();
+        let amounts = slots.entry(maps.slot(target, callsite, presentation));
+        let amounts = amounts.or_insert_with(|| vec![[0; 2]; dumps.len() + 1]);
+        for (sum, amount) in amounts.iter_mut().zip(callsite_amounts(callsite, dumps)) {
             *sum = std::array::from_fn(|i| sum[i].saturating_add(amount[i]));
         }
     }
@@ -204,10 +171,10 @@ fn callsite_amounts(callsite: &CallsiteProfile, dumps: &[Dump]) -> impl Iterator
     earlier.chain([[View::LiveBytes, View::LiveCount].map(|view| view.of_callsite(callsite))])
 }
 
-/// The slots of an allocator that are not empty.
-fn columns(allocator: &Allocator, at: usize) -> Columns {
+/// The slots that are not empty.
+fn columns(slots: &Slots, at: usize) -> Columns {
     let mut columns = Columns::default();
-    for (&(node, r#type), amounts) in allocator.slots.values.iter().zip(&allocator.amounts) {
+    for (&(node, r#type), amounts) in slots {
         let [bytes, count] = amounts[at];
         if [bytes, count] != [0; 2] {
             columns.counts.push(count);
@@ -220,9 +187,9 @@ fn columns(allocator: &Allocator, at: usize) -> Columns {
 }
 
 /// The total of each allocator, in hexadecimal as the format requires.
-fn totals(allocators: &[Allocator], at: usize, ids: &mut Ids) -> Value {
-    let totals = allocators.iter().map(|allocator| {
-        let sum = |i: usize| allocator.amounts.iter().fold(0, |sum: u64, amounts| sum.saturating_add(amounts[at][i]));
+fn totals(allocators: &OrderedMap<String, Slots>, at: usize, ids: &mut Ids) -> Value {
+    let totals = allocators.iter().map(|(name, slots)| {
+        let sum = |i: usize| slots.values().fold(0, |sum: u64, amounts| sum.saturating_add(amounts[at][i]));
         let scalar =
             |units: &str, value: u64| json!({ "type": "scalar", "units": units, "value": format!("{value:x}") });
         ids.guid += 1;
@@ -230,7 +197,7 @@ fn totals(allocators: &[Allocator], at: usize, ids: &mut Ids) -> Value {
             "guid": format!("{:x}", ids.guid),
             "attrs": { "size": scalar("bytes", sum(0)), "object_count": scalar("objects", sum(1)) },
         });
-        (allocator.name.clone(), dump)
+        (name.clone(), dump)
     });
     Value::Object(totals.collect())
 }
@@ -259,31 +226,23 @@ struct Maps<'a> {
 }
 
 /// The tables as they are written.
-#[derive(Debug, Default, Serialize)]
+#[derive(Default, Serialize)]
 struct Tables {
-    strings: Vec<StringEntry>,
-    nodes: Vec<Node>,
-    types: Vec<Type>,
+    strings: Vec<Entry>,
+    nodes: Vec<Entry>,
+    types: Vec<Entry>,
 }
 
-#[derive(Debug, Serialize)]
-struct StringEntry {
+/// A string, or a node or type with its name.
+#[derive(Default, Serialize)]
+struct Entry {
     id: u32,
-    string: String,
-}
-
-#[derive(Debug, Serialize)]
-struct Node {
-    id: u32,
-    name_sid: u32,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    string: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    name_sid: Option<u32>,
     #[serde(skip_serializing_if = "Option::is_none")]
     parent: Option<u32>,
-}
-
-#[derive(Debug, Serialize)]
-struct Type {
-    id: u32,
-    name_sid: u32,
 }
 
 impl<'a> Maps<'a> {
@@ -327,20 +286,21 @@ impl<'a> Maps<'a> {
 
     /// All entries in the order of their ids, so that parents precede their children. Updates the highest ids.
     fn into_tables(self, highest: &mut Ids) -> Tables {
-        let next = |id: &mut u32| {
-            *id += 1;
-            *id
-        };
-        let strings = self.strings.values.into_iter();
-        let nodes = self.nodes.values.into_iter();
-        let types = self.types.values.into_iter();
-        let parent = |parent: u32| (parent != 0).then_some(parent);
+        let named = |name_sid: u32| Entry { name_sid: Some(name_sid), ..Entry::default() };
+        let string = |string: String| Entry { string: Some(string), ..Entry::default() };
+        let node = |(parent, name): (u32, u32)| Entry { parent: (parent != 0).then_some(parent), ..named(name) };
         Tables {
-            strings: strings.map(|string| StringEntry { id: next(&mut highest.string), string }).collect(),
-            nodes: nodes
-                .map(|(above, name_sid)| Node { id: next(&mut highest.node), name_sid, parent: parent(above) })
-                .collect(),
-            types: types.map(|name_sid| Type { id: next(&mut highest.r#type), name_sid }).collect(),
+            strings: numbered(self.strings.values.into_iter().map(string), &mut highest.string),
+            nodes: numbered(self.nodes.values.into_iter().map(node), &mut highest.node),
+            types: numbered(self.types.values.into_iter().map(named), &mut highest.r#type),
         }
     }
+}
+
+fn numbered(entries: impl Iterator<Item = Entry>, highest: &mut u32) -> Vec<Entry> {
+    let next = |entry| {
+        *highest += 1;
+        Entry { id: *highest, ..entry }
+    };
+    entries.map(next).collect()
 }

@@ -1,5 +1,5 @@
 //! Reports: one file per format, each a pure function of a [`Profile`](crate::model::Profile). No clock, file or terminal is involved;
-//! the caller opens the output. A new format is one file with a `FORMAT`, and one line in the table in `format.rs`.
+//! the caller opens the output. A new format is one file, and one line in the table in `format.rs`.
 
 pub use format::Format;
 pub(crate) use format::{FormatError, ReportError};
@@ -35,14 +35,12 @@ mod dumps;
 mod format;
 mod frames;
 mod function;
-mod intern;
 mod loss;
 pub(crate) mod page;
 mod presentation;
 mod proto;
-mod spec;
+mod tables;
 pub(crate) mod text;
-mod valgrind;
 
 #[cfg(test)]
 mod tests;

@@ -1,7 +1,7 @@
 //! OpenTelemetry's profiles signal (OTLP, `v1development`): an `ExportProfilesServiceRequest`, as sent to a collector. Each target is a
 //! resource with four profiles, because a profile has one quantity.
 
-use std::hash::Hash;
+use std::borrow::Cow;
 use std::io;
 
 use opentelemetry_proto::tonic::collector::profiles::v1development::ExportProfilesServiceRequest;
@@ -13,34 +13,31 @@ use opentelemetry_proto::tonic::profiles::v1development::{
 };
 use opentelemetry_proto::tonic::resource::v1::Resource;
 use prost::Message;
-use rustc_hash::FxHashMap;
 
-use super::frames::{CodeLocation, call_address, calls, frame, gap_frames, hex};
-use super::intern::Interner;
+use super::frames::hex;
 use super::presentation::{Presentation, View};
-use super::spec::FormatSpec;
-use super::{caption, describe};
-use crate::model::{CallsiteProfile, Frame, FrameId, Profile, TargetProfile};
-
-pub(super) const FORMAT: FormatSpec = FormatSpec {
-    name: "otlp",
-    extension: "otlp",
-    description: "OpenTelemetry profile",
-    is_text: false,
-    write: Some(write),
-};
+use super::tables::{CodeTables, Interner, KnownCalls};
+use super::{caption, describe, tables};
+use crate::model::{CallsiteProfile, Profile, TargetProfile};
 
 /// Writes the profile of the view first, which viewers show first. Groups of `--by` are always attributes.
-fn write(profile: &Profile, presentation: &Presentation, out: &mut dyn io::Write) -> io::Result<()> {
-    let mut dictionary = Dictionary::default();
+pub(super) fn write(profile: &Profile, presentation: &Presentation, out: &mut dyn io::Write) -> io::Result<()> {
+    let mut dictionary = Dictionary::new(profile);
     let resource_profiles =
         profile.targets.iter().map(|target| of_target(profile, target, presentation.view, &mut dictionary)).collect();
     let request = ExportProfilesServiceRequest { resource_profiles, dictionary: Some(dictionary.finish()) };
     out.write_all(&request.encode_to_vec())
 }
 
-fn of_target(profile: &Profile, target: &TargetProfile, view: View, dictionary: &mut Dictionary) -> ResourceProfiles {
-    let samples = callsite_samples(profile, target, dictionary);
+fn of_target<'a>(
+    profile: &'a Profile,
+    target: &'a TargetProfile,
+    view: View,
+    dictionary: &mut Dictionary<'a>,
+) -> ResourceProfiles {
+    let mut known = KnownCalls::default();
+    let samples: Vec<_> =
+        target.callsites.iter().map(|callsite| dictionary.sample(target, callsite, &mut known)).collect();
     let attributes = profile_attributes(profile, dictionary);
     let others = View::ALL.into_iter().filter(|other| *other != view);
     let views = std::iter::once(view).chain(others);
@@ -79,109 +76,19 @@ fn container_id(cgroup: &str) -> Option<&str> {
     cgroup.rsplit(|c| !is_digit(c)).find(|digits| digits.len() == 64)
 }
 
-/// The samples of all callsites, without values.
-fn callsite_samples<'a>(
-    profile: &'a Profile,
-    target: &'a TargetProfile,
-    dictionary: &mut Dictionary,
-) -> Vec<(&'a CallsiteProfile, Sample)> {
-    let mut known = FxHashMap::default();
-    let sample = |callsite: &'a CallsiteProfile| {
-        let calls = calls(profile, &callsite.stack);
-        let mut stack: Vec<i32> =
-            calls.filter_map(|call| location(profile, target, call, &mut known, dictionary)).collect();
-        // Leaf first, so the outermost gap is last.
-        stack.extend(gap_frames(callsite).rev().map(|gap| dictionary.named_location(&gap)));
-        let stack_index = number(dictionary.stacks.intern(stack));
-        let attribute_indices = sample_attributes(target, callsite, dictionary);
-        (callsite, Sample { stack_index, attribute_indices, ..Sample::default() })
-    };
-    target.callsites.iter().map(sample).collect()
-}
-
-/// The location of a call; `None` if the profile does not have its frames.
-fn location<'a>(
-    profile: &'a Profile,
-    target: &'a TargetProfile,
-    call: &'a [FrameId],
-    known: &mut FxHashMap<&'a [FrameId], i32>,
-    dictionary: &mut Dictionary,
-) -> Option<i32> {
-    if let Some(&known) = known.get(call) {
-        return Some(known);
-    }
-    let frames: Vec<&Frame> = call.iter().filter_map(|&id| frame(profile, id)).collect();
-    let physical = *frames.last()?;
-    let mapping = mapping(profile, target, physical, dictionary);
-    let lines = lines(&frames, dictionary);
-    let location = number(dictionary.locations.intern((mapping, call_address(physical), lines)));
-    known.insert(call, location);
-    Some(location)
-}
-
-/// The mapping of a frame's module: without a range if the address lies in no known mapping of it.
-fn mapping(profile: &Profile, target: &TargetProfile, frame: &Frame, dictionary: &mut Dictionary) -> i32 {
-    let Some(path) = &frame.module else { return 0 };
-    let location = CodeLocation::of(profile, target, frame);
-    let [memory_start, memory_limit, file_offset] = location.range();
-    let build_id = location.build_id().map(|id| Attribute::Text(hex(id)));
-    let attribute = build_id.map(|id| dictionary.attribute("process.executable.build_id.gnu", id));
-    let filename_strindex = dictionary.string(path);
-    number(dictionary.mappings.intern(Mapping {
-        memory_start,
-        memory_limit,
-        file_offset,
-        filename_strindex,
-        attribute_indices: attribute.into_iter().collect(),
-    }))
-}
-
-/// Code without a name has no lines: the build id and the address allow symbolizing it later.
-fn lines(frames: &[&Frame], dictionary: &mut Dictionary) -> Vec<Line> {
-    if let [Frame { function: None, file: None, .. }] = frames {
-        return Vec::new();
-    }
-    let line = |frame: &&Frame| Line {
-        function_index: dictionary.function(&frame.label(), frame.file.as_deref().unwrap_or_default()),
-        line: frame.line.unwrap_or(0).into(),
-        column: 0,
-    };
-    frames.iter().map(line).collect()
-}
-
-fn sample_attributes(target: &TargetProfile, callsite: &CallsiteProfile, dictionary: &mut Dictionary) -> Vec<i32> {
-    let mut attributes = Vec::new();
-    if let Some(thread) = callsite.thread.and_then(|thread| target.threads.get(thread)) {
-        attributes.push(dictionary.attribute("thread.id", Attribute::Int(thread.tid.0.into())));
-        if let Some(name) = &thread.name {
-            attributes.push(dictionary.attribute("thread.name", Attribute::Text(name.to_string())));
-        }
-    }
-    if let Some(heap) = target.heaps.get(callsite.heap) {
-        attributes.push(dictionary.attribute("heapbpf.heap", Attribute::Text(heap.name.clone())));
-    }
-    if callsite.inherited {
-        attributes.push(dictionary.attribute("heapbpf.inherited", Attribute::Bool(true)));
-    }
-    attributes
-}
-
 /// How the profile was recorded, and what is missing.
-fn profile_attributes(profile: &Profile, dictionary: &mut Dictionary) -> Vec<i32> {
-    let mut attributes = vec![
-        dictionary.attribute("heapbpf.interval", Attribute::Text(describe::interval(profile))),
-        dictionary.attribute("heapbpf.losses", Attribute::Text(describe::losses(profile))),
-        dictionary.attribute("heapbpf.incomplete", Attribute::Bool(profile.incomplete())),
+fn profile_attributes(profile: &Profile, dictionary: &mut Dictionary<'_>) -> Vec<i32> {
+    let window = profile.window.as_ref().map(|window| Attribute::Text(window.reason.name().to_owned()));
+    let older_than_ns = profile.older_than_ns.map(|age_ns| Attribute::Int(signed(age_ns)));
+    let attributes = [
+        ("heapbpf.interval", Some(Attribute::Text(describe::interval(profile)))),
+        ("heapbpf.losses", Some(Attribute::Text(describe::losses(profile)))),
+        ("heapbpf.incomplete", Some(Attribute::Bool(profile.incomplete()))),
+        ("heapbpf.window.reason", window),
+        ("heapbpf.older_than_ns", older_than_ns),
     ];
-    if let Some(window) = &profile.window {
-        let reason = window.reason.name().to_owned();
-        attributes.push(dictionary.attribute("heapbpf.window.reason", Attribute::Text(reason)));
-    }
-    if let Some(age_ns) = profile.older_than_ns {
-        let age_ns = i64::try_from(age_ns).unwrap_or(i64::MAX);
-        attributes.push(dictionary.attribute("heapbpf.older_than_ns", Attribute::Int(age_ns)));
-    }
-    attributes
+    let attributes = attributes.into_iter();
+    attributes.filter_map(|(key, attribute)| Some(dictionary.attribute(key, attribute?))).collect()
 }
 
 fn of_view(
@@ -190,10 +97,10 @@ fn of_view(
     view: View,
     samples: &[(&CallsiteProfile, Sample)],
     attributes: &[i32],
-    dictionary: &mut Dictionary,
+    dictionary: &mut Dictionary<'_>,
 ) -> OtlpProfile {
     let with_value = |(callsite, sample): &(&CallsiteProfile, Sample)| {
-        let value = i64::try_from(view.of_callsite(callsite)).unwrap_or(i64::MAX);
+        let value = signed(view.of_callsite(callsite));
         (value > 0).then(|| Sample { values: vec![value], ..sample.clone() })
     };
     let mut attribute_indices = attributes.to_vec();
@@ -209,26 +116,22 @@ fn of_view(
         time_unix_nano: caption::start_unix_ns(profile),
         duration_nano: describe::duration_ns(profile),
         period_type: Some(dictionary.value_type(("space", "bytes"))),
-        period: i64::try_from(profile.interval_bytes).unwrap_or(i64::MAX),
+        period: signed(profile.interval_bytes),
         attribute_indices,
         ..OtlpProfile::default()
     }
 }
 
 /// The tables that all profiles of a request share. Their first entries are empty, so that 0 stands for none.
-struct Dictionary {
-    strings: Interner<String>,
+struct Dictionary<'a> {
+    code: CodeTables<'a>,
     attributes: Interner<(i32, Attribute)>,
-    functions: Interner<Function>,
-    mappings: Interner<Mapping>,
-    /// Mapping, address, and the functions there, the innermost first.
-    locations: Interner<(i32, u64, Vec<Line>)>,
     /// Locations, the leaf first.
-    stacks: Interner<Vec<i32>>,
+    stacks: Interner<Vec<u32>>,
 }
 
 /// Value of an attribute.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, PartialEq, Eq, Hash)]
 enum Attribute {
     Text(String),
     Int(i64),
@@ -237,25 +140,82 @@ enum Attribute {
     Float(u64),
 }
 
-impl Default for Dictionary {
-    fn default() -> Self {
+impl<'a> Dictionary<'a> {
+    /// Code without a name has no lines: the build id and the address allow symbolizing it later.
+    fn new(profile: &'a Profile) -> Self {
         Self {
-            strings: with_empty(String::new()),
-            attributes: with_empty((0, Attribute::Bool(false))),
-            functions: with_empty(Function::default()),
-            mappings: with_empty(Mapping::default()),
-            locations: with_empty((0, 0, Vec::new())),
-            stacks: with_empty(Vec::new()),
+            code: CodeTables::new(profile, false),
+            attributes: Interner::with_empty((0, Attribute::Bool(false))),
+            stacks: Interner::with_empty(Vec::new()),
         }
     }
-}
 
-fn with_empty<T: Hash + Eq>(empty: T) -> Interner<T> {
-    [empty].into_iter().collect()
-}
+    fn string(&mut self, text: impl Into<Cow<'a, str>>) -> i32 {
+        number(self.code.string(text))
+    }
 
-impl Dictionary {
-    fn finish(self) -> ProfilesDictionary {
+    fn value_type(&mut self, (kind, unit): (&'static str, &'static str)) -> ValueType {
+        ValueType { type_strindex: self.string(kind), unit_strindex: self.string(unit) }
+    }
+
+    fn attribute(&mut self, key: &'static str, attribute: Attribute) -> i32 {
+        let key = self.string(key);
+        number(self.attributes.intern((key, attribute)))
+    }
+
+    /// The sample of a callsite, without values.
+    fn sample(
+        &mut self,
+        target: &'a TargetProfile,
+        callsite: &'a CallsiteProfile,
+        known: &mut KnownCalls<'a>,
+    ) -> (&'a CallsiteProfile, Sample) {
+        let stack = self.code.stack(target, callsite, known);
+        let stack_index = number(self.stacks.intern(stack));
+        let thread = callsite.thread.and_then(|thread| target.threads.get(thread));
+        let thread_name = thread.and_then(|thread| thread.name.as_deref());
+        let heap = target.heaps.get(callsite.heap);
+        let attributes = [
+            thread.map(|thread| ("thread.id", Attribute::Int(thread.tid.0.into()))),
+            thread_name.map(|name| ("thread.name", Attribute::Text(name.to_owned()))),
+            heap.map(|heap| ("heapbpf.heap", Attribute::Text(heap.name.clone()))),
+            callsite.inherited.then_some(("heapbpf.inherited", Attribute::Bool(true))),
+        ];
+        let attributes = attributes.into_iter().flatten();
+        let attribute_indices = attributes.map(|(key, attribute)| self.attribute(key, attribute)).collect();
+        (callsite, Sample { stack_index, attribute_indices, ..Sample::default() })
+    }
+
+    fn finish(mut self) -> ProfilesDictionary {
+        let mappings = std::mem::take(&mut self.code.mappings).values.into_iter().map(|mapping| {
+            let build_id = mapping.build_id.map(|id| Attribute::Text(hex(id)));
+            let attribute = build_id.map(|id| self.attribute("process.executable.build_id.gnu", id));
+            let [memory_start, memory_limit, file_offset] = mapping.range;
+            Mapping {
+                memory_start,
+                memory_limit,
+                file_offset,
+                filename_strindex: self.string(mapping.path),
+                attribute_indices: attribute.into_iter().collect(),
+            }
+        });
+        let mapping_table = mappings.collect();
+        let line = |&(function, line): &(u32, u32)| Line {
+            function_index: number(function),
+            line: line.into(),
+            ..Line::default()
+        };
+        let location = |location: tables::Location| Location {
+            mapping_index: number(location.mapping),
+            address: location.address,
+            lines: location.lines.iter().map(line).collect(),
+            ..Location::default()
+        };
+        let function = |[name, file]: [u32; 2]| Function {
+            name_strindex: number(name),
+            filename_strindex: number(file),
+            ..Function::default()
+        };
         let attribute = |(key_strindex, attribute)| {
             let value = match attribute {
                 Attribute::Text(text) => Value::StringValue(text),
@@ -265,47 +225,26 @@ impl Dictionary {
             };
             KeyValueAndUnit { key_strindex, value: Some(AnyValue { value: Some(value) }), unit_strindex: 0 }
         };
-        let location =
-            |(mapping_index, address, lines)| Location { mapping_index, address, lines, ..Default::default() };
+        let stack = |locations: Vec<u32>| Stack { location_indices: locations.into_iter().map(number).collect() };
         let attributes = self.attributes.values.into_iter().skip(1).map(attribute);
         ProfilesDictionary {
-            mapping_table: self.mappings.values,
-            location_table: self.locations.values.into_iter().map(location).collect(),
-            function_table: self.functions.values,
+            mapping_table,
+            location_table: self.code.locations.values.into_iter().map(location).collect(),
+            function_table: self.code.functions.values.into_iter().map(function).collect(),
             link_table: vec![Link::default()],
-            string_table: self.strings.values,
+            string_table: self.code.strings.values.into_iter().map(Cow::into_owned).collect(),
             attribute_table: std::iter::once(KeyValueAndUnit::default()).chain(attributes).collect(),
-            stack_table: self.stacks.values.into_iter().map(|location_indices| Stack { location_indices }).collect(),
+            stack_table: self.stacks.values.into_iter().map(stack).collect(),
         }
-    }
-
-    fn string(&mut self, text: &str) -> i32 {
-        number(self.strings.intern_ref(text))
-    }
-
-    fn value_type(&mut self, (kind, unit): (&str, &str)) -> ValueType {
-        ValueType { type_strindex: self.string(kind), unit_strindex: self.string(unit) }
-    }
-
-    fn attribute(&mut self, key: &str, attribute: Attribute) -> i32 {
-        let key = self.string(key);
-        number(self.attributes.intern((key, attribute)))
-    }
-
-    /// A function by its name and its source file, which may be empty.
-    fn function(&mut self, name: &str, file: &str) -> i32 {
-        let (name_strindex, filename_strindex) = (self.string(name), self.string(file));
-        number(self.functions.intern(Function { name_strindex, filename_strindex, ..Function::default() }))
-    }
-
-    /// A location that is not code.
-    fn named_location(&mut self, name: &str) -> i32 {
-        let function_index = self.function(name, "");
-        number(self.locations.intern((0, 0, vec![Line { function_index, ..Line::default() }])))
     }
 }
 
 /// A message cannot hold tables of more than 2^31 entries.
 fn number(index: u32) -> i32 {
     i32::try_from(index).unwrap_or(0)
+}
+
+/// Converts to the format's signed numbers; saturates.
+fn signed(number: u64) -> i64 {
+    i64::try_from(number).unwrap_or(i64::MAX)
 }

@@ -7,29 +7,19 @@ use profiler_common::stack::StackEnd;
 use prost::Message;
 
 use super::describe;
-use super::dumps::{Dump, distinct_pids, dumps, end, rounded, start};
+use super::dumps::{distinct_pids, dumps, end, rounded, start};
 use super::frames::heap_name;
 use super::presentation::{Presentation, View};
-use super::spec::FormatSpec;
-use crate::model::{Origin, Profile, TargetProfile};
-use crate::units::MonotonicNanos;
-use messages::{
+use super::proto::perfetto::{
     Callstack, Clock, ClockSnapshot, CounterDescriptor, Data, HeapSample, InternedData, InternedString, Process,
     ProcessDescriptor, ProcessHeapSamples, ProcessStats, ProcessTree, ProfilePacket, Thread, TracePacket,
     TrackDescriptor, TrackEvent,
 };
-use stacks::{Code, Stack, Tally, stacks};
+use crate::model::{Loss, Origin, Profile, TargetProfile};
+use crate::units::MonotonicNanos;
+use stacks::{Code, Stacks, Tally, stacks};
 
-mod messages;
 mod stacks;
-
-pub(super) const FORMAT: FormatSpec = FormatSpec {
-    name: "perfetto",
-    extension: "perfetto-trace",
-    description: "Perfetto trace",
-    is_text: false,
-    write: Some(write),
-};
 
 /// Bytes at which a packet is closed and the next one started. Perfetto's tools accept half a megabyte.
 const PACKET_BYTES: usize = 400_000;
@@ -39,7 +29,7 @@ const SAMPLE_BYTES: usize = 64;
 
 const CLOCK_MONOTONIC: u32 = 3;
 
-fn write(profile: &Profile, presentation: &Presentation, out: &mut dyn io::Write) -> io::Result<()> {
+pub(super) fn write(profile: &Profile, presentation: &Presentation, out: &mut dyn io::Write) -> io::Result<()> {
     let pids = distinct_pids(profile);
     let mut system = Sequence::new(1, out);
     system.write(None, clocks(profile))?;
@@ -73,10 +63,6 @@ impl<'o> Sequence<'o> {
             data: Some(data),
             ..TracePacket::default()
         })
-    }
-
-    fn intern(&mut self, data: InternedData) -> io::Result<()> {
-        self.packet(TracePacket { interned_data: Some(data), ..TracePacket::default() })
     }
 
     fn packet(&mut self, mut packet: TracePacket) -> io::Result<()> {
@@ -178,8 +164,9 @@ fn description(profile: &Profile) -> String {
 struct TargetStacks<'a> {
     target: &'a TargetProfile,
     pid: u32,
-    dumps: Vec<Dump>,
-    stacks: Vec<Stack>,
+    /// The times of its dumps, and the end.
+    times: Vec<MonotonicNanos>,
+    stacks: Stacks,
 }
 
 /// Writes the interned tables, then all dumps in the order of time, then symbols.
@@ -194,20 +181,20 @@ fn write_heaps(
     for (target, &pid) in profile.targets.iter().zip(pids) {
         let dumps = dumps(profile, target);
         let stacks = stacks(target, presentation, &dumps, &mut code);
-        targets.push(TargetStacks { target, pid, dumps, stacks });
+        let times = dumps.iter().map(|dump| dump.time).chain([end(profile)]).collect();
+        targets.push(TargetStacks { target, pid, times, stacks });
     }
     write_tables(&mut code, sequence)?;
 
-    let mut order: Vec<(MonotonicNanos, usize, usize)> = Vec::new();
-    for (number, target) in targets.iter().enumerate() {
-        let times = target.dumps.iter().map(|dump| dump.time).chain([end(profile)]);
-        order.extend(times.enumerate().map(|(at, time)| (time, number, at)));
-    }
+    let times = |(number, target): (usize, &TargetStacks<'_>)| {
+        target.times.iter().enumerate().map(|(at, &time)| (time, number, at)).collect::<Vec<_>>()
+    };
+    let mut order: Vec<(MonotonicNanos, usize, usize)> = targets.iter().enumerate().flat_map(times).collect();
     order.sort_unstable();
     let mut index = 0;
-    for (_, number, at) in order {
+    for (time, number, at) in order {
         for packet in packets(profile, &targets[number], at, &mut index) {
-            sequence.write(Some(time_of(profile, &targets[number], at)), Data::ProfilePacket(packet))?;
+            sequence.write(Some(time), Data::ProfilePacket(packet))?;
         }
     }
     for symbols in code.symbols() {
@@ -216,14 +203,10 @@ fn write_heaps(
     Ok(())
 }
 
-/// The time of a dump of a target, or the end.
-fn time_of(profile: &Profile, target: &TargetStacks<'_>, at: usize) -> MonotonicNanos {
-    target.dumps.get(at).map_or_else(|| end(profile), |dump| dump.time)
-}
-
 /// Writes the tables of strings, mappings, frames and stacks, split into packets.
 fn write_tables(code: &mut Code<'_>, sequence: &mut Sequence<'_>) -> io::Result<()> {
     let (frames, frame_ids) = code.frames();
+    let mappings = code.mappings();
     let mut data = Chunks { data: InternedData::default(), bytes: 0, sequence };
     let string = |iid: u64, bytes: &[u8]| InternedString { iid: Some(iid), str: Some(bytes.to_vec()) };
     for (iid, name) in (1..).zip(&code.functions.values) {
@@ -235,7 +218,7 @@ fn write_tables(code: &mut Code<'_>, sequence: &mut Sequence<'_>) -> io::Result<
     for (iid, build_id) in (1..).zip(&code.build_ids.values) {
         data.add(string(iid, build_id), |data| &mut data.build_ids)?;
     }
-    for mapping in std::mem::take(&mut code.mappings) {
+    for mapping in mappings {
         data.add(mapping, |data| &mut data.mappings)?;
     }
     for frame in frames {
@@ -268,23 +251,25 @@ impl Chunks<'_, '_> {
 
     fn flush(&mut self) -> io::Result<()> {
         self.bytes = 0;
-        self.sequence.intern(std::mem::take(&mut self.data))
+        let interned_data = Some(std::mem::take(&mut self.data));
+        self.sequence.packet(TracePacket { interned_data, ..TracePacket::default() })
     }
 }
 
 /// The packets of a target's heaps at a dump, or at the end. A dump contains the stacks that changed since the previous one, the end
 /// contains all.
 fn packets(profile: &Profile, target: &TargetStacks<'_>, at: usize, index: &mut u64) -> Vec<ProfilePacket> {
-    let is_end = at == target.dumps.len();
-    let unknown = target.stacks.iter().map(|stack| stack.heap).filter(|&heap| heap >= target.target.heaps.len()).max();
-    let heaps = (0..target.target.heaps.len()).chain(unknown);
+    let is_end = at + 1 == target.times.len();
+    let heap_count = target.target.heaps.len();
+    let unknown = target.stacks.keys().map(|&(_, heap)| heap).filter(|&heap| heap >= heap_count).max();
     let mut packets = Vec::new();
-    for heap in heaps {
-        let changed = target.stacks.iter().filter(|stack| {
-            let since = at.checked_sub(1).filter(|_| !is_end).map_or_else(Tally::default, |last| stack.tallies[last]);
-            stack.heap == heap && stack.tallies[at] != since
+    for heap in (0..heap_count).chain(unknown) {
+        let of_heap = target.stacks.iter().filter(|((_, of), _)| *of == heap);
+        let changed = of_heap.filter(|(_, tallies)| {
+            let since = at.checked_sub(1).filter(|_| !is_end).map_or_else(Tally::default, |last| tallies[last]);
+            tallies[at] != since
         });
-        let samples: Vec<HeapSample> = changed.map(|stack| sample(stack, at)).collect();
+        let samples: Vec<HeapSample> = changed.map(|(&(iid, _), tallies)| sample(iid, tallies[at])).collect();
         let mut rest = samples.as_slice();
         loop {
             let (now, later) = rest.split_at(rest.len().min(PACKET_BYTES / SAMPLE_BYTES));
@@ -303,14 +288,13 @@ fn packets(profile: &Profile, target: &TargetStacks<'_>, at: usize, index: &mut 
     packets
 }
 
-fn sample(stack: &Stack, at: usize) -> HeapSample {
-    let tally = stack.tallies[at];
+fn sample(iid: u64, [alloc_bytes, alloc_count, free_bytes, free_count]: Tally) -> HeapSample {
     HeapSample {
-        callstack_id: Some(stack.iid),
-        self_allocated: Some(tally.alloc_bytes),
-        self_freed: Some(tally.free_bytes),
-        alloc_count: Some(tally.alloc_count),
-        free_count: Some(tally.free_count),
+        callstack_id: Some(iid),
+        self_allocated: Some(alloc_bytes),
+        self_freed: Some(free_bytes),
+        alloc_count: Some(alloc_count),
+        free_count: Some(free_count),
     }
 }
 
@@ -319,13 +303,11 @@ fn header(profile: &Profile, target: &TargetStacks<'_>, heap: usize, at: usize) 
     let process = target.target;
     let known = process.heaps.get(heap);
     let interval_bytes = known.map_or(profile.interval_bytes, |heap| heap.interval_bytes);
-    let is_end = at == target.dumps.len();
-    let since = at
-        .checked_sub(1)
-        .map_or_else(|| start(profile).max(process.facts.beginning.time), |last| target.dumps[last].time);
-    let time = time_of(profile, target, at);
-    let overran =
-        profile.health.lost.iter().any(|(reason, count)| *reason == crate::model::Loss::RingFull && *count > 0);
+    let is_end = at + 1 == target.times.len();
+    let beginning = || start(profile).max(process.facts.beginning.time);
+    let since = at.checked_sub(1).map_or_else(beginning, |last| target.times[last]);
+    let time = target.times[at];
+    let overran = profile.health.lost.iter().any(|(reason, count)| *reason == Loss::RingFull && *count > 0);
     ProcessHeapSamples {
         pid: Some(target.pid.into()),
         samples: Vec::new(),

@@ -1,59 +1,73 @@
 //! The format of speedscope (its `file-format-schema.json`): a profile per view of all processes together, and of each process if
 //! there are several.
 
+use std::collections::BTreeMap;
 use std::io;
 
 use serde::Serialize;
+use serde_json::{Value, json};
 
 use super::caption::Caption;
 use super::describe;
 use super::frames::synthetic_frames;
-use super::intern::Interner;
 use super::presentation::{Presentation, View};
-use super::spec::FormatSpec;
+use super::tables::Interner;
 use crate::model::{CallsiteProfile, Frame, Profile};
 
-pub(super) const FORMAT: FormatSpec = FormatSpec {
-    name: "speedscope",
-    extension: "speedscope.json",
-    description: "speedscope",
-    is_text: true,
-    write: Some(write),
-};
-
-fn write(profile: &Profile, presentation: &Presentation, out: &mut dyn io::Write) -> io::Result<()> {
+pub(super) fn write(profile: &Profile, presentation: &Presentation, out: &mut dyn io::Write) -> io::Result<()> {
     let caption = Caption::new(profile, presentation.view);
-    let stacks = Stacks::new(profile, presentation);
-    let file = File {
-        schema: "https://www.speedscope.app/file-format-schema.json",
-        exporter: concat!("heapbpf ", env!("CARGO_PKG_VERSION")),
+    let mut frames = Interner::default();
+    let stacks = stacks(profile, presentation, &mut frames);
+    let header = json!({
+        "$schema": "https://www.speedscope.app/file-format-schema.json",
+        "exporter": concat!("heapbpf ", env!("CARGO_PKG_VERSION")),
         // The format has no other place for text about the recording.
-        name: format!("{}: {}, {}", caption.subject, caption.interval, caption.losses),
-        active_profile_index: View::ALL.iter().position(|view| *view == presentation.view).unwrap_or(0),
-        profiles: profiles(profile, &stacks),
-        shared: Shared { frames: &stacks.frames.values },
-    };
-    serde_json::to_writer(&mut *out, &file)?;
+        "name": format!("{}: {}, {}", caption.subject, caption.interval, caption.losses),
+        "activeProfileIndex": View::ALL.iter().position(|view| *view == presentation.view).unwrap_or(0),
+    });
+    let shared = BTreeMap::from([("frames", frames.values.iter().collect())]);
+    serde_json::to_writer(&mut *out, &File { header, profiles: profiles(profile, &stacks), shared })?;
     out.write_all(b"\n")
 }
 
+/// A callsite with the indices of its frames, the outermost first.
+type Stack<'a> = (Vec<u32>, &'a CallsiteProfile);
+
+/// The stacks of each target, in the profile's order. Equal frames at different addresses are one.
+fn stacks<'a>(
+    profile: &'a Profile,
+    presentation: &Presentation,
+    frames: &mut Interner<FrameFields>,
+) -> Vec<Vec<Stack<'a>>> {
+    let indices: Vec<u32> = profile.frames.iter().map(|frame| frames.intern(FrameFields::new(frame))).collect();
+    let mut stacks = Vec::new();
+    for target in &profile.targets {
+        let stack = |callsite: &'a CallsiteProfile| {
+            let synthetic = synthetic_frames(target, callsite, presentation).into_iter();
+            let synthetic = synthetic.map(|name| frames.intern(FrameFields { name, file: None, line: None }));
+            let known = callsite.stack.iter().rev().filter_map(|id| indices.get(id.0 as usize).copied());
+            (synthetic.chain(known).collect(), callsite)
+        };
+        stacks.push(target.callsites.iter().map(stack).collect());
+    }
+    stacks
+}
+
 /// The four of all processes, in the order of [`View::ALL`], then those of each process that are not empty.
-fn profiles<'a>(profile: &'a Profile, stacks: &'a Stacks<'a>) -> Vec<Sampled<'a>> {
+fn profiles<'a>(profile: &'a Profile, stacks: &'a [Vec<Stack<'a>>]) -> Vec<Sampled<'a>> {
     let subject = describe::subject(profile);
     let all = View::ALL.into_iter().map(|view| {
         let title = describe::title(profile, view);
         let accuracy = describe::accuracy_of_shown(profile, view);
         let left_out = describe::folded(profile, view);
         let left_out = left_out.map_or(String::new(), |amount| format!("; {amount} of exited processes left out"));
-        let name = format!("{title}, {subject}{accuracy}{left_out}");
-        Sampled::new(name, view, &stacks.stacks)
+        Sampled::new(format!("{title}, {subject}{accuracy}{left_out}"), view, stacks)
     });
     let several = profile.targets.len() > 1;
-    let each = profile.targets.iter().zip(&stacks.targets).filter(|_| several).flat_map(|(target, range)| {
-        let stacks = stacks.stacks.get(range.clone()).unwrap_or_default();
+    let each = profile.targets.iter().zip(stacks).filter(|_| several).flat_map(|(target, stacks)| {
         let sampled = move |view| {
             let name = format!("{}, {}", describe::title(profile, view), describe::target(target));
-            Sampled::new(name, view, stacks)
+            Sampled::new(name, view, std::slice::from_ref(stacks))
         };
         View::ALL.into_iter().map(sampled).filter(|sampled| sampled.end_value > 0)
     });
@@ -62,22 +76,13 @@ fn profiles<'a>(profile: &'a Profile, stacks: &'a Stacks<'a>) -> Vec<Sampled<'a>
 
 #[derive(Serialize)]
 struct File<'a> {
-    #[serde(rename = "$schema")]
-    schema: &'static str,
-    exporter: &'static str,
-    name: String,
-    #[serde(rename = "activeProfileIndex")]
-    active_profile_index: usize,
+    #[serde(flatten)]
+    header: Value,
     profiles: Vec<Sampled<'a>>,
-    shared: Shared<'a>,
+    shared: BTreeMap<&'static str, Vec<&'a FrameFields>>,
 }
 
-#[derive(Serialize)]
-struct Shared<'a> {
-    frames: &'a [FrameFields],
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize)]
+#[derive(PartialEq, Eq, Hash, Serialize)]
 struct FrameFields {
     name: String,
     /// Source file; if unknown, the module.
@@ -92,63 +97,24 @@ impl FrameFields {
         let file = frame.file.as_ref().or(frame.module.as_ref()).map(ToString::to_string);
         Self { name: frame.label(), file, line: frame.line }
     }
-
-    fn synthetic(name: String) -> Self {
-        Self { name, file: None, line: None }
-    }
-}
-
-/// All callsites in the profile's order, those of a target side by side.
-struct Stacks<'a> {
-    /// Equal frames at different addresses are one.
-    frames: Interner<FrameFields>,
-    stacks: Vec<Stack<'a>>,
-    /// The range of each target in `stacks`.
-    targets: Vec<std::ops::Range<usize>>,
-}
-
-struct Stack<'a> {
-    callsite: &'a CallsiteProfile,
-    /// Indices of frames, the outermost first.
-    frames: Vec<u32>,
-}
-
-impl<'a> Stacks<'a> {
-    fn new(profile: &'a Profile, presentation: &Presentation) -> Self {
-        let mut frames = Interner::default();
-        let indices: Vec<u32> = profile.frames.iter().map(|frame| frames.intern(FrameFields::new(frame))).collect();
-        let (mut stacks, mut targets) = (Vec::new(), Vec::new());
-        for target in &profile.targets {
-            let first = stacks.len();
-            for callsite in &target.callsites {
-                let synthetic = synthetic_frames(target, callsite, presentation).into_iter();
-                let mut stack: Vec<u32> = synthetic.map(|name| frames.intern(FrameFields::synthetic(name))).collect();
-                stack.extend(callsite.stack.iter().rev().filter_map(|id| indices.get(id.0 as usize)));
-                stacks.push(Stack { callsite, frames: stack });
-            }
-            targets.push(first..stacks.len());
-        }
-        Self { frames, stacks, targets }
-    }
 }
 
 #[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
 struct Sampled<'a> {
     r#type: &'static str,
     name: String,
     unit: &'static str,
-    #[serde(rename = "startValue")]
     start_value: u64,
-    #[serde(rename = "endValue")]
     end_value: u64,
     samples: Vec<&'a [u32]>,
     weights: Vec<u64>,
 }
 
 impl<'a> Sampled<'a> {
-    fn new(name: String, view: View, stacks: &'a [Stack<'a>]) -> Self {
+    fn new(name: String, view: View, stacks: &'a [Vec<Stack<'a>>]) -> Self {
         let unit = if view.is_bytes() { "bytes" } else { "none" };
-        let weighted = stacks.iter().map(|stack| (stack.frames.as_slice(), view.of_callsite(stack.callsite)));
+        let weighted = stacks.iter().flatten().map(|(frames, callsite)| (&**frames, view.of_callsite(callsite)));
         let (samples, weights): (Vec<_>, Vec<_>) = weighted.filter(|(_, weight)| *weight > 0).unzip();
         let end_value = weights.iter().fold(0, |sum: u64, weight| sum.saturating_add(*weight));
         Self { r#type: "sampled", name, unit, start_value: 0, end_value, samples, weights }

@@ -49,7 +49,7 @@ pub(super) fn merge(diff: &Diff<'_>, view: View) -> Stacks<Delta> {
         };
         merged.entry(frames).and_modify(|merged| merged.add(delta)).or_insert(*delta);
     }
-    Stacks { labels: labels.values, stacks: merged.into_iter().collect() }
+    Stacks { labels: labels.values.into_iter().collect(), stacks: merged.into_iter().collect() }
 }
 
 /// An address without a module is meaningless unless both profiles have the process.

@@ -3,13 +3,16 @@
 use rustc_hash::FxHashMap;
 use serde::ser::SerializeMap;
 use serde::{Serialize, Serializer};
+use serde_json::{Value, json};
 
-use super::allocations::{Span, allocations};
-use crate::model::history::Occasion;
+use crate::model::history::{Change, Instant, Occasion};
 use crate::model::{CallsiteProfile, Frame, FrameId, Profile, TargetProfile, base_name};
+use crate::report::dumps::rounded;
 use crate::report::frames::{CodeLocation, call_address, calls, frame, gap_frames, group_frame};
-use crate::report::intern::Interner;
-use crate::report::presentation::{Group, Presentation};
+use crate::report::presentation::{Group, Presentation, View};
+use crate::report::tables::Interner;
+use crate::report::{caption, describe};
+use crate::units::MonotonicNanos;
 
 /// Indices into the categories of `meta`.
 const CATEGORY_NATIVE: usize = 1;
@@ -53,24 +56,39 @@ pub(super) fn millis(ns: u64) -> f64 {
 }
 
 /// A table of the format: one list per column, and the number of rows.
-struct Table<R>(Vec<R>);
-
-trait Row: Sized {
-    fn columns<M: SerializeMap>(rows: &[Self], map: &mut M) -> Result<(), M::Error>;
+struct Table<R: 'static> {
+    rows: Vec<R>,
+    columns: Columns<R>,
+    /// Unit of the weights of samples.
+    weight_type: Option<&'static str>,
 }
 
-impl<R: Row> Serialize for Table<R> {
+/// Names, and the value of a row.
+type Columns<R> = &'static [(&'static str, fn(&R) -> Value)];
+
+impl<R> Table<R> {
+    fn new(rows: impl IntoIterator<Item = R>, columns: Columns<R>) -> Self {
+        Self { rows: rows.into_iter().collect(), columns, weight_type: None }
+    }
+}
+
+impl<R> Serialize for Table<R> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut map = serializer.serialize_map(None)?;
-        map.serialize_entry("length", &self.0.len())?;
-        R::columns(&self.0, &mut map)?;
+        map.serialize_entry("length", &self.rows.len())?;
+        for (name, value) in self.columns {
+            map.serialize_entry(name, &Column(&self.rows, *value))?;
+        }
+        if let Some(weight_type) = self.weight_type {
+            map.serialize_entry("weightType", weight_type)?;
+        }
         map.end()
     }
 }
 
-struct Column<'a, R, T>(&'a [R], fn(&R) -> T);
+struct Column<'a, R>(&'a [R], fn(&R) -> Value);
 
-impl<R, T: Serialize> Serialize for Column<'_, R, T> {
+impl<R> Serialize for Column<'_, R> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.collect_seq(self.0.iter().map(self.1))
     }
@@ -79,35 +97,15 @@ impl<R, T: Serialize> Serialize for Column<'_, R, T> {
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct ThreadFields {
-    name: String,
-    is_main_thread: bool,
-    process_name: String,
-    process_type: &'static str,
-    process_startup_time: f64,
-    process_shutdown_time: Option<f64>,
-    register_time: f64,
-    unregister_time: Option<f64>,
-    paused_ranges: [(); 0],
-    pid: String,
-    tid: String,
-    show_markers_in_timeline: bool,
-    samples: Weighted<Sample>,
-    native_allocations: Weighted<Event>,
-    markers: Table<Marker>,
-    native_symbols: Table<NativeSymbol>,
+    #[serde(flatten)]
+    header: Value,
+    samples: Table<Sample>,
+    native_allocations: Table<Event>,
     resource_table: Table<Resource>,
     func_table: Table<Function>,
     frame_table: Table<FrameRow>,
     stack_table: Table<StackRow>,
     string_array: Vec<String>,
-}
-
-#[derive(Serialize)]
-#[serde(rename_all = "camelCase", bound = "")]
-struct Weighted<R: Row> {
-    #[serde(flatten)]
-    table: Table<R>,
-    weight_type: &'static str,
 }
 
 /// The view's quantity of a callsite.
@@ -117,13 +115,11 @@ struct Sample {
     weight: u64,
 }
 
-impl Row for Sample {
-    fn columns<M: SerializeMap>(rows: &[Self], map: &mut M) -> Result<(), M::Error> {
-        map.serialize_entry("stack", &Column(rows, |row| row.stack))?;
-        map.serialize_entry("time", &Column(rows, |row| millis(row.time_ns)))?;
-        map.serialize_entry("weight", &Column(rows, |row| row.weight))
-    }
-}
+const SAMPLES: Columns<Sample> = &[
+    ("stack", |row| row.stack.into()),
+    ("time", |row| millis(row.time_ns).into()),
+    ("weight", |row| row.weight.into()),
+];
 
 /// An allocation, or a free if `bytes` is negative.
 struct Event {
@@ -133,61 +129,28 @@ struct Event {
     bytes: i64,
 }
 
-impl Row for Event {
-    fn columns<M: SerializeMap>(rows: &[Self], map: &mut M) -> Result<(), M::Error> {
-        map.serialize_entry("time", &Column(rows, |row| millis(row.time_ns)))?;
-        map.serialize_entry("weight", &Column(rows, |row| row.bytes))?;
-        map.serialize_entry("stack", &Column(rows, |row| row.stack))?;
-        map.serialize_entry("memoryAddress", &Column(rows, |row| row.address))?;
-        map.serialize_entry("threadId", &Column(rows, |_| 0))
-    }
-}
-
-/// A dump or a mark.
-struct Marker {
-    name: u32,
-    time_ms: f64,
-}
-
-impl Row for Marker {
-    fn columns<M: SerializeMap>(rows: &[Self], map: &mut M) -> Result<(), M::Error> {
-        map.serialize_entry("category", &Column(rows, |_| 0))?;
-        map.serialize_entry("data", &Column(rows, |_| ()))?;
-        map.serialize_entry("name", &Column(rows, |row| row.name))?;
-        // 0: a point in time.
-        map.serialize_entry("phase", &Column(rows, |_| 0))?;
-        map.serialize_entry("startTime", &Column(rows, |row| row.time_ms))?;
-        map.serialize_entry("endTime", &Column(rows, |_| ()))
-    }
-}
-
-/// Unused, but the format requires the table.
-struct NativeSymbol;
-
-impl Row for NativeSymbol {
-    fn columns<M: SerializeMap>(rows: &[Self], map: &mut M) -> Result<(), M::Error> {
-        ["address", "functionSize", "libIndex", "name"]
-            .into_iter()
-            .try_for_each(|column| map.serialize_entry(column, &Column(rows, |_| ())))
-    }
-}
+const EVENTS: Columns<Event> = &[
+    ("time", |row| millis(row.time_ns).into()),
+    ("weight", |row| row.bytes.into()),
+    ("stack", |row| row.stack.into()),
+    ("memoryAddress", |row| row.address.into()),
+    ("threadId", |_| 0.into()),
+];
 
 /// A library.
 #[derive(PartialEq, Eq, Hash)]
 struct Resource {
-    lib: u32,
+    lib: usize,
     name: u32,
 }
 
-impl Row for Resource {
-    fn columns<M: SerializeMap>(rows: &[Self], map: &mut M) -> Result<(), M::Error> {
-        map.serialize_entry("lib", &Column(rows, |row| row.lib))?;
-        map.serialize_entry("name", &Column(rows, |row| row.name))?;
-        map.serialize_entry("host", &Column(rows, |_| ()))?;
-        // 1: a library.
-        map.serialize_entry("type", &Column(rows, |_| 1))
-    }
-}
+const RESOURCES: Columns<Resource> = &[
+    ("lib", |row| row.lib.into()),
+    ("name", |row| row.name.into()),
+    ("host", |_| Value::Null),
+    // 1: a library.
+    ("type", |_| 1.into()),
+];
 
 #[derive(PartialEq, Eq, Hash)]
 struct Function {
@@ -196,18 +159,17 @@ struct Function {
     file: Option<u32>,
 }
 
-impl Row for Function {
-    fn columns<M: SerializeMap>(rows: &[Self], map: &mut M) -> Result<(), M::Error> {
-        map.serialize_entry("name", &Column(rows, |row| row.name))?;
-        map.serialize_entry("isJS", &Column(rows, |_| false))?;
-        map.serialize_entry("relevantForJS", &Column(rows, |_| false))?;
-        map.serialize_entry("resource", &Column(rows, |row| row.resource.map_or(-1, i64::from)))?;
-        map.serialize_entry("fileName", &Column(rows, |row| row.file))?;
-        map.serialize_entry("lineNumber", &Column(rows, |_| ()))?;
-        map.serialize_entry("columnNumber", &Column(rows, |_| ()))
-    }
-}
+const FUNCTIONS: Columns<Function> = &[
+    ("name", |row| row.name.into()),
+    ("isJS", |_| false.into()),
+    ("relevantForJS", |_| false.into()),
+    ("resource", |row| row.resource.map_or(-1, i64::from).into()),
+    ("fileName", |row| row.file.into()),
+    ("lineNumber", |_| Value::Null),
+    ("columnNumber", |_| Value::Null),
+];
 
+#[derive(PartialEq, Eq, Hash)]
 struct FrameRow {
     function: u32,
     category: usize,
@@ -217,19 +179,17 @@ struct FrameRow {
     line: Option<u32>,
 }
 
-impl Row for FrameRow {
-    fn columns<M: SerializeMap>(rows: &[Self], map: &mut M) -> Result<(), M::Error> {
-        map.serialize_entry("address", &Column(rows, |row| row.address))?;
-        map.serialize_entry("inlineDepth", &Column(rows, |row| row.inline_depth))?;
-        map.serialize_entry("category", &Column(rows, |row| row.category))?;
-        map.serialize_entry("subcategory", &Column(rows, |_| 0))?;
-        map.serialize_entry("func", &Column(rows, |row| row.function))?;
-        map.serialize_entry("nativeSymbol", &Column(rows, |_| ()))?;
-        map.serialize_entry("innerWindowID", &Column(rows, |_| 0))?;
-        map.serialize_entry("line", &Column(rows, |row| row.line))?;
-        map.serialize_entry("column", &Column(rows, |_| ()))
-    }
-}
+const FRAMES: Columns<FrameRow> = &[
+    ("address", |row| row.address.into()),
+    ("inlineDepth", |row| row.inline_depth.into()),
+    ("category", |row| row.category.into()),
+    ("subcategory", |_| 0.into()),
+    ("func", |row| row.function.into()),
+    ("nativeSymbol", |_| Value::Null),
+    ("innerWindowID", |_| 0.into()),
+    ("line", |row| row.line.into()),
+    ("column", |_| Value::Null),
+];
 
 #[derive(PartialEq, Eq, Hash)]
 struct StackRow {
@@ -237,12 +197,7 @@ struct StackRow {
     frame: u32,
 }
 
-impl Row for StackRow {
-    fn columns<M: SerializeMap>(rows: &[Self], map: &mut M) -> Result<(), M::Error> {
-        map.serialize_entry("prefix", &Column(rows, |row| row.prefix))?;
-        map.serialize_entry("frame", &Column(rows, |row| row.frame))
-    }
-}
+const STACKS: Columns<StackRow> = &[("prefix", |row| row.prefix.into()), ("frame", |row| row.frame.into())];
 
 impl ThreadFields {
     /// `ids` are the pid and tid as texts that no other process or thread has. The first part of a target represents its process.
@@ -265,7 +220,7 @@ impl ThreadFields {
                 events.extend(event(allocation.until_ns, -bytes));
             }
         }
-        let markers = if is_first { tables.markers(&span) } else { Vec::new() };
+        let markers = tables.markers(&span, is_first);
         samples.retain(|sample| sample.weight > 0);
         if is_first {
             // The profiler shows the time from the first to the last sample, and clips counters and allocations to it.
@@ -278,28 +233,32 @@ impl ThreadFields {
         let end = target.facts.exited.then_some(end);
         let weight_type = if presentation.view.is_bytes() { "bytes" } else { "samples" };
         let [pid, tid] = ids;
+        let header = json!({
+            "name": name(target, part, is_first),
+            "isMainThread": is_first,
+            "processName": target.facts.comm,
+            "processType": "default",
+            "processStartupTime": start,
+            "processShutdownTime": end,
+            "registerTime": start,
+            "unregisterTime": end,
+            "pausedRanges": [],
+            "pid": pid,
+            "tid": tid,
+            "showMarkersInTimeline": true,
+            "markers": markers,
+            // Unused, but the format requires the table.
+            "nativeSymbols": { "length": 0, "address": [], "functionSize": [], "libIndex": [], "name": [] },
+        });
         Self {
-            name: name(target, part, is_first),
-            is_main_thread: is_first,
-            process_name: target.facts.comm.clone(),
-            process_type: "default",
-            process_startup_time: start,
-            process_shutdown_time: end,
-            register_time: start,
-            unregister_time: end,
-            paused_ranges: [],
-            pid,
-            tid,
-            show_markers_in_timeline: true,
-            samples: Weighted { table: Table(samples), weight_type },
-            native_allocations: Weighted { table: Table(events), weight_type: "bytes" },
-            markers: Table(markers),
-            native_symbols: Table(Vec::new()),
-            resource_table: Table(tables.resources.values),
-            func_table: Table(tables.functions.values),
-            frame_table: Table(tables.frames),
-            stack_table: Table(tables.stacks.values),
-            string_array: tables.strings.values,
+            header,
+            samples: Table { weight_type: Some(weight_type), ..Table::new(samples, SAMPLES) },
+            native_allocations: Table { weight_type: Some("bytes"), ..Table::new(events, EVENTS) },
+            resource_table: Table::new(tables.resources.values, RESOURCES),
+            func_table: Table::new(tables.functions.values, FUNCTIONS),
+            frame_table: Table::new(tables.frames.values, FRAMES),
+            stack_table: Table::new(tables.stacks.values, STACKS),
+            string_array: tables.strings.values.into_iter().collect(),
         }
     }
 }
@@ -319,12 +278,10 @@ struct Tables<'a> {
     strings: Interner<String>,
     functions: Interner<Function>,
     resources: Interner<Resource>,
-    frames: Vec<FrameRow>,
+    frames: Interner<FrameRow>,
     stacks: Interner<StackRow>,
     /// Rows of the profile's frames, by their inline depth as well.
-    code_frames: FxHashMap<(FrameId, usize), u32>,
-    /// Rows of synthetic frames, by name and category.
-    synthetic_frames: FxHashMap<(u32, usize), u32>,
+    known: FxHashMap<(FrameId, usize), u32>,
 }
 
 impl<'a> Tables<'a> {
@@ -335,10 +292,9 @@ impl<'a> Tables<'a> {
             strings: Interner::default(),
             functions: Interner::default(),
             resources: Interner::default(),
-            frames: Vec::new(),
+            frames: Interner::default(),
             stacks: Interner::default(),
-            code_frames: FxHashMap::default(),
-            synthetic_frames: FxHashMap::default(),
+            known: FxHashMap::default(),
         }
     }
 
@@ -363,44 +319,31 @@ impl<'a> Tables<'a> {
 
     fn synthetic(&mut self, prefix: Option<u32>, text: &str, category: usize) -> u32 {
         let name = self.strings.intern_ref(text);
-        let frame = match self.synthetic_frames.get(&(name, category)) {
-            Some(&known) => known,
-            None => {
-                let function = self.functions.intern(Function { name, resource: None, file: None });
-                let row = FrameRow { function, category, address: -1, inline_depth: 0, line: None };
-                let frame = self.add_frame(row);
-                self.synthetic_frames.insert((name, category), frame);
-                frame
-            }
-        };
+        let function = self.functions.intern(Function { name, resource: None, file: None });
+        let row = FrameRow { function, category, address: -1, inline_depth: 0, line: None };
+        let frame = self.frames.intern(row);
         self.stacks.intern(StackRow { prefix, frame })
     }
 
     /// `None` if the profile does not have the frame.
     fn frame(&mut self, id: FrameId, depth: usize) -> Option<u32> {
-        if let Some(&known) = self.code_frames.get(&(id, depth)) {
+        if let Some(&known) = self.known.get(&(id, depth)) {
             return Some(known);
         }
         let frame = frame(self.context.profile, id)?;
         let name = self.strings.intern(frame.label());
-        let lib = frame.module.as_deref().and_then(|path| self.context.libs.get(path));
+        let lib = frame.module.as_deref().and_then(|path| self.context.libs.values.get_index_of(path));
         let resource = lib.map(|lib| {
-            let name = self.strings.intern_ref(base_name(self.context.libs.values[lib as usize]));
+            let name = self.strings.intern_ref(base_name(self.context.libs.values[lib]));
             self.resources.intern(Resource { lib, name })
         });
         let file = frame.file.as_deref().map(|file| self.strings.intern_ref(file));
         let function = self.functions.intern(Function { name, resource, file });
         let address = self.address(frame);
         let row = FrameRow { function, category: CATEGORY_NATIVE, address, inline_depth: depth, line: frame.line };
-        let index = self.add_frame(row);
-        self.code_frames.insert((id, depth), index);
+        let index = self.frames.intern(row);
+        self.known.insert((id, depth), index);
         Some(index)
-    }
-
-    fn add_frame(&mut self, row: FrameRow) -> u32 {
-        let index = u32::try_from(self.frames.len()).expect("profiles number their frames in 32 bits");
-        self.frames.push(row);
-        index
     }
 
     /// Address in the module, as its symbols have it; -1 if unknown.
@@ -412,14 +355,134 @@ impl<'a> Tables<'a> {
         address.and_then(|address| u32::try_from(address).ok()).map_or(-1, i64::from)
     }
 
-    fn markers(&mut self, span: &Span) -> Vec<Marker> {
-        let marker = |point: &crate::model::history::Instant| {
+    /// The dumps and marks of the target, on its first thread.
+    fn markers(&mut self, span: &Span, is_first: bool) -> Value {
+        let instants = self.target.history.instants.iter().filter(|_| is_first);
+        let marker = |point: &Instant| {
             let name = match point.occasion? {
                 Occasion::Dump(number) => format!("dump {number}"),
                 Occasion::Mark => "mark".to_owned(),
             };
-            Some(Marker { name: self.strings.intern(name), time_ms: millis(span.since(point.time)) })
+            Some((self.strings.intern(name), millis(span.since(point.time))))
         };
-        self.target.history.instants.iter().filter_map(marker).collect()
+        let (names, times): (Vec<_>, Vec<_>) = instants.filter_map(marker).unzip();
+        let length = names.len();
+        json!({
+            "length": length,
+            "category": vec![0; length],
+            "data": vec![(); length],
+            "name": names,
+            // 0: a point in time.
+            "phase": vec![0; length],
+            "startTime": times,
+            "endTime": vec![(); length],
+        })
     }
+}
+
+/// The time that a profile covers.
+#[derive(Clone, Copy)]
+pub(super) struct Span<'a> {
+    profile: &'a Profile,
+    /// The profile is not of a window.
+    pub(super) is_whole: bool,
+    pub(super) start_unix_ns: u64,
+    pub(super) duration_ns: u64,
+}
+
+impl<'a> Span<'a> {
+    pub(super) fn of(profile: &'a Profile) -> Self {
+        Self {
+            profile,
+            is_whole: profile.window.is_none(),
+            start_unix_ns: caption::start_unix_ns(profile),
+            duration_ns: describe::duration_ns(profile),
+        }
+    }
+
+    /// Nanoseconds since the start, clamped to the span.
+    pub(super) fn since(&self, time: MonotonicNanos) -> u64 {
+        self.profile.unix_ns(time).saturating_sub(self.start_unix_ns).min(self.duration_ns)
+    }
+}
+
+/// Bytes that were allocated and freed at the same times, in nanoseconds since the start of the profile.
+#[derive(Clone, Copy)]
+struct Allocation {
+    /// `None` if the bytes existed before the start.
+    from_ns: Option<u64>,
+    /// `None` if the bytes are live at the end.
+    until_ns: Option<u64>,
+    bytes: u64,
+}
+
+/// Synthetic allocations and frees that add up to what a callsite did. The profiler works with single blocks (a block is retained if it
+/// was allocated and not freed), so there is one for everything allocated by one point in time and freed by another. Live ones add up to its live bytes, allocated ones to its allocated bytes, freed ones to its freed
+/// bytes. Exception: inherited bytes that were not freed count as allocated, because the profiler must show them as retained. If the
+/// profile shows old blocks only, young ones are left out.
+fn allocations(span: &Span, target: &TargetProfile, callsite: &CallsiteProfile) -> Vec<Allocation> {
+    let totals = &callsite.totals;
+    let live = View::LiveBytes.of_callsite(callsite);
+    let freed = totals.free_bytes.rounded();
+    let temporary = totals.alloc_bytes.rounded().saturating_sub(live).min(freed);
+    let whole = Sums { allocated: temporary.saturating_add(live), freed: temporary };
+    let is_of_all = span.is_whole && callsite.older.is_none() && totals.opening_bytes.rounded() == 0;
+    let mut sums = if is_of_all { history(span, target, callsite, whole) } else { Vec::new() };
+    if sums.is_empty() {
+        // Most was allocated by the time of the peak; if that is unknown or outside of the span, use the start.
+        let time_ns = totals.peak_time.map_or(0, |time| span.since(time));
+        sums.push((time_ns, Sums { allocated: whole.allocated, freed: 0 }));
+    }
+    sums.push((span.duration_ns, whole));
+    let mut allocations = matched(&sums);
+    allocations.push(Allocation { from_ns: None, until_ns: Some(span.duration_ns), bytes: freed - temporary });
+    allocations.retain(|allocation| allocation.bytes > 0);
+    allocations
+}
+
+/// Cumulative sums at a point in time.
+#[derive(Clone, Copy, Default)]
+struct Sums {
+    allocated: u64,
+    freed: u64,
+}
+
+/// The cumulative sums of a callsite whenever they changed: never decreasing, never above the final ones.
+fn history(span: &Span, target: &TargetProfile, callsite: &CallsiteProfile, whole: Sums) -> Vec<(u64, Sums)> {
+    let mut last = (0, Sums::default());
+    let sums_at = |change: &Change| {
+        let instant = target.history.instants.get(change.instant as usize)?;
+        let allocated = rounded(change.held.alloc_bytes).clamp(last.1.allocated, whole.allocated);
+        let freed = rounded(change.held.alloc_bytes - change.held.live_bytes);
+        let freed = freed.clamp(last.1.freed, whole.freed.max(last.1.freed)).min(allocated);
+        last = (span.since(instant.time).max(last.0), Sums { allocated, freed });
+        Some(last)
+    };
+    callsite.history.iter().filter_map(sums_at).collect()
+}
+
+/// Matches each free with the latest allocations, because most blocks die young.
+fn matched(sums: &[(u64, Sums)]) -> Vec<Allocation> {
+    let mut live: Vec<Allocation> = Vec::new();
+    let mut freed_allocations = Vec::new();
+    let mut before = Sums::default();
+    for &(time_ns, sums) in sums {
+        let bytes = sums.allocated.saturating_sub(before.allocated);
+        live.push(Allocation { from_ns: Some(time_ns), until_ns: None, bytes });
+        let mut freed = sums.freed.saturating_sub(before.freed);
+        while freed > 0
+            && let Some(mut youngest) = live.pop()
+        {
+            let bytes = youngest.bytes.min(freed);
+            freed -= bytes;
+            freed_allocations.push(Allocation { until_ns: Some(time_ns), bytes, ..youngest });
+            youngest.bytes -= bytes;
+            if youngest.bytes > 0 {
+                live.push(youngest);
+            }
+        }
+        before = sums;
+    }
+    freed_allocations.append(&mut live);
+    freed_allocations
 }

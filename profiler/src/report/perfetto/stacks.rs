@@ -8,15 +8,15 @@
 
 use std::borrow::Cow;
 
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 
-use super::messages::{self, AddressSymbols, Line, ModuleSymbols};
 use crate::model::history::Held;
 use crate::model::{CallsiteProfile, Frame, FrameId, Profile, TargetProfile};
 use crate::report::dumps::{Dump, held, rounded};
 use crate::report::frames::{CodeLocation, call_address, calls, gap_frames, group_frame, heap_name};
-use crate::report::intern::Interner;
 use crate::report::presentation::{Presentation, View};
+use crate::report::proto::perfetto::{self as messages, AddressSymbols, Line, ModuleSymbols};
+use crate::report::tables::{Interner, OrderedMap};
 
 /// Module path of synthetic frames, like heapprofd's `ERROR`.
 const SYNTHETIC_MODULE: &str = "[heapbpf]";
@@ -27,12 +27,11 @@ pub(super) struct Code<'a> {
     pub(super) functions: Interner<Cow<'a, str>>,
     pub(super) paths: Interner<&'a str>,
     pub(super) build_ids: Interner<&'a [u8]>,
-    pub(super) mappings: Vec<messages::Mapping>,
-    /// By module, and start, end, file offset and load bias.
-    mapping_keys: Interner<(Module<'a>, [u64; 4])>,
+    /// Module, and start, end, file offset and load bias.
+    mappings: Interner<(Module<'a>, [u64; 4])>,
     calls: Interner<Call>,
     /// The calls whose functions are frames of their own.
-    is_expanded: Vec<bool>,
+    expanded: FxHashSet<u32>,
     /// The call whose names are the symbols of an address in a module.
     symbols: FxHashMap<(Module<'a>, u64), u32>,
     /// Calls, the outermost first.
@@ -63,59 +62,49 @@ impl<'a> Code<'a> {
             functions: Interner::default(),
             paths: Interner::default(),
             build_ids: Interner::default(),
-            mappings: Vec::new(),
-            mapping_keys: Interner::default(),
+            mappings: Interner::default(),
             calls: Interner::default(),
-            is_expanded: Vec::new(),
+            expanded: FxHashSet::default(),
             symbols: FxHashMap::default(),
             callstacks: Interner::default(),
         }
     }
 
     fn synthetic(&mut self, name: String) -> u32 {
-        let mapping = self.mapping(Module { path: SYNTHETIC_MODULE, build_id: &[] }, [0; 4]);
+        let mapping = id(self.mappings.intern((Module { path: SYNTHETIC_MODULE, build_id: &[] }, [0; 4])));
         let label = id(self.functions.intern(Cow::Owned(name)));
-        self.intern(Call { mapping, rel_pc: 0, run: Box::default(), label })
+        self.calls.intern(Call { mapping, rel_pc: 0, run: Box::default(), label })
     }
 
     /// `run` is a run of inlined functions and the function that contains them, the innermost first.
     fn call(&mut self, target: &'a TargetProfile, run: &[FrameId]) -> Option<u32> {
         let frame = self.profile.frames.get(run.last()?.0 as usize)?;
         let (module, range, rel_pc) = locate(self.profile, target, frame);
-        let mapping = self.mapping(module, range);
-        let call = self.intern(Call { mapping, rel_pc, run: run.into(), label: 0 });
+        let mapping = id(self.mappings.intern((module, range)));
+        let call = self.calls.intern(Call { mapping, rel_pc, run: run.into(), label: 0 });
         let owner = *self.symbols.entry((module, rel_pc)).or_insert(call);
         if owner != call && !self.has_same_symbols(owner, call) {
-            self.is_expanded[owner as usize] = true;
-            self.is_expanded[call as usize] = true;
+            self.expanded.extend([owner, call]);
         }
         Some(call)
     }
 
-    fn intern(&mut self, call: Call) -> u32 {
-        let index = self.calls.intern(call);
-        self.is_expanded.resize(self.calls.values.len(), false);
-        index
-    }
-
-    fn mapping(&mut self, module: Module<'a>, range: [u64; 4]) -> u64 {
-        let iid = id(self.mapping_keys.intern((module, range)));
-        if iid > self.mappings.len() as u64 {
-            let [start, end, offset, load_bias] = range;
-            let build_id = (!module.build_id.is_empty()).then(|| id(self.build_ids.intern(module.build_id)));
-            let path_string_ids = components(module.path).map(|part| id(self.paths.intern(part))).collect();
-            self.mappings.push(messages::Mapping {
+    /// Returns the table of mappings. Adds their paths and build ids to the tables of strings.
+    pub(super) fn mappings(&mut self) -> Vec<messages::Mapping> {
+        let mut mapping = |(iid, (module, range)): (u64, &(Module<'a>, [u64; 4]))| {
+            let [start, end, offset, load_bias] = *range;
+            messages::Mapping {
                 iid: Some(iid),
-                build_id,
+                build_id: (!module.build_id.is_empty()).then(|| id(self.build_ids.intern(module.build_id))),
                 start_offset: Some(0),
                 start: Some(start),
                 end: Some(end),
                 load_bias: Some(load_bias),
-                path_string_ids,
+                path_string_ids: components(module.path).map(|part| id(self.paths.intern(part))).collect(),
                 exact_offset: Some(offset),
-            });
-        }
-        iid
+            }
+        };
+        (1..).zip(&self.mappings.values).map(&mut mapping).collect()
     }
 
     /// The frames of a call, the innermost first.
@@ -133,7 +122,7 @@ impl<'a> Code<'a> {
     pub(super) fn frames(&mut self) -> (Vec<messages::Frame>, Vec<Box<[u64]>>) {
         let mut frames = Vec::new();
         let mut ids = Vec::with_capacity(self.calls.values.len());
-        for (Call { mapping, rel_pc, run, label }, &is_expanded) in self.calls.values.iter().zip(&self.is_expanded) {
+        for (call, Call { mapping, rel_pc, run, label }) in (0..).zip(&self.calls.values) {
             let mut name = |id: &FrameId| {
                 let frame = self.profile.frame(*id);
                 let name = frame.function.as_deref().map_or_else(|| Cow::Owned(frame.label()), Cow::Borrowed);
@@ -141,7 +130,7 @@ impl<'a> Code<'a> {
             };
             let functions: Vec<u64> = match run.last() {
                 None => vec![*label],
-                Some(physical) if !is_expanded => vec![name(physical)],
+                Some(physical) if !self.expanded.contains(&call) => vec![name(physical)],
                 Some(_) => run.iter().rev().map(name).collect(),
             };
             let add = |function: u64| {
@@ -163,7 +152,7 @@ impl<'a> Code<'a> {
     pub(super) fn symbols(&self) -> Vec<ModuleSymbols> {
         let needs_symbols = |call: u32| {
             let has_line = self.run(call).any(|frame| frame.file.is_some());
-            !self.is_expanded[call as usize] && (has_line || self.run(call).count() > 1)
+            !self.expanded.contains(&call) && (has_line || self.run(call).count() > 1)
         };
         let mut symbols: Vec<_> = self.symbols.iter().filter(|(_, call)| needs_symbols(**call)).collect();
         symbols.sort_unstable_by_key(|((module, address), _)| (*module, *address));
@@ -237,55 +226,32 @@ fn components(path: &str) -> impl Iterator<Item = &str> {
     path.split('/').filter(|part| !part.is_empty())
 }
 
-/// Everything allocated and freed until some time, including what was live at the start.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Tally {
-    pub(super) alloc_bytes: u64,
-    pub(super) alloc_count: u64,
-    pub(super) free_bytes: u64,
-    pub(super) free_count: u64,
+/// Everything allocated and freed until some time, including what was live at the start: allocated bytes and blocks, freed bytes and
+/// blocks.
+pub(super) type Tally = [u64; 4];
+
+/// At the end. The difference is what reports show as live.
+fn tally_at_end(callsite: &CallsiteProfile) -> Tally {
+    let totals = &callsite.totals;
+    let bytes = (totals.opening_bytes + totals.alloc_bytes).rounded();
+    let count = (totals.opening_count + totals.alloc_count).rounded();
+    tally([bytes, count], [View::LiveBytes, View::LiveCount].map(|view| view.of_callsite(callsite)))
 }
 
-impl Tally {
-    /// At the end. The difference is what reports show as live.
-    fn at_end(callsite: &CallsiteProfile) -> Self {
-        let totals = &callsite.totals;
-        let bytes = (totals.opening_bytes + totals.alloc_bytes).rounded();
-        let count = (totals.opening_count + totals.alloc_count).rounded();
-        Self::of([bytes, count], [View::LiveBytes, View::LiveCount].map(|view| view.of_callsite(callsite)))
-    }
-
-    fn at(callsite: &CallsiteProfile, held: &Held) -> Self {
-        let totals = &callsite.totals;
-        let bytes = totals.opening_bytes.to_f64() + held.alloc_bytes;
-        let count = totals.opening_count.to_f64() + held.alloc_count;
-        Self::of([bytes, count].map(rounded), [held.live_bytes, held.live_count].map(rounded))
-    }
-
-    fn of([alloc_bytes, alloc_count]: [u64; 2], [live_bytes, live_count]: [u64; 2]) -> Self {
-        let (alloc_bytes, alloc_count) = (alloc_bytes.max(live_bytes), alloc_count.max(live_count));
-        Self { alloc_bytes, alloc_count, free_bytes: alloc_bytes - live_bytes, free_count: alloc_count - live_count }
-    }
-
-    fn zip(self, other: Self, pick: impl Fn(u64, u64) -> u64) -> Self {
-        Self {
-            alloc_bytes: pick(self.alloc_bytes, other.alloc_bytes),
-            alloc_count: pick(self.alloc_count, other.alloc_count),
-            free_bytes: pick(self.free_bytes, other.free_bytes),
-            free_count: pick(self.free_count, other.free_count),
-        }
-    }
+fn tally_at(callsite: &CallsiteProfile, held: &Held) -> Tally {
+    let totals = &callsite.totals;
+    let bytes = totals.opening_bytes.to_f64() + held.alloc_bytes;
+    let count = totals.opening_count.to_f64() + held.alloc_count;
+    tally([bytes, count].map(rounded), [held.live_bytes, held.live_count].map(rounded))
 }
 
-/// A stack of one heap.
-pub(super) struct Stack {
-    /// Id in the trace.
-    pub(super) iid: u64,
-    /// Index into the target's heaps.
-    pub(super) heap: usize,
-    /// At each dump, and at the end.
-    pub(super) tallies: Vec<Tally>,
+fn tally([alloc_bytes, alloc_count]: [u64; 2], [live_bytes, live_count]: [u64; 2]) -> Tally {
+    let (alloc_bytes, alloc_count) = (alloc_bytes.max(live_bytes), alloc_count.max(live_count));
+    [alloc_bytes, alloc_count, alloc_bytes - live_bytes, alloc_count - live_count]
 }
+
+/// The tallies of a stack of one heap at each dump and at the end, by its id in the trace and the index of the heap.
+pub(super) type Stacks = OrderedMap<(u64, usize), Vec<Tally>>;
 
 /// The stacks of a target, in the order of callsites. Perfetto adds amounts by process and stack regardless of the heap, so a stack
 /// that occurs in several heaps gets an outermost frame with the heap's name, in all heaps but the first.
@@ -294,9 +260,8 @@ pub(super) fn stacks<'a>(
     presentation: &Presentation,
     dumps: &[Dump],
     code: &mut Code<'a>,
-) -> Vec<Stack> {
-    let mut stacks: Vec<Stack> = Vec::new();
-    let mut known: FxHashMap<(u64, usize), usize> = FxHashMap::default();
+) -> Stacks {
+    let mut stacks = Stacks::default();
     let mut heap_of: FxHashMap<u64, usize> = FxHashMap::default();
     for callsite in &target.callsites {
         let mut stack = code.stack(target, callsite, presentation);
@@ -309,12 +274,9 @@ pub(super) fn stacks<'a>(
             }
             stack.insert(0, code.synthetic(format!("[heap {}]", heap_name(target, heap))));
         };
-        let at = *known.entry((iid, heap)).or_insert_with(|| {
-            stacks.push(Stack { iid, heap, tallies: vec![Tally::default(); dumps.len() + 1] });
-            stacks.len() - 1
-        });
-        for (sum, tally) in stacks[at].tallies.iter_mut().zip(tallies(callsite, dumps)) {
-            *sum = sum.zip(tally, u64::saturating_add);
+        let sums = stacks.entry((iid, heap)).or_insert_with(|| vec![Tally::default(); dumps.len() + 1]);
+        for (sum, tally) in sums.iter_mut().zip(tallies(callsite, dumps)) {
+            *sum = std::array::from_fn(|i| sum[i].saturating_add(tally[i]));
         }
     }
     stacks
@@ -322,10 +284,11 @@ pub(super) fn stacks<'a>(
 
 /// The tallies of a callsite at each dump and at the end.
 fn tallies(callsite: &CallsiteProfile, dumps: &[Dump]) -> impl Iterator<Item = Tally> {
-    let end = Tally::at_end(callsite);
+    let end = tally_at_end(callsite);
     let mut last = Tally::default();
     let earlier = dumps.iter().map(move |dump| {
-        last = Tally::at(callsite, &held(callsite, dump)).zip(end, u64::min).zip(last, u64::max);
+        let now = tally_at(callsite, &held(callsite, dump));
+        last = std::array::from_fn(|i| now[i].min(end[i]).max(last[i]));
         last
     });
     earlier.chain([end])

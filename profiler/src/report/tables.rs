@@ -1,0 +1,201 @@
+//! Tables of distinct values, numbered in order of first use, and the tables of frames and code that formats share.
+
+use std::borrow::Cow;
+use std::hash::Hash;
+
+use indexmap::{Equivalent, IndexMap, IndexSet};
+use rustc_hash::{FxBuildHasher, FxHashMap};
+
+use super::frames::{CodeLocation, call_address, calls, frame, gap_frames, group_frame, process_frame};
+use super::presentation::Presentation;
+use crate::model::{CallsiteProfile, Frame, FrameId, Profile, TargetProfile};
+
+/// Values by distinct keys, in order of first use.
+pub(super) type OrderedMap<K, V> = IndexMap<K, V, FxBuildHasher>;
+
+pub(super) struct Interner<T> {
+    pub(super) values: IndexSet<T, FxBuildHasher>,
+}
+
+impl<T> Default for Interner<T> {
+    fn default() -> Self {
+        Self { values: IndexSet::default() }
+    }
+}
+
+impl<T: Hash + Eq> Interner<T> {
+    /// A table whose entry 0 stands for none.
+    pub(super) fn with_empty(empty: T) -> Self {
+        [empty].into_iter().collect()
+    }
+
+    /// Returns the index of the value, which is added if it is new.
+    pub(super) fn intern(&mut self, value: T) -> u32 {
+        index(self.values.insert_full(value).0)
+    }
+
+    /// Like [`Self::intern`], for borrowed values: allocates only if the value is new.
+    pub(super) fn intern_ref<Q>(&mut self, value: &Q) -> u32
+    where
+        Q: Hash + Equivalent<T> + ToOwned<Owned: Into<T>> + ?Sized,
+    {
+        match self.values.get_index_of(value) {
+            Some(known) => index(known),
+            None => self.intern(value.to_owned().into()),
+        }
+    }
+}
+
+impl<T: Hash + Eq> FromIterator<T> for Interner<T> {
+    fn from_iter<I: IntoIterator<Item = T>>(values: I) -> Self {
+        Self { values: values.into_iter().collect() }
+    }
+}
+
+pub(super) fn index(of: usize) -> u32 {
+    u32::try_from(of).expect("profiles number their frames in 32 bits")
+}
+
+/// The tables of code of pprof and OpenTelemetry. Entry 0 of each is empty and stands for none.
+pub(super) struct CodeTables<'a> {
+    profile: &'a Profile,
+    /// Code without a name has a line with its module and offset, rather than no line.
+    labels_nameless: bool,
+    pub(super) strings: Interner<Cow<'a, str>>,
+    /// Name and source file, both strings.
+    pub(super) functions: Interner<[u32; 2]>,
+    pub(super) mappings: Interner<Mapping<'a>>,
+    pub(super) locations: Interner<Location>,
+}
+
+/// Without a range if the address of the file in memory is unknown.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Hash)]
+pub(super) struct Mapping<'a> {
+    /// Start, end and file offset.
+    pub(super) range: [u64; 3],
+    pub(super) path: &'a str,
+    pub(super) build_id: Option<&'a [u8]>,
+}
+
+/// A call, or a frame that is not code.
+#[derive(Default, PartialEq, Eq, Hash)]
+pub(super) struct Location {
+    pub(super) mapping: u32,
+    pub(super) address: u64,
+    /// Functions with their lines, 0 if unknown. All but the last were inlined into the next one.
+    pub(super) lines: Box<[(u32, u32)]>,
+}
+
+/// The locations of the calls of a target.
+pub(super) type KnownCalls<'a> = FxHashMap<&'a [FrameId], u32>;
+
+impl<'a> CodeTables<'a> {
+    pub(super) fn new(profile: &'a Profile, labels_nameless: bool) -> Self {
+        Self {
+            profile,
+            labels_nameless,
+            strings: Interner::with_empty(Cow::Borrowed("")),
+            functions: Interner::with_empty([0; 2]),
+            mappings: Interner::with_empty(Mapping::default()),
+            locations: Interner::with_empty(Location::default()),
+        }
+    }
+
+    pub(super) fn string(&mut self, text: impl Into<Cow<'a, str>>) -> u32 {
+        self.strings.intern(text.into())
+    }
+
+    /// The locations of a stack, leaf first, so the outermost gap is last.
+    pub(super) fn stack(
+        &mut self,
+        target: &'a TargetProfile,
+        callsite: &'a CallsiteProfile,
+        known: &mut KnownCalls<'a>,
+    ) -> Vec<u32> {
+        let calls = calls(self.profile, &callsite.stack);
+        let mut stack: Vec<u32> =
+            calls.map(|call| *known.entry(call).or_insert_with(|| self.location(target, call))).collect();
+        stack.extend(gap_frames(callsite).rev().map(|gap| self.named_location(gap)));
+        stack
+    }
+
+    fn location(&mut self, target: &'a TargetProfile, call: &[FrameId]) -> u32 {
+        let frames: Vec<Option<&Frame>> = call.iter().map(|&id| frame(self.profile, id)).collect();
+        let physical = frames.last().copied().flatten();
+        let mapping = physical.map_or(0, |frame| self.mapping(target, frame));
+        let lines = match frames.as_slice() {
+            [Some(Frame { function: None, file: None, .. })] if !self.labels_nameless => Box::default(),
+            frames => frames.iter().map(|frame| self.line(*frame)).collect(),
+        };
+        self.locations.intern(Location { mapping, address: physical.map_or(0, call_address), lines })
+    }
+
+    /// A location that is not code.
+    pub(super) fn named_location(&mut self, name: impl Into<Cow<'a, str>>) -> u32 {
+        let name = self.string(name);
+        let lines = [(self.functions.intern([name, 0]), 0)].into();
+        self.locations.intern(Location { lines, ..Location::default() })
+    }
+
+    fn line(&mut self, frame: Option<&'a Frame>) -> (u32, u32) {
+        let name = match frame {
+            None => Cow::Borrowed("[frame unknown]"),
+            Some(Frame { function: Some(function), .. }) if !function.is_empty() => Cow::Borrowed(&**function),
+            Some(frame) => Frame { function: None, ..frame.clone() }.label().into(),
+        };
+        let file = frame.and_then(|frame| frame.file.as_deref()).unwrap_or_default();
+        let function = [self.string(name), self.string(file)];
+        (self.functions.intern(function), frame.and_then(|frame| frame.line).unwrap_or(0))
+    }
+
+    fn mapping(&mut self, target: &'a TargetProfile, frame: &'a Frame) -> u32 {
+        let Some(path) = &frame.module else { return 0 };
+        let location = CodeLocation::of(self.profile, target, frame);
+        self.mappings.intern(Mapping { range: location.range(), path, build_id: location.build_id() })
+    }
+}
+
+/// Frames of the paths in valgrind's formats: indices of the profile's frames, followed by those of synthetic frames. Its trees grow
+/// from the allocation to its callers, so groups come first, and the frame that replaces missing callers comes last.
+#[derive(Default)]
+pub(super) struct ValgrindFrames {
+    synthetic: Interner<String>,
+}
+
+impl ValgrindFrames {
+    /// Returns the path from the node below the root to the outermost function. If there are several processes, it contains the process.
+    pub(super) fn path(
+        &mut self,
+        profile: &Profile,
+        target: &TargetProfile,
+        callsite: &CallsiteProfile,
+        presentation: &Presentation,
+    ) -> Vec<u32> {
+        let groups = presentation.by.iter().map(|group| group_frame(*group, target, callsite));
+        let process = (profile.targets.len() > 1).then(|| process_frame(target));
+        let mut path: Vec<u32> = groups.chain(process).map(|name| self.synthetic(profile, name)).collect();
+        path.extend(callsite.stack.iter().filter(|&&id| frame(profile, id).is_some()).map(|id| id.0));
+        path.extend(gap_frames(callsite).rev().map(|name| self.synthetic(profile, name)));
+        path
+    }
+
+    pub(super) fn synthetic(&mut self, profile: &Profile, name: String) -> u32 {
+        index(profile.frames.len()) + self.synthetic.intern(name)
+    }
+
+    /// `0x5588AC: function (file:line)`, `0x5588AC: function (in module)`, or the name of a synthetic frame.
+    pub(super) fn text(&self, profile: &Profile, at: u32) -> String {
+        let at = at as usize;
+        let Some(frame) = profile.frames.get(at) else {
+            return self.synthetic.values[at - profile.frames.len()].clone();
+        };
+        let function = frame.function.as_deref().unwrap_or("???");
+        let place = match (&frame.file, frame.line, &frame.module) {
+            (Some(file), Some(line), _) => format!(" ({file}:{line})"),
+            (Some(file), None, _) => format!(" ({file})"),
+            (None, _, Some(module)) => format!(" (in {module})"),
+            (None, _, None) => String::new(),
+        };
+        format!("0x{:X}: {function}{place}", frame.address)
+    }
+}
