@@ -3,7 +3,8 @@
 
 use std::io;
 
-use serde::Serialize;
+use serde::ser::SerializeMap;
+use serde::{Serialize, Serializer};
 use serde_json::{Value, json};
 
 use super::caption::{command, end_unix_ns, start_unix_ns};
@@ -23,7 +24,10 @@ pub(super) fn write(profile: &Profile, presentation: &Presentation, out: &mut dy
     for target in &profile.targets {
         for callsite in &target.callsites {
             let path = valgrind_frames.path(profile, target, callsite, presentation);
-            points.entry(path).or_default().add(callsite);
+            let point = points.entry(path).or_default();
+            for ((_, of), sum) in SUMS.iter().zip(&mut point.sums) {
+                *sum = sum.saturating_add(of(callsite));
+            }
         }
     }
     let mut table: Interner<u32> = Interner::default();
@@ -76,50 +80,36 @@ struct Root {
     frames: Vec<String>,
 }
 
+/// Sums of a point with their names in the format, as what a callsite adds to each.
+const SUMS: [(&str, fn(&CallsiteProfile) -> u64); 9] = [
+    // Allocated, or live at the start.
+    ("tb", |callsite| (callsite.totals.opening_bytes + callsite.totals.alloc_bytes).rounded()),
+    ("tbk", |callsite| (callsite.totals.opening_count + callsite.totals.alloc_count).rounded()),
+    // Lifetimes of these blocks in microseconds; those of live blocks last until the end.
+    ("tl", |callsite| (callsite.details.lifetime_total + callsite.details.ages.total).rounded()),
+    ("mb", |callsite| callsite.totals.peak_bytes.rounded()),
+    ("mbk", |callsite| callsite.totals.peak_count.rounded()),
+    ("gb", |callsite| callsite.totals.at_peak.bytes.rounded()),
+    ("gbk", |callsite| callsite.totals.at_peak.count.rounded()),
+    ("eb", |callsite| View::LiveBytes.of_callsite(callsite)),
+    ("ebk", |callsite| View::LiveCount.of_callsite(callsite)),
+];
+
 /// A program point, as the format calls callsites.
-#[derive(Debug, Default, Serialize)]
+#[derive(Default)]
 struct Point {
-    /// Allocated, or live at the start.
-    #[serde(rename = "tb")]
-    total_bytes: u64,
-    #[serde(rename = "tbk")]
-    total_blocks: u64,
-    /// Sum of the lifetimes of these blocks; those of live blocks last until the end.
-    #[serde(rename = "tl")]
-    lifetimes_us: u64,
-    #[serde(rename = "mb")]
-    peak_bytes: u64,
-    #[serde(rename = "mbk")]
-    peak_blocks: u64,
-    #[serde(rename = "gb")]
-    at_peak_bytes: u64,
-    #[serde(rename = "gbk")]
-    at_peak_blocks: u64,
-    #[serde(rename = "eb")]
-    live_bytes: u64,
-    #[serde(rename = "ebk")]
-    live_blocks: u64,
+    sums: [u64; SUMS.len()],
     /// Indices into the table of frames.
-    #[serde(rename = "fs")]
     frames: Vec<u32>,
 }
 
-impl Point {
-    fn add(&mut self, callsite: &CallsiteProfile) {
-        let (totals, details) = (&callsite.totals, &callsite.details);
-        let lifetimes = details.lifetime_total + details.ages.total;
-        for (sum, more) in [
-            (&mut self.total_bytes, (totals.opening_bytes + totals.alloc_bytes).rounded()),
-            (&mut self.total_blocks, (totals.opening_count + totals.alloc_count).rounded()),
-            (&mut self.lifetimes_us, lifetimes.rounded()),
-            (&mut self.peak_bytes, totals.peak_bytes.rounded()),
-            (&mut self.peak_blocks, totals.peak_count.rounded()),
-            (&mut self.at_peak_bytes, totals.at_peak.bytes.rounded()),
-            (&mut self.at_peak_blocks, totals.at_peak.count.rounded()),
-            (&mut self.live_bytes, View::LiveBytes.of_callsite(callsite)),
-            (&mut self.live_blocks, View::LiveCount.of_callsite(callsite)),
-        ] {
-            *sum = sum.saturating_add(more);
+impl Serialize for Point {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut map = serializer.serialize_map(None)?;
+        for ((name, _), sum) in SUMS.iter().zip(self.sums) {
+            map.serialize_entry(name, &sum)?;
         }
+        map.serialize_entry("fs", &self.frames)?;
+        map.end()
     }
 }

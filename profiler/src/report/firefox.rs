@@ -6,30 +6,29 @@
 use std::io;
 
 use rustc_hash::FxHashMap;
-use serde::ser::SerializeSeq;
-use serde::{Serialize, Serializer};
+use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::caption::Caption;
 use super::frames::hex;
 use super::presentation::Presentation;
 use crate::model::history::{Held, Moment};
-use crate::model::{ModuleProfile, Profile, TargetProfile, base_name};
-use thread::{Context, Libs, Part, Span, ThreadFields, millis, parts};
+use crate::model::{ModuleProfile, Profile, base_name};
+use thread::{Context, Libs, Thread, millis, parts};
 
 mod thread;
 
 /// Samples have the weight of the view; allocations are always in bytes.
 pub(super) fn write(profile: &Profile, presentation: &Presentation, out: &mut dyn io::Write) -> io::Result<()> {
     let libs: Libs = profile.frames.iter().filter_map(|frame| frame.module.as_deref()).collect();
-    let context = Context { profile, presentation, libs: &libs, span: Span::of(profile) };
-    let threads = Threads::new(context);
+    let context = Context::new(profile, presentation, &libs);
+    let threads = threads(context);
     let modules: FxHashMap<&str, &ModuleProfile> =
         profile.modules.iter().rev().map(|module| (&*module.path, module)).collect();
     let header = json!({
         "meta": meta(context),
         "libs": libs.values.iter().map(|path| lib(path, modules.get(path).copied())).collect::<Vec<_>>(),
-        "counters": threads.counters(),
+        "counters": counters(&threads),
         "pages": [],
         "profilerOverhead": [],
     });
@@ -41,11 +40,11 @@ pub(super) fn write(profile: &Profile, presentation: &Presentation, out: &mut dy
 struct Root<'a> {
     #[serde(flatten)]
     header: Value,
-    threads: Threads<'a>,
+    threads: Vec<Thread<'a>>,
 }
 
 fn meta(context: Context) -> Value {
-    let Context { profile, presentation, span, .. } = context;
+    let Context { profile, presentation, start_unix_ns, .. } = context;
     let caption = Caption::new(profile, presentation.view);
     let categories: Vec<_> = [("Other", "grey"), ("Native", "blue"), ("Missing", "red"), ("Group", "purple")]
         .map(|(name, color)| json!({ "name": name, "color": color, "subcategories": ["Other"] }))
@@ -55,7 +54,7 @@ fn meta(context: Context) -> Value {
         "preprocessedProfileVersion": 55,
         "product": caption.subject,
         "importedFrom": "heapbpf",
-        "startTime": millis(span.start_unix_ns),
+        "startTime": millis(start_unix_ns),
         "interval": 1.0,
         "processType": 0,
         "stackwalk": 1,
@@ -114,51 +113,18 @@ fn breakpad_id(build_id: &[u8]) -> String {
 }
 
 /// Threads of all processes. The tables of each are built when it is written.
-struct Threads<'a> {
-    context: Context<'a>,
-    rows: Vec<ThreadRow<'a>>,
-}
-
-struct ThreadRow<'a> {
-    target: &'a TargetProfile,
-    part: Part,
-    is_first: bool,
-    pid: String,
-    tid: String,
-}
-
-impl<'a> Threads<'a> {
-    fn new(context: Context<'a>) -> Self {
-        let (mut pids, mut tids) = (Unique::default(), Unique::default());
-        let mut rows = Vec::new();
-        for target in &context.profile.targets {
-            let pid = pids.text(target.facts.pid.0);
-            for (at, part) in parts(target).into_iter().enumerate() {
-                let tid =
-                    part.and_then(|part| target.threads.get(part)).map_or(target.facts.pid.0, |thread| thread.tid.0);
-                rows.push(ThreadRow { target, part, is_first: at == 0, pid: pid.clone(), tid: tids.text(tid) });
-            }
+fn threads(context: Context<'_>) -> Vec<Thread<'_>> {
+    let (mut pids, mut tids) = (Unique::default(), Unique::default());
+    let mut threads = Vec::new();
+    for target in &context.profile.targets {
+        let pid = pids.text(target.facts.pid.0);
+        for (at, part) in parts(target).into_iter().enumerate() {
+            let thread = part.and_then(|part| target.threads.get(part));
+            let tid = tids.text(thread.map_or(target.facts.pid.0, |thread| thread.tid.0));
+            threads.push(Thread { context, target, part, is_first: at == 0, pid: pid.clone(), tid });
         }
-        Self { context, rows }
     }
-
-    /// Live bytes over time, for the processes that have a history.
-    fn counters(&self) -> Vec<Value> {
-        let first = self.rows.iter().enumerate().filter(|(_, row)| row.is_first);
-        let counters = first.filter(|(_, row)| !row.target.history.curve.is_empty());
-        counters.map(|(at, row)| counter(&self.context.span, at, row)).collect()
-    }
-}
-
-impl Serialize for Threads<'_> {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let mut threads = serializer.serialize_seq(Some(self.rows.len()))?;
-        for ThreadRow { target, part, is_first, pid, tid } in &self.rows {
-            let ids = [pid.clone(), tid.clone()];
-            threads.serialize_element(&ThreadFields::new(self.context, target, *part, *is_first, ids))?;
-        }
-        threads.end()
-    }
+    threads
 }
 
 /// Formats numbers as distinct texts: repeated ones get a suffix.
@@ -173,10 +139,17 @@ impl Unique {
     }
 }
 
+/// Live bytes over time, for the processes that have a history.
+fn counters(threads: &[Thread]) -> Vec<Value> {
+    let first = threads.iter().enumerate().filter(|(_, thread)| thread.is_first);
+    let counters = first.filter(|(_, thread)| !thread.target.history.curve.is_empty());
+    counters.map(|(at, thread)| counter(at, thread)).collect()
+}
+
 /// The samples of a counter are differences to the sample before.
-fn counter(span: &Span, thread: usize, row: &ThreadRow) -> Value {
-    let points = &row.target.history.curve;
-    let times: Vec<f64> = points.iter().map(|point| millis(span.since(point.time))).collect();
+fn counter(at: usize, thread: &Thread) -> Value {
+    let points = &thread.target.history.curve;
+    let times: Vec<f64> = points.iter().map(|point| millis(thread.context.since(point.time))).collect();
     let growth = |of: fn(&Held) -> f64| -> Vec<f64> {
         let mut before = 0.0;
         let step = |point: &Moment| of(&point.held) - std::mem::replace(&mut before, of(&point.held));
@@ -189,8 +162,8 @@ fn counter(span: &Span, thread: usize, row: &ThreadRow) -> Value {
         "name": "malloc",
         "category": "Memory",
         "description": "Live bytes",
-        "pid": row.pid,
-        "mainThreadIndex": thread,
+        "pid": thread.pid,
+        "mainThreadIndex": at,
         "color": "orange",
         "samples": { "length": points.len(), "time": times, "count": count, "number": number },
     })

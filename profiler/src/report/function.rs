@@ -3,6 +3,7 @@
 
 use profiler_common::stack::StackEnd;
 
+use super::frames::end_frame;
 use super::text;
 use crate::model::{Frame, FrameId, Profile, base_name};
 
@@ -170,8 +171,9 @@ fn operator(rest: &str) -> Option<&str> {
 
 /// Formats a stack on one line, from the leaf outwards: the named functions of the program, or all frames if there are none.
 pub(super) fn chain(profile: &Profile, stack: &[FrameId], end: Option<StackEnd>) -> String {
+    let missing = end_frame(end, stack);
     if stack.is_empty() {
-        return missing(end).unwrap_or_else(|| "[no frames]".to_owned());
+        return missing.unwrap_or_default();
     }
     let frames: Vec<&Frame> = stack.iter().map(|&id| profile.frame(id)).collect();
     let mut names = collapse(&program_frames(&frames));
@@ -179,7 +181,7 @@ pub(super) fn chain(profile: &Profile, stack: &[FrameId], end: Option<StackEnd>)
         names.truncate(FUNCTIONS_MAX);
         names.push("…".to_owned());
     }
-    names.extend(missing(end));
+    names.extend(missing);
     names.join(" ← ")
 }
 
@@ -196,25 +198,16 @@ fn program_frames<'a>(frames: &[&'a Frame]) -> Vec<&'a Frame> {
 
 /// The frames' names, the first with its source line. Runs of one name (recursion) are merged: `f ×3`.
 fn collapse(frames: &[&Frame]) -> Vec<String> {
-    let mut names: Vec<(String, usize)> = Vec::new();
-    for frame in frames {
-        let name = name(frame);
-        match names.last_mut() {
-            Some((last, times)) if *last == name => *times += 1,
-            _ => names.push((name, 1)),
-        }
+    let names: Vec<String> = frames.iter().map(|frame| name(frame)).collect();
+    let merged = names.chunk_by(|a, b| a == b).map(|run| match run {
+        [name] => name.clone(),
+        run => format!("{} ×{}", run[0], run.len()),
+    });
+    let mut merged: Vec<String> = merged.collect();
+    if let Some(line) = frames.first().and_then(|frame| source_line(frame)) {
+        merged[0] += &format!(" ({line})");
     }
-    let source_line = frames.first().and_then(|frame| source_line(frame));
-    let source_lines = std::iter::once(source_line).chain(std::iter::repeat(None));
-    names
-        .into_iter()
-        .zip(source_lines)
-        .map(|((name, times), line)| {
-            let times = if times > 1 { format!(" ×{times}") } else { String::new() };
-            let line = line.map(|line| format!(" ({line})")).unwrap_or_default();
-            format!("{name}{times}{line}")
-        })
-        .collect()
+    merged
 }
 
 fn name(frame: &Frame) -> String {
@@ -233,15 +226,6 @@ fn source_line(frame: &Frame) -> Option<String> {
         Some(line) => format!("{file}:{line}"),
         None => file,
     })
-}
-
-/// Names the reason if the stack is incomplete.
-fn missing(end: Option<StackEnd>) -> Option<String> {
-    match end {
-        None => Some("[stack lost]".to_owned()),
-        Some(StackEnd::Complete) => None,
-        Some(end) => Some(format!("[unwind: {}]", end.counter().name())),
-    }
 }
 
 #[cfg(test)]

@@ -95,14 +95,12 @@ impl<'a, W: io::Write> Events<'a, W> {
 
     /// Writes an allocation, by the indices of the target and the callsite in the profile. Unknown ones are skipped.
     pub(crate) fn allocate(&mut self, target: usize, callsite: usize, bytes: u64) -> io::Result<()> {
-        let Some(info) = self.info(target, callsite, bytes)? else { return Ok(()) };
-        writeln!(self.out, "+ {info:x}")
+        self.event('+', target, callsite, bytes)
     }
 
     /// Writes a free of bytes that a callsite allocated.
     pub(crate) fn free(&mut self, target: usize, callsite: usize, bytes: u64) -> io::Result<()> {
-        let Some(info) = self.info(target, callsite, bytes)? else { return Ok(()) };
-        writeln!(self.out, "- {info:x}")
+        self.event('-', target, callsite, bytes)
     }
 
     /// Writes a correction: bytes were not freed after all, or live bytes have a larger weight. It must not count as an allocation, so it
@@ -116,19 +114,21 @@ impl<'a, W: io::Write> Events<'a, W> {
         Ok(self.out)
     }
 
-    fn info(&mut self, target: usize, callsite: usize, bytes: u64) -> io::Result<Option<u64>> {
-        let Some(trace) = self.trace_of(target, callsite)? else { return Ok(None) };
-        if let Some(&info) = self.infos.get(&(bytes, trace)) {
-            return Ok(Some(info));
-        }
-        if self.infos.len() >= INFOS_MAX {
-            self.infos.clear();
-        }
-        writeln!(self.out, "a {bytes:x} {trace:x}")?;
-        let info = self.info_count;
-        self.info_count += 1;
-        self.infos.insert((bytes, trace), info);
-        Ok(Some(info))
+    fn event(&mut self, kind: char, target: usize, callsite: usize, bytes: u64) -> io::Result<()> {
+        let Some(trace) = self.trace_of(target, callsite)? else { return Ok(()) };
+        let info = match self.infos.get(&(bytes, trace)) {
+            Some(&known) => known,
+            None => {
+                if self.infos.len() >= INFOS_MAX {
+                    self.infos.clear();
+                }
+                writeln!(self.out, "a {bytes:x} {trace:x}")?;
+                self.infos.insert((bytes, trace), self.info_count);
+                self.info_count += 1;
+                self.info_count - 1
+            }
+        };
+        writeln!(self.out, "{kind} {info:x}")
     }
 
     /// Returns the trace of a callsite: its synthetic frames and its own, the outermost first.

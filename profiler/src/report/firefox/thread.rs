@@ -45,8 +45,39 @@ pub(super) type Libs<'a> = Interner<&'a str>;
 pub(super) struct Context<'a> {
     pub(super) profile: &'a Profile,
     pub(super) presentation: &'a Presentation,
-    pub(super) libs: &'a Libs<'a>,
-    pub(super) span: Span<'a>,
+    libs: &'a Libs<'a>,
+    /// The time that the profile covers.
+    pub(super) start_unix_ns: u64,
+    duration_ns: u64,
+}
+
+impl<'a> Context<'a> {
+    pub(super) fn new(profile: &'a Profile, presentation: &'a Presentation, libs: &'a Libs<'a>) -> Self {
+        let (start_unix_ns, duration_ns) = (caption::start_unix_ns(profile), describe::duration_ns(profile));
+        Self { profile, presentation, libs, start_unix_ns, duration_ns }
+    }
+
+    /// Nanoseconds since the start, clamped to the time of the profile.
+    pub(super) fn since(&self, time: MonotonicNanos) -> u64 {
+        self.profile.unix_ns(time).saturating_sub(self.start_unix_ns).min(self.duration_ns)
+    }
+}
+
+/// A part of a target, whose first part represents its process.
+pub(super) struct Thread<'a> {
+    pub(super) context: Context<'a>,
+    pub(super) target: &'a TargetProfile,
+    pub(super) part: Part,
+    pub(super) is_first: bool,
+    /// Texts that no other process or thread has.
+    pub(super) pid: String,
+    pub(super) tid: String,
+}
+
+impl Serialize for Thread<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        ThreadFields::new(self).serialize(serializer)
+    }
 }
 
 /// Converts nanoseconds to the format's unit.
@@ -96,7 +127,7 @@ impl<R> Serialize for Column<'_, R> {
 
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(super) struct ThreadFields {
+struct ThreadFields {
     #[serde(flatten)]
     header: Value,
     samples: Table<Sample>,
@@ -200,17 +231,16 @@ struct StackRow {
 const STACKS: Columns<StackRow> = &[("prefix", |row| row.prefix.into()), ("frame", |row| row.frame.into())];
 
 impl ThreadFields {
-    /// `ids` are the pid and tid as texts that no other process or thread has. The first part of a target represents its process.
-    pub(super) fn new(context: Context, target: &TargetProfile, part: Part, is_first: bool, ids: [String; 2]) -> Self {
-        let Context { presentation, span, .. } = context;
+    fn new(&Thread { context, target, part, is_first, ref pid, ref tid }: &Thread) -> Self {
+        let Context { presentation, duration_ns, .. } = context;
         let mut tables = Tables::new(context, target);
         let (mut samples, mut events) = (Vec::new(), Vec::new());
         for callsite in target.callsites.iter().filter(|callsite| self::part(target, callsite) == part) {
             let stack = tables.stack(callsite, presentation);
-            let allocations = allocations(&span, target, callsite);
+            let allocations = allocations(&context, target, callsite);
             let time_ns = allocations.iter().filter_map(|allocation| allocation.from_ns).min();
             let weight = presentation.view.of_callsite(callsite);
-            samples.push(Sample { time_ns: time_ns.unwrap_or(span.duration_ns), stack, weight });
+            samples.push(Sample { time_ns: time_ns.unwrap_or(duration_ns), stack, weight });
             for allocation in allocations {
                 // Distinct synthetic addresses.
                 let address = 16 * (events.len() as u64 + 1);
@@ -220,19 +250,18 @@ impl ThreadFields {
                 events.extend(event(allocation.until_ns, -bytes));
             }
         }
-        let markers = tables.markers(&span, is_first);
+        let markers = tables.markers(is_first);
         samples.retain(|sample| sample.weight > 0);
         if is_first {
             // The profiler shows the time from the first to the last sample, and clips counters and allocations to it.
-            samples.extend([0, span.duration_ns].map(|time_ns| Sample { time_ns, stack: None, weight: 0 }));
+            samples.extend([0, duration_ns].map(|time_ns| Sample { time_ns, stack: None, weight: 0 }));
         }
         samples.sort_by_key(|sample| sample.time_ns);
         // The sort is stable: an allocation and its free at the same time stay in order.
         events.sort_by_key(|event| event.time_ns);
-        let (start, end) = (millis(span.since(target.facts.beginning.time)), millis(span.duration_ns));
+        let (start, end) = (millis(context.since(target.facts.beginning.time)), millis(duration_ns));
         let end = target.facts.exited.then_some(end);
         let weight_type = if presentation.view.is_bytes() { "bytes" } else { "samples" };
-        let [pid, tid] = ids;
         let header = json!({
             "name": name(target, part, is_first),
             "isMainThread": is_first,
@@ -356,14 +385,14 @@ impl<'a> Tables<'a> {
     }
 
     /// The dumps and marks of the target, on its first thread.
-    fn markers(&mut self, span: &Span, is_first: bool) -> Value {
+    fn markers(&mut self, is_first: bool) -> Value {
         let instants = self.target.history.instants.iter().filter(|_| is_first);
         let marker = |point: &Instant| {
             let name = match point.occasion? {
                 Occasion::Dump(number) => format!("dump {number}"),
                 Occasion::Mark => "mark".to_owned(),
             };
-            Some((self.strings.intern(name), millis(span.since(point.time))))
+            Some((self.strings.intern(name), millis(self.context.since(point.time))))
         };
         let (names, times): (Vec<_>, Vec<_>) = instants.filter_map(marker).unzip();
         let length = names.len();
@@ -380,32 +409,6 @@ impl<'a> Tables<'a> {
     }
 }
 
-/// The time that a profile covers.
-#[derive(Clone, Copy)]
-pub(super) struct Span<'a> {
-    profile: &'a Profile,
-    /// The profile is not of a window.
-    pub(super) is_whole: bool,
-    pub(super) start_unix_ns: u64,
-    pub(super) duration_ns: u64,
-}
-
-impl<'a> Span<'a> {
-    pub(super) fn of(profile: &'a Profile) -> Self {
-        Self {
-            profile,
-            is_whole: profile.window.is_none(),
-            start_unix_ns: caption::start_unix_ns(profile),
-            duration_ns: describe::duration_ns(profile),
-        }
-    }
-
-    /// Nanoseconds since the start, clamped to the span.
-    pub(super) fn since(&self, time: MonotonicNanos) -> u64 {
-        self.profile.unix_ns(time).saturating_sub(self.start_unix_ns).min(self.duration_ns)
-    }
-}
-
 /// Bytes that were allocated and freed at the same times, in nanoseconds since the start of the profile.
 #[derive(Clone, Copy)]
 struct Allocation {
@@ -417,25 +420,26 @@ struct Allocation {
 }
 
 /// Synthetic allocations and frees that add up to what a callsite did. The profiler works with single blocks (a block is retained if it
-/// was allocated and not freed), so there is one for everything allocated by one point in time and freed by another. Live ones add up to its live bytes, allocated ones to its allocated bytes, freed ones to its freed
-/// bytes. Exception: inherited bytes that were not freed count as allocated, because the profiler must show them as retained. If the
-/// profile shows old blocks only, young ones are left out.
-fn allocations(span: &Span, target: &TargetProfile, callsite: &CallsiteProfile) -> Vec<Allocation> {
+/// was allocated and not freed), so there is one for everything allocated by one point in time and freed by another. Live
+/// ones add up to its live bytes, allocated ones to its allocated bytes, freed ones to its freed bytes. Exception: inherited bytes that
+/// were not freed count as allocated, because the profiler must show them as retained. If the profile shows old blocks only, young ones
+/// are left out.
+fn allocations(context: &Context, target: &TargetProfile, callsite: &CallsiteProfile) -> Vec<Allocation> {
     let totals = &callsite.totals;
     let live = View::LiveBytes.of_callsite(callsite);
     let freed = totals.free_bytes.rounded();
     let temporary = totals.alloc_bytes.rounded().saturating_sub(live).min(freed);
     let whole = Sums { allocated: temporary.saturating_add(live), freed: temporary };
-    let is_of_all = span.is_whole && callsite.older.is_none() && totals.opening_bytes.rounded() == 0;
-    let mut sums = if is_of_all { history(span, target, callsite, whole) } else { Vec::new() };
+    let is_of_all = context.profile.window.is_none() && callsite.older.is_none() && totals.opening_bytes.rounded() == 0;
+    let mut sums = if is_of_all { history(context, target, callsite, whole) } else { Vec::new() };
     if sums.is_empty() {
         // Most was allocated by the time of the peak; if that is unknown or outside of the span, use the start.
-        let time_ns = totals.peak_time.map_or(0, |time| span.since(time));
+        let time_ns = totals.peak_time.map_or(0, |time| context.since(time));
         sums.push((time_ns, Sums { allocated: whole.allocated, freed: 0 }));
     }
-    sums.push((span.duration_ns, whole));
+    sums.push((context.duration_ns, whole));
     let mut allocations = matched(&sums);
-    allocations.push(Allocation { from_ns: None, until_ns: Some(span.duration_ns), bytes: freed - temporary });
+    allocations.push(Allocation { from_ns: None, until_ns: Some(context.duration_ns), bytes: freed - temporary });
     allocations.retain(|allocation| allocation.bytes > 0);
     allocations
 }
@@ -448,14 +452,14 @@ struct Sums {
 }
 
 /// The cumulative sums of a callsite whenever they changed: never decreasing, never above the final ones.
-fn history(span: &Span, target: &TargetProfile, callsite: &CallsiteProfile, whole: Sums) -> Vec<(u64, Sums)> {
+fn history(context: &Context, target: &TargetProfile, callsite: &CallsiteProfile, whole: Sums) -> Vec<(u64, Sums)> {
     let mut last = (0, Sums::default());
     let sums_at = |change: &Change| {
         let instant = target.history.instants.get(change.instant as usize)?;
         let allocated = rounded(change.held.alloc_bytes).clamp(last.1.allocated, whole.allocated);
         let freed = rounded(change.held.alloc_bytes - change.held.live_bytes);
         let freed = freed.clamp(last.1.freed, whole.freed.max(last.1.freed)).min(allocated);
-        last = (span.since(instant.time).max(last.0), Sums { allocated, freed });
+        last = (context.since(instant.time).max(last.0), Sums { allocated, freed });
         Some(last)
     };
     callsite.history.iter().filter_map(sums_at).collect()
