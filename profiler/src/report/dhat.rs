@@ -80,8 +80,10 @@ struct Root {
     frames: Vec<String>,
 }
 
-/// Sums of a point with their names in the format, as what a callsite adds to each.
-const SUMS: [(&str, fn(&CallsiteProfile) -> u64); 9] = [
+/// A sum of a point: its name in the format, and what a callsite adds to it.
+type Sum = (&'static str, fn(&CallsiteProfile) -> u64);
+
+const SUMS: [Sum; 9] = [
     // Allocated, or live at the start.
     ("tb", |callsite| (callsite.totals.opening_bytes + callsite.totals.alloc_bytes).rounded()),
     ("tbk", |callsite| (callsite.totals.opening_count + callsite.totals.alloc_count).rounded()),

@@ -174,8 +174,8 @@ impl<'a, W: io::Write> Events<'a, W> {
     fn call(&mut self, call: &[FrameId]) -> io::Result<String> {
         let profile = self.profile;
         let frames = || call.iter().map(|&id| profile.frame(id));
-        let address = frames().last().map_or(0, |frame| frame.address);
-        let module = self.optional(frames().last().and_then(|frame| frame.module.as_ref()))?;
+        let address = frames().next_back().map_or(0, |frame| frame.address);
+        let module = self.optional(frames().next_back().and_then(|frame| frame.module.as_ref()))?;
         let mut line = format!("i {address:x} {module:x}");
         // Readers have their own placeholder for instructions without names.
         if frames().any(|frame| frame.function.is_some()) {
