@@ -10,7 +10,7 @@ use std::process::{Command, Stdio};
 
 use heapbpf::internals::ids::Pid;
 use heapbpf::internals::linux::proc::maps::{Region, RegionKind, regions};
-use heapbpf::internals::recording::block::{FILE_HEADER_BYTES, Kind, read_block};
+use heapbpf::internals::recording::block::{FILE_HEADER_BYTES, read_block};
 use heapbpf::internals::recording::read::Reading;
 use heapbpf::internals::recording::replay::Replay;
 use heapbpf_fuzz::image::{EXECUTABLE, FILES, KINDS, PAGE_BYTES, READ_ONLY, REGISTERS, SHARED};
@@ -55,13 +55,7 @@ fn recording(name: &str, file: &[u8]) -> Outcome {
     let mut blocks = vec![BY_THREAD, 0, 0, 0, 0, 0];
     let mut rest = file.get(FILE_HEADER_BYTES..).ok_or("not a recording")?;
     while let Some(block) = read_block(&mut rest)? {
-        let kind = match block.kind {
-            Kind::Entries => 1,
-            Kind::Fold => 2,
-            Kind::Names => 3,
-            Kind::End => 4,
-            Kind::Unknown(_) => 5,
-        };
+        let kind = u8::try_from(block.kind.0)?;
         blocks.push(if block.goes_on { kind | GOES_ON } else { kind });
         blocks.extend(u16::try_from(block.bytes.len())?.to_le_bytes());
         blocks.extend(block.bytes);

@@ -53,13 +53,7 @@ fn of_blocks(bytes: &mut Bytes<'_>) -> Vec<u8> {
             file.extend(stored(head, goes_on, content));
             continue;
         }
-        let kind = match head & 0xf {
-            1 => Kind::Entries,
-            2 => Kind::Fold,
-            3 => Kind::Names,
-            4 => Kind::End,
-            other => Kind::Unknown(other.into()),
-        };
+        let kind = Kind(u16::from(head & 0xf));
         file.extend(WRITER.with_borrow_mut(|writer| writer.block(kind, goes_on, content)).expect("it is small enough"));
     }
     file

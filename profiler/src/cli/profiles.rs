@@ -10,11 +10,11 @@ use rustc_hash::FxHashMap;
 
 use super::exit::usage;
 use super::terminal::say;
+use crate::ids::LedgerId;
 use crate::ledger::journal::{Flow, Movement};
 use crate::linux::files;
 use crate::model::Profile;
 use crate::recording::block::MAGIC;
-use crate::recording::entry::LedgerId;
 use crate::recording::names::{self, Found, RecordedNames};
 use crate::recording::read::{self, Damage};
 use crate::recording::span::{Span, SpanError, Spanned};

@@ -13,7 +13,7 @@ use super::ranges::{Freed, Ranges};
 use super::threads::{FreedBlock, Threads};
 use super::totals::{Held, Totals};
 use crate::address::TargetAddr;
-use crate::ids::{HeapId, Pid, StackId, Tid};
+use crate::ids::{HeapId, LedgerId, Pid, StackId, Tid};
 use crate::ingest::event::{Allocation, Event, Free, Remap, Stack};
 use crate::units::{MonotonicNanos, Weight};
 
@@ -33,9 +33,12 @@ pub struct Ledger {
     pub(super) frees_unknown: u64,
     /// Always 0: fills a field of the recording format that is no longer used.
     reserved: u32,
-    /// Corrections that were not taken yet; `None` if there is no recording.
+    /// `None` until a recorder has numbered the ledger, and without a recording.
     #[serde(skip)]
-    pub(super) corrections: Option<Vec<Correction>>,
+    id: Option<LedgerId>,
+    /// Corrections of a recorded ledger that were not taken yet.
+    #[serde(skip)]
+    corrections: Vec<Correction>,
     /// Changes that were not taken yet; `None` if nothing takes them.
     #[serde(skip)]
     flows: Option<Vec<Flow>>,
@@ -68,7 +71,8 @@ impl Ledger {
             heaps: FxHashMap::default(),
             frees_unknown: 0,
             reserved: 0,
-            corrections: None,
+            id: None,
+            corrections: Vec::new(),
             flows: None,
             peak: BEFORE_PEAKS + 1,
             latest: MonotonicNanos(0),
@@ -112,14 +116,25 @@ impl Ledger {
         self.distinguished.get_or_insert_default();
     }
 
-    /// Records corrections for [`take_corrections`](Self::take_corrections).
-    pub fn record_corrections(&mut self) {
-        self.corrections.get_or_insert_default();
+    /// Returns the number of this ledger in the recording, if it has one.
+    pub fn id(&self) -> Option<LedgerId> {
+        self.id
+    }
+
+    /// Numbers the ledger, and records its corrections for [`take_corrections`](Self::take_corrections) from now on.
+    pub fn record_as(&mut self, id: LedgerId) {
+        self.id = Some(id);
+    }
+
+    pub(super) fn record(&mut self, correction: Correction) {
+        if self.id.is_some() {
+            self.corrections.push(correction);
+        }
     }
 
     /// Returns the corrections since the last call.
     pub fn take_corrections(&mut self) -> Vec<Correction> {
-        self.corrections.as_mut().map(std::mem::take).unwrap_or_default()
+        std::mem::take(&mut self.corrections)
     }
 
     /// Records changes for [`take_flows`](Self::take_flows), starting with all live blocks, ordered by callsite

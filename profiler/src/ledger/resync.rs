@@ -128,12 +128,6 @@ impl Ledger {
         self.change(callsite, Movement::Reweighed { from, to }, self.latest);
     }
 
-    fn record(&mut self, correction: Correction) {
-        if let Some(corrections) = &mut self.corrections {
-            corrections.push(correction);
-        }
-    }
-
     /// Applies a correction of a recording.
     pub fn correct(&mut self, correction: &Correction) {
         match correction {

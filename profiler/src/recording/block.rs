@@ -30,42 +30,22 @@ const COMPRESSION_LEVEL: i32 = 1;
 /// Flag: the next block continues this one.
 const GOES_ON: u16 = 1;
 
-/// Contents of a block.
+/// Contents of a block. Later versions may add kinds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
-    Entries,
-    /// A part of the state that replaces older blocks.
-    Fold,
-    /// Symbolized locations.
-    Names,
-    End,
-    /// How the locations were symbolized.
-    Symbolization,
-    /// Added by a later version.
-    Unknown(u16),
-}
+pub struct Kind(pub u16);
 
 impl Kind {
-    const fn to_wire(self) -> u16 {
-        match self {
-            Self::Entries => 1,
-            Self::Fold => 2,
-            Self::Names => 3,
-            Self::End => 4,
-            Self::Symbolization => 5,
-            Self::Unknown(kind) => kind,
-        }
-    }
+    pub const ENTRIES: Self = Self(1);
+    /// A part of the state that replaces older blocks.
+    pub const FOLD: Self = Self(2);
+    /// Symbolized locations.
+    pub const NAMES: Self = Self(3);
+    pub const END: Self = Self(4);
+    /// How the locations were symbolized.
+    pub const SYMBOLIZATION: Self = Self(5);
 
-    const fn from_wire(kind: u16) -> Self {
-        match kind {
-            1 => Self::Entries,
-            2 => Self::Fold,
-            3 => Self::Names,
-            4 => Self::End,
-            5 => Self::Symbolization,
-            kind => Self::Unknown(kind),
-        }
+    fn is_known(self) -> bool {
+        (Self::ENTRIES.0..=Self::SYMBOLIZATION.0).contains(&self.0)
     }
 }
 
@@ -130,12 +110,6 @@ pub(crate) fn check_header(header: &[u8]) -> Result<(), HeaderError> {
 /// Compresses blocks.
 pub struct BlockWriter(zstd::bulk::Compressor<'static>);
 
-impl std::fmt::Debug for BlockWriter {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("BlockWriter")
-    }
-}
-
 impl BlockWriter {
     pub fn new() -> io::Result<Self> {
         zstd::bulk::Compressor::new(COMPRESSION_LEVEL).map(Self)
@@ -148,7 +122,7 @@ impl BlockWriter {
         let length =
             |bytes: &[u8]| u32::try_from(bytes.len()).ok().filter(|_| bytes.len() <= BLOCK_BYTES_MAX).ok_or_else(large);
         let mut block = Vec::with_capacity(BLOCK_HEADER_BYTES + stored.len());
-        block.extend(kind.to_wire().to_le_bytes());
+        block.extend(kind.0.to_le_bytes());
         block.extend((if goes_on { GOES_ON } else { 0 }).to_le_bytes());
         block.extend(length(&stored)?.to_le_bytes());
         block.extend(length(bytes)?.to_le_bytes());
@@ -159,59 +133,46 @@ impl BlockWriter {
     }
 }
 
-fn checksum(before: &[u8], behind: &[u8]) -> u32 {
+fn checksum(header: &[u8], stored: &[u8]) -> u32 {
     let mut hasher = crc32fast::Hasher::new();
-    hasher.update(before);
-    hasher.update(behind);
+    hasher.update(header);
+    hasher.update(stored);
     hasher.finalize()
 }
 
 /// Reads the next block; `None` at the end of the file. Blocks of unknown kinds are not decompressed.
 pub fn read_block(file: &mut impl Read) -> Result<Option<Block>, BlockError> {
-    let mut header = [0; BLOCK_HEADER_BYTES];
-    match fill(file, &mut header)? {
-        0 => return Ok(None),
-        BLOCK_HEADER_BYTES => {}
-        _ => return Err(BlockError::Cut),
+    let header = read_up_to(file, BLOCK_HEADER_BYTES)?;
+    if header.is_empty() {
+        return Ok(None);
     }
-    let half = |at: usize| u16::from_le_bytes([header[at], header[at + 1]]);
-    let word = |at: usize| u32::from_le_bytes([header[at], header[at + 1], header[at + 2], header[at + 3]]);
-    let length =
-        |at: usize| usize::try_from(word(at)).ok().filter(|&length| length <= BLOCK_BYTES_MAX).ok_or(BlockError::Large);
-    let (stored_bytes, raw_bytes) = (length(4)?, length(8)?);
-    let mut stored = Vec::new();
-    // Grows with what is read, not with the length in the header.
-    file.take(stored_bytes as u64).read_to_end(&mut stored)?;
+    let header = <[u8; BLOCK_HEADER_BYTES]>::try_from(header).map_err(|_| BlockError::Cut)?;
+    let half = |index: usize| u16::from_le_bytes(header.as_chunks().0[index]);
+    let word = |index: usize| u32::from_le_bytes(header.as_chunks().0[index]);
+    let length = |index: usize| {
+        usize::try_from(word(index)).ok().filter(|&length| length <= BLOCK_BYTES_MAX).ok_or(BlockError::Large)
+    };
+    let (kind, goes_on, stored_bytes, raw_bytes) = (Kind(half(0)), half(1) & GOES_ON != 0, length(1)?, length(2)?);
+    let stored = read_up_to(file, stored_bytes)?;
     if stored.len() < stored_bytes {
         return Err(BlockError::Cut);
     }
-    if checksum(&header[..12], &stored) != word(12) {
+    if checksum(&header[..12], &stored) != word(3) {
         return Err(BlockError::Checksum);
     }
-    let kind = Kind::from_wire(half(0));
-    let bytes = match kind {
-        Kind::Unknown(_) => Vec::new(),
-        _ => unpack(&stored, raw_bytes)?,
-    };
-    let goes_on = half(2) & GOES_ON != 0;
+    let mut bytes = Vec::new();
+    if kind.is_known() {
+        bytes = zstd::bulk::decompress(&stored, raw_bytes).map_err(|_| BlockError::Compression)?;
+        if bytes.len() != raw_bytes {
+            return Err(BlockError::Compression);
+        }
+    }
     Ok(Some(Block { kind, goes_on, bytes, stored_bytes: (BLOCK_HEADER_BYTES + stored_bytes) as u64 }))
 }
 
-fn unpack(stored: &[u8], raw_bytes: usize) -> Result<Vec<u8>, BlockError> {
-    let bytes = zstd::bulk::decompress(stored, raw_bytes).map_err(|_| BlockError::Compression)?;
-    if bytes.len() == raw_bytes { Ok(bytes) } else { Err(BlockError::Compression) }
-}
-
-/// Reads until the buffer is full or the file ends, and returns the number of bytes.
-fn fill(file: &mut impl Read, buffer: &mut [u8]) -> io::Result<usize> {
-    let mut filled = 0;
-    while filled < buffer.len() {
-        match file.read(&mut buffer[filled..]) {
-            Ok(0) => break,
-            Ok(count) => filled += count,
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) => return Err(error),
-        }
-    }
-    Ok(filled)
+/// Reads this many bytes, or fewer if the file ends. The buffer grows with what is read: lengths in files may be wrong.
+pub(super) fn read_up_to(file: &mut impl Read, count: usize) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    file.take(count as u64).read_to_end(&mut bytes)?;
+    Ok(bytes)
 }

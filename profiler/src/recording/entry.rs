@@ -5,7 +5,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use crate::address::{FileOffset, TargetAddr};
-use crate::ids::{ModuleId, Pid, Tid};
+use crate::ids::{LedgerId, ModuleId, Pid, Tid};
 use crate::ledger::journal::Correction;
 use crate::ledger::timeline::Instant;
 use crate::linux::proc::maps::Mapping;
@@ -16,10 +16,6 @@ use crate::process::address_space::MappedModule;
 use crate::snapshot::{HeapFacts, TargetFacts};
 use crate::symbolize::ResolvedFrame;
 use crate::units::MonotonicNanos;
-
-/// A ledger, by a number that is unique in the recording.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-pub struct LedgerId(pub u32);
 
 /// A change of the set of ledgers, or of one of them. Written with postcard: the order of variants and fields is part of the format.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

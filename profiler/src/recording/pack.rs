@@ -2,7 +2,7 @@
 //! digits of addresses and times. Blocks are independent of each other. Unpacking any bytes gives entries or an
 //! error, never a panic.
 
-use std::sync::Arc;
+use std::hash::Hash;
 
 use profiler_common::interval::Interval;
 use profiler_common::limits::STACK_FRAMES_MAX;
@@ -18,26 +18,16 @@ use crate::ids::{HeapId, HookId, Pid, StackId, Tid};
 use crate::ingest::event::{Allocation, Event, Free, Remap, Stack};
 use crate::units::MonotonicNanos;
 
-/// An entry as written, with postcard. New variants go to the end, and change the major version; entries of kind
-/// `Other` do not.
+/// An entry as written, with postcard. Addresses and times are distances from the previous one in the block. New
+/// variants go to the end, and change the major version; entries of kind `Other` do not.
 #[derive(Deserialize, Serialize)]
-enum Packed<'block> {
+enum Packed {
     /// The next caller of this block.
     Caller(Caller),
     /// The next thread of this block.
     Thread(Thread),
-    Alloc {
-        caller: u32,
-        address: i64,
-        size_bytes: u64,
-        time: i64,
-    },
-    Restore {
-        caller: u32,
-        address: i64,
-        size_bytes: u64,
-        time: i64,
-    },
+    Alloc(PackedAllocation),
+    Restore(PackedAllocation),
     Free {
         thread: u32,
         address: i64,
@@ -46,25 +36,35 @@ enum Packed<'block> {
     },
     /// Each frame as its distance from the previous one.
     Stack {
-        pid: u32,
-        id: u64,
+        pid: Pid,
+        id: StackId,
         end: u8,
         frames: Vec<i64>,
     },
-    Remap {
-        caller: u32,
-        old: (i64, u64),
-        new: (i64, u64),
-        /// End of the call, and its duration.
-        time: i64,
-        took: i64,
-    },
+    Remap(PackedRemap),
     /// Anything else, which a reader may skip.
     Other {
         kind: u16,
-        #[serde(borrow)]
-        payload: &'block [u8],
+        payload: Vec<u8>,
     },
+}
+
+#[derive(Deserialize, Serialize)]
+struct PackedAllocation {
+    caller: u32,
+    address: i64,
+    size_bytes: u64,
+    time: i64,
+}
+
+#[derive(Deserialize, Serialize)]
+struct PackedRemap {
+    caller: u32,
+    old: (i64, u64),
+    new: (i64, u64),
+    /// End of the call, and its duration.
+    time: i64,
+    took: i64,
 }
 
 /// Kinds of [`Packed::Other`].
@@ -75,16 +75,31 @@ const FACT: u16 = 2;
 #[derive(Clone, Copy, Debug, Deserialize, Eq, Hash, PartialEq, Serialize)]
 struct Caller {
     thread: Thread,
-    stack: u64,
+    stack: StackId,
     interval: u32,
-    hook: u16,
-    heap: u8,
+    hook: HookId,
+    heap: HeapId,
 }
 
 #[derive(Clone, Copy, Debug, Deserialize, Eq, Hash, PartialEq, Serialize)]
 struct Thread {
-    pid: u32,
-    tid: u32,
+    pid: Pid,
+    tid: Tid,
+}
+
+/// The latest number of a sequence in which each one is written as its distance from the previous one.
+#[derive(Clone, Copy, Debug, Default)]
+struct Latest(u64);
+
+impl Latest {
+    fn distance_to(&mut self, next: u64) -> i64 {
+        next.wrapping_sub(std::mem::replace(&mut self.0, next)).cast_signed()
+    }
+
+    fn advance(&mut self, distance: i64) -> u64 {
+        self.0 = self.0.wrapping_add(distance.cast_unsigned());
+        self.0
+    }
 }
 
 /// Packs the entries of one block.
@@ -93,38 +108,8 @@ pub(crate) struct Packer {
     bytes: Vec<u8>,
     callers: FxHashMap<Caller, u32>,
     threads: FxHashMap<Thread, u32>,
-    near: Near,
-}
-
-/// The latest address and time, which the next ones are relative to.
-#[derive(Clone, Copy, Debug, Default)]
-struct Near {
-    address: u64,
-    time: u64,
-}
-
-impl Near {
-    fn address_to(&mut self, address: TargetAddr) -> i64 {
-        let distance = address.0.wrapping_sub(self.address).cast_signed();
-        self.address = address.0;
-        distance
-    }
-
-    fn time_to(&mut self, time: MonotonicNanos) -> i64 {
-        let distance = time.0.wrapping_sub(self.time).cast_signed();
-        self.time = time.0;
-        distance
-    }
-
-    fn address_at(&mut self, distance: i64) -> TargetAddr {
-        self.address = self.address.wrapping_add(distance.cast_unsigned());
-        TargetAddr(self.address)
-    }
-
-    fn time_at(&mut self, distance: i64) -> MonotonicNanos {
-        self.time = self.time.wrapping_add(distance.cast_unsigned());
-        MonotonicNanos(self.time)
-    }
+    address: Latest,
+    time: Latest,
 }
 
 impl Packer {
@@ -136,123 +121,93 @@ impl Packer {
         self.bytes.is_empty()
     }
 
-    /// Passes the bytes to `block` and starts the next block.
-    pub(crate) fn finish(&mut self, block: impl FnOnce(&[u8])) {
-        block(&self.bytes);
-        self.bytes.clear();
-        self.callers.clear();
-        self.threads.clear();
-        self.near = Near::default();
+    /// Returns the bytes and starts the next block.
+    pub(crate) fn finish(&mut self) -> Vec<u8> {
+        std::mem::take(self).bytes
     }
 
     /// Adds an event, step or fact. Events that the session itself acts on are left out: forks, execs and raw stacks.
     pub(crate) fn add(&mut self, entry: &Entry) {
-        match entry {
-            Entry::Event(event) => self.event(event),
+        let packed = match entry {
+            Entry::Event(Event::Alloc(allocation)) => Packed::Alloc(self.allocation(allocation)),
+            Entry::Event(Event::Restore(allocation)) => Packed::Restore(self.allocation(allocation)),
+            Entry::Event(Event::Free(free)) => Packed::Free {
+                thread: self.thread(Thread { pid: free.pid, tid: free.tid }),
+                address: self.address.distance_to(free.address.0),
+                time: self.time.distance_to(free.time.0),
+                age_us: free.age_us,
+            },
+            Entry::Event(Event::Stack(pid, id, stack)) => {
+                let mut latest = Latest::default();
+                let frames = stack.frames.iter().map(|frame| latest.distance_to(frame.0)).collect();
+                Packed::Stack { pid: *pid, id: *id, end: stack.end as u8, frames }
+            }
+            Entry::Event(Event::Remap(remap)) => Packed::Remap(self.remap(remap)),
             Entry::Step(step) => {
                 let payload = postcard::to_allocvec(step).expect("steps can be written");
-                self.write(&Packed::Other { kind: STEP, payload: &payload });
+                Packed::Other { kind: STEP, payload }
             }
             Entry::Fact(fact) => {
                 let payload = serde_json::to_vec(fact).expect("facts can be written");
-                self.write(&Packed::Other { kind: FACT, payload: &payload });
+                Packed::Other { kind: FACT, payload }
             }
+            Entry::Event(Event::Fork(_) | Event::Exec(_) | Event::RawStack(..)) => return,
             // These have blocks of their own.
-            Entry::Fold(_) | Entry::Names(_) | Entry::Symbolization(_) | Entry::End(_) => {}
-        }
-    }
-
-    fn event(&mut self, event: &Event) {
-        let packed = match event {
-            Event::Alloc(allocation) => self.allocation(allocation),
-            Event::Restore(allocation) => match self.allocation(allocation) {
-                Packed::Alloc { caller, address, size_bytes, time } => {
-                    Packed::Restore { caller, address, size_bytes, time }
-                }
-                other => other,
-            },
-            Event::Free(free) => {
-                let thread = self.thread(Thread { pid: free.pid.0, tid: free.tid.0 });
-                Packed::Free {
-                    thread,
-                    address: self.near.address_to(free.address),
-                    time: self.near.time_to(free.time),
-                    age_us: free.age_us,
-                }
-            }
-            Event::Stack(pid, id, stack) => {
-                let mut before = 0;
-                let distance = |frame: &TargetAddr| {
-                    let distance = frame.0.wrapping_sub(before).cast_signed();
-                    before = frame.0;
-                    distance
-                };
-                let frames = stack.frames.iter().map(distance).collect();
-                Packed::Stack { pid: pid.0, id: id.0, end: stack.end as u8, frames }
-            }
-            Event::Remap(remap) => self.remap(remap),
-            Event::Fork(_) | Event::Exec(_) | Event::RawStack(..) => return,
+            Entry::Fold(_) | Entry::Names(_) | Entry::Symbolization(_) | Entry::End(_) => return,
         };
         self.write(&packed);
     }
 
-    fn allocation(&mut self, allocation: &Allocation) -> Packed<'static> {
-        let caller = self.caller(Caller {
-            thread: Thread { pid: allocation.pid.0, tid: allocation.tid.0 },
-            stack: allocation.stack.0,
-            interval: allocation.interval.code(),
-            hook: allocation.hook.0,
-            heap: allocation.heap.0,
-        });
-        Packed::Alloc {
-            caller,
-            address: self.near.address_to(allocation.address),
-            size_bytes: allocation.size_bytes,
-            time: self.near.time_to(allocation.time),
+    fn allocation(&mut self, allocation: &Allocation) -> PackedAllocation {
+        let &Allocation { pid, tid, stack, hook, heap, size_bytes, .. } = allocation;
+        let interval = allocation.interval.code();
+        PackedAllocation {
+            caller: self.caller(Caller { thread: Thread { pid, tid }, stack, interval, hook, heap }),
+            address: self.address.distance_to(allocation.address.0),
+            size_bytes,
+            time: self.time.distance_to(allocation.time.0),
         }
     }
 
-    fn remap(&mut self, remap: &Remap) -> Packed<'static> {
-        let caller = self.caller(Caller {
-            thread: Thread { pid: remap.pid.0, tid: remap.tid.0 },
-            stack: remap.stack.0,
-            interval: Interval::EXACT.code(),
-            hook: remap.hook.0,
-            heap: remap.heap.0,
-        });
-        Packed::Remap {
-            caller,
-            old: (self.near.address_to(remap.old_address), remap.old_bytes),
-            new: (self.near.address_to(remap.new_address), remap.new_bytes),
-            time: self.near.time_to(remap.ended),
+    fn remap(&mut self, remap: &Remap) -> PackedRemap {
+        let &Remap { pid, tid, stack, hook, heap, .. } = remap;
+        let interval = Interval::EXACT.code();
+        PackedRemap {
+            caller: self.caller(Caller { thread: Thread { pid, tid }, stack, interval, hook, heap }),
+            old: (self.address.distance_to(remap.old_address.0), remap.old_bytes),
+            new: (self.address.distance_to(remap.new_address.0), remap.new_bytes),
+            time: self.time.distance_to(remap.ended.0),
             took: remap.ended.0.wrapping_sub(remap.began.0).cast_signed(),
         }
     }
 
     fn caller(&mut self, caller: Caller) -> u32 {
-        let next = u32::try_from(self.callers.len()).expect("blocks are far below a gigabyte");
-        if let Some(&known) = self.callers.get(&caller) {
-            return known;
+        let (number, is_new) = number(&mut self.callers, caller);
+        if is_new {
+            self.write(&Packed::Caller(caller));
         }
-        self.callers.insert(caller, next);
-        self.write(&Packed::Caller(caller));
-        next
+        number
     }
 
     fn thread(&mut self, thread: Thread) -> u32 {
-        let next = u32::try_from(self.threads.len()).expect("blocks are far below a gigabyte");
-        if let Some(&known) = self.threads.get(&thread) {
-            return known;
+        let (number, is_new) = number(&mut self.threads, thread);
+        if is_new {
+            self.write(&Packed::Thread(thread));
         }
-        self.threads.insert(thread, next);
-        self.write(&Packed::Thread(thread));
-        next
+        number
     }
 
-    fn write(&mut self, packed: &Packed<'_>) {
+    fn write(&mut self, packed: &Packed) {
         let bytes = std::mem::take(&mut self.bytes);
         self.bytes = postcard::to_extend(packed, bytes).expect("writing to memory cannot fail");
     }
+}
+
+/// Returns the number of an item, and whether it is new. Items are numbered in the order in which they first occur.
+fn number<T: Eq + Hash>(known: &mut FxHashMap<T, u32>, item: T) -> (u32, bool) {
+    let next = u32::try_from(known.len()).expect("blocks are far below a gigabyte");
+    let number = *known.entry(item).or_insert(next);
+    (number, number == next)
 }
 
 /// Why the bytes of a block with a valid checksum are not entries.
@@ -273,7 +228,8 @@ pub(crate) struct Unpacker {
     at: usize,
     callers: Vec<Caller>,
     threads: Vec<Thread>,
-    near: Near,
+    address: Latest,
+    time: Latest,
     /// Number of entries of unknown kinds.
     passed_over: u64,
 }
@@ -288,22 +244,11 @@ impl Unpacker {
         self.passed_over
     }
 
-    /// Returns the next entry; `None` at the end of the block, and after an error.
+    /// Returns the next entry; `None` at the end of the block. Must not be called again after an error.
     pub(crate) fn take(&mut self) -> Result<Option<Entry>, PackError> {
-        // Moved out, so that payloads can borrow from it.
-        let bytes = std::mem::take(&mut self.bytes);
-        let entry = self.take_of(&bytes);
-        self.bytes = bytes;
-        if entry.is_err() {
-            self.at = self.bytes.len();
-        }
-        entry
-    }
-
-    fn take_of(&mut self, bytes: &[u8]) -> Result<Option<Entry>, PackError> {
-        while self.at < bytes.len() {
-            let (packed, rest) = postcard::take_from_bytes::<Packed<'_>>(&bytes[self.at..])?;
-            self.at = bytes.len() - rest.len();
+        while self.at < self.bytes.len() {
+            let (packed, rest) = postcard::take_from_bytes::<Packed>(&self.bytes[self.at..])?;
+            self.at = self.bytes.len() - rest.len();
             if let Some(entry) = self.entry(packed)? {
                 return Ok(Some(entry));
             }
@@ -311,7 +256,7 @@ impl Unpacker {
         Ok(None)
     }
 
-    fn entry(&mut self, packed: Packed<'_>) -> Result<Option<Entry>, PackError> {
+    fn entry(&mut self, packed: Packed) -> Result<Option<Entry>, PackError> {
         let event = match packed {
             Packed::Caller(caller) => {
                 self.callers.push(caller);
@@ -321,69 +266,47 @@ impl Unpacker {
                 self.threads.push(thread);
                 return Ok(None);
             }
-            Packed::Alloc { caller, address, size_bytes, time } => {
-                Event::Alloc(self.allocation(caller, address, size_bytes, time)?)
-            }
-            Packed::Restore { caller, address, size_bytes, time } => {
-                Event::Restore(self.allocation(caller, address, size_bytes, time)?)
-            }
+            Packed::Alloc(allocation) => Event::Alloc(self.allocation(&allocation)?),
+            Packed::Restore(allocation) => Event::Restore(self.allocation(&allocation)?),
             Packed::Free { thread, address, time, age_us } => {
-                let thread = self.threads.get(thread as usize).ok_or(PackError::Dangling)?;
-                Event::Free(Free {
-                    pid: Pid(thread.pid),
-                    tid: Tid(thread.tid),
-                    address: self.near.address_at(address),
-                    time: self.near.time_at(time),
-                    age_us,
-                })
+                let &Thread { pid, tid } = self.threads.get(thread as usize).ok_or(PackError::Dangling)?;
+                let address = TargetAddr(self.address.advance(address));
+                Event::Free(Free { pid, tid, address, time: MonotonicNanos(self.time.advance(time)), age_us })
             }
-            Packed::Stack { pid, id, end, frames } => stack(pid, id, end, &frames)?,
-            Packed::Remap { caller, old, new, time, took } => Event::Remap(self.remap(caller, old, new, time, took)?),
-            Packed::Other { kind, payload } => return Ok(self.other(kind, payload)),
+            Packed::Stack { pid, id, end, frames } => {
+                if frames.len() > STACK_FRAMES_MAX {
+                    return Err(PackError::Deep);
+                }
+                let mut latest = Latest::default();
+                let frames = frames.into_iter().map(|distance| TargetAddr(latest.advance(distance))).collect();
+                let end = StackEnd::from_wire(end).ok_or(PackError::Dangling)?;
+                Event::Stack(pid, id, Stack { frames, end })
+            }
+            Packed::Remap(remap) => Event::Remap(self.remap(&remap)?),
+            Packed::Other { kind, payload } => return Ok(self.other(kind, &payload)),
         };
         Ok(Some(Entry::Event(event)))
     }
 
-    fn allocation(&mut self, caller: u32, address: i64, size_bytes: u64, time: i64) -> Result<Allocation, PackError> {
-        let caller = *self.callers.get(caller as usize).ok_or(PackError::Dangling)?;
-        Ok(Allocation {
-            pid: Pid(caller.thread.pid),
-            tid: Tid(caller.thread.tid),
-            address: self.near.address_at(address),
-            size_bytes,
-            time: self.near.time_at(time),
-            stack: StackId(caller.stack),
-            interval: Interval::from_code(caller.interval),
-            hook: HookId(caller.hook),
-            heap: HeapId(caller.heap),
-        })
+    fn caller(&self, number: u32) -> Result<Caller, PackError> {
+        self.callers.get(number as usize).copied().ok_or(PackError::Dangling)
     }
 
-    fn remap(
-        &mut self,
-        caller: u32,
-        old: (i64, u64),
-        new: (i64, u64),
-        time: i64,
-        took: i64,
-    ) -> Result<Remap, PackError> {
-        let caller = *self.callers.get(caller as usize).ok_or(PackError::Dangling)?;
-        let old_address = self.near.address_at(old.0);
-        let new_address = self.near.address_at(new.0);
-        let ended = self.near.time_at(time);
-        Ok(Remap {
-            pid: Pid(caller.thread.pid),
-            tid: Tid(caller.thread.tid),
-            old_address,
-            old_bytes: old.1,
-            new_address,
-            new_bytes: new.1,
-            began: MonotonicNanos(ended.0.wrapping_sub(took.cast_unsigned())),
-            ended,
-            stack: StackId(caller.stack),
-            hook: HookId(caller.hook),
-            heap: HeapId(caller.heap),
-        })
+    fn allocation(&mut self, packed: &PackedAllocation) -> Result<Allocation, PackError> {
+        let Caller { thread: Thread { pid, tid }, stack, interval, hook, heap } = self.caller(packed.caller)?;
+        let address = TargetAddr(self.address.advance(packed.address));
+        let time = MonotonicNanos(self.time.advance(packed.time));
+        let (size_bytes, interval) = (packed.size_bytes, Interval::from_code(interval));
+        Ok(Allocation { pid, tid, address, size_bytes, time, stack, interval, hook, heap })
+    }
+
+    fn remap(&mut self, packed: &PackedRemap) -> Result<Remap, PackError> {
+        let Caller { thread: Thread { pid, tid }, stack, hook, heap, .. } = self.caller(packed.caller)?;
+        let (old_address, old_bytes) = (TargetAddr(self.address.advance(packed.old.0)), packed.old.1);
+        let (new_address, new_bytes) = (TargetAddr(self.address.advance(packed.new.0)), packed.new.1);
+        let ended = MonotonicNanos(self.time.advance(packed.time));
+        let began = MonotonicNanos(ended.0.wrapping_sub(packed.took.cast_unsigned()));
+        Ok(Remap { pid, tid, old_address, old_bytes, new_address, new_bytes, began, ended, stack, hook, heap })
     }
 
     /// Entries that cannot be decoded were added by a later version.
@@ -396,18 +319,4 @@ impl Unpacker {
         self.passed_over += u64::from(entry.is_none());
         entry
     }
-}
-
-fn stack(pid: u32, id: u64, end: u8, frames: &[i64]) -> Result<Event, PackError> {
-    if frames.len() > STACK_FRAMES_MAX {
-        return Err(PackError::Deep);
-    }
-    let mut at = 0u64;
-    let address = |distance: &i64| {
-        at = at.wrapping_add(distance.cast_unsigned());
-        TargetAddr(at)
-    };
-    let frames: Arc<[TargetAddr]> = frames.iter().map(address).collect();
-    let end = StackEnd::from_wire(end).ok_or(PackError::Dangling)?;
-    Ok(Event::Stack(Pid(pid), StackId(id), Stack { frames, end }))
 }

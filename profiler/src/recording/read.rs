@@ -6,12 +6,10 @@ use std::path::Path;
 
 use thiserror::Error;
 
-use super::block::{Block, BlockError, FILE_HEADER_BYTES, HeaderError, Kind, check_header, read_block};
-use super::entry::NamedLocation;
+use super::block::{Block, BlockError, FILE_HEADER_BYTES, HeaderError, Kind, check_header, read_block, read_up_to};
 use super::pack::{PackError, Unpacker};
 use super::replay::{Entry, Replay};
 use crate::linux::files;
-use crate::units::MonotonicNanos;
 
 /// Maximum ratio of a fold's size to its compressed size. The usual ratio is about 3; this guards against files that
 /// are made to exhaust memory.
@@ -67,9 +65,7 @@ pub fn read(path: &Path) -> Result<Reading<BufReader<File>>, ReadError> {
 impl<R: Read> Reading<R> {
     /// Reads the header; fails if it is not that of a supported recording.
     pub fn new(mut file: R) -> Result<Self, ReadError> {
-        let mut header = Vec::new();
-        (&mut file).take(FILE_HEADER_BYTES as u64).read_to_end(&mut header)?;
-        check_header(&header)?;
+        check_header(&read_up_to(&mut file, FILE_HEADER_BYTES)?)?;
         Ok(Self {
             file,
             position: FILE_HEADER_BYTES as u64,
@@ -102,25 +98,24 @@ impl<R: Read> Reading<R> {
             self.passed_over = self.passed_over();
             self.block = Unpacker::default();
             let block = self.next_block()?.ok_or(DamageReason::NoEnd)?;
-            match block.kind {
-                Kind::Entries => self.block = Unpacker::new(block.bytes),
-                Kind::Fold => return self.fold(block).map(Some),
-                Kind::Names => {
-                    let names: Vec<NamedLocation> =
-                        postcard::from_bytes(&block.bytes).map_err(|_| DamageReason::Contents)?;
-                    return Ok(Some(Entry::Names(names)));
-                }
-                Kind::Symbolization => {
-                    let symbolization = serde_json::from_slice(&block.bytes).map_err(|_| DamageReason::Contents)?;
-                    return Ok(Some(Entry::Symbolization(symbolization)));
-                }
-                Kind::End => {
+            let entry = match block.kind {
+                Kind::FOLD => self.fold(block)?,
+                Kind::NAMES => Entry::Names(contents(postcard::from_bytes(&block.bytes))?),
+                Kind::SYMBOLIZATION => Entry::Symbolization(contents(serde_json::from_slice(&block.bytes))?),
+                Kind::END => {
                     self.ended = true;
-                    let end = postcard::from_bytes(&block.bytes).map_err(|_| DamageReason::Contents)?;
-                    return Ok(Some(Entry::End(MonotonicNanos(end))));
+                    Entry::End(contents(postcard::from_bytes(&block.bytes))?)
                 }
-                Kind::Unknown(_) => self.passed_over += 1,
-            }
+                Kind::ENTRIES => {
+                    self.block = Unpacker::new(block.bytes);
+                    continue;
+                }
+                _ => {
+                    self.passed_over += 1;
+                    continue;
+                }
+            };
+            return Ok(Some(entry));
         }
     }
 
@@ -137,7 +132,7 @@ impl<R: Read> Reading<R> {
         while goes_on {
             let part = self.next_block()?.ok_or(DamageReason::NoEnd)?;
             stored_bytes += part.stored_bytes;
-            if part.kind != Kind::Fold {
+            if part.kind != Kind::FOLD {
                 return Err(DamageReason::Contents);
             }
             bytes.extend(part.bytes);
@@ -148,7 +143,7 @@ impl<R: Read> Reading<R> {
                 return Err(DamageReason::Contents);
             }
         }
-        let replay: Replay = postcard::from_bytes(&bytes).map_err(|_| DamageReason::Contents)?;
+        let replay: Replay = contents(postcard::from_bytes(&bytes))?;
         if replay.is_sound() { Ok(Entry::Fold(Box::new(replay))) } else { Err(DamageReason::Contents) }
     }
 }
@@ -160,12 +155,14 @@ impl<R: Read> Iterator for Reading<R> {
         if self.damage.is_some() {
             return None;
         }
-        match self.advance() {
-            Ok(entry) => entry,
-            Err(reason) => {
-                self.damage = Some(Damage { position: self.block_position, reason });
-                None
-            }
-        }
+        let entry = self.advance();
+        entry.unwrap_or_else(|reason| {
+            self.damage = Some(Damage { position: self.block_position, reason });
+            None
+        })
     }
+}
+
+fn contents<T, E>(decoded: Result<T, E>) -> Result<T, DamageReason> {
+    decoded.map_err(|_| DamageReason::Contents)
 }

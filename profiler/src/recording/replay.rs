@@ -9,8 +9,8 @@ use rustc_hash::FxHashSet;
 use serde::{Deserialize, Serialize};
 
 use super::account::Account;
-use super::entry::{Fact, HealthFacts, LedgerId, Mark, ModuleFacts, NamedLocation, SessionFacts, Step};
-use crate::ids::{HeapId, Pid};
+use super::entry::{Fact, HealthFacts, Mark, ModuleFacts, NamedLocation, SessionFacts, Step};
+use crate::ids::{HeapId, LedgerId, Pid};
 use crate::ingest::event::Event;
 use crate::ledger::Ledger;
 use crate::ledger::journal::Flow;
@@ -78,21 +78,21 @@ fn event_time(event: &Event) -> Option<MonotonicNanos> {
 /// Rebuilds the ledgers of all targets from the entries of a recording. The order of its fields is part of the format.
 #[derive(Debug, Default, Deserialize, Serialize)]
 pub struct Replay {
-    session: SessionFacts,
+    pub(super) session: SessionFacts,
     accounts: BTreeMap<LedgerId, Account>,
     /// Where the events of a process go.
     open: BTreeMap<Pid, LedgerId>,
     /// Ended targets in the order in which they ended.
     ended: Vec<LedgerId>,
-    modules: Vec<ModuleFacts>,
+    pub(super) modules: Vec<ModuleFacts>,
     /// The latest health facts.
     health: HealthFacts,
     marks: Vec<Mark>,
     /// Time of the latest entry.
-    time: MonotonicNanos,
-    events: u64,
+    pub(super) time: MonotonicNanos,
+    pub(super) events: u64,
     /// Single events are available from here on.
-    folded_until: Option<MonotonicNanos>,
+    pub(super) folded_until: Option<MonotonicNanos>,
     /// Callsites distinguish threads, even if they did not in the recording session.
     #[serde(skip)]
     by_thread: bool,
@@ -130,12 +130,12 @@ impl Replay {
             Entry::Event(event) => self.event(event),
             Entry::Step(step) => self.step(step),
             Entry::Fact(fact) => self.fact(*fact),
-            Entry::Fold(before) => self.continue_from(*before),
+            Entry::Fold(before) => self.continue_after(*before),
             Entry::Names(_) | Entry::Symbolization(_) | Entry::End(_) => {}
         }
     }
 
-    fn continue_from(&mut self, before: Self) {
+    fn continue_after(&mut self, before: Self) {
         let follows = self.flows.is_some();
         *self = Self { by_thread: self.by_thread, ..before };
         if self.by_thread {
@@ -153,12 +153,9 @@ impl Replay {
 
     /// Records flows for [`take_flows`](Self::take_flows), starting with the live blocks.
     pub fn follow(&mut self) {
-        let mut flows = Vec::new();
-        for (&id, account) in &mut self.accounts {
-            account.ledger.record_flows();
-            flows.extend(account.ledger.take_flows().into_iter().map(|flow| (id, flow)));
-        }
-        self.flows = Some(flows);
+        self.flows = Some(Vec::new());
+        let accounts: Vec<LedgerId> = self.accounts.keys().copied().collect();
+        accounts.into_iter().for_each(|id| self.change(id, |account| account.ledger.record_flows()));
     }
 
     /// Returns the flows since the last call, in order.
@@ -197,10 +194,8 @@ impl Replay {
 
     fn event(&mut self, event: Event) {
         self.events += 1;
-        let Some(&id) = self.open.get(&event.pid()) else { return };
-        if let Some(account) = self.accounts.get_mut(&id) {
-            account.ledger.enter(event);
-            take_new_flows(&mut self.flows, id, account);
+        if let Some(&id) = self.open.get(&event.pid()) {
+            self.change(id, |account| account.ledger.enter(event));
         }
     }
 
@@ -225,22 +220,20 @@ impl Replay {
                 self.open.remove(&pid);
             }
             Step::Ended { ledger: id, closed } => self.end(id, closed),
-            Step::Sampled { ledger: id, instant } => {
-                if let Some(account) = self.accounts.get_mut(&id) {
-                    account.sample(instant);
-                }
-            }
-            Step::Mapped { ledger: id, mappings } => {
-                if let Some(account) = self.accounts.get_mut(&id) {
-                    account.map(mappings);
-                }
-            }
+            Step::Sampled { ledger: id, instant } => self.change(id, |account| account.sample(instant)),
+            Step::Mapped { ledger: id, mappings } => self.change(id, |account| account.map(mappings)),
             Step::Corrected { ledger: id, corrections } => {
-                if let Some(account) = self.accounts.get_mut(&id) {
-                    corrections.iter().for_each(|correction| account.ledger.correct(correction));
-                    take_new_flows(&mut self.flows, id, account);
-                }
+                self.change(id, |account| corrections.iter().for_each(|it| account.ledger.correct(it)));
             }
+        }
+    }
+
+    /// Changes an account, if it is known.
+    fn change(&mut self, id: LedgerId, change: impl FnOnce(&mut Account)) {
+        let Some(account) = self.accounts.get_mut(&id) else { return };
+        change(account);
+        if let Some(flows) = &mut self.flows {
+            flows.extend(account.ledger.take_flows().into_iter().map(|flow| (id, flow)));
         }
     }
 
@@ -248,12 +241,13 @@ impl Replay {
         if self.by_thread || self.session.by_thread {
             ledger.distinguish_threads();
         }
-        let mut account = Account::new(ledger, self.time);
-        if self.flows.is_some() {
-            account.ledger.record_flows();
-            take_new_flows(&mut self.flows, id, &mut account);
-        }
-        self.accounts.insert(id, account);
+        let follows = self.flows.is_some();
+        self.accounts.insert(id, Account::new(ledger, self.time));
+        self.change(id, |account| {
+            if follows {
+                account.ledger.record_flows()
+            }
+        });
     }
 
     fn end(&mut self, id: LedgerId, closed: Option<MonotonicNanos>) {
@@ -276,11 +270,7 @@ impl Replay {
                 self.time = self.time.max(MonotonicNanos(facts.started_monotonic_ns));
                 self.session = facts;
             }
-            Fact::Target(id, record) => {
-                if let Some(account) = self.accounts.get_mut(&id) {
-                    account.record = Some(record);
-                }
-            }
+            Fact::Target(id, record) => self.change(id, |account| account.record = Some(record)),
             Fact::Module(module) => {
                 if module.id.0 as usize == self.modules.len() && self.modules.len() < MODULES_MAX {
                     self.modules.push(module);
@@ -288,11 +278,7 @@ impl Replay {
             }
             Fact::Health(health) => self.health = *health,
             Fact::Mark(mark) => self.marks.push(mark),
-            Fact::Thread(id, thread) => {
-                if let Some(account) = self.accounts.get_mut(&id) {
-                    account.set_thread_name(thread);
-                }
-            }
+            Fact::Thread(id, thread) => self.change(id, |account| account.set_thread_name(thread)),
         }
     }
 
@@ -317,29 +303,6 @@ impl Replay {
             && self.ended.iter().all(exists)
             && self.modules.iter().enumerate().all(in_order)
             && self.events < u64::MAX / 2
-    }
-
-    pub fn session(&self) -> &SessionFacts {
-        &self.session
-    }
-
-    pub fn modules(&self) -> &[ModuleFacts] {
-        &self.modules
-    }
-
-    /// Returns the time of the latest entry.
-    pub fn time(&self) -> MonotonicNanos {
-        self.time
-    }
-
-    /// Returns the number of events so far, including folded ones.
-    pub fn events(&self) -> u64 {
-        self.events
-    }
-
-    /// Returns from when on single events are available; `None` if all are.
-    pub fn folded_until(&self) -> Option<MonotonicNanos> {
-        self.folded_until
     }
 
     pub fn since_start_ns(&self, time: MonotonicNanos) -> u64 {
@@ -442,12 +405,5 @@ impl Replay {
         let name = elsewhere.map_or_else(|| format!("heap-{}", id.0), |heap| heap.name.clone());
         let interval_bytes = elsewhere.map_or(self.session.interval_bytes, |heap| heap.interval_bytes);
         HeapFacts { id, name, interval_bytes, interval_bytes_max: interval_bytes, hooks: Vec::new() }
-    }
-}
-
-/// Moves the new flows of a ledger to the list.
-fn take_new_flows(flows: &mut Option<Vec<(LedgerId, Flow)>>, id: LedgerId, account: &mut Account) {
-    if let Some(flows) = flows {
-        flows.extend(account.ledger.take_flows().into_iter().map(|flow| (id, flow)));
     }
 }

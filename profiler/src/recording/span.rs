@@ -4,9 +4,10 @@ use std::time::Duration;
 
 use thiserror::Error;
 
-use super::entry::{LedgerId, ModuleFacts};
+use super::entry::ModuleFacts;
 use super::names::RecordedNames;
 use super::replay::{Entry, Replay, Start};
+use crate::ids::LedgerId;
 use crate::ledger::journal::Flow;
 use crate::model::{Window, WindowReason};
 use crate::object::module::Modules;
@@ -100,12 +101,12 @@ impl Spanned {
         }
         for entry in entries.filter(|entry| !matches!(entry, Entry::Names(_))) {
             spanned.enter(entry)?;
-            let at_ns = spanned.replay.since_start_ns(spanned.replay.time()).saturating_sub(from_ns);
+            let at_ns = spanned.replay.since_start_ns(spanned.replay.time).saturating_sub(from_ns);
             for (ledger, flow) in spanned.replay.take_flows() {
                 take(at_ns, ledger, flow)?;
             }
         }
-        Ok(spanned.replay.since_start_ns(spanned.replay.time()).saturating_sub(from_ns))
+        Ok(spanned.replay.since_start_ns(spanned.replay.time).saturating_sub(from_ns))
     }
 
     fn new(span: Span) -> Self {
@@ -140,9 +141,9 @@ impl Spanned {
         self.events += u64::from(matches!(entry, Entry::Event(_)));
         let is_fold = matches!(entry, Entry::Fold(_));
         self.replay.enter(entry);
-        self.last = self.last.max(self.replay.time());
+        self.last = self.last.max(self.replay.time);
         if is_fold {
-            self.events += self.replay.events();
+            self.events += self.replay.events;
             self.check_fold()?;
         }
         Ok(())
@@ -159,7 +160,7 @@ impl Spanned {
 
     /// Returns up to when the recording has no single events, in nanoseconds since it began.
     pub fn folded_until_ns(&self) -> Option<u64> {
-        self.replay.folded_until().map(|time| self.replay.since_start_ns(time))
+        self.replay.folded_until.map(|time| self.replay.since_start_ns(time))
     }
 
     pub fn length_ns(&self) -> u64 {
@@ -172,7 +173,7 @@ impl Spanned {
     }
 
     pub fn modules(&self) -> &[ModuleFacts] {
-        self.replay.modules()
+        &self.replay.modules
     }
 
     /// Returns the ledgers of the snapshot's targets, in their order there.
@@ -182,14 +183,14 @@ impl Spanned {
 
     /// Returns the state; `modules` are those of [`modules`](Self::modules), in their order.
     pub fn snapshot(&self, modules: Modules) -> Snapshot {
-        let began = self.replay.session().started_monotonic_ns;
+        let began = self.replay.session.started_monotonic_ns;
         let to = self.span.to_ns.map(|to_ns| MonotonicNanos(began.saturating_add(to_ns)));
         let now = to.map_or(self.last, |to| to.min(self.last));
         let window = |start| {
             let window = Window {
                 number: Some(1),
                 reason: if self.span.to_ns.is_some() { WindowReason::Time } else { WindowReason::End },
-                start_unix_ns: self.replay.session().started_unix_ns.saturating_add(self.span.from_ns.unwrap_or(0)),
+                start_unix_ns: self.replay.session.started_unix_ns.saturating_add(self.span.from_ns.unwrap_or(0)),
                 since_mark: false,
                 end_unix_ns: self.replay.unix_ns(now),
                 merged_count: 0,

@@ -64,7 +64,6 @@ pub struct Written {
     pub folds: u64,
 }
 
-#[derive(Debug)]
 pub struct Writer {
     path: PathBuf,
     file: File,
@@ -136,19 +135,19 @@ impl Writer {
         if self.packer.is_empty() {
             return Ok(());
         }
-        let mut block = Ok(Vec::new());
-        let blocks = &mut self.blocks;
-        self.packer.finish(|bytes| block = blocks.block(Kind::Entries, false, bytes));
-        self.write(&block?)
+        let bytes = self.packer.finish();
+        self.write(Kind::ENTRIES, &bytes)
     }
 
-    fn write(&mut self, block: &[u8]) -> Result<(), WriteReason> {
+    fn write(&mut self, kind: Kind, bytes: &[u8]) -> Result<(), WriteReason> {
+        let block = self.blocks.block(kind, false, bytes)?;
         self.make_room(block.len() as u64)?;
-        self.append(block)?;
+        self.append(&block)?;
         if let Some(max) = self.size_bytes_max {
             self.block_ends.push(self.size_bytes);
-            if self.folding.is_none() && self.size_bytes > begin_at(max) {
-                self.fold(keep_of(max))?;
+            if self.folding.is_none() && self.size_bytes > fold_at(max) {
+                // All but the latest three eighths of the limit.
+                self.start_fold(max / 8 * 3)?;
             }
         }
         Ok(())
@@ -171,7 +170,7 @@ impl Writer {
         while self.size_bytes + bytes > max {
             if self.folding.is_none() {
                 let before = self.size_bytes;
-                self.fold(0)?;
+                self.start_fold(0)?;
                 self.take_fold()?;
                 if self.size_bytes + bytes > max {
                     let needed_bytes = self.size_bytes.min(before) + bytes;
@@ -184,26 +183,31 @@ impl Writer {
         Ok(())
     }
 
-    /// Starts to fold all but the latest `keep_bytes`.
-    fn fold(&mut self, keep_bytes: u64) -> io::Result<()> {
+    /// Starts to fold all but the latest `keep_bytes`. The new file is created beside the current one.
+    fn start_fold(&mut self, keep_bytes: u64) -> io::Result<()> {
         let until = self.size_bytes.saturating_sub(keep_bytes);
         let at = self.block_ends.partition_point(|&end| end <= until);
         let Some(&end) = at.checked_sub(1).and_then(|at| self.block_ends.get(at)) else { return Ok(()) };
-        self.folding = Some(Folding::start(&self.path, self.file.try_clone()?, end)?);
+        let (source, target) = (self.file.try_clone()?, Replacement::create(&self.path, MODE)?);
+        let work = move || fold(&source, end, target);
+        let thread = thread::Builder::new().name("heapbpf-fold".to_owned()).spawn(work)?;
+        self.folding = Some(Folding { thread, end });
         Ok(())
     }
 
-    /// Waits for the fold, and continues in its file.
+    /// Waits for the fold, appends the blocks written since, and continues in its file.
     fn take_fold(&mut self) -> Result<(), WriteReason> {
-        let Some(folding) = self.folding.take() else { return Ok(()) };
-        let end = folding.end;
-        let Folded { file, folded_bytes } = folding.finish(self.size_bytes)?;
+        let Some(Folding { thread, end }) = self.folding.take() else { return Ok(()) };
+        let panicked = |_| io::Error::other("internal error: the folding thread panicked; please report it");
+        let file = thread.join().map_err(panicked)??;
+        let folded_bytes = file.file().metadata()?.len();
         let tail_bytes = self.size_bytes - end;
         let max = self.size_bytes_max.unwrap_or(u64::MAX);
         // A state that leaves no room for events would be rewritten again and again. Keep the current file instead.
-        if folded_bytes > begin_at(max) || folded_bytes + tail_bytes > max {
+        if folded_bytes > fold_at(max) || folded_bytes + tail_bytes > max {
             return Err(WriteReason::Large { needed_bytes: folded_bytes, size_bytes_max: max });
         }
+        io::copy(&mut Part { file: &self.file, at: end, end: self.size_bytes }, &mut file.file())?;
         file.file().set_permissions(self.file.metadata()?.permissions())?;
         self.file = file.commit()?;
         self.size_bytes = folded_bytes + tail_bytes;
@@ -219,16 +223,12 @@ impl Writer {
         self.flush()?;
         self.take_fold()?;
         for part in parts(&names.locations) {
-            let bytes = postcard::to_allocvec(part).map_err(io::Error::other)?;
-            let block = self.blocks.block(Kind::Names, false, &bytes)?;
-            self.write(&block)?;
+            self.write(Kind::NAMES, &postcard::to_allocvec(part).map_err(io::Error::other)?)?;
         }
-        let bytes = serde_json::to_vec(&names.symbolization).map_err(io::Error::other)?;
-        let block = self.blocks.block(Kind::Symbolization, false, &bytes)?;
-        self.write(&block)?;
+        self.write(Kind::SYMBOLIZATION, &serde_json::to_vec(&names.symbolization).map_err(io::Error::other)?)?;
         self.take_fold()?;
-        let bytes = postcard::to_allocvec(&end.0).map_err(io::Error::other)?;
-        let block = self.blocks.block(Kind::End, false, &bytes)?;
+        let end = postcard::to_allocvec(&end).map_err(io::Error::other)?;
+        let block = self.blocks.block(Kind::END, false, &end)?;
         self.make_room(block.len() as u64)?;
         self.append(&block)?;
         Ok(Written { path: self.path, size_bytes: self.size_bytes, folds: self.folds })
@@ -236,13 +236,8 @@ impl Writer {
 }
 
 /// Size from which on older entries are folded, with room for what is written meanwhile.
-fn begin_at(size_bytes_max: u64) -> u64 {
+fn fold_at(size_bytes_max: u64) -> u64 {
     size_bytes_max / 4 * 3
-}
-
-/// Bytes that are not folded.
-fn keep_of(size_bytes_max: u64) -> u64 {
-    size_bytes_max / 8 * 3
 }
 
 /// Splits names by the size limit of a block.
@@ -262,43 +257,15 @@ fn parts(names: &[NamedLocation]) -> impl Iterator<Item = &[NamedLocation]> {
 }
 
 /// A fold in progress, on a thread of its own, so that recording continues in the current file.
-#[derive(Debug)]
 struct Folding {
+    /// Returns a new file that contains the fold.
     thread: JoinHandle<io::Result<Replacement>>,
-    file: File,
+    /// End of the folded blocks in the current file.
     end: u64,
 }
 
-/// A new file that begins with the fold, followed by the blocks written since.
-#[derive(Debug)]
-struct Folded {
-    file: Replacement,
-    /// Size of the header and the fold.
-    folded_bytes: u64,
-}
-
-impl Folding {
-    /// Starts folding the blocks of `file` up to `end`. The new file is created beside `path`.
-    fn start(path: &Path, file: File, end: u64) -> io::Result<Self> {
-        let target = Replacement::create(path, MODE)?;
-        let source = file.try_clone()?;
-        let thread = thread::Builder::new().name("heapbpf-fold".to_owned()).spawn(move || fold(source, end, target))?;
-        Ok(Self { thread, file, end })
-    }
-
-    /// Waits for the fold, and copies the blocks written since, up to `size_bytes`.
-    fn finish(self, size_bytes: u64) -> io::Result<Folded> {
-        let panicked = |_| io::Error::other("internal error: the folding thread panicked; please report it");
-        let file = self.thread.join().map_err(panicked)??;
-        let folded_bytes = file.file().metadata()?.len();
-        let mut tail = Part { file: &self.file, at: self.end, end: size_bytes };
-        io::copy(&mut tail, &mut file.file())?;
-        Ok(Folded { file, folded_bytes })
-    }
-}
-
-fn fold(source: File, end: u64, target: Replacement) -> io::Result<Replacement> {
-    let part = Part { file: &source, at: 0, end };
+fn fold(source: &File, end: u64, target: Replacement) -> io::Result<Replacement> {
+    let part = Part { file: source, at: 0, end };
     let malformed = |error: &dyn std::fmt::Display| io::Error::new(io::ErrorKind::InvalidData, error.to_string());
     let mut reading = Reading::new(io::BufReader::with_capacity(1 << 18, part)).map_err(|error| malformed(&error))?;
     let mut replay = Replay::default();
@@ -319,13 +286,12 @@ fn fold(source: File, end: u64, target: Replacement) -> io::Result<Replacement> 
     out.write_all(&file_header())?;
     let mut parts = state.chunks(PART_BYTES).peekable();
     while let Some(part) = parts.next() {
-        out.write_all(&blocks.block(Kind::Fold, parts.peek().is_some(), part)?)?;
+        out.write_all(&blocks.block(Kind::FOLD, parts.peek().is_some(), part)?)?;
     }
     Ok(target)
 }
 
 /// A part of a file that is being written to.
-#[derive(Debug)]
 struct Part<'file> {
     file: &'file File,
     at: u64,

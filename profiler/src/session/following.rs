@@ -11,12 +11,12 @@ use crate::allocator::resolve::NoAllocator;
 use crate::ids::{Identity, Pid};
 use crate::ingest::event::Exec;
 use crate::keeper::Launch;
+use crate::ledger::Ledger;
 use crate::linux::clock;
 use crate::linux::proc::stat::Stat;
 use crate::model::Origin;
 use crate::process::selection;
 use crate::process::target::{Exit, Process, TargetError};
-use crate::recording::recorder::RecordedLedger;
 
 /// Polls until every target has been polled once, so that modules mapped later are hooked within a second.
 const POLL_TURNS: u32 = 3;
@@ -231,7 +231,7 @@ impl Session {
     }
 
     /// Handles the exec of a target: closes the old program's ledger, and starts the new program as a target.
-    fn follow_exec(&mut self, exec: &Exec, before: RecordedLedger) {
+    fn follow_exec(&mut self, exec: &Exec, before: Ledger) {
         let requested = self.processes.get(exec.pid).is_some_and(|target| target.requested);
         let held = requested.then(|| self.hold(exec.pid)).flatten();
         let Ok(process) = Process::open(exec.pid) else {
@@ -259,7 +259,7 @@ impl Session {
     }
 
     /// Closes a target that called exec and whose new program is not recorded.
-    fn close_program(&mut self, exec: &Exec, before: RecordedLedger) {
+    fn close_program(&mut self, exec: &Exec, before: Ledger) {
         let Some(mut target) = self.processes.remove(exec.pid) else { return };
         let after = std::mem::replace(&mut target.ledger, before);
         if let Err(error) = self.probes.kernel.forget_blocks(exec.pid, after.live().map(|block| block.address)) {

@@ -10,14 +10,14 @@ use super::process_table::ProcessTable;
 use super::target::{Birth, Descent};
 use crate::ids::Pid;
 use crate::ingest::event::{Exec, Fork};
+use crate::ledger::Ledger;
 use crate::model::Origin;
-use crate::recording::recorder::RecordedLedger;
 
 pub(super) enum ProcessChange {
     /// A target forked.
     Forked(Box<Birth>),
     /// A target executed another program; with the ledger of the program before.
-    Executed(Exec, Box<RecordedLedger>),
+    Executed(Exec, Box<Ledger>),
     /// A process that is not a target started or executed a program.
     Started(Exec, Origin, Option<Descent>),
 }
@@ -177,7 +177,7 @@ impl Lifecycle {
     }
 
     /// Returns all queued execs of targets, with the ledgers of the programs before.
-    pub(super) fn take_executed(&mut self) -> Vec<(Exec, RecordedLedger)> {
+    pub(super) fn take_executed(&mut self) -> Vec<(Exec, Ledger)> {
         let next = || {
             let at = self.changes.iter().position(|(_, change)| matches!(change, ProcessChange::Executed(..)))?;
             match self.changes.remove(at)?.1 {

@@ -9,8 +9,9 @@ use tracing::warn;
 
 use super::config::SessionConfig;
 use super::target::{Birth, Descent, End, Target};
-use crate::ids::{HeapId, Identity, Pid};
+use crate::ids::{HeapId, Identity, LedgerId, Pid};
 use crate::ingest::event::{Event, Exec};
+use crate::ledger::Ledger;
 use crate::ledger::timeline::{Instant, Occasion};
 use crate::ledger::totals::Totals;
 use crate::linux::proc::stat::Stat;
@@ -19,8 +20,7 @@ use crate::probe::plan::Plan;
 use crate::process::selection::ProcessFacts;
 use crate::process::target::Exits;
 use crate::process::target::{Exit, Process};
-use crate::recording::entry::LedgerId;
-use crate::recording::recorder::{RecordedLedger, Recorder};
+use crate::recording::recorder::Recorder;
 use crate::snapshot::{Base, TargetState};
 use crate::units::{EstimatedBytes, MonotonicNanos};
 
@@ -228,7 +228,7 @@ impl ProcessTable {
         let child = birth.fork.child;
         let is_empty = birth.ledger.live_blocks() > blocks_max;
         if is_empty {
-            birth.ledger = birth.ledger.empty(child).into();
+            birth.ledger = birth.ledger.empty(child);
             self.others.not_inherited_count += 1;
         }
         if let Some(recorder) = &mut self.recorder {
@@ -238,12 +238,12 @@ impl ProcessTable {
 
     /// Starts an empty ledger for a target that called exec, and returns the one so far. `None` if the process is no target but
     /// another one that reuses the pid of a target.
-    pub(super) fn exec(&mut self, exec: &Exec) -> Option<RecordedLedger> {
+    pub(super) fn exec(&mut self, exec: &Exec) -> Option<Ledger> {
         let target = self.running.get_mut(&exec.pid)?;
         if target.process.as_ref().is_some_and(Process::is_pid_reused) {
             return None;
         }
-        let mut next: RecordedLedger = target.ledger.succeed().into();
+        let mut next = target.ledger.succeed();
         if let Some(recorder) = &mut self.recorder {
             recorder.succeed(&target.ledger, &mut next);
         }

@@ -3,7 +3,6 @@
 
 use anyhow::Result;
 use profiler_common::counter::Counter;
-use rustc_hash::FxHashSet;
 use tracing::debug;
 
 use super::control::{Listener, Request};
@@ -14,7 +13,7 @@ use crate::bpf::counters::Counters;
 use crate::ledger::timeline::Occasion;
 use crate::linux::clock;
 use crate::model::{Health, Loss, Others, Symbolization, Window, WindowReason};
-use crate::recording::entry::{HealthFacts, LedgerId, SessionFacts, TargetRecord};
+use crate::recording::entry::{HealthFacts, SessionFacts, TargetRecord};
 use crate::recording::recorder::{Finishing, Recorder};
 use crate::report::text::printable;
 use crate::snapshot::{Snapshot, TargetState};
@@ -199,17 +198,16 @@ impl Session {
     /// Starts to record events to the configured file, if any.
     pub(super) fn start_recorder(&mut self) -> Result<()> {
         let Some((path, size_bytes_max)) = &self.config.recording else { return Ok(()) };
-        let mut recorder = Recorder::create(path, *size_bytes_max)?;
         let started = self.windows.started();
-        recorder.session(SessionFacts {
+        let facts = SessionFacts {
             started_unix_ns: started.unix_ns,
             started_monotonic_ns: started.monotonic.0,
             interval_bytes: u64::from(self.config.interval.bytes()),
             by_thread: self.config.by_thread,
             arguments: std::env::args_os().map(|argument| argument.to_string_lossy().into_owned()).collect(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
-        });
-        self.processes.start_recorder(recorder);
+        };
+        self.processes.start_recorder(Recorder::create(path, *size_bytes_max, facts)?);
         Ok(())
     }
 
@@ -253,11 +251,10 @@ impl Session {
             let known = TargetRecord { facts: target.facts(), begun: target.was_recorded(), heaps };
             recorder.target(&target.ledger, known, &target.mappings.space, target.threads.names());
         }
-        if recorder.is_crowded() {
+        recorder.forget_removed(|| {
             let kept = self.processes.ended().iter().chain(self.processes.running());
-            let kept: FxHashSet<LedgerId> = kept.filter_map(|target| target.ledger.id()).collect();
-            recorder.retain_targets(|ledger| kept.contains(&ledger));
-        }
+            kept.filter_map(|target| target.ledger.id()).collect()
+        });
         recorder.health(facts);
         recorder.send();
         self.processes.start_recorder(recorder);

@@ -24,7 +24,7 @@ use crate::probe::plan::Plan;
 use crate::process::address_space::AddressSpace;
 use crate::process::link_map::LinkMap;
 use crate::process::target::{Exit, Process, TargetError};
-use crate::recording::recorder::{RecordedLedger, Recorder};
+use crate::recording::recorder::Recorder;
 use crate::report::text::printable;
 use crate::snapshot::{Base, TargetFacts, TargetState, ThreadNames};
 use crate::units::MonotonicNanos;
@@ -41,7 +41,7 @@ pub(super) struct Target {
     pub(super) process: Option<Process>,
     pub(super) threads: Threads,
     pub(super) mappings: Mappings,
-    pub(super) ledger: RecordedLedger,
+    pub(super) ledger: Ledger,
     pub(super) beginning: Beginning,
     /// Time of the fork or exec, if that was seen.
     pub(super) born: Option<MonotonicNanos>,
@@ -102,7 +102,7 @@ pub(super) struct Descent {
 /// State that a forked child starts with: a copy of its parent's at the fork.
 pub(super) struct Birth {
     pub(super) fork: Fork,
-    pub(super) ledger: RecordedLedger,
+    pub(super) ledger: Ledger,
     space: AddressSpace,
     hooks: Hooks,
     threads: Arc<ThreadNames>,
@@ -114,7 +114,7 @@ impl Birth {
     pub(super) fn of(parent: &Target, fork: Fork) -> Self {
         Self {
             fork,
-            ledger: parent.ledger.fork(fork.child).into(),
+            ledger: parent.ledger.fork(fork.child),
             space: parent.mappings.space.for_child(fork.child),
             hooks: parent.hooks.for_child(),
             threads: Arc::clone(parent.threads.names()),
@@ -126,7 +126,7 @@ impl Birth {
     pub(super) fn fork(&self, fork: Fork) -> Self {
         Self {
             fork,
-            ledger: self.ledger.fork(fork.child).into(),
+            ledger: self.ledger.fork(fork.child),
             space: self.space.for_child(fork.child),
             hooks: self.hooks.for_child(),
             threads: Arc::clone(&self.threads),
@@ -159,7 +159,7 @@ impl Target {
             process: Some(process),
             threads: Threads::default(),
             mappings: Mappings::new(AddressSpace::new(pid)),
-            ledger: Ledger::new(pid).into(),
+            ledger: Ledger::new(pid),
             beginning: Beginning { origin, time: MonotonicNanos(0), delay_ns: None, from_first_call: false },
             born,
             hooks: Hooks::default(),
@@ -187,7 +187,7 @@ impl Target {
 
     /// Replaces the program after an exec. `self` becomes the new program; returns the old one as an ended target with `ledger`.
     /// Links stay with the process.
-    pub(super) fn replace(&mut self, ledger: RecordedLedger, process: Process, born: MonotonicNanos) -> Self {
+    pub(super) fn replace(&mut self, ledger: Ledger, process: Process, born: MonotonicNanos) -> Self {
         let mut next = Self::new(process, Origin::Executed, Some(born));
         std::mem::swap(&mut next.ledger, &mut self.ledger);
         next.hooks = self.hooks.succeed();

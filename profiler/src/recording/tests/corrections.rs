@@ -10,7 +10,7 @@ proptest! {
         calls in prop::collection::vec((1u64..20, 1u64..9000, any::<bool>(), 0u8..4), 1..100),
     ) {
         let mut ledger = Ledger::new(Pid(7));
-        ledger.record_corrections();
+        ledger.record_as(LedgerId(1));
         let mut replay = Replay::default();
         beginning().into_iter().for_each(|entry| replay.enter(entry));
         // What is live in truth; of four events one is lost.

@@ -25,18 +25,17 @@ fn unknown_versions_are_refused() {
 fn additions_of_later_versions_are_skipped() {
     let mut blocks = BlockWriter::new().expect("there is memory");
     let mut bytes = recording(&[vec![free(1, 2)]]);
-    let end = bytes.len() - blocks.block(Kind::End, false, &[99]).expect("small").len();
-    let later = blocks.block(Kind::Unknown(700), false, b"from the future").expect("small");
+    let end = bytes.len() - blocks.block(Kind::END, false, &[99]).expect("small").len();
+    let later = blocks.block(Kind(700), false, b"from the future").expect("small");
     bytes.splice(end..end, later);
     // A fact of a kind that is not known, and a known one with a field more.
     let mut packer = Packer::default();
     packer.add(&fact(Fact::Session(SessionFacts::default())));
-    let mut raw = Vec::new();
-    packer.finish(|bytes| raw = bytes.to_vec());
+    let raw = packer.finish();
     let text = String::from_utf8_lossy(&raw).into_owned();
     assert!(text.contains(r#"{"Session":{"#), "facts are JSON: {text}");
     let renamed: Vec<u8> = String::from_utf8(raw).expect("small numbers").replace("Session", "Seance_").into_bytes();
-    bytes.splice(end..end, blocks.block(Kind::Entries, false, &renamed).expect("small"));
+    bytes.splice(end..end, blocks.block(Kind::ENTRIES, false, &renamed).expect("small"));
 
     let mut reading = Reading::new(&*bytes).expect("whole");
     assert_eq!((&mut reading).count(), 4 + 1 + 1, "the beginning, the event and the end");
@@ -69,8 +68,7 @@ fn steps_survive_a_round_trip() {
     ];
     let mut packer = Packer::default();
     steps.iter().for_each(|step| packer.add(&Entry::Step(step.clone())));
-    let mut unpacker = Unpacker::default();
-    packer.finish(|bytes| unpacker = Unpacker::new(bytes.to_vec()));
+    let mut unpacker = Unpacker::new(packer.finish());
     for step in &steps {
         let entry = unpacker.take().expect("whole").expect("there");
         assert!(matches!(&entry, Entry::Step(read) if read == step), "{entry:?} for {step:?}");
@@ -93,7 +91,7 @@ fn blocks_above_the_size_limit_are_refused() {
 #[test]
 fn blocks_larger_than_their_header_says_are_refused() {
     let mut blocks = BlockWriter::new().expect("there is memory");
-    let mut block = blocks.block(Kind::Entries, false, &vec![0; 1 << 20]).expect("a block's worth");
+    let mut block = blocks.block(Kind::ENTRIES, false, &vec![0; 1 << 20]).expect("a block's worth");
     // The header claims a kilobyte.
     block[8..12].copy_from_slice(&1024u32.to_le_bytes());
     let mut hasher = crc32fast::Hasher::new();
@@ -112,8 +110,7 @@ proptest! {
     fn events_survive_a_round_trip(events in prop::collection::vec(any_event(), 0..60)) {
         let mut packer = Packer::default();
         events.iter().for_each(|event| packer.add(&Entry::Event(event.clone())));
-        let mut unpacker = Unpacker::default();
-        packer.finish(|bytes| unpacker = Unpacker::new(bytes.to_vec()));
+        let mut unpacker = Unpacker::new(packer.finish());
         let mut read = Vec::new();
         while let Some(entry) = unpacker.take().expect("whole") {
             match entry {
@@ -165,16 +162,9 @@ proptest! {
         event in any_event(),
     ) {
         let mut blocks = BlockWriter::new().expect("there is memory");
-        let kind = match kind {
-            0 => Kind::Entries,
-            1 => Kind::Fold,
-            2 => Kind::Names,
-            3 => Kind::End,
-            other => Kind::Unknown(other),
-        };
         let mut bytes = recording(&[vec![event]]);
         bytes.truncate(bytes.len() - 1);
-        let block = blocks.block(kind, false, &raw).expect("it is small");
+        let block = blocks.block(Kind(kind), false, &raw).expect("it is small");
         let start = file_header().len();
         bytes.splice(start..start, block);
         let _ = replayed(&bytes);
@@ -192,8 +182,7 @@ proptest! {
         let mut packer = Packer::default();
         beginning().iter().for_each(|entry| packer.add(entry));
         events.iter().for_each(|event| packer.add(&Entry::Event(event.clone())));
-        let mut raw = Vec::new();
-        packer.finish(|bytes| raw = bytes.to_vec());
+        let mut raw = packer.finish();
         if is_fold {
             let mut replay = Replay::default();
             beginning().into_iter().for_each(|entry| replay.enter(entry));
@@ -202,7 +191,7 @@ proptest! {
         }
         let at = at.index(raw.len());
         raw[at] ^= change;
-        let kind = if is_fold { Kind::Fold } else { Kind::Entries };
+        let kind = if is_fold { Kind::FOLD } else { Kind::ENTRIES };
         let mut bytes = file_header().to_vec();
         bytes.extend(blocks.block(kind, false, &raw).expect("it is small"));
         let after: Vec<Event> = events.into_iter().map(of_seven).collect();

@@ -15,13 +15,13 @@ use profiler_common::stack::StackEnd;
 use proptest::prelude::*;
 
 use super::block::{BlockWriter, Kind, file_header};
-use super::entry::{Fact, LedgerId, SessionFacts, Step, TargetRecord};
+use super::entry::{Fact, SessionFacts, Step, TargetRecord};
 use super::pack::{Packer, Unpacker};
 use super::read::Reading;
 use super::replay::{Entry, Replay};
 use super::write::Writer;
 use crate::address::TargetAddr;
-use crate::ids::{HeapId, HookId, Pid, StackId, Tid};
+use crate::ids::{HeapId, HookId, LedgerId, Pid, StackId, Tid};
 use crate::ingest::event::{Allocation, Event, Free, Remap, Stack};
 use crate::model::Beginning;
 use crate::object::module::Modules;
@@ -105,14 +105,14 @@ fn recording(pieces: &[Vec<Event>]) -> Vec<u8> {
     let mut bytes = file_header().to_vec();
     let mut write = |entries: &mut dyn Iterator<Item = Entry>| {
         entries.for_each(|entry| packer.add(&entry));
-        packer.finish(|raw| bytes.extend(blocks.block(Kind::Entries, false, raw).expect("it is small")));
+        bytes.extend(blocks.block(Kind::ENTRIES, false, &packer.finish()).expect("it is small"));
     };
     write(&mut beginning().into_iter());
     for piece in pieces {
         write(&mut piece.iter().cloned().map(Entry::Event));
     }
     let end = postcard::to_allocvec(&99u64).expect("it is a number");
-    bytes.extend(blocks.block(Kind::End, false, &end).expect("it is small"));
+    bytes.extend(blocks.block(Kind::END, false, &end).expect("it is small"));
     bytes
 }
 
