@@ -5,7 +5,7 @@
 use heapbpf::internals::recording::modules;
 use heapbpf::internals::recording::names::RecordedNames;
 use heapbpf::internals::recording::read::Reading;
-use heapbpf::internals::recording::span::{Span, SpanError, Spanned};
+use heapbpf::internals::recording::span::{Span, SpanError, ReplayedSpan};
 use heapbpf::internals::snapshot::Scope;
 use heapbpf::internals::symbolize::profile::profile;
 use heapbpf::internals::symbolize::resolver::Resolver;
@@ -16,7 +16,7 @@ libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
     let span = Span { from_ns: input.from_ns, to_ns: input.to_ns };
     let Ok(mut reading) = Reading::new(&*input.file) else { return };
     let mut names = RecordedNames::new(Resolver::in_process());
-    let Ok(spanned) = Spanned::read(&mut reading, span, input.by_thread, &mut names) else { return };
+    let Ok(spanned) = ReplayedSpan::read(&mut reading, span, input.by_thread, &mut names) else { return };
     // Modules are not opened: inputs must not reach the machine's files.
     let found = modules::find(spanned.modules(), false);
     let profile = profile(&spanned.snapshot(found.modules), Scope::Window, &names, false);
@@ -24,6 +24,6 @@ libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
     if spanned.check_whole().is_ok()
         && let Ok(reading) = Reading::new(&*input.file)
     {
-        let _ = Spanned::flows(reading, span, input.by_thread, |_, _, _| Ok::<(), SpanError>(()));
+        let _ = ReplayedSpan::flows(reading, span, input.by_thread, |_, _, _| Ok::<(), SpanError>(()));
     }
 });

@@ -131,7 +131,7 @@ pub mod internals {
     pub mod model {
         pub use crate::model::{Profile, TargetProfile};
         pub mod history {
-            pub use crate::model::history::{Held, Moment, Occasion};
+            pub use crate::model::history::{CurvePoint, HeapUsage, SampleTrigger};
         }
     }
     pub mod object {
@@ -191,7 +191,7 @@ pub mod internals {
             pub use crate::recording::replay::Replay;
         }
         pub mod span {
-            pub use crate::recording::span::{Span, SpanError, Spanned};
+            pub use crate::recording::span::{ReplayedSpan, Span, SpanError};
         }
         pub mod write {
             pub use crate::recording::write::Writer;

@@ -10,15 +10,14 @@ use serde::{Deserialize, Serialize};
 
 use crate::ids::{HeapId, Tid};
 use crate::leak::growth::Growths;
-use crate::ledger::curve::Moment;
+use crate::ledger::curve::CurvePoint;
 use crate::ledger::snapshot::TargetSnapshot;
 use crate::ledger::timeline::Timeline;
-use crate::ledger::totals::Amounts;
 pub(crate) use crate::model::TargetFacts;
 use crate::model::{Health, HookStatus, Others, Window, WindowReason};
 use crate::object::module::Modules;
 use crate::process::address_space::AddressSpace;
-use crate::units::MonotonicNanos;
+use crate::units::{Amounts, MonotonicNanos};
 
 #[derive(Clone, Debug)]
 pub struct Snapshot {
@@ -80,7 +79,7 @@ pub struct TargetState {
     pub books: Arc<TargetSnapshot>,
     pub growths: Growths,
     /// Totals over time, in the order of time.
-    pub curve: Vec<Moment>,
+    pub curve: Vec<CurvePoint>,
     /// What its callsites held at few points in time.
     pub timeline: Arc<Timeline>,
     /// End of both: the exit of the target, or now.

@@ -112,18 +112,47 @@ impl EstimatedCount {
     }
 }
 
-/// Amounts that one sampled block represents, with their variances.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Weight {
-    pub bytes: EstimatedBytes,
-    pub count: EstimatedCount,
-    pub bytes_variance: EstimatedVariance,
-    pub count_variance: EstimatedVariance,
-    /// 1, or 0 for a part of a block.
-    pub samples: u64,
+/// Variances of estimated bytes and blocks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Variance {
+    pub bytes: EstimatedVariance,
+    pub count: EstimatedVariance,
 }
 
-impl Weight {
+impl AddAssign for Variance {
+    fn add_assign(&mut self, other: Self) {
+        self.bytes += other.bytes;
+        self.count += other.count;
+    }
+}
+
+impl SubAssign for Variance {
+    fn sub_assign(&mut self, other: Self) {
+        self.bytes -= other.bytes;
+        self.count -= other.count;
+    }
+}
+
+/// Estimated amounts of one sampled block (its weight) or of several, with their variances.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Amounts {
+    pub count: EstimatedCount,
+    pub bytes: EstimatedBytes,
+    /// Number of samples that the estimates are based on; a part of a block is none.
+    pub samples: u64,
+    pub variance: Variance,
+}
+
+impl AddAssign for Amounts {
+    fn add_assign(&mut self, other: Self) {
+        self.count += other.count;
+        self.bytes += other.bytes;
+        self.samples += other.samples;
+        self.variance += other.variance;
+    }
+}
+
+impl Amounts {
     /// Returns the weight of a block of `size_bytes` sampled at `interval`.
     ///
     /// A block of value v, sampled with probability p, has the weight w = v/p and the variance v²(1 − p)/p. Estimated from
@@ -138,22 +167,23 @@ impl Weight {
         let bytes = sampling::estimated_bytes(size_bytes, interval_bytes);
         let count = sampling::estimated_count(size_bytes, interval_bytes);
         Self {
-            bytes: EstimatedBytes::from_f64(bytes),
             count: EstimatedCount::from_f64(count),
-            bytes_variance: EstimatedVariance::from_f64(bytes * (bytes - size_bytes as f64)),
-            count_variance: EstimatedVariance::from_f64(count * (count - 1.0)),
+            bytes: EstimatedBytes::from_f64(bytes),
             samples: 1,
+            variance: Variance {
+                bytes: EstimatedVariance::from_f64(bytes * (bytes - size_bytes as f64)),
+                count: EstimatedVariance::from_f64(count * (count - 1.0)),
+            },
         }
     }
 
     /// Returns the weight of exactly known amounts. `blocks` is 0 for a part of a block.
     pub const fn exact(bytes: u64, blocks: u64) -> Self {
         Self {
-            bytes: EstimatedBytes::exact(bytes),
             count: EstimatedCount::exact(blocks),
-            bytes_variance: EstimatedVariance::ZERO,
-            count_variance: EstimatedVariance::ZERO,
+            bytes: EstimatedBytes::exact(bytes),
             samples: blocks,
+            variance: Variance { bytes: EstimatedVariance::ZERO, count: EstimatedVariance::ZERO },
         }
     }
 }
@@ -182,7 +212,7 @@ mod tests {
 
     #[test]
     fn adding_and_subtracting_weights_leaves_zero() {
-        let weights: Vec<Weight> = (1..5000).map(|size| Weight::of(size, Interval::nearest(4096))).collect();
+        let weights: Vec<Amounts> = (1..5000).map(|size| Amounts::of(size, Interval::nearest(4096))).collect();
         let mut sum = EstimatedBytes::ZERO;
         weights.iter().for_each(|weight| sum += weight.bytes);
         weights.iter().rev().for_each(|weight| sum -= weight.bytes);
@@ -191,23 +221,23 @@ mod tests {
 
     #[test]
     fn weights_at_interval_one_are_exact() {
-        let weight = Weight::of(30_000, Interval::EXACT);
+        let weight = Amounts::of(30_000, Interval::EXACT);
         assert_eq!((weight.bytes.rounded(), weight.count.rounded()), (30_000, 1));
-        let empty = Weight::of(0, Interval::EXACT);
+        let empty = Amounts::of(0, Interval::EXACT);
         assert_eq!((empty.bytes, empty.count), (EstimatedBytes::ZERO, EstimatedCount::exact(1)));
-        assert_eq!(weight, Weight::exact(30_000, 1));
+        assert_eq!(weight, Amounts::exact(30_000, 1));
     }
 
     #[test]
     fn blocks_of_at_least_the_interval_have_no_variance() {
         let interval = Interval::nearest(4096);
         for (size_bytes, is_exact) in [(4096, true), (1 << 30, true), (4095, false), (1, false)] {
-            let weight = Weight::of(size_bytes, interval);
-            assert_eq!(weight.bytes_variance == EstimatedVariance::ZERO, is_exact, "{size_bytes}");
-            assert_eq!(weight.count_variance == EstimatedVariance::ZERO, is_exact, "{size_bytes}");
+            let weight = Amounts::of(size_bytes, interval);
+            assert_eq!(weight.variance.bytes == EstimatedVariance::ZERO, is_exact, "{size_bytes}");
+            assert_eq!(weight.variance.count == EstimatedVariance::ZERO, is_exact, "{size_bytes}");
         }
         // A small block represents T bytes, with a standard deviation of T.
-        let deviation = Weight::of(16, interval).bytes_variance.to_f64().sqrt();
+        let deviation = Amounts::of(16, interval).variance.bytes.to_f64().sqrt();
         assert!((deviation - 4096.0).abs() < 20.0, "{deviation}");
     }
 

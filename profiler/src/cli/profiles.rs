@@ -11,13 +11,13 @@ use rustc_hash::FxHashMap;
 use super::exit::usage;
 use super::terminal::say;
 use crate::ids::LedgerId;
-use crate::ledger::journal::{Flow, Movement};
+use crate::ledger::totals::{Flow, Movement};
 use crate::linux::files;
 use crate::model::Profile;
 use crate::recording::block::MAGIC;
 use crate::recording::names::{self, Found, RecordedNames};
 use crate::recording::read::{self, Damage};
-use crate::recording::span::{Span, SpanError, Spanned};
+use crate::recording::span::{ReplayedSpan, Span, SpanError};
 use crate::report::Presentation;
 use crate::report::heaptrack;
 use crate::report::json::read::read as read_json;
@@ -100,7 +100,7 @@ pub(super) fn read_recording(path: &Path, options: Options) -> Result<Input> {
     let refused = |error: SpanError| usage(format!("`{name}`: {error}"));
     let mut entries = 0;
     let counted = (&mut reading).inspect(|_| entries += 1);
-    let spanned = Spanned::read(counted, options.span, options.by_thread, &mut names).map_err(refused)?;
+    let spanned = ReplayedSpan::read(counted, options.span, options.by_thread, &mut names).map_err(refused)?;
     if options.events {
         spanned.check_whole().map_err(refused)?;
     }
@@ -125,7 +125,7 @@ pub(super) fn read_recording(path: &Path, options: Options) -> Result<Input> {
     })
 }
 
-fn report_damage(path: &Path, damage: &Damage, spanned: &Spanned) {
+fn report_damage(path: &Path, damage: &Damage, spanned: &ReplayedSpan) {
     say(&format!(
         "heapbpf: warning: `{}`: damaged at byte {}: {}; read up to {:.1} s, {} events",
         path.display(),
@@ -222,7 +222,7 @@ impl EventNames {
         let encoder = zstd::Encoder::new(out, COMPRESSION_LEVEL)?;
         let mut events = heaptrack::Events::new(encoder, &profile, presentation)?;
         let entries = reading.take(self.entries);
-        let length_ns = Spanned::flows(entries, options.span, options.by_thread, |at_ns, ledger, flow| {
+        let length_ns = ReplayedSpan::flows(entries, options.span, options.by_thread, |at_ns, ledger, flow| {
             events.at(at_ns)?;
             // Events of other processes, and those before the end of the folded part, have no callsite.
             let Some(target) = self.targets.get(&ledger) else { return Ok(()) };

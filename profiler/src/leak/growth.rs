@@ -4,8 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::ledger::Ledger;
 use crate::ledger::timeline::{Sample, Timeline};
-use crate::ledger::totals::Amounts;
-use crate::units::MonotonicNanos;
+use crate::units::{Amounts, MonotonicNanos};
 
 /// Minimum number of points for a result.
 pub(crate) const POINTS_MIN: usize = 8;
@@ -53,8 +52,8 @@ impl Growths {
     /// callsites without any are left out. Takes a pass over the live blocks, unless the recording was too short.
     pub fn of(timeline: &Timeline, ledger: &Ledger, now: MonotonicNanos, older: Option<&[Amounts]>) -> Self {
         // Use evenly spaced points: dumps may be close together, and would outweigh the rest.
-        let is_even: Vec<bool> = timeline.instants().iter().map(|it| it.occasion.is_none() && it.time < now).collect();
-        let even = timeline.instants().iter().zip(&is_even).filter(|(_, is_even)| **is_even);
+        let is_even: Vec<bool> = timeline.points().iter().map(|it| it.trigger.is_none() && it.time < now).collect();
+        let even = timeline.points().iter().zip(&is_even).filter(|(_, is_even)| **is_even);
         let mut times: Vec<MonotonicNanos> = even.map(|(instant, _)| instant.time).collect();
         times.push(now);
         let span_ns = now.0 - times[0].0;

@@ -6,11 +6,10 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::details::{Ages, Details};
-use super::histogram::Histogram;
-use super::totals::{Amounts, Totals};
+use super::details::{Ages, Details, Histogram};
+use super::totals::Totals;
 use crate::ids::{HeapId, StackId, Tid};
-use crate::units::{EstimatedCount, EstimatedMicros};
+use crate::units::{Amounts, EstimatedCount, EstimatedMicros};
 
 /// Number of the target's latest peak, incremented whenever the live bytes exceed their previous maximum.
 pub(super) type PeakEpoch = u64;

@@ -1,30 +1,25 @@
-//! Totals of a target over time, at evenly spaced points and with bounded memory. Depends on event timestamps alone,
-//! so that a session and the replay of its recording produce the same curve.
-//!
-//! ```text
-//!   first event ─ 10 ms ─ 20 ms ─ 30 ms ─ …  at most 512; then every other point is dropped and the period doubles
-//! ```
+//! Totals of a target over time, at evenly spaced points: at most 512, then every other one is dropped and the period
+//! doubles. Depends on event timestamps alone, so that a session and the replay of its recording produce the same curve.
 //!
 //! A point is the state after all events that were entered before the first later one. Points of an idle period are
-//! added with the next event. A target takes 32 bytes per point, 16 KiB at most. The peak is stored separately and is
-//! never dropped.
+//! added with the next event. The peak is stored separately and is never dropped.
 
 use serde::{Deserialize, Serialize};
 
-use super::totals::{Held, Totals};
+use super::totals::{HeapUsage, Totals};
 use crate::units::{EstimatedBytes, EstimatedCount, MonotonicNanos};
 
 /// Maximum number of points.
-pub(crate) const MOMENTS_MAX: usize = 512;
+pub(crate) const POINTS_MAX: usize = 512;
 
 /// Initial period.
 const PERIOD_NS: u64 = 10_000_000;
 
 /// The totals of a target at one point in time.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Moment {
+pub struct CurvePoint {
     pub time: MonotonicNanos,
-    pub held: Held,
+    pub held: HeapUsage,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -33,7 +28,7 @@ pub(crate) struct Curve {
     origin: MonotonicNanos,
     period_ns: u64,
     /// The state at the origin and after each period.
-    held: Vec<Held>,
+    held: Vec<HeapUsage>,
     /// An event later than this requires a new point first.
     due: MonotonicNanos,
 }
@@ -51,18 +46,18 @@ impl Curve {
     }
 
     /// Adds the points up to `time`, at which `held` was the state.
-    pub(crate) fn pass(&mut self, time: MonotonicNanos, held: Held) {
+    pub(crate) fn pass(&mut self, time: MonotonicNanos, held: HeapUsage) {
         if self.held.is_empty() {
             self.origin = MonotonicNanos(time.0.saturating_sub(1));
             self.held.push(held);
         }
         // The grid either covers this time or has too many points for it.
-        while self.index_of(time) >= MOMENTS_MAX {
+        while self.index_of(time) >= POINTS_MAX {
             self.halve();
         }
         let count = self.index_of(time).max(self.held.len() - 1) + 1;
         if count > self.held.capacity() {
-            let room = count.next_power_of_two().min(MOMENTS_MAX);
+            let room = count.next_power_of_two().min(POINTS_MAX);
             self.held.reserve_exact(room - self.held.len());
         }
         self.held.resize(count, held);
@@ -81,36 +76,45 @@ impl Curve {
 
     fn halve(&mut self) {
         self.period_ns *= 2;
-        let mut index = 0..;
-        self.held.retain(|_| index.next().is_some_and(|index: usize| index.is_multiple_of(2)));
+        let mut keeps = every_other();
+        self.held.retain(|_| keeps());
     }
 
     /// Returns the points up to `until`, the last of which is the current state `held`. Points within an idle period
     /// are left out.
-    pub(super) fn moments(&self, until: MonotonicNanos, held: Held) -> Vec<Moment> {
-        let mut moments: Vec<Moment> = Vec::new();
-        let points = (0..).zip(&self.held).map(|(index, &held)| Moment { time: self.time_of(index), held });
-        let due = (!self.held.is_empty()).then(|| Moment { time: self.time_of(self.held.len()), held });
-        let last = Moment { time: until, held };
-        for moment in points.chain(due).filter(|moment| moment.time < until).chain([last]) {
-            match moments.as_mut_slice() {
-                [.., before, last] if before.held == moment.held && last.held == moment.held => *last = moment,
-                _ => moments.push(moment),
+    pub(super) fn points(&self, until: MonotonicNanos, held: HeapUsage) -> Vec<CurvePoint> {
+        let mut points: Vec<CurvePoint> = Vec::new();
+        let past = (0..).zip(&self.held).map(|(index, &held)| CurvePoint { time: self.time_of(index), held });
+        let due = (!self.held.is_empty()).then(|| CurvePoint { time: self.time_of(self.held.len()), held });
+        let last = CurvePoint { time: until, held };
+        for point in past.chain(due).filter(|point| point.time < until).chain([last]) {
+            match points.as_mut_slice() {
+                [.., before, last] if before.held == point.held && last.held == point.held => *last = point,
+                _ => points.push(point),
             }
         }
-        moments
+        points
     }
 
     /// Validates a curve that was read from a file.
     pub(crate) fn is_sound(&self) -> bool {
-        self.held.len() <= MOMENTS_MAX
-            && self.held.iter().all(Held::is_sound)
+        self.held.len() <= POINTS_MAX
+            && self.held.iter().all(HeapUsage::is_sound)
             && (PERIOD_NS..u64::MAX / 4).contains(&self.period_ns)
     }
 
     #[cfg(test)]
     pub(crate) fn memory_bytes(&self) -> usize {
-        self.held.capacity() * size_of::<Held>()
+        self.held.capacity() * size_of::<HeapUsage>()
+    }
+}
+
+/// Returns true at the first call and at every other one after it.
+pub(super) fn every_other() -> impl FnMut() -> bool {
+    let mut keeps = false;
+    move || {
+        keeps = !keeps;
+        keeps
     }
 }
 
@@ -127,14 +131,14 @@ impl PeakDetails {
         Self { live_count: totals.live_count(), alloc_bytes: totals.alloc_bytes, alloc_count: totals.alloc_count }
     }
 
-    pub(super) fn at(&self, time: MonotonicNanos, live_bytes: EstimatedBytes) -> Moment {
-        let held = Held {
+    pub(super) fn at(&self, time: MonotonicNanos, live_bytes: EstimatedBytes) -> CurvePoint {
+        let held = HeapUsage {
             live_bytes: live_bytes.to_f64(),
             live_count: self.live_count.to_f64(),
             alloc_bytes: self.alloc_bytes.to_f64(),
             alloc_count: self.alloc_count.to_f64(),
         };
-        Moment { time, held }
+        CurvePoint { time, held }
     }
 
     pub(super) fn is_sound(&self) -> bool {

@@ -7,15 +7,13 @@ use serde::{Deserialize, Serialize};
 use super::callsite::{BEFORE_PEAKS, Callsite, PeakEpoch};
 use super::curve::{Curve, PeakDetails};
 use super::details::AgesByCallsite;
-use super::journal::{Correction, Flow, Movement};
-use super::live::{LiveAllocation, LiveBlock, LiveBlocks};
+use super::live::{Correction, FreedBlock, LiveAllocation, LiveBlock, LiveBlocks, Threads};
 use super::ranges::{Freed, Ranges};
-use super::threads::{FreedBlock, Threads};
-use super::totals::{Held, Totals};
+use super::totals::{Flow, HeapUsage, Movement, Totals};
 use crate::address::TargetAddr;
 use crate::ids::{HeapId, LedgerId, Pid, StackId, Tid};
 use crate::ingest::event::{Allocation, Event, Free, Remap, Stack};
-use crate::units::{MonotonicNanos, Weight};
+use crate::units::{Amounts, MonotonicNanos};
 
 /// The ledger of one target. The order of its fields is part of the recording format.
 #[derive(Debug, Serialize, Deserialize)]
@@ -145,8 +143,8 @@ impl Ledger {
         blocks.sort_unstable();
         let blocks = blocks
             .into_iter()
-            .map(|(callsite, size_bytes, interval)| (callsite, Weight::of(size_bytes, Interval::from_code(interval))));
-        let mappings = self.ranges.whole().map(|(callsite, bytes)| (callsite, Weight::exact(bytes, 1)));
+            .map(|(callsite, size_bytes, interval)| (callsite, Amounts::of(size_bytes, Interval::from_code(interval))));
+        let mappings = self.ranges.whole().map(|(callsite, bytes)| (callsite, Amounts::exact(bytes, 1)));
         let flow = |(callsite, weight)| Flow { callsite, movement: Movement::In(weight) };
         self.flows = Some(blocks.chain(mappings).map(flow).collect());
     }
@@ -184,7 +182,7 @@ impl Ledger {
         let callsite = self.callsite(block.stack, block.heap, thread);
         let LiveAllocation { address, size_bytes, interval, time: born, .. } = *block;
         self.live.insert(address, LiveBlock { size_bytes, interval, callsite, time: born });
-        let weight = Weight::of(size_bytes, interval);
+        let weight = Amounts::of(size_bytes, interval);
         self.callsites[callsite as usize].sizes.add(block.size_bytes, weight.count);
         self.change(callsite, Movement::In(weight), time);
         if block.interval != Interval::EXACT {
@@ -205,9 +203,9 @@ impl Ledger {
     }
 
     /// Removes the live block at this address, if any.
-    pub(super) fn remove(&mut self, address: TargetAddr) -> Option<(LiveBlock, Weight)> {
+    pub(super) fn remove(&mut self, address: TargetAddr) -> Option<(LiveBlock, Amounts)> {
         let block = self.live.remove(address)?;
-        let weight = Weight::of(block.size_bytes, block.interval);
+        let weight = Amounts::of(block.size_bytes, block.interval);
         self.change(block.callsite, Movement::Out(weight), self.latest);
         Some((block, weight))
     }
@@ -231,7 +229,7 @@ impl Ledger {
     /// Makes a block live again exactly as it was: its interval here may differ from the event's, and it may be inherited.
     fn undo_free(&mut self, address: TargetAddr, freed: FreedBlock) {
         let FreedBlock { block, lifetime_us, temporary } = freed;
-        let weight = Weight::of(block.size_bytes, block.interval);
+        let weight = Amounts::of(block.size_bytes, block.interval);
         self.live.insert(address, block);
         let callsite = &mut self.callsites[block.callsite as usize];
         callsite.undo_lived(lifetime_us, weight.count);
@@ -258,7 +256,7 @@ impl Ledger {
         self.remove_pieces(displaced, remap.ended);
         let callsite = self.callsite(remap.stack, remap.heap, Some(remap.tid));
         let size_bytes = new.end - new.start;
-        let weight = Weight::exact(size_bytes, 1);
+        let weight = Amounts::exact(size_bytes, 1);
         self.callsites[callsite as usize].sizes.add(size_bytes, weight.count);
         self.sampled.insert(remap.heap);
         self.change(callsite, Movement::In(weight), remap.ended);
@@ -269,7 +267,7 @@ impl Ledger {
     /// Enters the removal of pieces of mappings. A mapping is freed with its last piece.
     fn remove_pieces(&mut self, pieces: impl IntoIterator<Item = Freed>, time: MonotonicNanos) {
         for piece in pieces {
-            let weight = Weight::exact(piece.bytes, u64::from(piece.is_last));
+            let weight = Amounts::exact(piece.bytes, u64::from(piece.is_last));
             if piece.is_last {
                 let lifetime_us = time.0.saturating_sub(piece.time.0) / 1000;
                 self.callsites[piece.callsite as usize].lived(lifetime_us, weight.count);
@@ -282,7 +280,7 @@ impl Ledger {
     #[inline]
     fn pass(&mut self, time: MonotonicNanos) {
         if self.curve.is_due(time) {
-            self.curve.pass(time, Held::of(&self.totals));
+            self.curve.pass(time, HeapUsage::of(&self.totals));
         }
         self.latest = self.latest.max(time);
     }

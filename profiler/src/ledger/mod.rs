@@ -15,17 +15,14 @@
 mod callsite;
 pub(crate) mod curve;
 pub(crate) mod details;
-pub(crate) mod histogram;
-pub(crate) mod journal;
 // One file for the type, one for each larger task.
 #[expect(clippy::module_inception, reason = "the type of that name")]
 mod ledger;
-mod live;
+pub(crate) mod live;
 mod queries;
 mod ranges;
 mod resync;
 pub(crate) mod snapshot;
-mod threads;
 pub(crate) mod timeline;
 pub(crate) mod totals;
 

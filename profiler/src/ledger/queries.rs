@@ -4,15 +4,15 @@ use profiler_common::interval::Interval;
 use rustc_hash::FxHashMap;
 
 use super::callsite::{COUNT_MAX, Callsite};
-use super::curve::Moment;
+use super::curve::CurvePoint;
 use super::details::{Ages, AgesByCallsite};
 use super::ledger::Ledger;
 use super::live::{LiveAllocation, LiveBlock};
 use super::snapshot::{CallsiteSnapshot, TargetSnapshot};
-use super::totals::{Amounts, Held, Totals};
+use super::totals::{HeapUsage, Totals};
 use crate::address::TargetAddr;
 use crate::ids::{HeapId, StackId};
-use crate::units::{EstimatedCount, MonotonicNanos, Weight};
+use crate::units::{Amounts, EstimatedCount, MonotonicNanos};
 
 impl Ledger {
     /// Returns the totals of the target, without the amounts at the peak.
@@ -75,8 +75,8 @@ impl Ledger {
             if own.is_empty() {
                 continue;
             }
-            totals.at_peak.add(&own.at_peak);
-            heaps.entry(callsite.heap).or_default().at_peak.add(&own.at_peak);
+            totals.at_peak += own.at_peak;
+            heaps.entry(callsite.heap).or_default().at_peak += own.at_peak;
             let stack = self.stacks.get(&callsite.stack).cloned();
             let ages = ages.and_then(|ages| ages.get(&index));
             let details = callsite.details(ages, !self.sampled.contains(&callsite.heap));
@@ -105,10 +105,10 @@ impl Ledger {
     pub fn allocated_before<const N: usize>(&self, times: [MonotonicNanos; N]) -> Vec<[Amounts; N]> {
         let mut older = vec![[Amounts::default(); N]; self.callsites.len()];
         let mut weights = WeightCache::new();
-        let mut add = |callsite: u32, born: MonotonicNanos, weight: &mut dyn FnMut() -> Weight| {
+        let mut add = |callsite: u32, born: MonotonicNanos, weight: &mut dyn FnMut() -> Amounts| {
             for (amounts, time) in older[callsite as usize].iter_mut().zip(times) {
                 if born < time {
-                    amounts.add_block(weight());
+                    *amounts += weight();
                 }
             }
         };
@@ -117,23 +117,23 @@ impl Ledger {
         }
         for piece in self.ranges.pieces() {
             // A mapping counts once, however many pieces it has.
-            add(piece.callsite, piece.time, &mut || Weight::exact(piece.bytes, u64::from(piece.is_first)));
+            add(piece.callsite, piece.time, &mut || Amounts::exact(piece.bytes, u64::from(piece.is_first)));
         }
         older
     }
 
     /// Returns the totals at evenly spaced points since the first event, and at the peak, up to `until`: now, or when the
-    /// ledger was closed. In ascending order, at most [`MOMENTS_MAX`](super::curve::MOMENTS_MAX) + 3, with none within idle periods.
-    pub fn moments(&self, until: MonotonicNanos) -> Vec<Moment> {
-        let mut moments = self.curve.moments(until, Held::of(&self.totals));
+    /// ledger was closed. In ascending order, at most [`POINTS_MAX`](super::curve::POINTS_MAX) + 3, with none within idle periods.
+    pub fn curve_points(&self, until: MonotonicNanos) -> Vec<CurvePoint> {
+        let mut points = self.curve.points(until, HeapUsage::of(&self.totals));
         let peak = self.totals.peak_time.map(|time| self.peak_details.at(time, self.totals.peak_bytes));
         if let Some(peak) = peak.filter(|peak| peak.time <= until) {
-            let index = moments.partition_point(|moment| moment.time < peak.time);
-            if moments[index..].first() != Some(&peak) {
-                moments.insert(index, peak);
+            let index = points.partition_point(|point| point.time < peak.time);
+            if points[index..].first() != Some(&peak) {
+                points.insert(index, peak);
             }
         }
-        moments
+        points
     }
 
     /// Returns the number of callsites whose frames have not arrived so far.
@@ -175,24 +175,24 @@ fn sorted_heaps(heaps: FxHashMap<HeapId, Totals>) -> Vec<(HeapId, Totals)> {
 }
 
 /// Weights by size and interval: sizes repeat, and computing weights would dominate a pass over all blocks.
-struct WeightCache(Vec<(u64, Interval, Weight)>);
+struct WeightCache(Vec<(u64, Interval, Amounts)>);
 
 impl WeightCache {
     const ENTRIES: usize = 4096;
 
     fn new() -> Self {
-        Self(vec![(0, Interval::EXACT, Weight::exact(0, 1)); Self::ENTRIES])
+        Self(vec![(0, Interval::EXACT, Amounts::exact(0, 1)); Self::ENTRIES])
     }
 
-    fn of(&mut self, size_bytes: u64, interval: Interval) -> Weight {
+    fn of(&mut self, size_bytes: u64, interval: Interval) -> Amounts {
         if size_bytes >= u64::from(interval.bytes()) {
-            return Weight::exact(size_bytes, 1);
+            return Amounts::exact(size_bytes, 1);
         }
         // Sizes below the interval have at most 30 bits.
         let index = usize::try_from(size_bytes ^ size_bytes >> 12).unwrap_or(0) % Self::ENTRIES;
         let known = &mut self.0[index];
         if (known.0, known.1) != (size_bytes, interval) {
-            *known = (size_bytes, interval, Weight::of(size_bytes, interval));
+            *known = (size_bytes, interval, Amounts::of(size_bytes, interval));
         }
         known.2
     }

@@ -2,11 +2,11 @@
 
 use profiler_common::interval::Interval;
 
-use super::journal::{Correction, Movement};
 use super::ledger::Ledger;
-use super::live::{LiveAllocation, LiveBlock};
+use super::live::{Correction, LiveAllocation, LiveBlock};
+use super::totals::Movement;
 use crate::address::TargetAddr;
-use crate::units::Weight;
+use crate::units::Amounts;
 
 /// Number of sampled blocks changed by [`Ledger::reconcile`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -76,7 +76,7 @@ impl Ledger {
         reconciled.removed = (gone.len() as u64).saturating_sub(reconciled.replaced);
         for (address, block) in gone {
             self.record(Correction::Gone(address));
-            let weight = Weight::of(block.size_bytes, block.interval);
+            let weight = Amounts::of(block.size_bytes, block.interval);
             self.change(block.callsite, Movement::Out(weight), self.latest);
         }
         missing.iter().for_each(|block| self.insert_found(block));
@@ -98,7 +98,7 @@ impl Ledger {
     /// stack, heap, or tick), or none, nothing happens.
     ///
     /// The allocated or inherited amounts change as if all blocks had been sampled at that interval from the start; nothing
-    /// counts as freed. Callers must drop blocks at random, with the probability that [`Weight::of`] the larger interval implies.
+    /// counts as freed. Callers must drop blocks at random, with the probability that [`Amounts::of`] the larger interval implies.
     /// Peaks are kept.
     pub fn thin(&mut self, block: &LiveAllocation, to: Option<Interval>) {
         let Some(known) = self.live.get(block.address) else { return };
@@ -116,11 +116,11 @@ impl Ledger {
 
     fn reweigh(&mut self, address: TargetAddr, known: LiveBlock, to: Option<Interval>) {
         let callsite = known.callsite;
-        let from = Weight::of(known.size_bytes, known.interval);
+        let from = Amounts::of(known.size_bytes, known.interval);
         self.live.remove(address);
         let weight = to.map(|interval| {
             self.live.insert(address, LiveBlock { interval, ..known });
-            Weight::of(known.size_bytes, interval)
+            Amounts::of(known.size_bytes, interval)
         });
         // The frees of dropped blocks will not be recorded.
         self.sampled.insert(self.callsites[callsite as usize].heap);

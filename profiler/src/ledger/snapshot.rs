@@ -8,7 +8,7 @@ use super::details::Details;
 use super::totals::Totals;
 use crate::ids::{HeapId, Pid, Tid};
 pub(crate) use crate::ingest::event::Stack;
-use crate::units::{EstimatedCount, MonotonicNanos, Weight};
+use crate::units::{Amounts, EstimatedCount, MonotonicNanos};
 
 /// One target at one point in time, or over a window that ends there.
 #[derive(Clone, Debug)]
@@ -64,7 +64,7 @@ impl TargetSnapshot {
         let mut totals = Totals::default();
         for block in blocks {
             let Some(callsite) = known.get(&block.callsite).map(|&at| &mut callsites[at]) else { continue };
-            let weight = Weight::of(block.size_bytes, Interval::EXACT);
+            let weight = Amounts::of(block.size_bytes, Interval::EXACT);
             let time = block.born.unwrap_or(now);
             for sum in [&mut callsite.totals, &mut totals, heaps.entry(callsite.heap).or_default()] {
                 sum.allocate(weight, time);
@@ -127,8 +127,7 @@ impl TargetSnapshot {
             for sum in heap.chain([&mut totals]) {
                 let peak = sum.only_peak();
                 sum.add(&at_peak);
-                let Totals { peak_bytes, peak_count, peak_time, at_peak, .. } = peak;
-                *sum = Totals { peak_bytes, peak_count, peak_time, at_peak, ..*sum };
+                sum.set_peak(&peak);
             }
             callsites.push(CallsiteSnapshot {
                 totals: at_peak,

@@ -14,12 +14,12 @@ use std::sync::Arc;
 
 use proptest::prelude::*;
 
-use super::totals::{Amounts, Totals};
+use super::totals::Totals;
 use super::*;
 use crate::address::TargetAddr;
 use crate::ids::{HeapId, HookId, Pid, StackId, Tid};
 use crate::ingest::event::{Allocation, Event, Free, Remap, Stack};
-use crate::units::{EstimatedBytes, EstimatedCount, EstimatedMicros, MonotonicNanos, Weight};
+use crate::units::{Amounts, EstimatedBytes, EstimatedCount, EstimatedMicros, MonotonicNanos};
 use profiler_common::interval::Interval;
 use profiler_common::stack::StackEnd;
 
@@ -145,7 +145,7 @@ proptest! {
                 blocks.insert(address, size);
             }
         }
-        let live: EstimatedBytes = blocks.values().map(|&size| Weight::of(size, Interval::nearest(interval_bytes)).bytes).sum();
+        let live: EstimatedBytes = blocks.values().map(|&size| Amounts::of(size, Interval::nearest(interval_bytes)).bytes).sum();
         prop_assert_eq!(ledger.totals().live_bytes(), live);
         let snapshot = ledger.snapshot(MonotonicNanos(1 << 40));
         let sites: EstimatedBytes = snapshot.callsites.iter().map(|site| site.totals.live_bytes()).sum();

@@ -1,64 +1,31 @@
-//! Counters of a target, a heap or a callsite.
+//! Counters of a target, a heap or a callsite, and what changes them.
 
 use serde::{Deserialize, Serialize};
 
-use crate::units::{EstimatedBytes, EstimatedCount, EstimatedVariance, MonotonicNanos, Weight};
+use crate::units::{Amounts, EstimatedBytes, EstimatedCount, EstimatedVariance, MonotonicNanos, Variance};
 
 /// Standard deviations on either side of the mean that cover 95 % of a normal distribution.
 pub(crate) const Z_95: f64 = 1.959_963_984_540_054;
 
-/// Variances of estimated bytes and blocks.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Variance {
-    pub bytes: EstimatedVariance,
-    pub count: EstimatedVariance,
+/// A change of the live amounts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Movement {
+    /// A block was allocated, or memory mapped.
+    In(Amounts),
+    /// A block was freed, or memory unmapped; a part of a mapping counts as no block unless it is the last.
+    Out(Amounts),
+    /// A free was undone: the block is still live.
+    Back(Amounts),
+    /// The weight of a live block changed; the new one is 0 if the block is no longer sampled.
+    Reweighed { from: Amounts, to: Amounts },
 }
 
-impl Variance {
-    fn add(&mut self, weight: Weight) {
-        self.bytes += weight.bytes_variance;
-        self.count += weight.count_variance;
-    }
-
-    fn take(&mut self, weight: Weight) {
-        self.bytes -= weight.bytes_variance;
-        self.count -= weight.count_variance;
-    }
-
-    fn since(&self, base: &Self) -> Self {
-        Self { bytes: self.bytes - base.bytes, count: self.count - base.count }
-    }
-
-    fn join(&mut self, other: &Self) {
-        self.bytes += other.bytes;
-        self.count += other.count;
-    }
-}
-
-/// Live blocks at one point in time.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Amounts {
-    pub count: EstimatedCount,
-    pub bytes: EstimatedBytes,
-    /// Number of samples that the estimates are based on.
-    pub samples: u64,
-    pub variance: Variance,
-}
-
-impl Amounts {
-    pub(super) fn add_block(&mut self, weight: Weight) {
-        self.count += weight.count;
-        self.bytes += weight.bytes;
-        self.samples += weight.samples;
-        self.variance.add(weight);
-    }
-
-    pub fn add(&mut self, other: &Self) {
-        self.count += other.count;
-        self.bytes += other.bytes;
-        self.samples += other.samples;
-        self.variance.join(&other.variance);
-    }
+/// A change of the live amounts of a callsite.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Flow {
+    /// The callsite's [`CallsiteSnapshot::index`](super::snapshot::CallsiteSnapshot::index).
+    pub callsite: u32,
+    pub movement: Movement,
 }
 
 /// Estimates over a time span: since the recording began, or of a window (see [`since`](Self::since)).
@@ -91,13 +58,14 @@ pub struct Totals {
 impl Totals {
     /// Returns the initial totals of a forked copy.
     pub fn inherit(&self) -> Self {
+        let (count, bytes) = (self.live_count(), self.live_bytes());
         Self {
-            opening_count: self.live_count(),
-            opening_bytes: self.live_bytes(),
+            opening_count: count,
+            opening_bytes: bytes,
             live_samples: self.live_samples,
             live_variance: self.live_variance,
-            peak_bytes: self.live_bytes(),
-            peak_count: self.live_count(),
+            peak_bytes: bytes,
+            peak_count: count,
             ..Self::default()
         }
     }
@@ -107,19 +75,17 @@ impl Totals {
     /// differences too, since each block adds its own. Peaks remain those of the whole recording: the peak within a
     /// window does not follow from its ends.
     pub fn since(&self, base: &Self) -> Self {
-        let opening = base.live();
-        Self {
-            // If `base` predates the process it is empty, and the inherited blocks are the opening balance.
-            opening_count: self.opening_count - base.opening_count + opening.count,
-            opening_bytes: self.opening_bytes - base.opening_bytes + opening.bytes,
-            alloc_count: self.alloc_count - base.alloc_count,
-            alloc_bytes: self.alloc_bytes - base.alloc_bytes,
-            free_count: self.free_count - base.free_count,
-            free_bytes: self.free_bytes - base.free_bytes,
-            alloc_samples: self.alloc_samples.saturating_sub(base.alloc_samples),
-            alloc_variance: self.alloc_variance.since(&base.alloc_variance),
-            ..*self
-        }
+        let mut window = *self;
+        // If `base` predates the process it is empty, and the inherited blocks are the opening balance.
+        window.opening_count += base.live_count() - base.opening_count;
+        window.opening_bytes += base.live_bytes() - base.opening_bytes;
+        window.alloc_count -= base.alloc_count;
+        window.alloc_bytes -= base.alloc_bytes;
+        window.free_count -= base.free_count;
+        window.free_bytes -= base.free_bytes;
+        window.alloc_samples = self.alloc_samples.saturating_sub(base.alloc_samples);
+        window.alloc_variance -= base.alloc_variance;
+        window
     }
 
     /// Returns whether nothing was allocated or freed in this span and nothing is live at its end.
@@ -133,11 +99,11 @@ impl Totals {
     /// the opening balance.
     pub(super) fn of_peak(&self, inherited: bool) -> Self {
         let Amounts { count, bytes, samples, variance } = self.at_peak;
-        let held = Self { live_samples: samples, live_variance: variance, ..self.only_peak() };
+        let live = Self { live_samples: samples, live_variance: variance, ..self.only_peak() };
         if inherited {
-            Self { opening_count: count, opening_bytes: bytes, ..held }
+            Self { opening_count: count, opening_bytes: bytes, ..live }
         } else {
-            Self { alloc_count: count, alloc_bytes: bytes, alloc_samples: samples, alloc_variance: variance, ..held }
+            Self { alloc_count: count, alloc_bytes: bytes, alloc_samples: samples, alloc_variance: variance, ..live }
         }
     }
 
@@ -148,12 +114,8 @@ impl Totals {
     }
 
     pub fn live(&self) -> Amounts {
-        Amounts {
-            count: self.live_count(),
-            bytes: self.live_bytes(),
-            samples: self.live_samples,
-            variance: self.live_variance,
-        }
+        let (samples, variance) = (self.live_samples, self.live_variance);
+        Amounts { count: self.live_count(), bytes: self.live_bytes(), samples, variance }
     }
 
     pub fn delta_count(&self) -> EstimatedCount {
@@ -187,17 +149,6 @@ impl Totals {
         [estimate + half_shift - margin, estimate + half_shift + margin]
     }
 
-    /// Returns whether no sum is near an overflow.
-    pub fn is_sound(&self) -> bool {
-        let bytes = [self.opening_bytes, self.alloc_bytes, self.free_bytes, self.peak_bytes, self.at_peak.bytes];
-        let counts = [self.opening_count, self.alloc_count, self.free_count, self.peak_count, self.at_peak.count];
-        let variances = [self.alloc_variance, self.live_variance, self.at_peak.variance];
-        bytes.iter().all(|sum| sum.is_sound())
-            && counts.iter().all(|sum| sum.is_sound())
-            && variances.iter().all(|sum| sum.bytes.is_sound() && sum.count.is_sound())
-            && self.alloc_samples.max(self.live_samples).max(self.at_peak.samples) < u64::MAX / 2
-    }
-
     /// Inverse of [`confidence`](Self::confidence): the variance of an estimate with this interval; 0 for an empty
     /// interval.
     pub fn variance_of(estimate: f64, [low, high]: [f64; 2]) -> f64 {
@@ -208,6 +159,17 @@ impl Totals {
         // With h the shift of the center: margin² = 2·h·estimate + h².
         let shift = margin * margin / (estimate + estimate.hypot(margin));
         2.0 * shift * estimate / (Z_95 * Z_95)
+    }
+
+    /// Returns whether no sum is near an overflow.
+    pub fn is_sound(&self) -> bool {
+        let bytes = [self.opening_bytes, self.alloc_bytes, self.free_bytes, self.peak_bytes, self.at_peak.bytes];
+        let counts = [self.opening_count, self.alloc_count, self.free_count, self.peak_count, self.at_peak.count];
+        let variances = [self.alloc_variance, self.live_variance, self.at_peak.variance];
+        bytes.iter().all(|sum| sum.is_sound())
+            && counts.iter().all(|sum| sum.is_sound())
+            && variances.iter().all(|sum| sum.bytes.is_sound() && sum.count.is_sound())
+            && self.alloc_samples.max(self.live_samples).max(self.at_peak.samples) < u64::MAX / 2
     }
 
     pub fn is_empty(&self) -> bool {
@@ -225,19 +187,23 @@ impl Totals {
         // Totals can come from files.
         self.alloc_samples = self.alloc_samples.saturating_add(other.alloc_samples);
         self.live_samples = self.live_samples.saturating_add(other.live_samples);
-        self.alloc_variance.join(&other.alloc_variance);
-        self.live_variance.join(&other.live_variance);
-        let Self { peak_bytes, peak_count, peak_time, at_peak, .. } = Self::default();
+        self.alloc_variance += other.alloc_variance;
+        self.live_variance += other.live_variance;
+        self.set_peak(&Self::default());
+    }
+
+    pub(super) fn set_peak(&mut self, other: &Self) {
+        let Self { peak_bytes, peak_count, peak_time, at_peak, .. } = *other;
         *self = Self { peak_bytes, peak_count, peak_time, at_peak, ..*self };
     }
 
-    pub fn allocate(&mut self, weight: Weight, time: MonotonicNanos) {
-        self.alloc_count += weight.count;
-        self.alloc_bytes += weight.bytes;
-        self.alloc_samples += weight.samples;
-        self.alloc_variance.add(weight);
-        self.live_samples += weight.samples;
-        self.live_variance.add(weight);
+    pub fn allocate(&mut self, block: Amounts, time: MonotonicNanos) {
+        self.alloc_count += block.count;
+        self.alloc_bytes += block.bytes;
+        self.alloc_samples += block.samples;
+        self.alloc_variance += block.variance;
+        self.live_samples += block.samples;
+        self.live_variance += block.variance;
         self.raise_peak(time);
     }
 
@@ -249,15 +215,24 @@ impl Totals {
         }
     }
 
-    pub fn free(&mut self, weight: Weight) {
-        self.free_count += weight.count;
-        self.free_bytes += weight.bytes;
-        self.live_samples = self.live_samples.saturating_sub(weight.samples);
-        self.live_variance.take(weight);
+    pub fn free(&mut self, block: Amounts) {
+        self.free_count += block.count;
+        self.free_bytes += block.bytes;
+        self.live_samples = self.live_samples.saturating_sub(block.samples);
+        self.live_variance -= block.variance;
+    }
+
+    /// Undoes [`free`](Self::free): at `time` it turned out that the block is still live.
+    pub fn restore(&mut self, block: Amounts, time: MonotonicNanos) {
+        self.free_count -= block.count;
+        self.free_bytes -= block.bytes;
+        self.live_samples += block.samples;
+        self.live_variance += block.variance;
+        self.raise_peak(time);
     }
 
     /// Changes the weight of a live block from `from` to `to`; `inherited` selects which sum contains the block.
-    pub fn reweigh(&mut self, from: Weight, to: Weight, inherited: bool) {
+    pub fn reweigh(&mut self, from: Amounts, to: Amounts, inherited: bool) {
         if inherited {
             self.opening_count += to.count - from.count;
             self.opening_bytes += to.bytes - from.bytes;
@@ -265,27 +240,18 @@ impl Totals {
             self.alloc_count += to.count - from.count;
             self.alloc_bytes += to.bytes - from.bytes;
             self.alloc_samples = (self.alloc_samples + to.samples).saturating_sub(from.samples);
-            self.alloc_variance.take(from);
-            self.alloc_variance.add(to);
+            self.alloc_variance += to.variance;
+            self.alloc_variance -= from.variance;
         }
         self.live_samples = (self.live_samples + to.samples).saturating_sub(from.samples);
-        self.live_variance.take(from);
-        self.live_variance.add(to);
-    }
-
-    /// Undoes [`free`](Self::free): at `time` it turned out that the block is still live.
-    pub fn restore(&mut self, weight: Weight, time: MonotonicNanos) {
-        self.free_count -= weight.count;
-        self.free_bytes -= weight.bytes;
-        self.live_samples += weight.samples;
-        self.live_variance.add(weight);
-        self.raise_peak(time);
+        self.live_variance += to.variance;
+        self.live_variance -= from.variance;
     }
 }
 
 /// Live and cumulative amounts at one point in time as floats, for curves and tables over time. Exact up to 2^53 where the totals are.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Held {
+pub struct HeapUsage {
     pub live_bytes: f64,
     pub live_count: f64,
     /// Allocated since the recording began.
@@ -293,7 +259,7 @@ pub struct Held {
     pub alloc_count: f64,
 }
 
-impl Held {
+impl HeapUsage {
     /// Returns the current amounts, given the totals of a whole recording.
     pub fn of(totals: &Totals) -> Self {
         Self {

@@ -1,17 +1,17 @@
 //! A target's heap over time: its totals at many points in time, its callsites' at few.
 
-pub use crate::ledger::curve::Moment;
-pub(crate) use crate::ledger::timeline::Instant;
-pub use crate::ledger::timeline::Occasion;
-pub use crate::ledger::totals::Held;
+pub use crate::ledger::curve::CurvePoint;
+pub use crate::ledger::timeline::SampleTrigger;
+pub(crate) use crate::ledger::timeline::TimelinePoint;
+pub use crate::ledger::totals::HeapUsage;
 
 /// Times are of the recording; estimates have the precision of a 64-bit float.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct History {
     /// The target's totals, in the order of time.
-    pub curve: Vec<Moment>,
+    pub curve: Vec<CurvePoint>,
     /// Points in time of [`CallsiteProfile::history`](super::CallsiteProfile::history), in the order of time.
-    pub instants: Vec<Instant>,
+    pub instants: Vec<TimelinePoint>,
 }
 
 /// What a callsite holds from a point in time on.
@@ -19,5 +19,5 @@ pub struct History {
 pub struct Change {
     /// Index into [`History::instants`]; changes are in that order.
     pub instant: u32,
-    pub held: Held,
+    pub held: HeapUsage,
 }

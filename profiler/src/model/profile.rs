@@ -11,8 +11,8 @@ use super::history::{Change, History};
 use super::process::{HookStatus, Others, TargetFacts};
 use crate::ids::Tid;
 use crate::ledger::details::Details;
-use crate::ledger::totals::{Amounts, Totals};
-use crate::units::{EstimatedBytes, MonotonicNanos};
+use crate::ledger::totals::Totals;
+use crate::units::{Amounts, EstimatedBytes, MonotonicNanos};
 
 /// A recording, or a window of it.
 #[derive(Clone, Debug)]

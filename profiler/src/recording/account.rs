@@ -9,7 +9,7 @@ use super::entry::{MappedRange, TargetRecord, ThreadFacts};
 use crate::ids::Pid;
 use crate::leak::growth::Growths;
 use crate::ledger::Ledger;
-use crate::ledger::timeline::{Instant, Timeline};
+use crate::ledger::timeline::{Timeline, TimelinePoint};
 use crate::linux::proc::maps::{Device, Mapping, MappingName};
 use crate::process::address_space::{AddressSpace, MappedModule};
 use crate::snapshot::ThreadNames;
@@ -55,7 +55,7 @@ impl Account {
         }
     }
 
-    pub(super) fn sample(&mut self, instant: Instant) {
+    pub(super) fn sample(&mut self, instant: TimelinePoint) {
         self.timeline.note(instant, &self.ledger);
     }
 

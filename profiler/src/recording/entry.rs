@@ -6,8 +6,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::address::{FileOffset, TargetAddr};
 use crate::ids::{LedgerId, ModuleId, Pid, Tid};
-use crate::ledger::journal::Correction;
-use crate::ledger::timeline::Instant;
+use crate::ledger::live::Correction;
+use crate::ledger::timeline::TimelinePoint;
 use crate::linux::proc::maps::Mapping;
 use crate::model::{Health, Others, Symbolization};
 use crate::object::elf::Segment;
@@ -43,7 +43,7 @@ pub enum Step {
         closed: Option<MonotonicNanos>,
     },
     /// All callsites were sampled.
-    Sampled { ledger: LedgerId, instant: Instant },
+    Sampled { ledger: LedgerId, instant: TimelinePoint },
     /// The executable mappings of a target changed.
     Mapped {
         ledger: LedgerId,

@@ -17,7 +17,8 @@ use super::replay::Entry;
 use super::write::{WriteError, WriteReason, Writer, Written};
 use crate::ids::{LedgerId, Pid};
 use crate::ingest::event::Event;
-use crate::ledger::{Ledger, timeline};
+use crate::ledger::Ledger;
+use crate::ledger::timeline::TimelinePoint;
 use crate::object::module::ModuleStore;
 use crate::process::address_space::AddressSpace;
 use crate::snapshot::ThreadNames;
@@ -140,7 +141,7 @@ impl Recorder {
     }
 
     /// Writes that callsites were sampled.
-    pub(crate) fn sample(&mut self, ledger: &Ledger, instant: timeline::Instant) {
+    pub(crate) fn sample(&mut self, ledger: &Ledger, instant: TimelinePoint) {
         if let Some(ledger) = ledger.id() {
             self.step(Step::Sampled { ledger, instant });
         }

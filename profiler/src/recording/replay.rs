@@ -13,8 +13,8 @@ use super::entry::{Fact, HealthFacts, Mark, ModuleFacts, NamedLocation, SessionF
 use crate::ids::{HeapId, LedgerId, Pid};
 use crate::ingest::event::Event;
 use crate::ledger::Ledger;
-use crate::ledger::journal::Flow;
 use crate::ledger::snapshot::TargetSnapshot;
+use crate::ledger::totals::Flow;
 use crate::model::{Health, Symbolization, Window};
 use crate::object::module::Modules;
 use crate::snapshot::{Base, HeapFacts, Snapshot, TargetState, WindowFacts};
@@ -390,7 +390,7 @@ impl Replay {
             heaps,
             books: Arc::new(snapshot),
             growths: account.growths(now),
-            curve: account.ledger.moments(until),
+            curve: account.ledger.curve_points(until),
             timeline: Arc::new(account.timeline.clone()),
             until,
             older: None,

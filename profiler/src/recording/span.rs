@@ -8,7 +8,7 @@ use super::entry::ModuleFacts;
 use super::names::RecordedNames;
 use super::replay::{Entry, Replay, Start};
 use crate::ids::LedgerId;
-use crate::ledger::journal::Flow;
+use crate::ledger::totals::Flow;
 use crate::model::{Window, WindowReason};
 use crate::object::module::Modules;
 use crate::snapshot::Snapshot;
@@ -48,7 +48,7 @@ fn seconds(ns: u64) -> String {
 
 /// The state of a recording at the end of a span.
 #[derive(Debug)]
-pub struct Spanned {
+pub struct ReplayedSpan {
     replay: Replay,
     span: Span,
     start: Option<Start>,
@@ -59,7 +59,7 @@ pub struct Spanned {
     follows: bool,
 }
 
-impl Spanned {
+impl ReplayedSpan {
     /// Replays the span, and reads the rest of the entries for their names, which are added to `names`. Callsites
     /// distinguish threads if `by_thread` is set, or was set for the recording.
     pub fn read<R>(

@@ -4,7 +4,7 @@
 
 use rustc_hash::FxHashSet;
 
-use crate::model::history::{Held, Occasion};
+use crate::model::history::{HeapUsage, SampleTrigger};
 use crate::model::{CallsiteProfile, Profile, TargetProfile};
 use crate::units::MonotonicNanos;
 
@@ -32,7 +32,7 @@ pub(super) fn dumps(profile: &Profile, target: &TargetProfile) -> Vec<Dump> {
     }
     let end = end(profile);
     for (instant, known) in (0_u32..).zip(&target.history.instants) {
-        let Some(Occasion::Dump(number)) = known.occasion else { continue };
+        let Some(SampleTrigger::Dump(number)) = known.trigger else { continue };
         if known.time.0.saturating_add(SAME_NS) < end.0 && dumps.last().is_none_or(|last| last.time < known.time) {
             dumps.push(Dump { number, time: known.time, instant });
         }
@@ -41,9 +41,9 @@ pub(super) fn dumps(profile: &Profile, target: &TargetProfile) -> Vec<Dump> {
 }
 
 /// What a callsite held at a dump.
-pub(super) fn held(callsite: &CallsiteProfile, dump: &Dump) -> Held {
+pub(super) fn held(callsite: &CallsiteProfile, dump: &Dump) -> HeapUsage {
     let later = callsite.history.partition_point(|change| change.instant <= dump.instant);
-    later.checked_sub(1).map_or_else(Held::default, |last| callsite.history[last].held)
+    later.checked_sub(1).map_or_else(HeapUsage::default, |last| callsite.history[last].held)
 }
 
 /// Start of the profile or its window.
@@ -83,17 +83,18 @@ pub(super) fn rounded(estimate: f64) -> u64 {
 mod tests {
     use super::super::tests::profiles;
     use super::*;
-    use crate::model::history::Instant;
+    use crate::model::history::TimelinePoint;
 
     #[test]
     fn dumps_precede_the_end_in_the_order_of_time() {
         let mut profile = profiles::exact();
         let second = |after: u64| MonotonicNanos(profile.started_monotonic_ns + after * 1_000_000_000);
-        let instants = [(1, Some(Occasion::Mark)), (10, Some(Occasion::Dump(1))), (20, Some(Occasion::Dump(2)))];
-        let wrong = [(15, Some(Occasion::Dump(3))), (25, None), (31, Some(Occasion::Dump(4)))];
+        let instants =
+            [(1, Some(SampleTrigger::Mark)), (10, Some(SampleTrigger::Dump(1))), (20, Some(SampleTrigger::Dump(2)))];
+        let wrong = [(15, Some(SampleTrigger::Dump(3))), (25, None), (31, Some(SampleTrigger::Dump(4)))];
         let instants = instants.into_iter().chain(wrong);
         profile.targets[0].history.instants =
-            instants.map(|(after, occasion)| Instant { time: second(after), occasion }).collect();
+            instants.map(|(after, trigger)| TimelinePoint { time: second(after), trigger }).collect();
         let found = dumps(&profile, &profile.targets[0]);
         assert_eq!(found.iter().map(|dump| (dump.number, dump.instant)).collect::<Vec<_>>(), [(1, 1), (2, 2)]);
         profile.older_than_ns = Some(1);
@@ -105,7 +106,7 @@ mod tests {
         let profile = profiles::exact();
         let callsite = &profile.targets[0].callsites[0];
         let dump = |instant| Dump { number: 1, time: MonotonicNanos(0), instant };
-        assert_eq!(held(callsite, &dump(0)), Held::default());
+        assert_eq!(held(callsite, &dump(0)), HeapUsage::default());
         assert_eq!(held(callsite, &dump(1)), callsite.history[0].held);
         assert_eq!(held(callsite, &dump(7)), callsite.history[1].held);
     }

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use super::caption::Caption;
 use super::frames::hex;
 use super::presentation::Presentation;
-use crate::model::history::{Held, Moment};
+use crate::model::history::{HeapUsage, CurvePoint};
 use crate::model::{ModuleProfile, Profile, base_name};
 use thread::{Context, Libs, Thread, millis, parts};
 
@@ -150,9 +150,9 @@ fn counters(threads: &[Thread]) -> Vec<Value> {
 fn counter(at: usize, thread: &Thread) -> Value {
     let points = &thread.target.history.curve;
     let times: Vec<f64> = points.iter().map(|point| millis(thread.context.since(point.time))).collect();
-    let growth = |of: fn(&Held) -> f64| -> Vec<f64> {
+    let growth = |of: fn(&HeapUsage) -> f64| -> Vec<f64> {
         let mut before = 0.0;
-        let step = |point: &Moment| of(&point.held) - std::mem::replace(&mut before, of(&point.held));
+        let step = |point: &CurvePoint| of(&point.held) - std::mem::replace(&mut before, of(&point.held));
         points.iter().map(step).collect()
     };
     let count = growth(|held| held.live_bytes);

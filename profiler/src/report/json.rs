@@ -18,9 +18,9 @@ use values::{Amount, Hex};
 use super::presentation::{Presentation, View};
 use super::window;
 use crate::ledger::details::Details;
-use crate::ledger::histogram::Histogram;
+use crate::ledger::details::Histogram;
 use crate::ledger::totals::Totals;
-use crate::model::history::Moment;
+use crate::model::history::CurvePoint;
 use crate::model::{
     Beginning, CallsiteProfile, HeapProfile, HookStatus, LeakCandidate, Leaks, MappingProfile, ModuleProfile, Origin,
     Profile, TargetProfile,
@@ -133,7 +133,7 @@ fn hook(hook: &HookStatus) -> schema::Hook<'_> {
     }
 }
 
-fn curve_point(profile: &Profile, Moment { time, held }: &Moment, is_exact: bool) -> schema::CurvePoint {
+fn curve_point(profile: &Profile, CurvePoint { time, held }: &CurvePoint, is_exact: bool) -> schema::CurvePoint {
     let bytes = |bytes| Amount::of_bytes(EstimatedBytes::from_f64(bytes), is_exact);
     let count = |count| Amount::of_count(EstimatedCount::from_f64(count), is_exact);
     schema::CurvePoint(

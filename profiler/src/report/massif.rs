@@ -121,7 +121,7 @@ fn timeline(profile: &Profile, curve: &Curve) -> Vec<Point> {
     let detailed = |time, detail| Point { unix_ns: profile.unix_ns(time), bytes: 0, detail };
     let instants = profile.targets.iter().flat_map(|target| &target.history.instants);
     let dumps: BTreeSet<MonotonicNanos> =
-        instants.filter(|instant| instant.occasion.is_some()).map(|instant| instant.time).collect();
+        instants.filter(|instant| instant.trigger.is_some()).map(|instant| instant.time).collect();
     points.extend(dumps.into_iter().map(|time| detailed(time, Detail::At(time))));
     points.extend(match profile.targets.as_slice() {
         [target] => target.totals.peak_time.map(|time| detailed(time, Detail::Peak)),

@@ -15,7 +15,7 @@ use super::frames::synthetic_frames;
 use super::presentation::{Presentation, Share};
 use crate::ledger::details::Details;
 use crate::ledger::totals::Totals;
-use crate::model::history::{Change, Held};
+use crate::model::history::{Change, HeapUsage};
 use crate::model::{CallsiteProfile, Frame, FrameId, Profile, TargetProfile};
 
 /// Name of the frame that replaces merged frames.
@@ -144,7 +144,7 @@ impl Key {
 /// Adds another callsite of the same target.
 fn add(sum: &mut CallsiteProfile, more: &CallsiteProfile, target: &Totals) {
     let mut at_peak = sum.totals.at_peak;
-    at_peak.add(&more.totals.at_peak);
+    at_peak += more.totals.at_peak;
     let peak = |totals: &Totals| (totals.peak_bytes, totals.peak_count, totals.peak_time);
     let peaks = [peak(&sum.totals), peak(&more.totals)];
     sum.totals.add(&more.totals);
@@ -154,7 +154,7 @@ fn add(sum: &mut CallsiteProfile, more: &CallsiteProfile, target: &Totals) {
     (sum.totals.peak_bytes, sum.totals.peak_count, sum.totals.peak_time) = highest.unwrap_or(at_target_peak);
     sum.totals.at_peak = at_peak;
     if let (Some(sum), Some(more)) = (&mut sum.older, &more.older) {
-        sum.add(more);
+        *sum += *more;
     }
     Details::add(&mut sum.details, &more.details);
     sum.history = added(&sum.history, &more.history);
@@ -163,7 +163,7 @@ fn add(sum: &mut CallsiteProfile, more: &CallsiteProfile, target: &Totals) {
 /// Adds two histories.
 fn added(one: &[Change], other: &[Change]) -> Vec<Change> {
     let mut sum = Vec::with_capacity(one.len() + other.len());
-    let (mut held, mut rests) = ([Held::default(); 2], [one, other]);
+    let (mut held, mut rests) = ([HeapUsage::default(); 2], [one, other]);
     while let Some(instant) = rests.iter().filter_map(|rest| rest.first()).map(|change| change.instant).min() {
         for (held, rest) in held.iter_mut().zip(&mut rests) {
             while let Some((first, behind)) = rest.split_first()
@@ -173,7 +173,7 @@ fn added(one: &[Change], other: &[Change]) -> Vec<Change> {
             }
         }
         let [one, other] = held;
-        let held = Held {
+        let held = HeapUsage {
             live_bytes: one.live_bytes + other.live_bytes,
             live_count: one.live_count + other.live_count,
             alloc_bytes: one.alloc_bytes + other.alloc_bytes,

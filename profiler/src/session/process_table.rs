@@ -12,7 +12,7 @@ use super::target::{Birth, Descent, End, Target};
 use crate::ids::{HeapId, Identity, LedgerId, Pid};
 use crate::ingest::event::{Event, Exec};
 use crate::ledger::Ledger;
-use crate::ledger::timeline::{Instant, Occasion};
+use crate::ledger::timeline::{SampleTrigger, TimelinePoint};
 use crate::ledger::totals::Totals;
 use crate::linux::proc::stat::Stat;
 use crate::model::{Others, Skipped};
@@ -199,16 +199,16 @@ impl ProcessTable {
         self.record_corrections();
         for target in self.running.values_mut() {
             if target.timeline.is_due(now) {
-                target.note(Instant { time: now, occasion: None }, self.recorder.as_mut());
+                target.note(TimelinePoint { time: now, trigger: None }, self.recorder.as_mut());
             }
         }
     }
 
     /// Adds the live bytes of callsites to all timelines.
-    pub(super) fn note_occasion(&mut self, now: MonotonicNanos, occasion: Occasion) {
+    pub(super) fn note_trigger(&mut self, now: MonotonicNanos, trigger: SampleTrigger) {
         self.record_corrections();
         for target in self.running.values_mut() {
-            target.note(Instant { time: now, occasion: Some(occasion) }, self.recorder.as_mut());
+            target.note(TimelinePoint { time: now, trigger: Some(trigger) }, self.recorder.as_mut());
         }
     }
 

@@ -10,7 +10,7 @@ use super::session::Session;
 use super::target::Target;
 use super::windows::Status;
 use crate::bpf::counters::Counters;
-use crate::ledger::timeline::Occasion;
+use crate::ledger::timeline::SampleTrigger;
 use crate::linux::clock;
 use crate::model::{Health, Loss, Others, Symbolization, Window, WindowReason};
 use crate::recording::entry::{HealthFacts, SessionFacts, TargetRecord};
@@ -84,7 +84,7 @@ impl Session {
 
     fn end_window(&mut self, reason: WindowReason, now: clock::Instant) -> Window {
         let window = self.windows.end(reason, now, &self.status());
-        self.processes.note_occasion(now.monotonic, Occasion::Dump(self.windows.ended()));
+        self.processes.note_trigger(now.monotonic, SampleTrigger::Dump(self.windows.ended()));
         window
     }
 
@@ -108,7 +108,7 @@ impl Session {
     fn set_mark(&mut self, listener: &mut dyn Listener) -> Result<()> {
         self.empty_ring();
         let (now, counters) = (clock::now(), self.probes.counters()?);
-        self.processes.note_occasion(now.monotonic, Occasion::Mark);
+        self.processes.note_trigger(now.monotonic, SampleTrigger::Mark);
         self.record_mark(now, "mark");
         self.windows.set_mark(now, self.health(&counters));
         let states = self.states(now, true);

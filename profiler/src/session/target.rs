@@ -15,8 +15,8 @@ use crate::ingest::event::{Event, Fork, Stack};
 use crate::leak::growth::Growths;
 use crate::ledger::Ledger;
 use crate::ledger::snapshot::TargetSnapshot;
-use crate::ledger::timeline::{self, Timeline};
-use crate::ledger::totals::{Amounts, Totals};
+use crate::ledger::timeline::{Timeline, TimelinePoint};
+use crate::ledger::totals::Totals;
 use crate::model::guardrails::Overhead;
 use crate::model::{Beginning, Origin};
 use crate::object::module::ModuleStore;
@@ -27,7 +27,7 @@ use crate::process::target::{Exit, Process, TargetError};
 use crate::recording::recorder::Recorder;
 use crate::report::text::printable;
 use crate::snapshot::{Base, TargetFacts, TargetState, ThreadNames};
-use crate::units::MonotonicNanos;
+use crate::units::{Amounts, MonotonicNanos};
 
 pub(super) struct Target {
     pub(super) pid: Pid,
@@ -293,7 +293,7 @@ impl Target {
     }
 
     /// Adds the current live bytes of all callsites to the timeline and to the recording.
-    pub(super) fn note(&mut self, instant: timeline::Instant, recorder: Option<&mut Recorder>) {
+    pub(super) fn note(&mut self, instant: TimelinePoint, recorder: Option<&mut Recorder>) {
         Arc::make_mut(&mut self.timeline).note(instant, &self.ledger);
         if let Some(recorder) = recorder {
             recorder.sample(&self.ledger, instant);
@@ -380,7 +380,7 @@ impl Target {
             heaps: self.hooks.heaps(&books.heaps, plan, rates),
             books: Arc::new(books),
             growths,
-            curve: self.ledger.moments(counted),
+            curve: self.ledger.curve_points(counted),
             timeline: Arc::clone(&self.timeline),
             until: counted,
             older,

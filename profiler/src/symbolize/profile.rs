@@ -11,8 +11,8 @@ use crate::address::TargetAddr;
 use crate::ids::ModuleId;
 use crate::leak::growth::{Growth, Growths};
 use crate::ledger::snapshot::TargetSnapshot;
-use crate::ledger::totals::{Amounts, Held, Totals};
-use crate::model::history::{Change, History, Instant, Moment};
+use crate::ledger::totals::{Amounts, HeapUsage, Totals};
+use crate::model::history::{Change, History, TimelinePoint, CurvePoint};
 use crate::model::{
     CallsiteProfile, Health, HeapProfile, LeakCandidate, Leaks, MappingProfile, ModuleProfile, Profile, TargetProfile,
 };
@@ -213,13 +213,13 @@ struct Clip<'state> {
     kept: [usize; 2],
     /// Whether a point is added at the start, and one at the end.
     has_ends: [bool; 2],
-    instants: Vec<Instant>,
+    instants: Vec<TimelinePoint>,
 }
 
 impl<'state> Clip<'state> {
     /// `window_start` is the start of the profile's window, if it is one.
     fn new(target: &'state TargetState, window_start: Option<MonotonicNanos>) -> Self {
-        let points = target.timeline.instants();
+        let points = target.timeline.points();
         let window = match &target.base {
             Base::At(base) => window_start.map(|start| (start, &**base)),
             Base::Beginning | Base::Ended => None,
@@ -235,12 +235,12 @@ impl<'state> Clip<'state> {
         let mut instants = Vec::with_capacity(behind - first + 2);
         if let Some(time) = begun {
             let same = points[..first].last().filter(|instant| instant.time == time);
-            instants.push(Instant { time, occasion: same.and_then(|instant| instant.occasion) });
+            instants.push(TimelinePoint { time, trigger: same.and_then(|instant| instant.trigger) });
         }
         instants.extend(&points[first..behind]);
         let has_end = instants.last().is_none_or(|last| last.time < target.until);
         if has_end {
-            instants.push(Instant { time: target.until, occasion: None });
+            instants.push(TimelinePoint { time: target.until, trigger: None });
         }
         let has_ends = [begun.is_some(), has_end];
         Self { target, window, kept: [first, behind], has_ends, instants }
@@ -251,8 +251,8 @@ impl<'state> Clip<'state> {
         let ([first, behind], [has_beginning, has_end]) = (self.kept, self.has_ends);
         let totals = totals_of(&self.target.books, index);
         let at_first = match self.window {
-            Some((_, base)) => totals_of(base, index).map(Held::of),
-            None => totals.map(Held::at_first),
+            Some((_, base)) => totals_of(base, index).map(HeapUsage::of),
+            None => totals.map(HeapUsage::at_first),
         };
         let at_first = has_beginning.then_some((0, at_first.unwrap_or_default()));
         // A change before the first point may have been undone by then.
@@ -262,8 +262,8 @@ impl<'state> Clip<'state> {
         let later = timeline.changes(index as usize).filter(|(point, _)| *point > first && *point < behind);
         let points =
             at_point.into_iter().chain(later).map(|(point, held)| (point - first + usize::from(has_beginning), held));
-        let at_last = has_end.then_some((self.instants.len() - 1, totals.map(Held::of).unwrap_or_default()));
-        let (mut changes, mut last) = (Vec::new(), Held::default());
+        let at_last = has_end.then_some((self.instants.len() - 1, totals.map(HeapUsage::of).unwrap_or_default()));
+        let (mut changes, mut last) = (Vec::new(), HeapUsage::default());
         for (place, held) in at_first.into_iter().chain(points).chain(at_last) {
             if held != last {
                 changes.push(Change { instant: u32::try_from(place).unwrap_or(u32::MAX), held });
@@ -277,19 +277,19 @@ impl<'state> Clip<'state> {
         History { curve: self.curve(), instants: self.instants }
     }
 
-    fn curve(&self) -> Vec<Moment> {
+    fn curve(&self) -> Vec<CurvePoint> {
         let TargetState { curve, books, until, facts, .. } = self.target;
         let (beginning, later) = match self.window {
             Some((start, base)) => {
                 let later = curve.partition_point(|moment| moment.time <= start);
-                (Moment { time: start.min(*until), held: Held::of(&base.totals) }, later)
+                (CurvePoint { time: start.min(*until), held: HeapUsage::of(&base.totals) }, later)
             }
             None => {
                 let first = curve.first().map_or(*until, |first| first.time);
-                (Moment { time: facts.beginning.time.min(first), held: Held::at_first(&books.totals) }, 0)
+                (CurvePoint { time: facts.beginning.time.min(first), held: HeapUsage::at_first(&books.totals) }, 0)
             }
         };
-        let last = Moment { time: *until, held: Held::of(&books.totals) };
+        let last = CurvePoint { time: *until, held: HeapUsage::of(&books.totals) };
         let mut moments = vec![beginning];
         moments.extend(&curve[later..]);
         // Without changes since the start, start and end are the same point.

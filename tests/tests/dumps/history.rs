@@ -1,12 +1,12 @@
 //! Live memory over time, in the JSON report and in the recording.
 
-use heapbpf::internals::model::history::{Held, Moment, Occasion};
+use heapbpf::internals::model::history::{CurvePoint, HeapUsage, SampleTrigger};
 use heapbpf::internals::model::{Profile, TargetProfile};
 use heapbpf::internals::object::module::Modules;
 use heapbpf::internals::recording::modules::{self, Found};
 use heapbpf::internals::recording::names::RecordedNames;
 use heapbpf::internals::recording::read;
-use heapbpf::internals::recording::span::{Span, Spanned};
+use heapbpf::internals::recording::span::{ReplayedSpan, Span};
 use heapbpf::internals::snapshot::Scope;
 use heapbpf::internals::symbolize::profile::profile;
 use heapbpf::internals::symbolize::resolver::Resolver;
@@ -19,15 +19,15 @@ use super::{chain, dump, flow, record};
 fn replayed(heapbpf: &Heapbpf, span: Span) -> Profile {
     let mut reading = read::read(&heapbpf.file("x.heapbpf")).expect("a recording");
     let mut names = RecordedNames::new(Resolver::in_process());
-    let spanned = Spanned::read(&mut reading, span, false, &mut names).expect("it has it");
+    let spanned = ReplayedSpan::read(&mut reading, span, false, &mut names).expect("it has it");
     let Found { modules, .. }: Found = modules::find(spanned.modules(), names.is_empty());
     let modules: Modules = modules;
     profile(&spanned.snapshot(modules), Scope::Window, &names, false)
 }
 
 /// Returns the live bytes of all callsites at a point of the timeline.
-fn live_at(target: &TargetProfile, place: usize) -> Held {
-    let mut sum = Held::default();
+fn live_at(target: &TargetProfile, place: usize) -> HeapUsage {
+    let mut sum = HeapUsage::default();
     for callsite in &target.callsites {
         let before = callsite.history.iter().rev().find(|change| change.instant as usize <= place);
         let held = before.map(|change| change.held).unwrap_or_default();
@@ -44,7 +44,7 @@ fn curve_of(target: &Value) -> Vec<[u64; 5]> {
 }
 
 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "whole numbers")]
-fn moment_fields(profile: &Profile, Moment { time, held }: &Moment) -> [u64; 5] {
+fn moment_fields(profile: &Profile, CurvePoint { time, held }: &CurvePoint) -> [u64; 5] {
     let [live_bytes, live_count, alloc_bytes, alloc_count] =
         [held.live_bytes, held.live_count, held.alloc_bytes, held.alloc_count].map(|amount| amount as u64);
     [profile.unix_ns(*time), live_bytes, live_count, alloc_bytes, alloc_count]
@@ -82,10 +82,10 @@ fn a_heap_that_grows_in_steps_has_a_curve_with_its_dumps() {
     let [replay] = &whole.targets[..] else { panic!("one target") };
     assert_eq!(replay.history.curve.iter().map(|moment| moment_fields(&whole, moment)).collect::<Vec<_>>(), json);
     let instants = &replay.history.instants;
-    let dumps: Vec<usize> = (0..instants.len()).filter(|&place| instants[place].occasion.is_some()).collect();
-    let occasions: Vec<_> = dumps.iter().filter_map(|&place| instants[place].occasion).collect();
-    assert_eq!(occasions, (1..=5).map(Occasion::Dump).collect::<Vec<_>>());
-    let mut before = Held::default();
+    let dumps: Vec<usize> = (0..instants.len()).filter(|&place| instants[place].trigger.is_some()).collect();
+    let occasions: Vec<_> = dumps.iter().filter_map(|&place| instants[place].trigger).collect();
+    assert_eq!(occasions, (1..=5).map(SampleTrigger::Dump).collect::<Vec<_>>());
+    let mut before = HeapUsage::default();
     for (window, &place) in windows.iter().zip(&dumps) {
         let [_, allocated, _, live] = flow(window.process(target.pid()));
         let held = live_at(replay, place);

@@ -4,7 +4,7 @@ use profiler_common::interval::Interval;
 use proptest::prelude::*;
 
 use super::*;
-use crate::units::Weight;
+use crate::units::Amounts;
 
 const COSTS: CallCosts = CallCosts { alloc_ns: 600.0, free_ns: 400.0 };
 const SECOND: u64 = 1_000_000_000;
@@ -15,7 +15,7 @@ fn shares(seconds: u64, cpu_ns: u64, pairs: u64) -> Vec<Option<f64>> {
     let (mut monitor, mut totals) = (OverheadMonitor::default(), Totals::default());
     let observe = |second| {
         let share = monitor.observe(MonotonicNanos(second * SECOND), &totals, second * cpu_ns, COSTS);
-        let weight = Weight::of(1, Interval::EXACT);
+        let weight = Amounts::of(1, Interval::EXACT);
         (0..pairs).for_each(|_| totals.allocate(weight, MonotonicNanos(0)));
         (0..pairs).for_each(|_| totals.free(weight));
         share.map(|share| share.percent())
@@ -41,7 +41,7 @@ fn highest_and_whole_share_are_kept() {
     for second in 0..=9u64 {
         monitor.observe(MonotonicNanos(second * SECOND), &totals, second * SECOND, COSTS);
         if second < 3 {
-            (0..1000).for_each(|_| totals.allocate(Weight::of(1, Interval::EXACT), MonotonicNanos(0)));
+            (0..1000).for_each(|_| totals.allocate(Amounts::of(1, Interval::EXACT), MonotonicNanos(0)));
         }
     }
     let (highest, whole) = (monitor.highest().expect("it was busy"), monitor.whole().expect("it was observed"));
@@ -55,7 +55,7 @@ proptest! {
         // Blocks of 16 bytes at 4 KiB stand for 256 each.
         let (mut monitor, mut totals) = (OverheadMonitor::default(), Totals::default());
         monitor.observe(MonotonicNanos(0), &totals, 0, COSTS);
-        let weight = Weight::of(16, Interval::nearest(4096));
+        let weight = Amounts::of(16, Interval::nearest(4096));
         (0..samples).for_each(|_| totals.allocate(weight, MonotonicNanos(0)));
         let share = monitor.observe(MonotonicNanos(3 * SECOND), &totals, SECOND, COSTS).expect("it is busy");
         let relative = share.margin_ns / share.probe_ns;

@@ -9,7 +9,7 @@ use super::*;
 use crate::address::TargetAddr;
 use crate::ids::{HeapId, HookId, Pid, StackId, Tid};
 use crate::ingest::event::{Allocation, Event, Free, Remap};
-use crate::ledger::timeline::{Instant, Occasion};
+use crate::ledger::timeline::{SampleTrigger, TimelinePoint};
 use crate::units::EstimatedBytes;
 
 const PID: Pid = Pid(1);
@@ -85,10 +85,10 @@ impl Program {
     /// Runs for some seconds; `work` is what it does in each.
     fn run(&mut self, seconds: u64, mut work: impl FnMut(&mut Self, u64)) {
         for second in 0..seconds {
-            self.timeline.note(Instant { time: self.now, occasion: None }, &self.ledger);
+            self.timeline.note(TimelinePoint { time: self.now, trigger: None }, &self.ledger);
             self.now.0 += SECOND / 2;
             // Dumps change nothing, however many there are.
-            self.timeline.note(Instant { time: self.now, occasion: Some(Occasion::Mark) }, &self.ledger);
+            self.timeline.note(TimelinePoint { time: self.now, trigger: Some(SampleTrigger::Mark) }, &self.ledger);
             work(self, second);
             self.now.0 += SECOND / 2;
         }

@@ -43,20 +43,20 @@ fn steps() -> impl Strategy<Value = Vec<(u64, u64, u64)>> {
 }
 
 /// The ledger, and what was held after each event, with its time.
-fn entered(steps: &[(u64, u64, u64)]) -> (Ledger, Vec<Moment>) {
-    let (mut ledger, mut all) = (Ledger::new(PID), vec![Moment::default()]);
+fn entered(steps: &[(u64, u64, u64)]) -> (Ledger, Vec<CurvePoint>) {
+    let (mut ledger, mut all) = (Ledger::new(PID), vec![CurvePoint::default()]);
     let mut time = MonotonicNanos(77);
     for &(address, size_bytes, gap_ns) in steps {
         time.0 += gap_ns;
         ledger.enter(if size_bytes == 0 { freed(address, time) } else { allocated(address, size_bytes, time) });
-        all.push(Moment { time, held: Held::of(ledger.totals()) });
+        all.push(CurvePoint { time, held: HeapUsage::of(ledger.totals()) });
     }
     (ledger, all)
 }
 
 /// What was held after all events until a time.
-fn held_at(all: &[Moment], time: MonotonicNanos) -> Held {
-    all[all.partition_point(|moment| moment.time <= time) - 1].held
+fn held_at(all: &[CurvePoint], time: MonotonicNanos) -> HeapUsage {
+    all[all.partition_point(|point| point.time <= time) - 1].held
 }
 
 proptest! {
@@ -64,22 +64,22 @@ proptest! {
     fn points_have_the_state_of_their_time(steps in steps(), more_ns in 0..50 * MILLISECOND) {
         let (ledger, all) = entered(&steps);
         let until = MonotonicNanos(all[all.len() - 1].time.0 + more_ns);
-        let moments = ledger.moments(until);
-        prop_assert!(moments.len() <= MOMENTS_MAX + 3);
-        prop_assert!(moments.is_sorted_by_key(|moment| moment.time));
-        prop_assert_eq!(moments.last(), Some(&Moment { time: until, held: Held::of(ledger.totals()) }));
+        let points = ledger.curve_points(until);
+        prop_assert!(points.len() <= POINTS_MAX + 3);
+        prop_assert!(points.is_sorted_by_key(|point| point.time));
+        prop_assert_eq!(points.last(), Some(&CurvePoint { time: until, held: HeapUsage::of(ledger.totals()) }));
         prop_assert!(ledger.curve.is_sound() && ledger.curve.memory_bytes() <= 16 << 10);
         let totals = ledger.totals();
         let peak = totals.peak_time.map(|time| ledger.peak_details.at(time, totals.peak_bytes));
-        for moment in &moments {
-            let is_peak = Some(moment) == peak.as_ref();
-            prop_assert!(is_peak || moment.held == held_at(&all, moment.time), "{:?}", moment);
+        for point in &points {
+            let is_peak = Some(point) == peak.as_ref();
+            prop_assert!(is_peak || point.held == held_at(&all, point.time), "{:?}", point);
         }
         // The peak is among them, as it was.
-        let highest = moments.iter().map(|moment| moment.held.live_bytes).fold(0.0, f64::max);
+        let highest = points.iter().map(|point| point.held.live_bytes).fold(0.0, f64::max);
         prop_assert_eq!(highest, ledger.totals().peak_bytes.to_f64());
         if let Some(peak) = peak {
-            prop_assert!(moments.contains(&peak) && all.contains(&peak), "{:?}", peak);
+            prop_assert!(points.contains(&peak) && all.contains(&peak), "{:?}", peak);
         }
     }
 
@@ -87,9 +87,9 @@ proptest! {
     fn omitted_points_are_constant(steps in steps()) {
         let (ledger, all) = entered(&steps);
         let until = all[all.len() - 1].time;
-        let moments = ledger.moments(until);
+        let points = ledger.curve_points(until);
         let Curve { origin, period_ns, .. } = ledger.curve;
-        for pair in moments.windows(2).filter(|pair| pair[1].time.0 - pair[0].time.0 > period_ns) {
+        for pair in points.windows(2).filter(|pair| pair[1].time.0 - pair[0].time.0 > period_ns) {
             let within = (1..).map(|step| MonotonicNanos(pair[0].time.0 + step * period_ns));
             for time in within.take_while(|time| *time < pair[1].time).take(50) {
                 prop_assert!((time.0 - origin.0).is_multiple_of(period_ns));
@@ -112,8 +112,8 @@ fn points_are_evenly_spaced_and_bounded() {
         }
         let curve = &ledger.curve;
         let span = time.0 / curve.period_ns;
-        assert!(curve.held.len() as u64 >= span - 2 && curve.held.len() <= MOMENTS_MAX, "{} {span}", curve.held.len());
-        assert!(seconds < 6 || curve.held.len() >= MOMENTS_MAX / 2, "{}", curve.held.len());
+        assert!(curve.held.len() as u64 >= span - 2 && curve.held.len() <= POINTS_MAX, "{} {span}", curve.held.len());
+        assert!(seconds < 6 || curve.held.len() >= POINTS_MAX / 2, "{}", curve.held.len());
         assert_eq!(curve.period_ns % PERIOD_NS, 0);
     }
 }
@@ -124,7 +124,7 @@ fn an_idle_period_takes_two_points() {
     ledger.enter(allocated(1, 100, MonotonicNanos(1)));
     ledger.enter(allocated(2, 10, MonotonicNanos(1000 * MILLISECOND)));
     let told: Vec<_> = ledger
-        .moments(MonotonicNanos(3000 * MILLISECOND))
+        .curve_points(MonotonicNanos(3000 * MILLISECOND))
         .into_iter()
         .map(|it| (it.time.0, it.held.live_bytes))
         .collect();
@@ -140,10 +140,10 @@ fn a_child_has_a_curve_of_its_own() {
     parent.enter(allocated(1, 100, MonotonicNanos(1)));
     let mut child = parent.fork(Pid(2));
     child.enter(freed(1, MonotonicNanos(30 * MILLISECOND)));
-    let moments = child.moments(MonotonicNanos(50 * MILLISECOND));
-    let live: Vec<f64> = moments.iter().map(|moment| moment.held.live_bytes).collect();
+    let points = child.curve_points(MonotonicNanos(50 * MILLISECOND));
+    let live: Vec<f64> = points.iter().map(|point| point.held.live_bytes).collect();
     assert_eq!((live.first(), live.last()), (Some(&100.0), Some(&0.0)));
-    assert!(moments[0].time > MonotonicNanos(29 * MILLISECOND) && moments.iter().all(|it| it.held.alloc_count == 0.0));
+    assert!(points[0].time > MonotonicNanos(29 * MILLISECOND) && points.iter().all(|it| it.held.alloc_count == 0.0));
 }
 
 #[test]
@@ -151,8 +151,8 @@ fn invalid_curves_are_detected() {
     let sound = entered(&[(1, 2, 3)]).0.curve;
     assert!(sound.is_sound());
     let broken = [
-        Curve { held: vec![Held::default(); MOMENTS_MAX + 1], ..sound.clone() },
-        Curve { held: vec![Held { live_bytes: f64::NAN, ..Held::default() }], ..sound.clone() },
+        Curve { held: vec![HeapUsage::default(); POINTS_MAX + 1], ..sound.clone() },
+        Curve { held: vec![HeapUsage { live_bytes: f64::NAN, ..HeapUsage::default() }], ..sound.clone() },
         Curve { period_ns: 0, ..sound.clone() },
         Curve { period_ns: u64::MAX, ..sound },
     ];

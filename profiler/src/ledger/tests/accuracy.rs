@@ -2,8 +2,8 @@
 
 use profiler_common::interval::Interval;
 
-use crate::ledger::totals::{Totals, Variance};
-use crate::units::{MonotonicNanos, Weight};
+use crate::ledger::totals::Totals;
+use crate::units::{Amounts, MonotonicNanos, Variance};
 
 /// xorshift64*, so that the test draws the same every time.
 struct Random(u64);
@@ -35,7 +35,7 @@ fn simulate(random: &mut Random) -> [bool; 4] {
             *sum += value;
         }
         if rate.samples(size_bytes, || random.next()) {
-            let weight = Weight::of(size_bytes, interval);
+            let weight = Amounts::of(size_bytes, interval);
             totals.allocate(weight, MonotonicNanos(i));
             if freed {
                 totals.free(weight);
@@ -68,7 +68,7 @@ fn confidence_intervals_have_their_nominal_coverage() {
 #[test]
 fn frees_remove_variance() {
     let mut totals = Totals::default();
-    let weights: Vec<Weight> = (1..4000).map(|size| Weight::of(size, Interval::nearest(4096))).collect();
+    let weights: Vec<Amounts> = (1..4000).map(|size| Amounts::of(size, Interval::nearest(4096))).collect();
     weights.iter().for_each(|&weight| totals.allocate(weight, MonotonicNanos(1)));
     weights.iter().rev().for_each(|&weight| totals.free(weight));
     assert_eq!((totals.live_samples, totals.live_variance), (0, Variance::default()));

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::ledger::details::Details;
-use crate::ledger::histogram::Histogram;
+use crate::ledger::details::Histogram;
 
 const SECOND_NS: u64 = 1_000_000_000;
 /// Half a tick: what an age may be off.
@@ -51,7 +51,7 @@ fn lifetimes_and_ages_are_summed() {
     let sampled = allocation(9, 100, 7, 4096);
     books.enter(Event::Alloc(sampled));
     books.enter(free_by(9, 1, 2_009, 2));
-    assert_eq!(details(&books, 0).lifetime_total, Weight::of(100, sampled.interval).count.lasting(2));
+    assert_eq!(details(&books, 0).lifetime_total, Amounts::of(100, sampled.interval).count.lasting(2));
 }
 
 #[test]

@@ -1,8 +1,8 @@
 //! The journal against the totals.
 
 use super::*;
-use crate::ledger::journal::Correction;
-use crate::ledger::journal::{Flow, Movement};
+use crate::ledger::live::Correction;
+use crate::ledger::totals::{Flow, Movement};
 
 /// Bytes and blocks that are live, and samples that came, by the journal alone.
 #[derive(Debug, Default, PartialEq)]
@@ -19,10 +19,10 @@ impl Sums {
             let (came, went) = match flow.movement {
                 Movement::In(weight) => {
                     self.came += weight.samples;
-                    (weight, Weight::default())
+                    (weight, Amounts::default())
                 }
-                Movement::Out(weight) => (Weight::default(), weight),
-                Movement::Back(weight) => (weight, Weight::default()),
+                Movement::Out(weight) => (Amounts::default(), weight),
+                Movement::Back(weight) => (weight, Amounts::default()),
                 Movement::Reweighed { from, to } => (to, from),
             };
             self.live_bytes += came.bytes - went.bytes;
@@ -58,7 +58,7 @@ fn flows_begin_with_the_live_blocks() {
     let mut books = ledger([alloc(1, 100, 7), alloc(2, 50, 8), alloc(3, 7, 7), free(2), map(0..0, 0..4096, 5)]);
     books.enter(map(1024..2048, 0..0, 6));
     books.record_flows();
-    let flow = |callsite, bytes| Flow { callsite, movement: Movement::In(Weight::exact(bytes, 1)) };
+    let flow = |callsite, bytes| Flow { callsite, movement: Movement::In(Amounts::exact(bytes, 1)) };
     assert_eq!(books.take_flows(), [flow(0, 7), flow(0, 100), flow(2, 3072)]);
     assert_eq!(books.take_flows(), []);
     let mut child = books.fork(Pid(2));
@@ -74,7 +74,7 @@ fn a_failed_realloc_is_a_free_and_its_reversal() {
     for event in [alloc(1, 100, 7), free(1), Event::Restore(allocation(1, 100, 7, 1))] {
         books.enter(event);
     }
-    let weight = Weight::exact(100, 1);
+    let weight = Amounts::exact(100, 1);
     let movements: Vec<Movement> = books.take_flows().iter().map(|flow| flow.movement).collect();
     assert_eq!(movements, [Movement::In(weight), Movement::Out(weight), Movement::Back(weight)]);
 }

@@ -31,7 +31,7 @@ struct Model {
 }
 
 fn bytes(allocation: &Allocation) -> EstimatedBytes {
-    Weight::of(allocation.size_bytes, allocation.interval).bytes
+    Amounts::of(allocation.size_bytes, allocation.interval).bytes
 }
 
 impl Model {

@@ -3,7 +3,6 @@
 use super::*;
 use crate::ingest::event::Event;
 use crate::ledger::snapshot::TargetSnapshot;
-use crate::ledger::totals::Amounts;
 
 const NOW: MonotonicNanos = MonotonicNanos(1 << 40);
 
@@ -69,10 +68,10 @@ fn the_variance_of_a_window_is_a_difference() {
     let base = ledger.snapshot(NOW);
     [sampled(3), free(1)].into_iter().for_each(|event| ledger.enter(event));
     let since = ledger.snapshot(NOW).since(&base).totals;
-    let one = Weight::of(100, Interval::nearest(4096));
+    let one = Amounts::of(100, Interval::nearest(4096));
     assert_eq!((since.alloc_samples, since.live_samples), (1, 2));
-    assert_eq!(since.alloc_variance.bytes, one.bytes_variance);
-    assert_eq!(since.live_variance.bytes, one.bytes_variance + one.bytes_variance);
+    assert_eq!(since.alloc_variance.bytes, one.variance.bytes);
+    assert_eq!(since.live_variance.bytes, one.variance.bytes + one.variance.bytes);
 }
 
 #[test]

@@ -15,16 +15,16 @@ const PID: Pid = Pid(1);
 
 #[expect(clippy::cast_precision_loss, reason = "small")]
 fn holding(bytes: u64) -> Sample {
-    let held = Held { live_bytes: bytes as f64, ..Held::default() };
+    let held = HeapUsage { live_bytes: bytes as f64, ..HeapUsage::default() };
     Sample { held, ..Sample::default() }
 }
 
-fn periodic(second: u64) -> Instant {
-    Instant { time: MonotonicNanos(second * SECOND), occasion: None }
+fn periodic(second: u64) -> TimelinePoint {
+    TimelinePoint { time: MonotonicNanos(second * SECOND), trigger: None }
 }
 
-fn dump(second: u64, number: u32) -> Instant {
-    Instant { time: MonotonicNanos(second * SECOND), occasion: Some(Occasion::Dump(number)) }
+fn dump(second: u64, number: u32) -> TimelinePoint {
+    TimelinePoint { time: MonotonicNanos(second * SECOND), trigger: Some(SampleTrigger::Dump(number)) }
 }
 
 /// Adds a point per step to a timeline, if it is due.
@@ -33,14 +33,14 @@ fn noted(steps: &[Vec<u64>]) -> Timeline {
     for (second, bytes) in (0..).zip(steps) {
         let instant = periodic(second);
         if timeline.is_due(instant.time) {
-            timeline.enter(instant, bytes.iter().map(|&bytes| holding(bytes)));
+            timeline.add(instant, bytes.iter().map(|&bytes| holding(bytes)));
         }
     }
     timeline
 }
 
-fn occasions(timeline: &Timeline) -> Vec<Occasion> {
-    timeline.instants.iter().filter_map(|instant| instant.occasion).collect()
+fn occasions(timeline: &Timeline) -> Vec<SampleTrigger> {
+    timeline.points.iter().filter_map(|instant| instant.trigger).collect()
 }
 
 #[test]
@@ -56,9 +56,9 @@ fn memory_of_a_changing_callsite_is_bounded() {
     let mut timeline = Timeline::default();
     for step in 0..10_000u32 {
         let second = u64::from(step);
-        timeline.enter(dump(second, step), std::iter::once(holding(second + 1)));
+        timeline.add(dump(second, step), std::iter::once(holding(second + 1)));
         if timeline.is_due(periodic(second).time) {
-            timeline.enter(periodic(second), std::iter::once(holding(second + 2)));
+            timeline.add(periodic(second), std::iter::once(holding(second + 2)));
         }
     }
     assert!(timeline.callsites[0].len() <= 2 * POINTS_MAX);
@@ -70,9 +70,9 @@ fn memory_of_a_changing_callsite_is_bounded() {
 fn a_long_recording_has_few_evenly_spaced_points() {
     for seconds in [63, 64, 65, 128, 129, 1000, 86_400] {
         let timeline = noted(&(0..=seconds).map(|second| vec![second]).collect::<Vec<_>>());
-        let apart: Vec<u64> = timeline.instants.windows(2).map(|pair| pair[1].time.0 - pair[0].time.0).collect();
+        let apart: Vec<u64> = timeline.points.windows(2).map(|pair| pair[1].time.0 - pair[0].time.0).collect();
         assert!(apart.iter().all(|span| *span == apart[0]), "{apart:?}");
-        let count = timeline.instants.len();
+        let count = timeline.points.len();
         assert!(seconds < 64 || (32..=64).contains(&count), "{count} of {seconds}");
     }
 }
@@ -83,15 +83,15 @@ fn occasions_are_kept_when_periodic_points_are_dropped() {
     for second in 0..10_000u32 {
         let time = u64::from(second);
         if timeline.is_due(periodic(time).time) {
-            timeline.enter(periodic(time), std::iter::once(holding(time)));
+            timeline.add(periodic(time), std::iter::once(holding(time)));
         }
         if second % 200 == 7 {
-            timeline.enter(dump(time, second / 200), std::iter::once(holding(time)));
+            timeline.add(dump(time, second / 200), std::iter::once(holding(time)));
         }
     }
-    let expected: Vec<_> = (0..50).map(Occasion::Dump).collect();
+    let expected: Vec<_> = (0..50).map(SampleTrigger::Dump).collect();
     assert_eq!(occasions(&timeline), expected);
-    let periodic = timeline.instants.len() - expected.len();
+    let periodic = timeline.points.len() - expected.len();
     assert!((32..=64).contains(&periodic), "{periodic}");
 }
 
@@ -99,12 +99,12 @@ fn occasions_are_kept_when_periodic_points_are_dropped() {
 fn occasions_are_thinned_evenly_except_the_last() {
     let mut timeline = Timeline::default();
     for number in 0..1000 {
-        timeline.enter(dump(u64::from(number), number), std::iter::empty());
+        timeline.add(dump(u64::from(number), number), std::iter::empty());
         let kept = occasions(&timeline);
         assert!(kept.len() <= POINTS_MAX);
-        assert_eq!(kept.last(), Some(&Occasion::Dump(number)));
+        assert_eq!(kept.last(), Some(&SampleTrigger::Dump(number)));
         let numbers: Vec<u32> =
-            kept.iter().map(|it| if let Occasion::Dump(number) = it { *number } else { 0 }).collect();
+            kept.iter().map(|it| if let SampleTrigger::Dump(number) = it { *number } else { 0 }).collect();
         let even: Vec<u32> = numbers[..numbers.len() - 1].windows(2).map(|pair| pair[1] - pair[0]).collect();
         assert!(even.iter().all(|apart| *apart == even[0]), "{numbers:?}");
         assert!(number < 64 || numbers.len() >= POINTS_MAX / 2, "{numbers:?}");
@@ -141,10 +141,10 @@ struct Naive {
 
 impl Naive {
     #[expect(clippy::cast_precision_loss, reason = "small")]
-    fn held(&self, stack: u64) -> Held {
+    fn held(&self, stack: u64) -> HeapUsage {
         let live = self.live.values().filter(|(of, _)| *of == stack);
         let (made_count, made_bytes) = self.made.get(&stack).copied().unwrap_or_default();
-        Held {
+        HeapUsage {
             live_bytes: live.clone().map(|(_, size_bytes)| size_bytes).sum::<u64>() as f64,
             live_count: live.count() as f64,
             alloc_bytes: made_bytes as f64,
@@ -154,12 +154,12 @@ impl Naive {
 }
 
 /// Lets all that happen, one second after the other. Returns the timeline, and the naive state at each point.
-fn played(acts: &[Act]) -> (Timeline, Vec<u64>, Vec<(Instant, Naive)>) {
+fn played(acts: &[Act]) -> (Timeline, Vec<u64>, Vec<(TimelinePoint, Naive)>) {
     let (mut ledger, mut timeline) = (Ledger::new(PID), Timeline::default());
     let (mut naive, mut order, mut all) = (Naive::default(), Vec::new(), Vec::new());
     for (second, act) in (1..).zip(acts) {
         let time = MonotonicNanos(second * SECOND);
-        let occasion = match *act {
+        let trigger = match *act {
             Act::Allocate { stack, address, size_bytes } => {
                 let interval = Interval::EXACT;
                 ledger.enter(Event::Alloc(Allocation {
@@ -193,10 +193,10 @@ fn played(acts: &[Act]) -> (Timeline, Vec<u64>, Vec<(Instant, Naive)>) {
                 continue;
             }
             Act::Look => None,
-            Act::Dump => Some(Occasion::Dump(u32::try_from(second).expect("small"))),
-            Act::Mark => Some(Occasion::Mark),
+            Act::Dump => Some(SampleTrigger::Dump(u32::try_from(second).expect("small"))),
+            Act::Mark => Some(SampleTrigger::Mark),
         };
-        let instant = Instant { time, occasion };
+        let instant = TimelinePoint { time, trigger };
         timeline.note(instant, &ledger);
         all.push((instant, naive.clone()));
     }
@@ -208,21 +208,21 @@ proptest! {
     fn series_have_the_state_of_each_point(acts in prop::collection::vec(act(), 1..600)) {
         let (timeline, order, all) = played(&acts);
         prop_assert!(timeline.is_sound());
-        let naive_at = |instant: &Instant| all.iter().find(|(known, _)| known == instant).map(|(_, naive)| naive);
+        let naive_at = |instant: &TimelinePoint| all.iter().find(|(known, _)| known == instant).map(|(_, naive)| naive);
         for (index, stack) in order.iter().enumerate() {
             let series: Vec<Sample> = timeline.series(index).collect();
-            prop_assert_eq!(series.len(), timeline.instants.len());
-            for (instant, noted) in timeline.instants.iter().zip(series) {
+            prop_assert_eq!(series.len(), timeline.points.len());
+            for (instant, noted) in timeline.points.iter().zip(series) {
                 prop_assert_eq!(noted.held, naive_at(instant).expect("it was noted").held(*stack), "at {:?}", instant);
             }
         }
-        let there_were: Vec<Instant> = all.iter().map(|(it, _)| *it).filter(|it| it.occasion.is_some()).collect();
-        let kept: Vec<Instant> = timeline.instants.iter().copied().filter(|it| it.occasion.is_some()).collect();
+        let there_were: Vec<TimelinePoint> = all.iter().map(|(it, _)| *it).filter(|it| it.trigger.is_some()).collect();
+        let kept: Vec<TimelinePoint> = timeline.points.iter().copied().filter(|it| it.trigger.is_some()).collect();
         if there_were.len() <= POINTS_MAX {
             prop_assert_eq!(kept, there_were);
         } else {
             prop_assert_eq!(kept.last(), there_were.last());
         }
-        prop_assert!(timeline.instants.len() <= 2 * POINTS_MAX);
+        prop_assert!(timeline.points.len() <= 2 * POINTS_MAX);
     }
 }

@@ -1,7 +1,7 @@
 //! Books that were put right after loss are put right in the replay.
 
 use super::*;
-use crate::ledger::journal::Correction;
+use crate::ledger::live::Correction;
 use crate::ledger::{Ledger, LiveAllocation};
 
 proptest! {

@@ -1,8 +1,8 @@
 //! Entries and blocks.
 
 use super::*;
-use crate::ledger::journal::Correction;
-use crate::ledger::timeline::{Instant, Occasion};
+use crate::ledger::live::Correction;
+use crate::ledger::timeline::{SampleTrigger, TimelinePoint};
 use crate::recording::block::{HeaderError, check_header};
 use crate::recording::entry::MappedRange;
 use crate::recording::read::ReadError;
@@ -55,10 +55,10 @@ fn steps_survive_a_round_trip() {
         Step::Joined { pid: Pid(2), ledger: LedgerId(3) },
         Step::Left { pid: Pid(2) },
         Step::Ended { ledger: LedgerId(1), closed: Some(MonotonicNanos(5)) },
-        Step::Sampled { ledger: LedgerId(1), instant: Instant { time: MonotonicNanos(6), occasion: None } },
+        Step::Sampled { ledger: LedgerId(1), instant: TimelinePoint { time: MonotonicNanos(6), trigger: None } },
         Step::Sampled {
             ledger: LedgerId(1),
-            instant: Instant { time: MonotonicNanos(7), occasion: Some(Occasion::Dump(8)) },
+            instant: TimelinePoint { time: MonotonicNanos(7), trigger: Some(SampleTrigger::Dump(8)) },
         },
         Step::Mapped { ledger: LedgerId(1), mappings: vec![range; 3] },
         Step::Corrected {

@@ -1,22 +1,22 @@
 //! What came and went in a span, change by change, against the ledger at its end.
 
 use super::*;
-use crate::ledger::journal::Movement;
+use crate::ledger::totals::Movement;
 use crate::recording::names::RecordedNames;
-use crate::recording::span::{Span, SpanError, Spanned};
-use crate::units::{EstimatedBytes, Weight};
+use crate::recording::span::{ReplayedSpan, Span, SpanError};
+use crate::units::{Amounts, EstimatedBytes};
 
 /// Bytes of target 1 that are live at the end, blocks that came, times, by the flows of a span.
 fn told(bytes: &[u8], span: Span) -> (EstimatedBytes, usize, Vec<u64>) {
     let (mut live, mut came, mut times) = (EstimatedBytes::ZERO, 0, Vec::new());
     let entries = Reading::new(bytes).expect("whole");
-    let length_ns = Spanned::flows(entries, span, false, |at_ns, books, flow| {
+    let length_ns = ReplayedSpan::flows(entries, span, false, |at_ns, books, flow| {
         assert_eq!(books, LedgerId(1));
         times.push(at_ns);
         let (more, less) = match flow.movement {
-            Movement::In(weight) => (weight, Weight::default()),
-            Movement::Out(weight) => (Weight::default(), weight),
-            Movement::Back(weight) => (weight, Weight::default()),
+            Movement::In(weight) => (weight, Amounts::default()),
+            Movement::Out(weight) => (Amounts::default(), weight),
+            Movement::Back(weight) => (weight, Amounts::default()),
             Movement::Reweighed { from, to } => (to, from),
         };
         came += usize::from(matches!(flow.movement, Movement::In(_)));
@@ -66,7 +66,7 @@ proptest! {
         };
         let bytes = recording(&[(0..).zip(calls).map(event).collect()]);
         let span = Span { from_ns: (from > 0).then_some(from * 1000), to_ns: Some((from + length) * 1000) };
-        let Ok(spanned) = Spanned::read(Reading::new(&*bytes).expect("whole"), span, false, &mut RecordedNames::new(())) else { return Ok(()) };
+        let Ok(spanned) = ReplayedSpan::read(Reading::new(&*bytes).expect("whole"), span, false, &mut RecordedNames::new(())) else { return Ok(()) };
         spanned.check_whole().expect("nothing was folded");
         let snapshot = spanned.snapshot(Modules::default());
         prop_assert_eq!(spanned.targets(), [LedgerId(1)]);

@@ -3,7 +3,7 @@
 use super::*;
 use crate::recording::entry::Names;
 use crate::recording::names::RecordedNames;
-use crate::recording::span::{Span, SpanError, Spanned};
+use crate::recording::span::{ReplayedSpan, Span, SpanError};
 use crate::recording::write::{SIZE_BYTES_MIN, WriteReason};
 use crate::snapshot::Scope;
 
@@ -50,7 +50,7 @@ fn folded_events_count_in_totals_and_windows_begin_later() {
 
     let read = |bytes: &[u8], from_ns: u64| {
         let span = Span { from_ns: Some(from_ns), to_ns: None };
-        Spanned::read(Reading::new(bytes).expect("whole"), span, false, &mut RecordedNames::new(()))
+        ReplayedSpan::read(Reading::new(bytes).expect("whole"), span, false, &mut RecordedNames::new(()))
     };
     let without_beginning = read(&limited, 0).expect("the sums are there").check_whole();
     assert!(matches!(without_beginning, Err(SpanError::Folded { .. })));

@@ -3,7 +3,7 @@
 use super::*;
 use crate::address::FileOffset;
 use crate::ids::ModuleId;
-use crate::ledger::timeline::Instant;
+use crate::ledger::timeline::TimelinePoint;
 use crate::recording::block::VERSION_MAJOR;
 use crate::recording::entry::{MappedRange, ModuleFacts, ThreadFacts};
 
@@ -46,7 +46,10 @@ fn replay() -> Replay {
         Entry::Event(Event::Alloc(allocation(0x4001, 100, 1000))),
         Entry::Event(Event::Alloc(allocation(0x4006, 200, 2000))),
         Entry::Event(Event::Remap(mapping)),
-        Entry::Step(Step::Sampled { ledger: books, instant: Instant { time: MonotonicNanos(5000), occasion: None } }),
+        Entry::Step(Step::Sampled {
+            ledger: books,
+            instant: TimelinePoint { time: MonotonicNanos(5000), trigger: None },
+        }),
         Entry::Event(free(0x4001, 6000)),
     ];
     beginning().into_iter().chain(entries).for_each(|entry| replay.enter(entry));

@@ -8,7 +8,7 @@ use profiler_common::stack::StackEnd;
 use crate::ledger::totals::{Totals, Z_95};
 use crate::model::{Frame, FrameId, Profile};
 use crate::report::View;
-use crate::units::Weight;
+use crate::units::Amounts;
 
 /// One of the two profiles.
 #[derive(Clone, Copy, Debug)]
@@ -179,10 +179,10 @@ impl Delta {
         let interval = Interval::nearest(
             u32::try_from(interval_bytes).map_or(INTERVAL_BYTES_MAX, |bytes| bytes.min(INTERVAL_BYTES_MAX)),
         );
-        let weight = Weight::of((bytes / blocks).max(0.0) as u64, interval);
+        let weight = Amounts::of((bytes / blocks).max(0.0) as u64, interval);
         match view {
-            View::LiveBytes | View::AllocBytes => weight.bytes_variance.to_f64(),
-            View::LiveCount | View::AllocCount => weight.count_variance.to_f64(),
+            View::LiveBytes | View::AllocBytes => weight.variance.bytes.to_f64(),
+            View::LiveCount | View::AllocCount => weight.variance.count.to_f64(),
         }
     }
 

@@ -5,7 +5,7 @@ use serde::ser::SerializeMap;
 use serde::{Serialize, Serializer};
 use serde_json::{Value, json};
 
-use crate::model::history::{Change, Instant, Occasion};
+use crate::model::history::{Change, TimelinePoint, SampleTrigger};
 use crate::model::{CallsiteProfile, Frame, FrameId, Profile, TargetProfile, base_name};
 use crate::report::dumps::rounded;
 use crate::report::frames::{CodeLocation, call_address, calls, frame, gap_frames, group_frame};
@@ -387,10 +387,10 @@ impl<'a> Tables<'a> {
     /// The dumps and marks of the target, on its first thread.
     fn markers(&mut self, is_first: bool) -> Value {
         let instants = self.target.history.instants.iter().filter(|_| is_first);
-        let marker = |point: &Instant| {
-            let name = match point.occasion? {
-                Occasion::Dump(number) => format!("dump {number}"),
-                Occasion::Mark => "mark".to_owned(),
+        let marker = |point: &TimelinePoint| {
+            let name = match point.trigger? {
+                SampleTrigger::Dump(number) => format!("dump {number}"),
+                SampleTrigger::Mark => "mark".to_owned(),
             };
             Some((self.strings.intern(name), millis(self.context.since(point.time))))
         };

@@ -4,8 +4,8 @@ use serde::Serialize;
 
 use super::column::{Column, Number, float, millis};
 use super::names::{Names, Stacks};
-use crate::ledger::histogram::Histogram;
-use crate::model::history::{Held, Moment, Occasion};
+use crate::ledger::details::Histogram;
+use crate::model::history::{CurvePoint, HeapUsage, SampleTrigger};
 use crate::model::{CallsiteProfile, Profile, TargetProfile};
 use crate::report::frames;
 
@@ -141,7 +141,7 @@ struct HeldColumns {
 }
 
 impl HeldColumns {
-    fn push(&mut self, held: &Held) {
+    fn push(&mut self, held: &HeapUsage) {
         self.live_bytes.push(held.live_bytes);
         self.live_count.push(held.live_count);
         self.alloc_bytes.push(held.alloc_bytes);
@@ -185,7 +185,7 @@ struct ChangeFields {
 impl HistoryFields {
     pub(super) fn new(profile: &Profile, target: &TargetProfile) -> Self {
         let mut fields = Self::default();
-        let mut moments: Vec<&Moment> = target.history.curve.iter().collect();
+        let mut moments: Vec<&CurvePoint> = target.history.curve.iter().collect();
         moments.sort_by_key(|moment| moment.time);
         for moment in moments {
             fields.curve.time.push(millis(profile, moment.time));
@@ -193,10 +193,10 @@ impl HistoryFields {
         }
         for instant in &target.history.instants {
             fields.instants.time.push(millis(profile, instant.time));
-            fields.instants.occasion.push(match instant.occasion {
+            fields.instants.occasion.push(match instant.trigger {
                 None => 0.0,
-                Some(Occasion::Mark) => -1.0,
-                Some(Occasion::Dump(number)) => f64::from(number),
+                Some(SampleTrigger::Mark) => -1.0,
+                Some(SampleTrigger::Dump(number)) => f64::from(number),
             });
         }
         for callsite in &target.callsites {

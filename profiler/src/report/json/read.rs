@@ -16,15 +16,17 @@ use super::values::{Amount, Hex};
 use crate::ids::{Pid, Tid};
 use crate::ledger::details::Ages;
 use crate::ledger::details::Details;
-use crate::ledger::histogram::Histogram;
-use crate::ledger::totals::{Amounts, Totals, Variance};
-use crate::model::history::{Held, History, Moment};
+use crate::ledger::details::Histogram;
+use crate::ledger::totals::Totals;
+use crate::model::history::{CurvePoint, HeapUsage, History};
 use crate::model::{
     Beginning, CallsiteProfile, Frame, FrameId, HeapProfile, HookStatus, LeakCandidate, Leaks, MappingProfile,
     ModuleProfile, Origin, Others, Profile, TargetFacts, TargetProfile, ThreadProfile,
 };
 use crate::report::text;
-use crate::units::{EstimatedBytes, EstimatedCount, EstimatedMicros, EstimatedVariance, MonotonicNanos};
+use crate::units::{
+    Amounts, EstimatedBytes, EstimatedCount, EstimatedMicros, EstimatedVariance, MonotonicNanos, Variance,
+};
 
 /// Limit for bytes and blocks: beyond any heap, and small enough for sums over a report not to overflow.
 const AMOUNT_MAX: f64 = 18_446_744_073_709_551_616.0;
@@ -202,13 +204,13 @@ fn history(curve: &[schema::CurvePoint]) -> Result<History, String> {
         return Err(format!("a curve has `{}` points, which exceeds the limit of {CURVE_POINTS_MAX}", curve.len()));
     }
     let moment = |&schema::CurvePoint(time, live_bytes, live_count, alloc_bytes, alloc_count): &schema::CurvePoint| {
-        let held = Held {
+        let held = HeapUsage {
             live_bytes: bytes(live_bytes)?.to_f64(),
             live_count: count(live_count)?.to_f64(),
             alloc_bytes: bytes(alloc_bytes)?.to_f64(),
             alloc_count: count(alloc_count)?.to_f64(),
         };
-        Ok(Moment { time: MonotonicNanos(time), held })
+        Ok(CurvePoint { time: MonotonicNanos(time), held })
     };
     let curve = curve.iter().map(moment).collect::<Result<Vec<_>, String>>()?;
     match curve.windows(2).find(|pair| pair[0].time > pair[1].time) {

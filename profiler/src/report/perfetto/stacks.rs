@@ -10,7 +10,7 @@ use std::borrow::Cow;
 
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use crate::model::history::Held;
+use crate::model::history::HeapUsage;
 use crate::model::{CallsiteProfile, Frame, FrameId, Profile, TargetProfile};
 use crate::report::dumps::{Dump, held, rounded};
 use crate::report::frames::{CodeLocation, call_address, calls, gap_frames, group_frame, heap_name};
@@ -238,7 +238,7 @@ fn tally_at_end(callsite: &CallsiteProfile) -> Tally {
     tally([bytes, count], [View::LiveBytes, View::LiveCount].map(|view| view.of_callsite(callsite)))
 }
 
-fn tally_at(callsite: &CallsiteProfile, held: &Held) -> Tally {
+fn tally_at(callsite: &CallsiteProfile, held: &HeapUsage) -> Tally {
     let totals = &callsite.totals;
     let bytes = totals.opening_bytes.to_f64() + held.alloc_bytes;
     let count = totals.opening_count.to_f64() + held.alloc_count;

@@ -12,7 +12,7 @@ use sha2::{Digest as _, Sha256};
 use super::profiles::{self, Frames, callsite, taken};
 use super::properties;
 use super::{check_golden, render};
-use crate::model::history::{Change, Held, History, Instant, Moment, Occasion};
+use crate::model::history::{Change, CurvePoint, HeapUsage, History, SampleTrigger, TimelinePoint};
 use crate::model::{FrameId, Health, Profile};
 use crate::model::{LeakCandidate, Leaks};
 use crate::report::{Format, Group, Presentation, View};
@@ -139,7 +139,8 @@ fn invalid_indices_are_harmless() {
     target.callsites[0].heap = 99;
     target.callsites[0].thread = Some(99);
     target.callsites[1].stack = vec![FrameId(99_999), target.callsites[0].stack[0]];
-    target.callsites[1].history = vec![Change { instant: 99, held: Held { live_bytes: f64::NAN, ..Held::default() } }];
+    target.callsites[1].history =
+        vec![Change { instant: 99, held: HeapUsage { live_bytes: f64::NAN, ..HeapUsage::default() } }];
     let candidate = LeakCandidate {
         callsite: 99,
         bytes_per_second: f64::INFINITY,
@@ -224,17 +225,20 @@ fn grow(profile: &mut Profile) {
             .map(|tenth| {
                 let wave = 0.1 * (f64::from(tenth) / 9.0).sin().abs();
                 let share = (f64::from(tenth) / 300.0).powf(0.7) * 0.9 + wave * f64::from(tenth) / 300.0;
-                let held =
-                    Held { live_bytes: (whole * share).floor(), live_count: f64::from(tenth), ..Held::default() };
-                Moment { time: MonotonicNanos(begun + u64::from(tenth) * 100_000_000), held }
+                let held = HeapUsage {
+                    live_bytes: (whole * share).floor(),
+                    live_count: f64::from(tenth),
+                    ..HeapUsage::default()
+                };
+                CurvePoint { time: MonotonicNanos(begun + u64::from(tenth) * 100_000_000), held }
             })
             .collect(),
         instants: (1..=12)
-            .map(|at: u32| Instant {
+            .map(|at: u32| TimelinePoint {
                 time: time(u64::from(at) * 30 / 13),
-                occasion: match at {
-                    5 => Some(Occasion::Mark),
-                    _ if at.is_multiple_of(3) => Some(Occasion::Dump(at / 3)),
+                trigger: match at {
+                    5 => Some(SampleTrigger::Mark),
+                    _ if at.is_multiple_of(3) => Some(SampleTrigger::Dump(at / 3)),
                     _ => None,
                 },
             })
@@ -243,7 +247,7 @@ fn grow(profile: &mut Profile) {
     for (number, callsite) in target.callsites.iter_mut().enumerate() {
         let first = u32::try_from(number % 11).expect("it is small");
         let share = |at: u32, view: View| (view.estimate(&callsite.totals) * f64::from(at + 1) / 13.0).floor();
-        let held = |at| Held {
+        let held = |at| HeapUsage {
             live_bytes: share(at, View::LiveBytes),
             live_count: share(at, View::LiveCount),
             alloc_bytes: share(at, View::AllocBytes),

@@ -4,7 +4,7 @@ use proptest::prelude::*;
 
 use super::profiles;
 use super::{check_golden, properties, render};
-use crate::model::history::{Change, Held, Instant, Moment, Occasion};
+use crate::model::history::{Change, CurvePoint, HeapUsage, SampleTrigger, TimelinePoint};
 use crate::model::{FrameId, Profile};
 use crate::report::{Format, View};
 use crate::units::MonotonicNanos;
@@ -143,9 +143,9 @@ fn without_a_history_there_are_start_peak_and_end() {
 fn processes_are_added_up_by_time() {
     let mut profile = profiles::sampled();
     let began = profile.started_monotonic_ns;
-    let moment = |seconds: u64, live_bytes: f64| Moment {
+    let moment = |seconds: u64, live_bytes: f64| CurvePoint {
         time: MonotonicNanos(began + seconds * 1_000_000_000),
-        held: Held { live_bytes, ..Held::default() },
+        held: HeapUsage { live_bytes, ..HeapUsage::default() },
     };
     profile.targets[0].history.curve = vec![moment(1, 100.0), moment(3, 50.0), moment(5, 60.0)];
     profile.targets[1].history.curve = vec![moment(2, 1000.0), moment(3, 1040.0), moment(4, 10.0)];
@@ -162,9 +162,9 @@ fn a_long_history_is_downsampled_and_keeps_its_peaks() {
     let mut profile = profiles::exact();
     let began = profile.started_monotonic_ns;
     profile.targets[0].history.curve = (0..30_000_u32)
-        .map(|at| Moment {
+        .map(|at| CurvePoint {
             time: MonotonicNanos(began + u64::from(at) * 1_000_000),
-            held: Held { live_bytes: if at == 17_345 { 5e9 } else { f64::from(at % 7) }, ..Held::default() },
+            held: HeapUsage { live_bytes: if at == 17_345 { 5e9 } else { f64::from(at % 7) }, ..HeapUsage::default() },
         })
         .collect();
     let snapshots = check(&profile);
@@ -189,10 +189,13 @@ fn invalid_indices_are_harmless() {
     let target = &mut profile.targets[0];
     target.callsites[0].stack.push(FrameId(u32::MAX));
     target.callsites[0].history =
-        vec![Change { instant: u32::MAX, held: Held { live_bytes: f64::NAN, ..Held::default() } }];
-    target.history.instants.push(Instant { time: MonotonicNanos(u64::MAX), occasion: Some(Occasion::Mark) });
+        vec![Change { instant: u32::MAX, held: HeapUsage { live_bytes: f64::NAN, ..HeapUsage::default() } }];
+    target.history.instants.push(TimelinePoint { time: MonotonicNanos(u64::MAX), trigger: Some(SampleTrigger::Mark) });
     for live_bytes in [f64::NAN, -5.0, f64::INFINITY, f64::MAX] {
-        target.history.curve.push(Moment { time: MonotonicNanos(0), held: Held { live_bytes, ..Held::default() } });
+        target
+            .history
+            .curve
+            .push(CurvePoint { time: MonotonicNanos(0), held: HeapUsage { live_bytes, ..HeapUsage::default() } });
     }
     check(&profile);
 }

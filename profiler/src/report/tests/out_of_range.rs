@@ -1,7 +1,7 @@
 //! Reports read from files can contain invalid indices: formats skip them and do not fail.
 
 use super::{formats, profiles, written};
-use crate::model::history::{Change, Held};
+use crate::model::history::{Change, HeapUsage};
 use crate::model::{MappingProfile, Profile};
 use crate::report::View;
 
@@ -9,7 +9,7 @@ use crate::report::View;
 pub(super) fn profile() -> Profile {
     let mut profile = profiles::exact();
     let target = &mut profile.targets[0];
-    let held = Held { live_bytes: f64::NAN, live_count: -1.0, alloc_bytes: f64::INFINITY, alloc_count: 1e300 };
+    let held = HeapUsage { live_bytes: f64::NAN, live_count: -1.0, alloc_bytes: f64::INFINITY, alloc_count: 1e300 };
     for (callsite, change) in target.callsites.iter_mut().zip([0, 99, 2, 1, 0]) {
         callsite.history.insert(0, Change { instant: change, held });
     }

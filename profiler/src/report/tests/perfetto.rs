@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use proptest::prelude::*;
 
 use super::{check_golden, out_of_range, profiles, properties, written};
-use crate::model::history::{Change, Held, Instant, Occasion};
+use crate::model::history::{Change, HeapUsage, SampleTrigger, TimelinePoint};
 use crate::model::{CallsiteProfile, FrameId, Profile};
 use crate::report::{Format, Group, Presentation, View};
 use crate::units::{EstimatedBytes, EstimatedCount, MonotonicNanos};
@@ -80,11 +80,11 @@ fn absurd() -> Profile {
     target.callsites[3].heap = target.heaps.len();
     target.callsites[3].thread = Some(77);
     for held in [f64::NAN, f64::INFINITY, -1.0, 1e300] {
-        let held = Held { live_bytes: held, live_count: held, alloc_bytes: 5.0, alloc_count: held };
+        let held = HeapUsage { live_bytes: held, live_count: held, alloc_bytes: 5.0, alloc_count: held };
         target.callsites[4].history.push(Change { instant: 1, held });
     }
     target.callsites[0].history.reverse();
-    let instant = Instant { time: MonotonicNanos(u64::MAX), occasion: Some(Occasion::Dump(9)) };
+    let instant = TimelinePoint { time: MonotonicNanos(u64::MAX), trigger: Some(SampleTrigger::Dump(9)) };
     target.history.instants.push(instant);
     for (mapping, bias) in target.mappings.iter_mut().zip([None, Some(u64::MAX)]) {
         mapping.bias = bias;

@@ -16,7 +16,7 @@ use crate::model::{
     NamesFrom, Origin, Others, Profile, Skipped, Symbolization, SymbolizationFailure, TargetFacts, TargetProfile,
     UnfoundHook,
 };
-use crate::units::{MonotonicNanos, Weight};
+use crate::units::{Amounts, MonotonicNanos};
 
 const STARTED_UNIX_NS: u64 = 1_795_255_200_000_000_000;
 const STARTED_MONOTONIC_NS: u64 = 5_000_000_000;
@@ -224,7 +224,7 @@ pub(super) fn nobody() -> Profile {
 
 /// Totals of `blocks` samples of one size, the first `freed` of them freed.
 pub(super) fn taken(interval_bytes: u32, blocks: u64, size_bytes: u64, freed: u64) -> Totals {
-    let weight = Weight::of(size_bytes, profiler_common::interval::Interval::nearest(interval_bytes));
+    let weight = Amounts::of(size_bytes, profiler_common::interval::Interval::nearest(interval_bytes));
     let mut totals = Totals::default();
     for i in 0..blocks {
         totals.allocate(weight, MonotonicNanos(STARTED_MONOTONIC_NS + (i + 1) * 1_000_000));
@@ -288,7 +288,7 @@ pub(super) fn target(
 fn sum<'a>(callsites: impl Iterator<Item = &'a CallsiteProfile> + Clone) -> Totals {
     let mut totals = Totals::default();
     callsites.clone().for_each(|callsite| totals.add(&callsite.totals));
-    callsites.clone().for_each(|callsite| totals.at_peak.add(&callsite.totals.at_peak));
+    callsites.clone().for_each(|callsite| totals.at_peak += callsite.totals.at_peak);
     totals.peak_bytes = callsites.clone().map(|callsite| callsite.totals.peak_bytes).sum();
     totals.peak_count = callsites.clone().map(|callsite| callsite.totals.peak_count).sum();
     totals.peak_time = callsites.filter_map(|callsite| callsite.totals.peak_time).max();

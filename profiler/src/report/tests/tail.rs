@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use super::profiles::{self, Frames, callsite, taken};
 use super::{properties, render};
 use crate::ledger::totals::Totals;
-use crate::model::history::{Change, Held};
+use crate::model::history::{Change, HeapUsage};
 use crate::model::{Health, Profile};
 use crate::model::{LeakCandidate, Leaks};
 use crate::report::tail::OTHER;
@@ -120,7 +120,7 @@ fn leak_candidates_keep_their_stacks() {
 #[test]
 fn histories_and_peaks_are_merged() {
     let mut profile = pieces();
-    let held = |live_bytes: f64| Held { live_bytes, live_count: 1.0, alloc_bytes: live_bytes, alloc_count: 1.0 };
+    let held = |live_bytes: f64| HeapUsage { live_bytes, live_count: 1.0, alloc_bytes: live_bytes, alloc_count: 1.0 };
     let change = |instant, live_bytes| Change { instant, held: held(live_bytes) };
     let callsites = &mut profile.targets[0].callsites;
     callsites[1].history = vec![change(0, 5.0), change(3, 12.0)];

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::STARTED_MONOTONIC_NS;
 use crate::ids::Tid;
-use crate::model::history::{Change, Held, History, Instant, Moment, Occasion};
+use crate::model::history::{Change, CurvePoint, HeapUsage, History, SampleTrigger, TimelinePoint};
 use crate::model::{CallsiteProfile, MappingProfile, ModuleProfile, Profile, TargetProfile, ThreadProfile};
 use crate::units::MonotonicNanos;
 
@@ -62,12 +62,12 @@ pub(super) fn grow(target: &mut TargetProfile) {
     let time = |seconds: u64| MonotonicNanos(STARTED_MONOTONIC_NS + seconds * 1_000_000_000);
     target.history = History {
         curve: (0..=30_u32)
-            .map(|second| Moment { time: time(second.into()), held: share(&target_held(target), second) })
+            .map(|second| CurvePoint { time: time(second.into()), held: share(&target_held(target), second) })
             .collect(),
         instants: vec![
-            Instant { time: time(0), occasion: None },
-            Instant { time: time(10), occasion: Some(Occasion::Dump(1)) },
-            Instant { time: time(20), occasion: Some(Occasion::Mark) },
+            TimelinePoint { time: time(0), trigger: None },
+            TimelinePoint { time: time(10), trigger: Some(SampleTrigger::Dump(1)) },
+            TimelinePoint { time: time(20), trigger: Some(SampleTrigger::Mark) },
         ],
     };
     for callsite in &mut target.callsites {
@@ -77,9 +77,9 @@ pub(super) fn grow(target: &mut TargetProfile) {
     }
 }
 
-fn held(callsite: &CallsiteProfile) -> Held {
+fn held(callsite: &CallsiteProfile) -> HeapUsage {
     let totals = &callsite.totals;
-    Held {
+    HeapUsage {
         live_bytes: totals.live_bytes().to_f64(),
         live_count: totals.live_count().to_f64(),
         alloc_bytes: totals.alloc_bytes.to_f64(),
@@ -87,8 +87,8 @@ fn held(callsite: &CallsiteProfile) -> Held {
     }
 }
 
-fn target_held(target: &TargetProfile) -> Held {
-    target.callsites.iter().map(held).fold(Held::default(), |sum, held| Held {
+fn target_held(target: &TargetProfile) -> HeapUsage {
+    target.callsites.iter().map(held).fold(HeapUsage::default(), |sum, held| HeapUsage {
         live_bytes: sum.live_bytes + held.live_bytes,
         live_count: sum.live_count + held.live_count,
         alloc_bytes: sum.alloc_bytes + held.alloc_bytes,
@@ -97,9 +97,9 @@ fn target_held(target: &TargetProfile) -> Held {
 }
 
 /// The state after some seconds: a twentieth of the total for each second.
-fn share(held: &Held, seconds: u32) -> Held {
+fn share(held: &HeapUsage, seconds: u32) -> HeapUsage {
     let share = |amount: f64| (amount * f64::from(seconds.min(20)) / 20.0).floor();
-    Held {
+    HeapUsage {
         live_bytes: share(held.live_bytes),
         live_count: share(held.live_count),
         alloc_bytes: share(held.alloc_bytes),

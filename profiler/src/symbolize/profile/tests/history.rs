@@ -10,7 +10,7 @@ use crate::ids::{HeapId, HookId, Pid, StackId, Tid};
 use crate::ingest::event::{Allocation, Event, Free};
 use crate::leak::growth::Growths;
 use crate::ledger::Ledger;
-use crate::ledger::timeline::{Occasion, Timeline};
+use crate::ledger::timeline::{SampleTrigger, Timeline};
 use crate::model::Beginning;
 use crate::process::address_space::AddressSpace;
 use crate::snapshot::TargetFacts;
@@ -36,7 +36,7 @@ impl Running {
 
     fn look(&mut self) {
         self.now += 1;
-        self.timeline.note(Instant { time: at(self.now), occasion: None }, &self.ledger);
+        self.timeline.note(TimelinePoint { time: at(self.now), trigger: None }, &self.ledger);
     }
 
     fn allocate(&mut self, address: u64, size_bytes: u64, stack: u64) {
@@ -61,7 +61,7 @@ impl Running {
     /// A snapshot half a second later, the dump with this number.
     fn dump(&mut self, number: u32, base: Base) -> TargetState {
         let now = MonotonicNanos(self.now * SECOND + SECOND / 2);
-        self.timeline.note(Instant { time: now, occasion: Some(Occasion::Dump(number)) }, &self.ledger);
+        self.timeline.note(TimelinePoint { time: now, trigger: Some(SampleTrigger::Dump(number)) }, &self.ledger);
         self.state(now, base)
     }
 
@@ -73,7 +73,7 @@ impl Running {
             heaps: Vec::new(),
             books: Arc::new(self.ledger.snapshot(until)),
             growths: Growths::of(&self.timeline, &self.ledger, until, None),
-            curve: self.ledger.moments(until),
+            curve: self.ledger.curve_points(until),
             timeline: Arc::new(self.timeline.clone()),
             until,
             older: None,
@@ -83,7 +83,7 @@ impl Running {
 }
 
 /// What a callsite held at each point.
-fn series(clip: &Clip<'_>, index: u32) -> Vec<Held> {
+fn series(clip: &Clip<'_>, index: u32) -> Vec<HeapUsage> {
     let changes = clip.changes(index);
     assert!(changes.is_sorted_by_key(|change| change.instant));
     let held_at = |place: usize| {
@@ -93,12 +93,12 @@ fn series(clip: &Clip<'_>, index: u32) -> Vec<Held> {
     (0..clip.instants.len()).map(held_at).collect()
 }
 
-fn since(later: Held, earlier: Held) -> (f64, f64) {
+fn since(later: HeapUsage, earlier: HeapUsage) -> (f64, f64) {
     (later.alloc_bytes - earlier.alloc_bytes, later.alloc_count - earlier.alloc_count)
 }
 
 fn place_of(clip: &Clip<'_>, number: u32) -> usize {
-    let is_it = |instant: &Instant| instant.occasion == Some(Occasion::Dump(number));
+    let is_it = |instant: &TimelinePoint| instant.trigger == Some(SampleTrigger::Dump(number));
     clip.instants.iter().position(is_it).expect("the dump is a point")
 }
 
@@ -133,18 +133,21 @@ fn the_history_at_a_dump_agrees_with_its_window() {
     }
     let end = running.state(at(running.now + 9), base);
     let whole = Clip::new(&end, None);
-    assert_eq!(whole.instants[0], Instant { time: at(100), occasion: None });
-    assert_eq!(whole.instants.last(), Some(&Instant { time: end.until, occasion: None }));
+    assert_eq!(whole.instants[0], TimelinePoint { time: at(100), trigger: None });
+    assert_eq!(whole.instants.last(), Some(&TimelinePoint { time: end.until, trigger: None }));
     for (number, pair) in (2..).zip(states.windows(2)) {
         let window = pair[1].books.since(&pair[0].books);
         check_window(&whole, &window, [place_of(&whole, number - 1), place_of(&whole, number)]);
         let own = Clip::new(&pair[1], Some(pair[0].until));
         check_window(&own, &window, [0, own.instants.len() - 1]);
-        assert_eq!(own.instants[0], Instant { time: pair[0].until, occasion: Some(Occasion::Dump(number - 1)) });
+        assert_eq!(
+            own.instants[0],
+            TimelinePoint { time: pair[0].until, trigger: Some(SampleTrigger::Dump(number - 1)) }
+        );
         assert_eq!(place_of(&own, number), own.instants.len() - 1);
         assert_eq!(own.instants.len(), 4, "both dumps and two looks");
         let curve = own.curve();
-        let totals = [&pair[0], &pair[1]].map(|state| Held::of(&state.books.totals));
+        let totals = [&pair[0], &pair[1]].map(|state| HeapUsage::of(&state.books.totals));
         assert_eq!([curve[0], curve[curve.len() - 1]].map(|moment| moment.held), totals);
         assert_eq!([curve[0], curve[curve.len() - 1]].map(|moment| moment.time), [pair[0].until, pair[1].until]);
         assert!(curve.is_sorted_by_key(|moment| moment.time));
@@ -183,7 +186,7 @@ fn inherited_blocks_are_held_from_the_start() {
     assert!(series(&clip, 0).iter().all(|held| held.alloc_count == 0.0), "the parent made it");
     let curve = clip.curve();
     assert_eq!((curve[0].time, curve[0].held.live_bytes), (at(100), 1000.0));
-    assert_eq!(curve[curve.len() - 1], Moment { time: at(200), held: Held::default() });
+    assert_eq!(curve[curve.len() - 1], CurvePoint { time: at(200), held: HeapUsage::default() });
 }
 
 #[test]
@@ -203,7 +206,7 @@ fn a_history_ends_with_its_target() {
 fn an_idle_target_has_a_start_and_an_end() {
     let state = Running::new(Ledger::new(PID)).state(at(150), Base::Beginning);
     let history = Clip::new(&state, None).history();
-    let moment = |time| Moment { time, held: Held::default() };
+    let moment = |time| CurvePoint { time, held: HeapUsage::default() };
     assert_eq!(history.curve, [moment(at(100)), moment(at(150))]);
-    assert_eq!(history.instants, [at(100), at(150)].map(|time| Instant { time, occasion: None }));
+    assert_eq!(history.instants, [at(100), at(150)].map(|time| TimelinePoint { time, trigger: None }));
 }
