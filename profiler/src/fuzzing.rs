@@ -1,7 +1,7 @@
 //! Entry points for the fuzz targets in `fuzz/` to private parsers. Panics if a result violates an invariant.
 
 use crate::address::LinkAddr;
-use crate::collect::fork_memory;
+use crate::collect::memory as process_copies;
 use crate::ids::Pid;
 use crate::linux::memory;
 use crate::linux::proc::process::Auxv;
@@ -15,7 +15,7 @@ use crate::unwind::table::CHECKED_FROM;
 /// Parses the contents of any file of `/proc/PID` with all parsers of these files.
 pub fn proc_file(bytes: &[u8]) {
     for line in bytes.split(|&byte| byte == b'\n') {
-        let _ = (maps::parse_mapping(line), maps::parse_region(line), fork_memory::mapping_start(line));
+        let _ = (maps::parse_mapping(line), maps::parse_region(line), process_copies::mapping_start(line));
     }
     let text = String::from_utf8_lossy(bytes);
     for line in text.lines() {

@@ -1,8 +1,11 @@
-//! Snapshots of a target's memory.
+//! Snapshots of a target's memory, and ranges of addresses.
 
 use std::ops::Range;
 
 use crate::address::TargetAddr;
+
+/// A range of addresses.
+pub(crate) type Span = Range<TargetAddr>;
 
 /// Size of a pointer.
 pub(crate) const WORD_BYTES: u64 = 8;
@@ -10,7 +13,7 @@ pub(crate) const WORD_BYTES: u64 = 8;
 /// Immutable snapshot of a target's memory. Has only pages that the target has touched.
 pub trait Memory: Send + Sync {
     /// Returns the present parts of a range in ascending order, without overlaps; adjacent parts are joined.
-    fn present(&self, range: Range<TargetAddr>) -> Vec<Range<TargetAddr>>;
+    fn present(&self, range: Span) -> Vec<Span>;
 
     /// Copies bytes from `address` until the buffer is full or a byte is not present. Returns their number.
     fn read(&self, address: TargetAddr, buffer: &mut [u8]) -> usize;
@@ -28,6 +31,40 @@ pub trait Memory: Send + Sync {
         let mut bytes = [0; size_of::<u64>()];
         (self.read(address, &mut bytes) == bytes.len()).then(|| u64::from_le_bytes(bytes))
     }
+}
+
+/// Sorts and joins overlapping or adjacent spans; removes empty ones.
+pub(crate) fn joined(mut spans: Vec<Span>) -> Vec<Span> {
+    spans.retain(|span| span.start < span.end);
+    spans.sort_by_key(|span| span.start);
+    spans.dedup_by(|later, earlier| {
+        let joins = later.start <= earlier.end;
+        if joins {
+            earlier.end = earlier.end.max(later.end);
+        }
+        joins
+    });
+    spans
+}
+
+/// Spans without the cuts, both by rising address and without overlaps.
+pub(crate) fn without(spans: Vec<Span>, cuts: &[Span]) -> Vec<Span> {
+    let mut rest = Vec::with_capacity(spans.len());
+    let mut first = 0;
+    for span in spans {
+        first += cuts[first..].partition_point(|cut| cut.end <= span.start);
+        let mut start = span.start;
+        for cut in cuts[first..].iter().take_while(|cut| cut.start < span.end) {
+            if start < cut.start {
+                rest.push(start..cut.start);
+            }
+            start = start.max(cut.end);
+        }
+        if start < span.end {
+            rest.push(start..span.end);
+        }
+    }
+    rest
 }
 
 /// Memory copied into this process.
@@ -77,8 +114,8 @@ impl Copied {
 }
 
 impl Memory for Copied {
-    fn present(&self, range: Range<TargetAddr>) -> Vec<Range<TargetAddr>> {
-        let mut parts: Vec<Range<TargetAddr>> = Vec::new();
+    fn present(&self, range: Span) -> Vec<Span> {
+        let mut parts: Vec<Span> = Vec::new();
         for piece in self.between(range.start.0, range.end.0) {
             let part = TargetAddr(piece.start.max(range.start.0))..TargetAddr(piece.end().min(range.end.0));
             match parts.last_mut() {
@@ -111,6 +148,21 @@ impl Memory for Copied {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn cuts_are_removed_from_spans() {
+        let spans = |all: &[(u64, u64)]| -> Vec<Span> {
+            all.iter().map(|&(start, end)| TargetAddr(start)..TargetAddr(end)).collect()
+        };
+        let check = |of: &[(u64, u64)], holes: &[(u64, u64)], expected: &[(u64, u64)]| {
+            assert_eq!(without(joined(spans(of)), &joined(spans(holes))), spans(expected), "{of:?} without {holes:?}");
+        };
+        check(&[(10, 20), (20, 30), (40, 50)], &[], &[(10, 30), (40, 50)]);
+        check(&[(40, 50), (10, 30)], &[(12, 14), (20, 22)], &[(10, 12), (14, 20), (22, 30), (40, 50)]);
+        check(&[(10, 30), (40, 50)], &[(10, 12), (25, 45)], &[(12, 25), (45, 50)]);
+        check(&[(10, 30), (40, 50)], &[(5, 60)], &[]);
+        check(&[(10, 30), (40, 50)], &[(30, 40), (50, 60)], &[(10, 30), (40, 50)]);
+    }
 
     fn adjacent_and_separate_pieces() -> Copied {
         let piece = |start, byte| (TargetAddr(start), vec![byte; 16].into_boxed_slice());

@@ -17,7 +17,17 @@ macro_rules! estimate {
     ($(#[$doc:meta])* $name:ident) => {
         $(#[$doc])*
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+        #[serde(try_from = "i128")]
         pub struct $name(i128);
+
+        impl TryFrom<i128> for $name {
+            type Error = &'static str;
+
+            /// Files can contain any number: further additions must not overflow.
+            fn try_from(fixed: i128) -> Result<Self, Self::Error> {
+                if fixed.unsigned_abs() < 1 << 120 { Ok(Self(fixed)) } else { Err("the estimate exceeds 2^100") }
+            }
+        }
 
         impl $name {
             pub const ZERO: Self = Self(0);
@@ -35,11 +45,6 @@ macro_rules! estimate {
             #[expect(clippy::cast_precision_loss, reason = "for display; 53 bits are enough")]
             pub fn to_f64(self) -> f64 {
                 self.0 as f64 / ONE
-            }
-
-            /// Whether further additions cannot overflow.
-            pub const fn is_sound(self) -> bool {
-                self.0.unsigned_abs() < 1 << 120
             }
 
             /// Rounds to an integer; 0 if negative.

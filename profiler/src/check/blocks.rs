@@ -7,9 +7,9 @@ use std::ops::Range;
 
 use super::heap_snapshot::RecordedBlock;
 use crate::address::TargetAddr;
-use crate::collect::Span;
 use crate::leak::blocks::{Block, Blocks};
 use crate::linux::proc::maps::{Region, region_of};
+use crate::memory::Span;
 use crate::walk::Walk;
 
 /// Origins from here on are those of walked blocks: the index of the walk is added.

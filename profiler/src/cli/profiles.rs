@@ -107,8 +107,8 @@ pub(super) fn read_recording(path: &Path, options: Options) -> Result<Input> {
     if let Some(damage) = reading.damage() {
         report_damage(path, damage, &spanned);
     }
-    if reading.passed_over() > 0 {
-        let skipped = count(reading.passed_over());
+    if reading.skipped() > 0 {
+        let skipped = count(reading.skipped());
         say(&format!("heapbpf: `{name}`: {skipped} entries of a later version of heapbpf were skipped"));
     }
     let Found { modules, missing } = names::find(spanned.modules(), names.is_empty());

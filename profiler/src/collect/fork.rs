@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Signal, kill_process};
 
-use super::process::ForkError;
+use super::process::{ForkError, Release, StoppedThread};
 use crate::address::TargetAddr;
 use crate::ids::{Pid, Tid};
 use crate::linux::arch::{ADDRESS_END, Registers, SYSCALL_INSTRUCTION};
@@ -36,16 +36,6 @@ const END_WAIT: Duration = Duration::from_secs(1);
 /// Stack pointer of the created processes: invalid.
 const NO_STACK: u64 = 8;
 
-/// A thread that is held by the calling thread and may be made to fork.
-#[derive(Clone, Debug)]
-pub(crate) struct Lender {
-    pub tracee: Tracee,
-    /// Only a thread at a [`Stop::Trap`] can be used.
-    pub stop: Stop,
-    /// Whether threads that it creates are traced already; otherwise they are while it is used.
-    pub traces_threads: bool,
-}
-
 /// A copy of a process that does not run. Dropping it on the thread that created it makes it exit, as does the exit of
 /// that thread.
 #[derive(Debug)]
@@ -59,25 +49,25 @@ pub(crate) struct ForkCopy {
 }
 
 impl ForkCopy {
-    /// Copies a process whose threads are all held, including `lenders`. `mapped` are its mappings. The threads are
+    /// Copies a process whose threads are all held, including `threads`. `mapped` are its mappings. The threads are
     /// held as before when this returns. Takes about 10 ms per GiB, mostly to copy page tables.
-    pub(crate) fn make(pid: Pid, lenders: &[Lender], mapped: &[Region]) -> Result<Self, ForkError> {
+    pub(crate) fn make(pid: Pid, threads: &[StoppedThread], mapped: &[Region]) -> Result<Self, ForkError> {
         if is_first_of_namespace(pid) {
             return Err(ForkError::Adopts(pid));
         }
-        let lender = choose(pid, lenders)?;
+        let stopped = choose(pid, threads)?;
         let instruction =
-            find_syscall_instruction(pid, &lender.tracee, mapped)?.ok_or(ForkError::NoInstruction(pid))?;
+            find_syscall_instruction(pid, &stopped.tracee, mapped)?.ok_or(ForkError::NoInstruction(pid))?;
         let failed = |error| ForkError::Trace(pid, error);
-        if !lender.traces_threads {
-            lender.tracee.set_options(Options::THREADS).map_err(failed)?;
+        if stopped.release == Release::Detach {
+            stopped.tracee.set_options(Options::THREADS).map_err(failed)?;
         }
         let mut thread =
-            InjectedThread::take(pid, &lender.tracee, instruction).map_err(failed)?.ok_or(ForkError::Ended(pid))?;
+            InjectedThread::take(pid, &stopped.tracee, instruction).map_err(failed)?.ok_or(ForkError::Ended(pid))?;
         let made = copy_with(pid, &mut thread);
         let restored = thread.restore();
-        if !lender.traces_threads {
-            lender.tracee.set_options(Options::default()).map_err(failed)?;
+        if stopped.release == Release::Detach {
+            stopped.tracee.set_options(Options::default()).map_err(failed)?;
         }
         let forked = made?;
         restored.map_err(failed)?;
@@ -113,23 +103,23 @@ impl Drop for ForkCopy {
 }
 
 /// Selects a thread, preferably one in a system call, where nothing else can be in progress.
-fn choose(pid: Pid, lenders: &[Lender]) -> Result<&Lender, ForkError> {
+fn choose(pid: Pid, threads: &[StoppedThread]) -> Result<&StoppedThread, ForkError> {
     let failed = |error| ForkError::Trace(pid, error);
     let mut filter = None;
     let mut running = None;
-    for lender in lenders.iter().filter(|lender| lender.stop == Stop::Trap) {
+    for stopped in threads.iter().filter(|stopped| stopped.stop == Stop::Trap) {
         // A thread in 32-bit mode has no such registers.
-        let Some(registers) = lender.tracee.registers().ok().flatten() else { continue };
-        if let Some(found) = filter_of(pid, &lender.tracee).map_err(failed)? {
+        let Some(registers) = stopped.tracee.registers().ok().flatten() else { continue };
+        if let Some(found) = filter_of(pid, &stopped.tracee).map_err(failed)? {
             filter = Some(found);
         } else if registers.syscall().is_some() {
-            return Ok(lender);
-        } else if running.is_none() && !is_in_rseq(&lender.tracee, &registers).map_err(failed)? {
-            running = Some(lender);
+            return Ok(stopped);
+        } else if running.is_none() && !is_in_rseq(&stopped.tracee, &registers).map_err(failed)? {
+            running = Some(stopped);
         }
     }
     match (running, filter) {
-        (Some(lender), _) => Ok(lender),
+        (Some(stopped), _) => Ok(stopped),
         (None, Some(filter)) => Err(ForkError::Filtered(pid, filter)),
         (None, None) => Err(ForkError::NoThread(pid)),
     }

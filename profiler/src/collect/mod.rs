@@ -14,21 +14,17 @@ use crate::linux::proc::stat::Stat;
 use crate::linux::signals::Deferral;
 use crate::memory::Memory;
 
-pub(crate) mod copy;
 pub(crate) mod fork;
-pub(crate) mod fork_memory;
+pub(crate) mod memory;
 pub(crate) mod pages;
 pub(crate) mod process;
 pub(crate) mod roots;
-pub(crate) mod spans;
 pub(crate) mod stop;
 
 pub use process::ThreadState;
 pub(crate) use process::{CollectError, ProcessCopy, StoppedProcess};
-pub(crate) use spans::Span;
 
-use copy::{Copy, Reserved};
-use fork_memory::{ForkMemory, left_out};
+use memory::{Copy, ForkMemory, Reserved, left_out};
 use pages::Touched;
 
 /// How memory is preserved for the analysis.
@@ -108,13 +104,9 @@ fn forked(
     let own = Touched::of(copy.pid(), &own)?;
     let left_out: u64 = left_out(copy.pid(), regions)?.iter().map(|span| span.end.0 - span.start.0).sum();
     let unread_bytes = left_out.saturating_add(own.unread_bytes).saturating_add(shared.unread_bytes);
-    let mut spans = own.spans;
-    spans.extend(shared.spans);
-    spans.sort_unstable_by_key(|span| span.start);
+    let spans = [own.spans, shared.spans].concat();
     Ok((Box::new(ForkMemory::new(copy, spans)), unread_bytes, pause))
 }
 
-#[cfg(test)]
-mod fixture;
 #[cfg(test)]
 mod tests;

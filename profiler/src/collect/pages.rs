@@ -11,17 +11,16 @@ use profiler_common::limits::PAGE_BYTES;
 use rustix::fs::SeekFrom;
 
 use super::process::CollectError;
-use super::spans::Span;
 use crate::address::TargetAddr;
 use crate::ids::Pid;
 use crate::linux::proc::maps::{Region, RegionKind};
 use crate::linux::process_memory::{self, Pages};
+use crate::memory::Span;
 
 /// Limit for inspecting a mapping page by page, where the kernel has no faster way (before Linux 6.7): only shadow
 /// memory of sanitizers is as large.
 const SLOW_BYTES_MAX: u64 = 1 << 40;
 
-/// Pages of a process.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Touched {
     /// By rising address; adjacent spans are joined.
@@ -31,7 +30,6 @@ pub(crate) struct Touched {
 }
 
 impl Touched {
-    /// Finds the pages of these regions.
     pub(crate) fn of(pid: Pid, regions: &[Region]) -> Result<Self, CollectError> {
         Self::with(pid, regions, Source::Scan)
     }
@@ -58,7 +56,6 @@ impl Touched {
         Ok(touched)
     }
 
-    /// Total length of the spans.
     pub(crate) fn bytes(&self) -> u64 {
         self.spans.iter().map(|span| span.end.0 - span.start.0).sum()
     }
@@ -91,7 +88,6 @@ impl Touched {
     }
 }
 
-/// How pages are found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Source {
     /// `PAGEMAP_SCAN` (Linux 6.7).

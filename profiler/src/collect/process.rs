@@ -11,20 +11,35 @@ use crate::address::TargetAddr;
 use crate::ids::{Pid, Tid};
 use crate::linux::proc::ProcError;
 use crate::linux::proc::maps::Region;
+use crate::linux::ptrace::{Stop, Tracee};
 
-/// A stopped thread.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ThreadState {
-    /// Its TID.
     pub tid: Tid,
     /// All words of its general and vector registers.
     pub registers: Vec<u64>,
-    /// Address of the next instruction.
     pub instruction: TargetAddr,
     /// Lowest used address of its stack.
     pub stack_pointer: TargetAddr,
     /// Its control block and, below it, its thread-local storage (`fs_base`).
     pub thread_pointer: TargetAddr,
+}
+
+/// A thread in a ptrace stop.
+#[derive(Debug)]
+pub(crate) struct StoppedThread {
+    pub tracee: Tracee,
+    pub stop: Stop,
+    pub release: Release,
+}
+
+/// What happens to a stopped thread at the end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Release {
+    /// It is detached, as if nothing had happened.
+    Detach,
+    /// It was held before, and its holder resumes it.
+    Keep,
 }
 
 /// A stopped process, whose tracing thread may belong to the keeper. Dropping it resumes the process.
@@ -73,13 +88,7 @@ pub(crate) enum CollectError {
     Itself(Pid),
     /// Another tracer, such as a debugger, is attached.
     #[error("thread `{}` of process `{pid}` is already traced by `{}` (thread `{}`), and a thread can have only one tracer; detach or end that one first", tid.0, name.escape_debug(), tracer.0)]
-    Traced {
-        pid: Pid,
-        tid: Tid,
-        tracer: Tid,
-        /// Name of the tracer.
-        name: String,
-    },
+    Traced { pid: Pid, tid: Tid, tracer: Tid, name: String },
     #[error(
         "stopping process `{0}` is not permitted: it belongs to another user or is protected; run as root or with CAP_SYS_PTRACE (see `sysctl kernel.yama.ptrace_scope`)"
     )]
@@ -90,13 +99,7 @@ pub(crate) enum CollectError {
     )]
     PagemapNotPermitted(Pid),
     #[error("thread `{}` of process `{pid}` (state `{state}`) did not stop within {seconds} s; it may wait for a device or in vfork (`cat /proc/{pid}/task/{}/stack`); try again later", tid.0, tid.0)]
-    Stuck {
-        pid: Pid,
-        tid: Tid,
-        /// As in `/proc/PID/stat`.
-        state: char,
-        seconds: u64,
-    },
+    Stuck { pid: Pid, tid: Tid, state: char, seconds: u64 },
     /// It creates threads faster than they can be stopped.
     #[error("process `{pid}` still created threads after {seconds} s; try again when it is less busy")]
     StillForking { pid: Pid, seconds: u64 },
@@ -118,12 +121,7 @@ pub(crate) enum CollectError {
     #[error("{0}")]
     Keeper(String),
     #[error("cannot {what} process `{pid}`: {source}; `heapbpf doctor` reports what this system allows")]
-    Refused {
-        pid: Pid,
-        /// The failed action.
-        what: &'static str,
-        source: io::Error,
-    },
+    Refused { pid: Pid, what: &'static str, source: io::Error },
 }
 
 impl CollectError {

@@ -7,12 +7,11 @@ use std::collections::HashSet;
 use std::iter;
 
 use super::process::ThreadState;
-use super::spans::{Span, joined, without};
 use crate::address::TargetAddr;
 use crate::ids::Tid;
 use crate::linux::arch::{PTHREAD_LIST_OFFSET, PTHREAD_TID_OFFSET, RED_ZONE_BYTES};
 use crate::linux::proc::maps::{Region, RegionKind, region_of};
-use crate::memory::{Memory, WORD_BYTES};
+use crate::memory::{Memory, Span, WORD_BYTES, joined, without};
 
 /// Returns all of `memory` without `heap_areas` (in any order), the unused parts of stacks, and stacks of exited
 /// threads, by rising address and without overlaps.

@@ -7,10 +7,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use rustc_hash::FxHashSet;
 use rustix::process::{WaitId, WaitIdOptions, waitid};
 
-use super::fork::{ForkCopy, Lender};
-use super::process::{CollectError, ForkError, ThreadState};
+use super::fork::ForkCopy;
+use super::process::{CollectError, ForkError, Release, StoppedThread, ThreadState};
 use crate::address::TargetAddr;
 use crate::ids::{Pid, Tid};
 use crate::linux::pidfd::raw_pid;
@@ -24,23 +25,6 @@ const STOP_SECONDS_MAX: u64 = 2;
 
 /// Time limit for threads that have not stopped when the others resume.
 const RELEASE_LIMIT: Duration = Duration::from_millis(500);
-
-/// A thread in a ptrace stop.
-#[derive(Debug)]
-pub(crate) struct StoppedThread {
-    pub tracee: Tracee,
-    pub stop: Stop,
-    pub release: Release,
-}
-
-/// What happens to a stopped thread at the end.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Release {
-    /// It is detached, as if nothing had happened.
-    Detach,
-    /// It was held before, and its holder resumes it.
-    Keep,
-}
 
 /// A stopped process. Dropping it resumes the process.
 #[derive(Debug)]
@@ -80,7 +64,6 @@ impl Stopped {
         Ok(stopped)
     }
 
-    /// Like the function [`living_thread`], for a stopped process.
     pub(crate) fn living_thread(&self) -> Pid {
         let first = self.held.iter().find(|held| held.tracee.tid().0 == self.pid.0).or(self.held.first());
         first.map_or(self.pid, |held| held.tracee.pid())
@@ -116,16 +99,9 @@ impl Stopped {
 
     /// Makes the process fork. `mapped` are its mappings. The threads are stopped as before when this returns.
     pub(crate) fn fork(&self, mapped: &[Region]) -> Result<ForkCopy, ForkError> {
-        let lender = |held: &StoppedThread| Lender {
-            tracee: held.tracee.clone(),
-            stop: held.stop,
-            traces_threads: held.release == Release::Keep,
-        };
-        let lenders: Vec<Lender> = self.held.iter().map(lender).collect();
-        ForkCopy::make(self.pid, &lenders, mapped)
+        ForkCopy::make(self.pid, &self.held, mapped)
     }
 
-    /// Resumes the process, and returns the duration of the stop.
     pub(crate) fn release(mut self) -> Duration {
         self.resume()
     }
@@ -134,15 +110,9 @@ impl Stopped {
     fn stop_all(&mut self, deadline: Instant, is_wanted: &dyn Fn() -> bool) -> Result<(), CollectError> {
         loop {
             let listed = stat::threads(self.pid)?;
-            let known = |tid| self.ended.contains(&tid) || self.held.iter().any(|held| held.tracee.tid() == tid);
-            let new: Vec<Tid> = if self.held.len() + self.ended.len() < 64 {
-                listed.into_iter().filter(|&tid| !known(tid)).collect()
-            } else {
-                let mut known: Vec<Tid> = self.held.iter().map(|held| held.tracee.tid()).collect();
-                known.extend(&self.ended);
-                known.sort_unstable();
-                listed.into_iter().filter(|tid| known.binary_search(tid).is_err()).collect()
-            };
+            let held = self.held.iter().map(|held| held.tracee.tid());
+            let known: FxHashSet<Tid> = held.chain(self.ended.iter().copied()).collect();
+            let new: Vec<Tid> = listed.into_iter().filter(|tid| !known.contains(tid)).collect();
             if new.is_empty() {
                 if let Some(reaper) = self.reaper.take() {
                     self.held.retain(|held| !reaper.has_reaped(held.tracee.tid()));
@@ -396,7 +366,6 @@ struct Reaper {
 }
 
 impl Reaper {
-    /// Starts reaping threads of this process that the calling thread traces.
     fn start(pid: Pid) -> io::Result<Self> {
         let reaped = Arc::new(Mutex::new(Vec::new()));
         let (list, tracer) = (Arc::clone(&reaped), own_tid());
@@ -423,7 +392,6 @@ impl Drop for Reaper {
     }
 }
 
-/// TID of the calling thread.
 fn own_tid() -> Tid {
     Tid(rustix::thread::gettid().as_raw_pid().unsigned_abs())
 }

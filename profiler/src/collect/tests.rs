@@ -1,8 +1,10 @@
 //! Tests with real processes.
 
-use super::fixture::{Subject, collect_here};
+pub(super) mod fixture;
+
 use super::*;
 use crate::address::TargetAddr;
+use fixture::{Subject, collect_here};
 
 /// A known register value, and memory with known contents.
 const HOLDS: &str = r#"

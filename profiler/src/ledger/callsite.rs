@@ -79,24 +79,20 @@ impl Callsite {
         Totals { at_peak, ..self.totals }
     }
 
-    /// Records the lifetime of freed blocks.
-    pub(super) fn lived(&mut self, lifetime_us: u64, count: EstimatedCount) {
+    pub(super) fn add_lifetime(&mut self, lifetime_us: u64, count: EstimatedCount) {
         self.lifetimes.add(lifetime_us, count);
         self.lifetime_total += count.lasting(lifetime_us);
     }
 
-    /// Undoes [`lived`](Self::lived) for blocks that are still live.
-    pub(super) fn undo_lived(&mut self, lifetime_us: u64, count: EstimatedCount) {
+    /// Undoes [`add_lifetime`](Self::add_lifetime) for blocks that are still live.
+    pub(super) fn remove_lifetime(&mut self, lifetime_us: u64, count: EstimatedCount) {
         self.lifetimes.take(lifetime_us, count);
         self.lifetime_total -= count.lasting(lifetime_us);
     }
 
     pub(super) fn is_sound(&self) -> bool {
-        self.totals.is_sound()
-            && self.sizes.is_sound()
-            && self.lifetimes.is_sound()
-            && self.lifetime_total.is_sound()
-            && self.temporary_count < COUNT_MAX
+        let histograms = self.sizes.is_sound() && self.lifetimes.is_sound();
+        histograms && self.totals.is_sound() && self.temporary_count < COUNT_MAX
     }
 
     /// `counts_temporary`: whether all allocations of the heap were recorded.

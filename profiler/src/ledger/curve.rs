@@ -9,13 +9,10 @@ use serde::{Deserialize, Serialize};
 use super::totals::{HeapUsage, Totals};
 use crate::units::{EstimatedBytes, EstimatedCount, MonotonicNanos};
 
-/// Maximum number of points.
 pub(crate) const POINTS_MAX: usize = 512;
 
-/// Initial period.
 const PERIOD_NS: u64 = 10_000_000;
 
-/// The totals of a target at one point in time.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct CurvePoint {
     pub time: MonotonicNanos,
@@ -40,13 +37,13 @@ impl Default for Curve {
 }
 
 impl Curve {
-    /// Returns whether [`pass`](Self::pass) must be called before an event of this time is entered.
+    /// Returns whether [`advance`](Self::advance) must be called before an event of this time is entered.
     pub(crate) fn is_due(&self, time: MonotonicNanos) -> bool {
         time > self.due
     }
 
     /// Adds the points up to `time`, at which `held` was the state.
-    pub(crate) fn pass(&mut self, time: MonotonicNanos, held: HeapUsage) {
+    pub(crate) fn advance(&mut self, time: MonotonicNanos, held: HeapUsage) {
         if self.held.is_empty() {
             self.origin = MonotonicNanos(time.0.saturating_sub(1));
             self.held.push(held);
@@ -96,7 +93,6 @@ impl Curve {
         points
     }
 
-    /// Validates a curve that was read from a file.
     pub(crate) fn is_sound(&self) -> bool {
         self.held.len() <= POINTS_MAX
             && self.held.iter().all(HeapUsage::is_sound)
@@ -139,10 +135,6 @@ impl PeakDetails {
             alloc_count: self.alloc_count.to_f64(),
         };
         CurvePoint { time, held }
-    }
-
-    pub(super) fn is_sound(&self) -> bool {
-        self.live_count.is_sound() && self.alloc_bytes.is_sound() && self.alloc_count.is_sound()
     }
 }
 

@@ -41,7 +41,6 @@ pub struct Ledger {
     #[serde(skip)]
     flows: Option<Vec<Flow>>,
     pub(super) peak: PeakEpoch,
-    /// Latest event time.
     pub(super) latest: MonotonicNanos,
     pub(super) curve: Curve,
     pub(super) peak_details: PeakDetails,
@@ -130,7 +129,6 @@ impl Ledger {
         }
     }
 
-    /// Returns the corrections since the last call.
     pub fn take_corrections(&mut self) -> Vec<Correction> {
         std::mem::take(&mut self.corrections)
     }
@@ -149,7 +147,6 @@ impl Ledger {
         self.flows = Some(blocks.chain(mappings).map(flow).collect());
     }
 
-    /// Returns the changes since the last call, in order.
     pub fn take_flows(&mut self) -> Vec<Flow> {
         self.flows.as_mut().map(std::mem::take).unwrap_or_default()
     }
@@ -170,7 +167,7 @@ impl Ledger {
     }
 
     fn allocate(&mut self, allocation: &Allocation) {
-        self.pass(allocation.time);
+        self.advance(allocation.time);
         // Two live blocks cannot share an address: the free record of the old one was dropped.
         self.remove(allocation.address);
         self.insert(&allocation.into(), allocation.time, Some(allocation.tid));
@@ -191,18 +188,17 @@ impl Ledger {
     }
 
     fn free(&mut self, free: &Free) {
-        self.pass(free.time);
+        self.advance(free.time);
         let Some((block, weight)) = self.remove(free.address) else {
             self.frees_unknown += 1;
             return;
         };
         let callsite = &mut self.callsites[block.callsite as usize];
         let freed = self.threads.free(free, callsite.heap, block);
-        callsite.lived(freed.lifetime_us, weight.count);
+        callsite.add_lifetime(freed.lifetime_us, weight.count);
         callsite.temporary_count += u64::from(freed.temporary);
     }
 
-    /// Removes the live block at this address, if any.
     pub(super) fn remove(&mut self, address: TargetAddr) -> Option<(LiveBlock, Amounts)> {
         let block = self.live.remove(address)?;
         let weight = Amounts::of(block.size_bytes, block.interval);
@@ -232,7 +228,7 @@ impl Ledger {
         let weight = Amounts::of(block.size_bytes, block.interval);
         self.live.insert(address, block);
         let callsite = &mut self.callsites[block.callsite as usize];
-        callsite.undo_lived(lifetime_us, weight.count);
+        callsite.remove_lifetime(lifetime_us, weight.count);
         callsite.temporary_count -= u64::from(temporary);
         // Not the allocation time, which is in the past.
         self.change(block.callsite, Movement::Back(weight), self.latest);
@@ -241,7 +237,7 @@ impl Ledger {
     /// Enters a change of mappings. Unmapping memory whose mapping was not recorded changes nothing, and moving it adds
     /// nothing: it may be a file's.
     fn remap(&mut self, remap: &Remap) {
-        self.pass(remap.ended);
+        self.advance(remap.ended);
         let addresses = |start: TargetAddr, bytes: u64| start.0..start.0.saturating_add(bytes);
         let old = addresses(remap.old_address, remap.old_bytes);
         let new = addresses(remap.new_address, remap.new_bytes);
@@ -270,7 +266,7 @@ impl Ledger {
             let weight = Amounts::exact(piece.bytes, u64::from(piece.is_last));
             if piece.is_last {
                 let lifetime_us = time.0.saturating_sub(piece.time.0) / 1000;
-                self.callsites[piece.callsite as usize].lived(lifetime_us, weight.count);
+                self.callsites[piece.callsite as usize].add_lifetime(lifetime_us, weight.count);
             }
             self.change(piece.callsite, Movement::Out(weight), time);
         }
@@ -278,9 +274,9 @@ impl Ledger {
 
     /// Adds points to the curve up to the time of the next event.
     #[inline]
-    fn pass(&mut self, time: MonotonicNanos) {
+    fn advance(&mut self, time: MonotonicNanos) {
         if self.curve.is_due(time) {
-            self.curve.pass(time, HeapUsage::of(&self.totals));
+            self.curve.advance(time, HeapUsage::of(&self.totals));
         }
         self.latest = self.latest.max(time);
     }

@@ -17,9 +17,7 @@ use crate::units::MonotonicNanos;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LiveAllocation {
     pub address: TargetAddr,
-    /// Requested size.
     pub size_bytes: u64,
-    /// The interval it was sampled at.
     #[serde(serialize_with = "write_interval", deserialize_with = "read_interval")]
     pub interval: Interval,
     pub stack: StackId,
@@ -39,17 +37,11 @@ impl From<&Allocation> for LiveAllocation {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Correction {
     /// The block at this address is not live: its free record was dropped.
-    Gone(TargetAddr),
+    Removed(TargetAddr),
     /// A block is live whose allocation record was dropped.
-    Found(LiveAllocation),
+    Inserted(LiveAllocation),
     /// The block at this address counts as sampled at this interval (see [`Interval::code`]), or not at all: live blocks were thinned.
     Thinned(TargetAddr, Option<u32>),
-}
-
-impl Correction {
-    pub(super) fn thinned(address: TargetAddr, to: Option<Interval>) -> Self {
-        Self::Thinned(address, to.map(Interval::code))
-    }
 }
 
 /// A live sampled block. Its weight follows from size and interval.
@@ -66,7 +58,6 @@ pub(super) struct LiveBlock {
 /// A block as stored: 24 bytes, where plain fields and their padding would take 40.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 struct Entry {
-    /// Low and high half.
     address: [u32; 2],
     /// The size in the low bits, the interval's code above: see [`SIZE_BITS`].
     size_and_interval: [u32; 2],
@@ -127,7 +118,6 @@ fn middle(tick: u32, first: MonotonicNanos) -> MonotonicNanos {
 #[derive(Clone, Debug, Default)]
 pub(super) struct LiveBlocks {
     table: HashTable<Entry>,
-    /// Allocation time of the first block.
     first: Option<MonotonicNanos>,
 }
 
@@ -180,7 +170,6 @@ impl LiveBlocks {
         self.table.len()
     }
 
-    /// Returns all blocks in no particular order.
     pub(super) fn iter(&self) -> impl Iterator<Item = (TargetAddr, LiveBlock)> {
         let first = self.first();
         self.table.iter().map(move |entry| (TargetAddr(whole(entry.address)), entry.block(first)))
@@ -247,14 +236,12 @@ pub(super) struct Threads {
 #[derive(Debug, Default, Serialize, Deserialize)]
 struct Latest {
     /// The thread's latest block, while it is live.
-    made: Option<TargetAddr>,
+    allocated: Option<TargetAddr>,
     freed: Option<(TargetAddr, FreedBlock)>,
 }
 
-/// A freed block and its lifetime.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct FreedBlock {
-    /// As the ledger had it.
     pub(super) block: LiveBlock,
     pub(super) lifetime_us: u64,
     /// Freed by the allocating thread before its next allocation.
@@ -263,7 +250,7 @@ pub(super) struct FreedBlock {
 
 impl Threads {
     pub(super) fn allocate(&mut self, tid: Tid, heap: HeapId, address: TargetAddr) {
-        self.latest(tid, heap).made = Some(address);
+        self.latest(tid, heap).allocated = Some(address);
     }
 
     /// Records a free and returns the block's lifetime.
@@ -273,7 +260,7 @@ impl Threads {
             age_us => u64::from(age_us),
         };
         let latest = self.latest(free.tid, heap);
-        let temporary = latest.made.take_if(|made| *made == free.address).is_some();
+        let temporary = latest.allocated.take_if(|allocated| *allocated == free.address).is_some();
         let freed = FreedBlock { block, lifetime_us, temporary };
         latest.freed = Some((free.address, freed));
         freed
@@ -284,12 +271,11 @@ impl Threads {
         let latest = self.latest(tid, heap);
         let (_, freed) = latest.freed.take_if(|(freed, _)| *freed == address)?;
         if freed.temporary {
-            latest.made = Some(address);
+            latest.allocated = Some(address);
         }
         Some(freed)
     }
 
-    /// Returns the callsites of all freed blocks in the table.
     pub(super) fn callsites(&self) -> impl Iterator<Item = u32> {
         self.latest.values().filter_map(|latest| latest.freed.as_ref()).map(|(_, freed)| freed.block.callsite)
     }

@@ -1,16 +1,7 @@
-//! The ledger of one target: every live sampled block, and the totals of each callsite.
+//! The ledger of one target: every live sampled block, mapped address ranges, and the totals of each callsite: a stack and
+//! a heap, and optionally a thread. The frames of a stack may arrive after the first event that names it, or never.
 //!
-//! ```text
-//!   live                                   callsites                             stacks
-//!   0x55d0…1040 ─ 4,096 B, T, callsite 0   0 ─ stack a, libc  alloc 9  free 7    a ─ [caller, …, main]
-//!   0x55d0…20c0 ─   128 B, T, callsite 0   1 ─ stack b, libc  alloc 1  free 0    b ─ frames not received yet
-//!   0x55d0…5560 ─    24 B, T, callsite 1
-//! ```
-//!
-//! Mapped memory is stored as address ranges (`ranges`) instead, because it can be unmapped in parts.
-//!
-//! Pure: events in, snapshots out; no clock, file or map. A callsite is a stack and a heap, and optionally a thread.
-//! The frames of its stack may arrive after the first event that names it, or never if the ring buffer was full.
+//! Pure: events in, snapshots out; no clock, file or map.
 
 mod callsite;
 pub(crate) mod curve;

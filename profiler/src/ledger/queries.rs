@@ -8,7 +8,7 @@ use super::curve::CurvePoint;
 use super::details::{Ages, AgesByCallsite};
 use super::ledger::Ledger;
 use super::live::{LiveAllocation, LiveBlock};
-use super::snapshot::{CallsiteSnapshot, TargetSnapshot};
+use super::snapshot::{CallsiteSnapshot, TargetSnapshot, sorted_heaps};
 use super::totals::{HeapUsage, Totals};
 use crate::address::TargetAddr;
 use crate::ids::{HeapId, StackId};
@@ -20,7 +20,6 @@ impl Ledger {
         &self.totals
     }
 
-    /// Returns the totals by heap, by ascending id.
     pub fn heaps(&self) -> Vec<(HeapId, Totals)> {
         sorted_heaps(self.heaps.clone())
     }
@@ -30,12 +29,10 @@ impl Ledger {
         self.callsites.iter().map(Callsite::totals_now)
     }
 
-    /// Returns the number of live sampled blocks.
     pub fn live_blocks(&self) -> usize {
         self.live.len()
     }
 
-    /// Returns all live blocks in no particular order.
     pub fn live(&self) -> impl Iterator<Item = LiveAllocation> {
         self.live.iter().map(|(address, block)| self.allocation(address, block))
     }
@@ -51,7 +48,6 @@ impl Ledger {
         LiveAllocation { address, size_bytes, interval, stack, heap, time }
     }
 
-    /// Returns whether a block is live at this address.
     pub fn is_live(&self, address: TargetAddr) -> bool {
         self.live.get(address).is_some()
     }
@@ -86,7 +82,6 @@ impl Ledger {
         TargetSnapshot { pid: self.pid, totals, heaps: sorted_heaps(heaps), callsites }
     }
 
-    /// Returns the ages at `now` of all live blocks and mappings, by callsite.
     pub(super) fn ages(&self, now: MonotonicNanos) -> AgesByCallsite {
         let mut ages = vec![Ages::default(); self.callsites.len()];
         let mut weights = WeightCache::new();
@@ -151,27 +146,19 @@ impl Ledger {
         self.callsites.iter().filter(|callsite| !self.stacks.contains_key(&callsite.stack))
     }
 
-    /// Validates a ledger that was read from a file: all callsite indices exist, and no sum is near an overflow.
+    /// Validates a ledger that was read from a file: all callsite indices exist, and no counter is near an overflow.
     pub fn is_sound(&self) -> bool {
         let has_callsite = |callsite: u32| (callsite as usize) < self.callsites.len();
-        let ages = self.ages_at_end.iter().flatten();
         self.live.callsites().all(has_callsite)
             && self.ranges.is_sound(has_callsite)
             && self.threads.callsites().all(has_callsite)
             && self.callsite_ids.values().copied().all(has_callsite)
             && self.callsites.iter().all(Callsite::is_sound)
             && self.heaps.values().chain([&self.totals]).all(Totals::is_sound)
-            && ages.into_iter().all(|(_, ages)| ages.histogram.is_sound() && ages.total.is_sound())
+            && self.ages_at_end.iter().flatten().all(|(_, ages)| ages.histogram.is_sound())
             && self.curve.is_sound()
-            && self.peak_details.is_sound()
             && self.frees_unknown.max(self.peak) < COUNT_MAX
     }
-}
-
-fn sorted_heaps(heaps: FxHashMap<HeapId, Totals>) -> Vec<(HeapId, Totals)> {
-    let mut heaps: Vec<_> = heaps.into_iter().collect();
-    heaps.sort_unstable_by_key(|(heap, _)| *heap);
-    heaps
 }
 
 /// Weights by size and interval: sizes repeat, and computing weights would dominate a pass over all blocks.

@@ -145,7 +145,6 @@ impl Ranges {
         })
     }
 
-    /// Validates ranges that were read from a file; `has_callsite` tests whether a callsite exists.
     pub(super) fn is_sound(&self, has_callsite: impl Fn(u32) -> bool) -> bool {
         let mut end = 0;
         let in_order = self.pieces.iter().all(|(&start, piece)| {
@@ -157,7 +156,6 @@ impl Ranges {
         in_order && split && self.mappings < u64::MAX / 2 && self.displaced.len() <= DISPLACED_MAX
     }
 
-    /// Removes what was mapped by `until`.
     fn take(&mut self, range: &Addresses, until: MonotonicNanos) -> Vec<(Displaced, Freed)> {
         let meant: Vec<(u64, Piece)> = self.overlapping(range).filter(|(_, piece)| piece.time <= until).collect();
         meant.into_iter().map(|(start, piece)| self.cut(start, piece, range)).collect()

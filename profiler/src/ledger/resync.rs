@@ -75,7 +75,7 @@ impl Ledger {
         let gone = self.live.sweep(is_touched);
         reconciled.removed = (gone.len() as u64).saturating_sub(reconciled.replaced);
         for (address, block) in gone {
-            self.record(Correction::Gone(address));
+            self.record(Correction::Removed(address));
             let weight = Amounts::of(block.size_bytes, block.interval);
             self.change(block.callsite, Movement::Out(weight), self.latest);
         }
@@ -85,7 +85,7 @@ impl Ledger {
 
     /// Adds a live block whose allocation was not recorded.
     fn insert_found(&mut self, block: &LiveAllocation) {
-        self.record(Correction::Found(*block));
+        self.record(Correction::Inserted(*block));
         // An address that is twice in the set would be a defect of the kernel side; keep the ledger consistent.
         self.remove(block.address);
         self.latest = self.latest.max(block.time);
@@ -110,7 +110,7 @@ impl Ledger {
         if !is_same || !self.live.is_same_time(known.time, block.time) {
             return;
         }
-        self.record(Correction::thinned(block.address, to));
+        self.record(Correction::Thinned(block.address, to.map(Interval::code)));
         self.reweigh(block.address, known, to);
     }
 
@@ -131,10 +131,10 @@ impl Ledger {
     /// Applies a correction of a recording.
     pub fn correct(&mut self, correction: &Correction) {
         match correction {
-            Correction::Gone(address) => {
+            Correction::Removed(address) => {
                 self.remove(*address);
             }
-            Correction::Found(block) => self.insert_found(block),
+            Correction::Inserted(block) => self.insert_found(block),
             Correction::Thinned(address, to) => {
                 if let Some(known) = self.live.get(*address) {
                     self.reweigh(*address, known, to.map(Interval::from_code));

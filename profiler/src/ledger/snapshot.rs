@@ -80,9 +80,7 @@ impl TargetSnapshot {
             sum.at_peak = sum.live();
         }
         callsites.retain(|callsite| !callsite.totals.is_empty());
-        let mut heaps: Vec<_> = heaps.into_iter().collect();
-        heaps.sort_unstable_by_key(|(heap, _)| *heap);
-        Self { pid: self.pid, totals, heaps, callsites }
+        Self { pid: self.pid, totals, heaps: sorted_heaps(heaps), callsites }
     }
 
     /// Returns the window from `base`, an earlier snapshot of the same program, to this one: see [`Totals::since`].
@@ -138,6 +136,12 @@ impl TargetSnapshot {
         }
         Self { pid: self.pid, totals, heaps, callsites }
     }
+}
+
+pub(super) fn sorted_heaps(heaps: FxHashMap<HeapId, Totals>) -> Vec<(HeapId, Totals)> {
+    let mut heaps: Vec<_> = heaps.into_iter().collect();
+    heaps.sort_unstable_by_key(|(heap, _)| *heap);
+    heaps
 }
 
 impl CallsiteSnapshot {

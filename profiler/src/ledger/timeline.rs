@@ -1,5 +1,5 @@
 //! Usage of each callsite of a target over the course of a recording, at few points in time. Used by reports
-//! (`report/history.rs`) and leak candidates (`leak/growth.rs`).
+//! (`symbolize/history.rs`) and leak candidates (`leak/growth.rs`).
 //!
 //! ```text
 //!   periodic   0 s   1 s   2 s   3 s  …  at most 64; then every other one is dropped and the period doubles
@@ -21,7 +21,6 @@ use crate::units::MonotonicNanos;
 /// Maximum number of periodic points, and of triggered ones.
 pub(crate) const POINTS_MAX: usize = 64;
 
-/// Initial period.
 const PERIOD_NS: u64 = 1_000_000_000;
 
 /// A point in time at which all callsites were sampled.
@@ -101,13 +100,11 @@ impl Timeline {
         }
     }
 
-    /// Returns whether a periodic point is due.
     pub fn is_due(&self, now: MonotonicNanos) -> bool {
         let last = self.points.iter().rev().find(|point| point.trigger.is_none());
         last.is_none_or(|last| now.0.saturating_sub(last.time.0) >= self.period_ns)
     }
 
-    /// Validates a timeline that was read from a file.
     pub fn is_sound(&self) -> bool {
         let is_known = |change: &Change| usize::from(change.point) < self.points.len() && change.held.is_sound();
         self.count(true) <= POINTS_MAX
@@ -205,7 +202,6 @@ impl Timeline {
         &self.points
     }
 
-    /// Returns the state of a callsite at each point.
     pub fn series(&self, callsite: usize) -> impl Iterator<Item = Sample> {
         let mut changes = self.callsites.get(callsite).into_iter().flatten().peekable();
         let mut sample = Sample::default();

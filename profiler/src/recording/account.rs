@@ -22,7 +22,6 @@ const RETIRED_MAX: usize = 4096;
 const THREADS_MAX: usize = 4096;
 const THREAD_NAME_BYTES_MAX: usize = 64;
 
-/// The ledger and the facts of one target.
 #[derive(Debug, Deserialize, Serialize)]
 pub(super) struct Account {
     pub(super) ledger: Ledger,
@@ -55,8 +54,8 @@ impl Account {
         }
     }
 
-    pub(super) fn sample(&mut self, instant: TimelinePoint) {
-        self.timeline.note(instant, &self.ledger);
+    pub(super) fn sample(&mut self, point: TimelinePoint) {
+        self.timeline.note(point, &self.ledger);
     }
 
     pub(super) fn set_thread_name(&mut self, ThreadFacts { tid, name }: ThreadFacts) {
@@ -83,7 +82,6 @@ impl Account {
         self.closed.unwrap_or(now)
     }
 
-    /// Validates an account that was read from a file.
     pub(super) fn is_sound(&self) -> bool {
         self.ledger.is_sound() && self.timeline.is_sound()
     }

@@ -38,10 +38,8 @@ impl Kind {
     pub const ENTRIES: Self = Self(1);
     /// A part of the state that replaces older blocks.
     pub const FOLD: Self = Self(2);
-    /// Symbolized locations.
     pub const NAMES: Self = Self(3);
     pub const END: Self = Self(4);
-    /// How the locations were symbolized.
     pub const SYMBOLIZATION: Self = Self(5);
 
     fn is_known(self) -> bool {
@@ -54,9 +52,7 @@ pub struct Block {
     pub kind: Kind,
     /// The next block continues this one.
     pub goes_on: bool,
-    /// Decompressed contents.
     pub bytes: Vec<u8>,
-    /// Size in the file, with the header.
     pub stored_bytes: u64,
 }
 
@@ -107,7 +103,6 @@ pub(crate) fn check_header(header: &[u8]) -> Result<(), HeaderError> {
     if major == VERSION_MAJOR { Ok(()) } else { Err(HeaderError::Version { major, minor }) }
 }
 
-/// Compresses blocks.
 pub struct BlockWriter(zstd::bulk::Compressor<'static>);
 
 impl BlockWriter {

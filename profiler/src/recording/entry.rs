@@ -43,7 +43,7 @@ pub enum Step {
         closed: Option<MonotonicNanos>,
     },
     /// All callsites were sampled.
-    Sampled { ledger: LedgerId, instant: TimelinePoint },
+    Sampled { ledger: LedgerId, point: TimelinePoint },
     /// The executable mappings of a target changed.
     Mapped {
         ledger: LedgerId,
@@ -68,7 +68,6 @@ pub struct MappedRange {
 /// What is known besides events. Written as JSON: readers skip unknown fields and kinds.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Fact {
-    /// The recording began.
     Session(SessionFacts),
     /// State of a target; replaces earlier ones.
     Target(LedgerId, TargetRecord),
@@ -76,7 +75,6 @@ pub enum Fact {
     Module(ModuleFacts),
     /// Losses so far, and other processes.
     Health(Box<HealthFacts>),
-    /// A mark was set.
     Mark(Mark),
     /// Name of a thread; replaces earlier ones.
     Thread(LedgerId, ThreadFacts),
@@ -89,13 +87,10 @@ pub struct SessionFacts {
     pub started_unix_ns: u64,
     /// The same time by `CLOCK_MONOTONIC`.
     pub started_monotonic_ns: u64,
-    /// The requested interval.
     pub interval_bytes: u64,
     /// Callsites distinguish the allocating threads.
     pub by_thread: bool,
-    /// The arguments of heapbpf.
     pub arguments: Vec<String>,
-    /// heapbpf's version.
     pub version: String,
 }
 
@@ -122,7 +117,6 @@ pub struct ModuleFacts {
     pub id: ModuleId,
     /// Path in the first target that mapped it.
     pub path: String,
-    /// GNU build id.
     pub build_id: Option<Vec<u8>>,
     /// File size in bytes and modification time (seconds and nanoseconds since the Unix epoch): the identity of files without a
     /// build id.

@@ -93,7 +93,6 @@ impl<R: Resolve> Resolve for RecordedNames<R> {
     }
 }
 
-/// The modules of a recording on this machine.
 #[derive(Debug)]
 pub struct Found {
     /// All modules in their order; those not found have no file.

@@ -121,7 +121,6 @@ impl Packer {
         self.bytes.is_empty()
     }
 
-    /// Returns the bytes and starts the next block.
     pub(crate) fn finish(&mut self) -> Vec<u8> {
         std::mem::take(self).bytes
     }
@@ -210,7 +209,6 @@ fn number<T: Eq + Hash>(known: &mut FxHashMap<T, u32>, item: T) -> (u32, bool) {
     (number, number == next)
 }
 
-/// Why the bytes of a block with a valid checksum are not entries.
 #[derive(Debug, Error)]
 pub enum PackError {
     #[error("malformed entries: {0}")]
@@ -221,7 +219,6 @@ pub enum PackError {
     Deep,
 }
 
-/// Unpacks the entries of one block.
 #[derive(Debug, Default)]
 pub(crate) struct Unpacker {
     bytes: Vec<u8>,
@@ -230,8 +227,7 @@ pub(crate) struct Unpacker {
     threads: Vec<Thread>,
     address: Latest,
     time: Latest,
-    /// Number of entries of unknown kinds.
-    passed_over: u64,
+    skipped: u64,
 }
 
 impl Unpacker {
@@ -239,9 +235,8 @@ impl Unpacker {
         Self { bytes, ..Self::default() }
     }
 
-    /// Returns the number of entries of unknown kinds so far.
-    pub(crate) fn passed_over(&self) -> u64 {
-        self.passed_over
+    pub(crate) fn skipped(&self) -> u64 {
+        self.skipped
     }
 
     /// Returns the next entry; `None` at the end of the block. Must not be called again after an error.
@@ -316,7 +311,7 @@ impl Unpacker {
             FACT => serde_json::from_slice::<Fact>(payload).ok().map(Box::new).map(Entry::Fact),
             _ => None,
         };
-        self.passed_over += u64::from(entry.is_none());
+        self.skipped += u64::from(entry.is_none());
         entry
     }
 }

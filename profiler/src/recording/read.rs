@@ -44,18 +44,15 @@ pub enum DamageReason {
     NoEnd,
 }
 
-/// Iterator over the entries of a recording.
 #[derive(Debug)]
 pub struct Reading<R> {
     file: R,
-    /// Start of the next block.
     position: u64,
-    /// Start of the current block.
     block_position: u64,
     block: Unpacker,
     ended: bool,
     damage: Option<Damage>,
-    passed_over: u64,
+    skipped: u64,
 }
 
 pub fn read(path: &Path) -> Result<Reading<BufReader<File>>, ReadError> {
@@ -73,7 +70,7 @@ impl<R: Read> Reading<R> {
             block: Unpacker::default(),
             ended: false,
             damage: None,
-            passed_over: 0,
+            skipped: 0,
         })
     }
 
@@ -83,8 +80,8 @@ impl<R: Read> Reading<R> {
     }
 
     /// Returns the number of entries and blocks of unknown kinds so far.
-    pub fn passed_over(&self) -> u64 {
-        self.passed_over + self.block.passed_over()
+    pub fn skipped(&self) -> u64 {
+        self.skipped + self.block.skipped()
     }
 
     fn advance(&mut self) -> Result<Option<Entry>, DamageReason> {
@@ -95,7 +92,7 @@ impl<R: Read> Reading<R> {
             if self.ended {
                 return Ok(None);
             }
-            self.passed_over = self.passed_over();
+            self.skipped = self.skipped();
             self.block = Unpacker::default();
             let block = self.next_block()?.ok_or(DamageReason::NoEnd)?;
             let entry = match block.kind {
@@ -111,7 +108,7 @@ impl<R: Read> Reading<R> {
                     continue;
                 }
                 _ => {
-                    self.passed_over += 1;
+                    self.skipped += 1;
                     continue;
                 }
             };

@@ -24,15 +24,12 @@ use crate::process::address_space::AddressSpace;
 use crate::snapshot::ThreadNames;
 use crate::units::MonotonicNanos;
 
-/// Entries per batch.
 const BATCH: usize = 8192;
 /// Maximum number of batches in the queue to the writer thread: about 5 MiB.
 const BATCHES_MAX: usize = 8;
-/// How often facts are written.
 const FACTS_PERIOD: Duration = Duration::from_millis(400);
 /// How often the writer thread checks for due blocks.
 const ATTEND_PERIOD: Duration = Duration::from_millis(50);
-/// Maximum number of corrections in one entry.
 const CORRECTIONS_MAX: usize = 4096;
 /// Number of targets from which on the facts of removed ones are forgotten.
 const WRITTEN_MAX: usize = 2048;
@@ -43,7 +40,7 @@ enum Message {
 }
 
 #[derive(Debug)]
-pub(crate) struct Recorder {
+pub struct Recorder {
     path: PathBuf,
     /// `None` if the recording ended early.
     sender: Option<SyncSender<Message>>,
@@ -53,6 +50,8 @@ pub(crate) struct Recorder {
     modules: usize,
     targets: FxHashMap<LedgerId, WrittenTarget>,
     facts_due: Instant,
+    /// Time of the end, once it is known.
+    end: MonotonicNanos,
 }
 
 /// What was last written of a target.
@@ -84,6 +83,7 @@ impl Recorder {
             modules: 0,
             targets: FxHashMap::default(),
             facts_due: Instant::now(),
+            end: MonotonicNanos::default(),
         };
         recorder.fact(Fact::Session(session));
         Ok(recorder)
@@ -93,13 +93,11 @@ impl Recorder {
         self.push(Entry::Event(event.clone()));
     }
 
-    /// Numbers an empty ledger.
     pub(crate) fn open(&mut self, ledger: &mut Ledger, pid: Pid) {
         let ledger = self.number(ledger);
         self.step(Step::Opened { ledger, pid });
     }
 
-    /// Writes the corrections of a ledger.
     pub(crate) fn correct(&mut self, ledger: &mut Ledger) {
         let Some(id) = ledger.id() else { return };
         for part in ledger.take_corrections().chunks(CORRECTIONS_MAX) {
@@ -140,10 +138,9 @@ impl Recorder {
         }
     }
 
-    /// Writes that callsites were sampled.
-    pub(crate) fn sample(&mut self, ledger: &Ledger, instant: TimelinePoint) {
+    pub(crate) fn sample(&mut self, ledger: &Ledger, point: TimelinePoint) {
         if let Some(ledger) = ledger.id() {
-            self.step(Step::Sampled { ledger, instant });
+            self.step(Step::Sampled { ledger, point });
         }
     }
 
@@ -154,7 +151,6 @@ impl Recorder {
         id
     }
 
-    /// Returns whether facts are due.
     pub(crate) fn is_due(&self) -> bool {
         self.facts_due <= Instant::now()
     }
@@ -167,7 +163,6 @@ impl Recorder {
         }
     }
 
-    /// Writes what has changed of a target.
     pub(crate) fn target(
         &mut self,
         ledger: &Ledger,
@@ -215,7 +210,6 @@ impl Recorder {
         }
     }
 
-    /// Writes the losses so far.
     pub(crate) fn health(&mut self, health: HealthFacts) {
         self.fact(Fact::Health(Box::new(health)));
         self.facts_due = Instant::now() + FACTS_PERIOD;
@@ -256,30 +250,20 @@ impl Recorder {
     }
 
     /// Ends the recording, except for its names.
-    pub(crate) fn end(self, end: MonotonicNanos) -> Finishing {
-        Finishing { recorder: self, end }
+    pub(crate) fn end(self, end: MonotonicNanos) -> Self {
+        Self { end, ..self }
     }
-}
 
-/// A recording that lacks only the names of its locations.
-#[derive(Debug)]
-pub struct Finishing {
-    recorder: Recorder,
-    end: MonotonicNanos,
-}
-
-impl Finishing {
     /// Writes the names and the end. Fails if the recording ended early.
-    pub fn finish(self, names: Names) -> Result<Written, WriteError> {
-        let Self { mut recorder, end } = self;
-        recorder.send();
-        if let Some(sender) = recorder.sender.take() {
+    pub fn finish(mut self, names: Names) -> Result<Written, WriteError> {
+        self.send();
+        if let Some(sender) = self.sender.take() {
             // The result of the thread contains the error.
-            let _ = sender.send(Message::Finish(names, end));
+            let _ = sender.send(Message::Finish(names, self.end));
         }
-        let written = recorder.thread.join().map_err(|_| WriteReason::Panic).flatten();
+        let written = self.thread.join().map_err(|_| WriteReason::Panic).flatten();
         let written = written.and_then(|written| written.ok_or(WriteReason::Panic));
-        written.map_err(|reason| WriteError { path: recorder.path, reason })
+        written.map_err(|reason| WriteError { path: self.path, reason })
     }
 }
 

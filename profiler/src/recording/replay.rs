@@ -38,16 +38,12 @@ pub enum Entry {
     Fact(Box<Fact>),
     /// The state that replaces older entries.
     Fold(Box<Replay>),
-    /// Symbolized locations.
     Names(Vec<NamedLocation>),
-    /// How the locations were symbolized.
     Symbolization(Symbolization),
-    /// The recording is complete.
     End(MonotonicNanos),
 }
 
 impl Entry {
-    /// Returns the time of the entry, if it has one.
     pub fn time(&self) -> Option<MonotonicNanos> {
         match self {
             Self::Event(event) => event_time(event),
@@ -82,13 +78,10 @@ pub struct Replay {
     accounts: BTreeMap<LedgerId, Account>,
     /// Where the events of a process go.
     open: BTreeMap<Pid, LedgerId>,
-    /// Ended targets in the order in which they ended.
     ended: Vec<LedgerId>,
     pub(super) modules: Vec<ModuleFacts>,
-    /// The latest health facts.
     health: HealthFacts,
     marks: Vec<Mark>,
-    /// Time of the latest entry.
     pub(super) time: MonotonicNanos,
     pub(super) events: u64,
     /// Single events are available from here on.
@@ -108,7 +101,6 @@ pub struct Replay {
 #[derive(Debug, Default)]
 pub struct Start {
     snapshots: BTreeMap<LedgerId, Arc<TargetSnapshot>>,
-    /// Targets that had ended.
     ended: FxHashSet<LedgerId>,
     health: Health,
 }
@@ -146,7 +138,6 @@ impl Replay {
         }
     }
 
-    /// Stops changing ledgers.
     pub fn freeze(&mut self) {
         self.is_frozen = true;
     }
@@ -158,7 +149,6 @@ impl Replay {
         accounts.into_iter().for_each(|id| self.change(id, |account| account.ledger.record_flows()));
     }
 
-    /// Returns the flows since the last call, in order.
     pub fn take_flows(&mut self) -> Vec<(LedgerId, Flow)> {
         self.flows.as_mut().map(std::mem::take).unwrap_or_default()
     }
@@ -220,7 +210,7 @@ impl Replay {
                 self.open.remove(&pid);
             }
             Step::Ended { ledger: id, closed } => self.end(id, closed),
-            Step::Sampled { ledger: id, instant } => self.change(id, |account| account.sample(instant)),
+            Step::Sampled { ledger: id, point } => self.change(id, |account| account.sample(point)),
             Step::Mapped { ledger: id, mappings } => self.change(id, |account| account.map(mappings)),
             Step::Corrected { ledger: id, corrections } => {
                 self.change(id, |account| corrections.iter().for_each(|it| account.ledger.correct(it)));
@@ -294,7 +284,6 @@ impl Replay {
         });
     }
 
-    /// Validates a replay that was read from a file.
     pub fn is_sound(&self) -> bool {
         let exists = |id: &LedgerId| self.accounts.contains_key(id);
         let in_order = |(at, module): (usize, &ModuleFacts)| module.id.0 as usize == at;
@@ -309,7 +298,6 @@ impl Replay {
         time.0.saturating_sub(self.session.started_monotonic_ns)
     }
 
-    /// Converts a time to nanoseconds since the Unix epoch.
     pub fn unix_ns(&self, time: MonotonicNanos) -> u64 {
         if time.0 == self.health.monotonic_ns {
             return self.health.unix_ns;
@@ -323,7 +311,6 @@ impl Replay {
         MonotonicNanos(self.session.started_monotonic_ns.saturating_add(since_start_ns))
     }
 
-    /// Returns the current state, as the start of a window.
     pub fn start(&self) -> Start {
         let snapshot = |(&id, account): (&LedgerId, &Account)| (id, Arc::new(account.ledger.snapshot(self.time)));
         Start {
@@ -358,7 +345,6 @@ impl Replay {
         }
     }
 
-    /// Returns the ledgers of a snapshot's targets, in their order there.
     pub fn targets(&self) -> Vec<LedgerId> {
         let known = |id: &LedgerId| self.accounts.get(id)?.record.as_ref().filter(|known| known.begun);
         let named = self.ended.iter().chain(self.open.values());

@@ -19,11 +19,9 @@ use crate::units::MonotonicNanos;
 pub struct Span {
     /// The live blocks at this time are the opening balance; `None` for the start of the recording.
     pub from_ns: Option<u64>,
-    /// `None` for the end of the recording.
     pub to_ns: Option<u64>,
 }
 
-/// Why a recording does not contain a span.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum SpanError {
     #[error(
@@ -31,15 +29,9 @@ pub enum SpanError {
         seconds(*.earliest_ns),
         .earliest_ns.div_ceil(1_000_000_000)
     )]
-    Folded {
-        /// The earliest time available.
-        earliest_ns: u64,
-    },
+    Folded { earliest_ns: u64 },
     #[error("`--from` is after the end of the recording, which is {} long", seconds(*.length_ns))]
-    AfterEnd {
-        /// Time of the last entry.
-        length_ns: u64,
-    },
+    AfterEnd { length_ns: u64 },
 }
 
 fn seconds(ns: u64) -> String {
@@ -68,8 +60,7 @@ impl ReplayedSpan {
         by_thread: bool,
         names: &mut RecordedNames<R>,
     ) -> Result<Self, SpanError> {
-        let mut spanned = Self::new(span);
-        spanned.replay = spanned.replay.by_thread(by_thread);
+        let mut spanned = Self::new(span, by_thread, false);
         for entry in entries {
             match entry {
                 Entry::Names(locations) => names.add(locations),
@@ -77,12 +68,10 @@ impl ReplayedSpan {
                 entry => spanned.enter(entry)?,
             }
         }
-        match span.from_ns {
-            Some(from_ns) if from_ns > 0 && spanned.start.is_none() => {
-                Err(SpanError::AfterEnd { length_ns: spanned.length_ns() })
-            }
-            _ => Ok(spanned),
+        if spanned.span.from_ns.is_some() && spanned.start.is_none() {
+            return Err(SpanError::AfterEnd { length_ns: spanned.length_ns() });
         }
+        Ok(spanned)
     }
 
     /// Passes each flow of the span to `take`, with its time in nanoseconds since the span began, starting with the
@@ -93,32 +82,32 @@ impl ReplayedSpan {
         by_thread: bool,
         mut take: impl FnMut(u64, LedgerId, Flow) -> Result<(), E>,
     ) -> Result<u64, E> {
-        let mut spanned = Self { follows: true, ..Self::new(span) };
-        spanned.replay = spanned.replay.by_thread(by_thread);
-        let from_ns = span.from_ns.unwrap_or(0);
+        let mut spanned = Self::new(span, by_thread, true);
+        let from_ns = spanned.span.from_ns.unwrap_or(0);
         if from_ns == 0 {
             spanned.replay.follow();
         }
+        let mut length_ns = 0;
         for entry in entries.filter(|entry| !matches!(entry, Entry::Names(_))) {
             spanned.enter(entry)?;
-            let at_ns = spanned.replay.since_start_ns(spanned.replay.time).saturating_sub(from_ns);
+            length_ns = spanned.replay.since_start_ns(spanned.replay.time).saturating_sub(from_ns);
             for (ledger, flow) in spanned.replay.take_flows() {
-                take(at_ns, ledger, flow)?;
+                take(length_ns, ledger, flow)?;
             }
         }
-        Ok(spanned.replay.since_start_ns(spanned.replay.time).saturating_sub(from_ns))
+        Ok(length_ns)
     }
 
-    fn new(span: Span) -> Self {
-        Self { replay: Replay::default(), span, start: None, last: MonotonicNanos(0), events: 0, follows: false }
+    fn new(span: Span, by_thread: bool, follows: bool) -> Self {
+        let span = Span { from_ns: span.from_ns.filter(|&from_ns| from_ns > 0), ..span };
+        let replay = Replay::default().by_thread(by_thread);
+        Self { replay, span, start: None, last: MonotonicNanos(0), events: 0, follows }
     }
 
     /// Fails if single events are missing since the start of the span was folded.
     pub fn check_whole(&self) -> Result<(), SpanError> {
         match self.folded_until_ns() {
-            Some(earliest_ns) if self.span.from_ns.is_none_or(|from_ns| from_ns == 0) => {
-                Err(SpanError::Folded { earliest_ns })
-            }
+            Some(earliest_ns) if self.span.from_ns.is_none() => Err(SpanError::Folded { earliest_ns }),
             _ => Ok(()),
         }
     }
@@ -128,7 +117,7 @@ impl ReplayedSpan {
             self.last = self.last.max(time);
             let at_ns = self.replay.since_start_ns(time);
             // A ledger's state at a time includes all entries in the file before the first later event.
-            if self.start.is_none() && self.span.from_ns.is_some_and(|from_ns| from_ns > 0 && at_ns > from_ns) {
+            if self.start.is_none() && self.span.from_ns.is_some_and(|from_ns| at_ns > from_ns) {
                 self.start = Some(self.replay.start());
                 if self.follows {
                     self.replay.follow();
@@ -150,12 +139,13 @@ impl ReplayedSpan {
     }
 
     fn check_fold(&self) -> Result<(), SpanError> {
-        let Some(earliest_ns) = self.folded_until_ns() else { return Ok(()) };
-        let ends = [self.span.from_ns.filter(|&from_ns| from_ns > 0), self.span.to_ns];
-        if ends.into_iter().flatten().any(|ns| ns < earliest_ns) {
-            return Err(SpanError::Folded { earliest_ns });
+        let ends = [self.span.from_ns, self.span.to_ns].into_iter().flatten();
+        match self.folded_until_ns() {
+            Some(earliest_ns) if ends.min().is_some_and(|ns| ns < earliest_ns) => {
+                Err(SpanError::Folded { earliest_ns })
+            }
+            _ => Ok(()),
         }
-        Ok(())
     }
 
     /// Returns up to when the recording has no single events, in nanoseconds since it began.
@@ -167,7 +157,6 @@ impl ReplayedSpan {
         self.replay.since_start_ns(self.last)
     }
 
-    /// Returns the number of events, including folded ones.
     pub fn events(&self) -> u64 {
         self.events
     }
@@ -176,7 +165,6 @@ impl ReplayedSpan {
         &self.replay.modules
     }
 
-    /// Returns the ledgers of the snapshot's targets, in their order there.
     pub fn targets(&self) -> Vec<LedgerId> {
         self.replay.targets()
     }

@@ -24,11 +24,9 @@ use crate::units::MonotonicNanos;
 const BLOCK_RAW_BYTES: usize = 1 << 20;
 /// A block is written when its first entry reaches this age.
 pub(crate) const BLOCK_AGE_MAX: Duration = Duration::from_millis(400);
-/// Approximate maximum size of a block of names.
 const NAMES_RAW_BYTES: usize = 1 << 20;
 /// Owner only: recordings contain command lines and paths.
 const MODE: u32 = 0o600;
-/// Size of a block of a fold.
 const PART_BYTES: usize = 1 << 20;
 /// Minimum of `--max-size`: some blocks and a fold must fit.
 pub(crate) const SIZE_BYTES_MIN: u64 = 256 << 10;
@@ -40,7 +38,6 @@ pub struct WriteError {
     pub reason: WriteReason,
 }
 
-/// Why a recording ended early.
 #[derive(Debug, Error)]
 pub enum WriteReason {
     #[error("{0}")]
@@ -55,12 +52,10 @@ pub enum WriteReason {
     Panic,
 }
 
-/// A completed recording.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Written {
     pub path: PathBuf,
     pub size_bytes: u64,
-    /// How often older entries were folded.
     pub folds: u64,
 }
 
@@ -113,7 +108,6 @@ impl Writer {
         part.map_or(BLOCK_RAW_BYTES, |part| part.min(BLOCK_RAW_BYTES))
     }
 
-    /// Returns when [`attend`](Self::attend) must be called.
     pub fn due(&mut self) -> Option<Instant> {
         if !self.packer.is_empty() && self.gathering.is_none() {
             self.gathering = Some(Instant::now());
@@ -129,7 +123,6 @@ impl Writer {
         if self.due().is_some_and(|due| due <= Instant::now()) { self.flush() } else { Ok(()) }
     }
 
-    /// Writes the current block.
     pub fn flush(&mut self) -> Result<(), WriteReason> {
         self.gathering = None;
         if self.packer.is_empty() {
@@ -164,7 +157,6 @@ impl Writer {
         Ok(())
     }
 
-    /// Folds until this many bytes fit.
     fn make_room(&mut self, bytes: u64) -> Result<(), WriteReason> {
         let Some(max) = self.size_bytes_max else { return Ok(()) };
         while self.size_bytes + bytes > max {
@@ -218,7 +210,6 @@ impl Writer {
         Ok(())
     }
 
-    /// Writes the current block, the names and the end.
     pub fn finish(mut self, names: &Names, end: MonotonicNanos) -> Result<Written, WriteReason> {
         self.flush()?;
         self.take_fold()?;

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use super::caption::Caption;
 use super::frames::hex;
 use super::presentation::Presentation;
-use crate::model::history::{HeapUsage, CurvePoint};
+use crate::model::history::{CurvePoint, HeapUsage};
 use crate::model::{ModuleProfile, Profile, base_name};
 use thread::{Context, Libs, Thread, millis, parts};
 

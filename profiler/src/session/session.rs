@@ -29,7 +29,7 @@ use crate::ids::Pid;
 use crate::linux::{bpf, clock};
 use crate::process::selection;
 use crate::process::selection::Selection;
-use crate::recording::recorder::Finishing;
+use crate::recording::recorder::Recorder;
 use crate::snapshot::Snapshot;
 use crate::units::MonotonicNanos;
 
@@ -433,7 +433,7 @@ impl Session {
 
     /// Stops, and waits until all probes are detached. Returns the last snapshot, the launched command, which may still run, and the
     /// recording, which lacks only names.
-    pub fn finish(mut self) -> Result<(Snapshot, Option<Command>, Option<Finishing>)> {
+    pub fn finish(mut self) -> Result<(Snapshot, Option<Command>, Option<Recorder>)> {
         let (ended, counters) = self.stop()?;
         self.processes.update_exit_codes();
         self.processes.skip_unprofilable();

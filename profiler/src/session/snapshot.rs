@@ -14,7 +14,7 @@ use crate::ledger::timeline::SampleTrigger;
 use crate::linux::clock;
 use crate::model::{Health, Loss, Others, Symbolization, Window, WindowReason};
 use crate::recording::entry::{HealthFacts, SessionFacts, TargetRecord};
-use crate::recording::recorder::{Finishing, Recorder};
+use crate::recording::recorder::Recorder;
 use crate::report::text::printable;
 use crate::snapshot::{Snapshot, TargetState};
 
@@ -233,7 +233,7 @@ impl Session {
     }
 
     /// Records the final facts, which equal those of the last snapshot. Then the recording lacks only names.
-    pub(super) fn end_recorder(&mut self, snapshot: &Snapshot, ended: clock::Instant) -> Option<Finishing> {
+    pub(super) fn end_recorder(&mut self, snapshot: &Snapshot, ended: clock::Instant) -> Option<Recorder> {
         self.record_all(health_facts(ended, snapshot.health.clone(), snapshot.others.clone()), true);
         self.processes.take_recorder().map(|recorder| recorder.end(ended.monotonic))
     }

@@ -11,15 +11,15 @@ use crate::address::TargetAddr;
 use crate::ids::ModuleId;
 use crate::leak::growth::{Growth, Growths};
 use crate::ledger::snapshot::TargetSnapshot;
-use crate::ledger::totals::{Amounts, HeapUsage, Totals};
-use crate::model::history::{Change, History, TimelinePoint, CurvePoint};
+use crate::ledger::totals::{HeapUsage, Totals};
+use crate::model::history::{Change, CurvePoint, History, TimelinePoint};
 use crate::model::{
     CallsiteProfile, Health, HeapProfile, LeakCandidate, Leaks, MappingProfile, ModuleProfile, Profile, TargetProfile,
 };
 use crate::object::module::Modules;
 use crate::process::address_space::{AddressSpace, MappedModule};
 use crate::snapshot::{Base, HeapFacts, Scope, Snapshot, TargetState};
-use crate::units::MonotonicNanos;
+use crate::units::{Amounts, MonotonicNanos};
 
 /// Symbolizes a scope of a snapshot. `trims` removes runtime frames from stacks.
 pub fn profile(snapshot: &Snapshot, scope: Scope, resolver: &dyn Resolve, trims: bool) -> Profile {

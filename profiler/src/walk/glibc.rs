@@ -17,8 +17,8 @@ use self::chunk::{Chunks, FLAGS, HEADER_BYTES, MAPPED};
 use self::lists::{Links, List, Steps, Target};
 use super::scene::{Scene, Walk, WalkedBlock, array, span, words};
 use crate::address::TargetAddr;
-use crate::collect::Span;
 use crate::linux::proc::maps::region_of;
+use crate::memory::Span;
 use crate::memory::{Memory, WORD_BYTES};
 
 const HEAP: &str = "libc";

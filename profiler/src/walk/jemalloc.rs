@@ -12,8 +12,8 @@ use std::collections::BTreeMap;
 
 use super::scene::{Scene, Walk, WalkedBlock, array, covered, last_before, parts, span, words};
 use crate::address::TargetAddr;
-use crate::collect::Span;
-use crate::collect::spans::joined;
+use crate::memory::Span;
+use crate::memory::joined;
 use crate::memory::{Memory, WORD_BYTES};
 
 const HEAP: &str = "jemalloc";

@@ -13,10 +13,8 @@ use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::scene::{Scene, Walk, WalkedBlock, array, covered, parts, span};
 use crate::address::TargetAddr;
-use crate::collect::Span;
-use crate::collect::spans::{joined, without};
 use crate::linux::proc::maps::{Region, RegionKind};
-use crate::memory::{Memory, WORD_BYTES};
+use crate::memory::{Memory, Span, WORD_BYTES, joined, without};
 
 const HEAP: &str = "musl";
 

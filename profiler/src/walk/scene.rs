@@ -1,9 +1,9 @@
 //! Input and output of walks, and readers of memory that may contain anything.
 
 use crate::address::TargetAddr;
-use crate::collect::{Span, ThreadState};
+use crate::collect::ThreadState;
 use crate::linux::proc::maps::{Region, RegionKind};
-use crate::memory::{Memory, WORD_BYTES};
+use crate::memory::{Memory, Span, WORD_BYTES};
 
 /// Input of a walk.
 #[derive(Clone, Copy)]

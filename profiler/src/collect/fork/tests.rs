@@ -7,13 +7,12 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use super::*;
 use crate::collect::Method;
 use crate::collect::ProcessCopy;
-use crate::collect::fixture::collect_here;
-use crate::collect::fork_memory::{ForkMemory, left_out};
-use crate::collect::spans::Span;
+use crate::collect::memory::{ForkMemory, left_out};
+use crate::collect::tests::fixture::collect_here;
 use crate::linux::arch::Registers;
 use crate::linux::proc::maps::regions;
 use crate::linux::proc::stat;
-use crate::memory::Memory;
+use crate::memory::{Memory, Span};
 use crate::object::fixture::Workshop;
 
 impl ProcessCopy for ForkCopy {
@@ -201,7 +200,7 @@ impl Drop for Noticing {
 }
 
 /// All threads of a process, held by ptrace.
-struct All(Vec<Lender>);
+struct All(Vec<StoppedThread>);
 
 impl All {
     fn hold(pid: Pid) -> Self {
@@ -211,13 +210,13 @@ impl All {
         tracees.iter().for_each(|tracee| tracee.interrupt().expect("held"));
         let wait = |tracee: Tracee| {
             let stop = tracee.wait(Duration::from_secs(10)).expect("held").expect("it stops");
-            Lender { tracee, stop, traces_threads: false }
+            StoppedThread { tracee, stop, release: Release::Detach }
         };
         Self(tracees.into_iter().map(wait).collect())
     }
 
     fn detach(self) {
-        for Lender { tracee, stop, .. } in self.0 {
+        for StoppedThread { tracee, stop, .. } in self.0 {
             tracee.restart_syscall(stop).expect("held");
             tracee.detach(stop).expect("held");
         }
@@ -225,8 +224,8 @@ impl All {
 
     /// Registers and signal masks.
     fn states(&self) -> Vec<(Registers, u64)> {
-        let state = |lender: &Lender| {
-            let (registers, blocked) = (lender.tracee.registers(), lender.tracee.blocked_signals());
+        let state = |thread: &StoppedThread| {
+            let (registers, blocked) = (thread.tracee.registers(), thread.tracee.blocked_signals());
             (registers.expect("held").expect("it runs"), blocked.expect("held").expect("it runs"))
         };
         self.0.iter().map(state).collect()

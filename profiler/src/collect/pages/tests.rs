@@ -1,8 +1,8 @@
 //! Tests with pages of real processes, found in both ways.
 
-use super::super::fixture::Subject;
 use super::super::stop::Stopped;
 use super::*;
+use crate::collect::tests::fixture::Subject;
 use crate::linux::proc::maps::{region_of, regions};
 
 /// Mappings of many kinds, each of four pages of which the second is written.

@@ -3,9 +3,9 @@
 use proptest::prelude::*;
 
 use super::super::Method;
-use super::super::fixture::{Subject, collect_here};
 use super::*;
 use crate::address::FileOffset;
+use crate::collect::tests::fixture::{Subject, collect_here};
 use crate::memory::Copied;
 
 fn region(start: u64, end: u64, kind: RegionKind) -> Region {

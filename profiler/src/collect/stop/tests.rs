@@ -6,8 +6,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use rustix::process::Signal;
 
 use super::super::Method;
-use super::super::fixture::{Subject, collect_here};
 use super::*;
+use crate::collect::tests::fixture::{Subject, collect_here};
 use crate::collect::{ProcessCopy, StoppedProcess};
 
 impl StoppedProcess for Stopped {

@@ -103,7 +103,7 @@ proptest! {
                 5 => books.enter(Event::Restore(block)),
                 6 => books.enter(map(0..0, address * 10..address * 10 + size, time)),
                 7 => books.enter(map(address * 10..address * 10 + size, 0..0, time)),
-                _ => books.correct(&Correction::Gone(TargetAddr(address))),
+                _ => books.correct(&Correction::Removed(TargetAddr(address))),
             }
             sums.enter(books.take_flows());
             if at >= asked_at {

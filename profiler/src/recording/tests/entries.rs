@@ -40,7 +40,7 @@ fn additions_of_later_versions_are_skipped() {
     let mut reading = Reading::new(&*bytes).expect("whole");
     assert_eq!((&mut reading).count(), 4 + 1 + 1, "the beginning, the event and the end");
     assert!(reading.damage().is_none());
-    assert_eq!(reading.passed_over(), 2);
+    assert_eq!(reading.skipped(), 2);
 }
 
 #[test]
@@ -55,15 +55,15 @@ fn steps_survive_a_round_trip() {
         Step::Joined { pid: Pid(2), ledger: LedgerId(3) },
         Step::Left { pid: Pid(2) },
         Step::Ended { ledger: LedgerId(1), closed: Some(MonotonicNanos(5)) },
-        Step::Sampled { ledger: LedgerId(1), instant: TimelinePoint { time: MonotonicNanos(6), trigger: None } },
+        Step::Sampled { ledger: LedgerId(1), point: TimelinePoint { time: MonotonicNanos(6), trigger: None } },
         Step::Sampled {
             ledger: LedgerId(1),
-            instant: TimelinePoint { time: MonotonicNanos(7), trigger: Some(SampleTrigger::Dump(8)) },
+            point: TimelinePoint { time: MonotonicNanos(7), trigger: Some(SampleTrigger::Dump(8)) },
         },
         Step::Mapped { ledger: LedgerId(1), mappings: vec![range; 3] },
         Step::Corrected {
             ledger: LedgerId(1),
-            corrections: vec![Correction::Gone(TargetAddr(1)), Correction::Found(found)],
+            corrections: vec![Correction::Removed(TargetAddr(1)), Correction::Inserted(found)],
         },
     ];
     let mut packer = Packer::default();

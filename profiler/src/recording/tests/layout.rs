@@ -48,7 +48,7 @@ fn replay() -> Replay {
         Entry::Event(Event::Remap(mapping)),
         Entry::Step(Step::Sampled {
             ledger: books,
-            instant: TimelinePoint { time: MonotonicNanos(5000), trigger: None },
+            point: TimelinePoint { time: MonotonicNanos(5000), trigger: None },
         }),
         Entry::Event(free(0x4001, 6000)),
     ];

@@ -5,7 +5,7 @@ use serde::ser::SerializeMap;
 use serde::{Serialize, Serializer};
 use serde_json::{Value, json};
 
-use crate::model::history::{Change, TimelinePoint, SampleTrigger};
+use crate::model::history::{Change, SampleTrigger, TimelinePoint};
 use crate::model::{CallsiteProfile, Frame, FrameId, Profile, TargetProfile, base_name};
 use crate::report::dumps::rounded;
 use crate::report::frames::{CodeLocation, call_address, calls, frame, gap_frames, group_frame};

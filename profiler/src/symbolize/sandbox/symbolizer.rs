@@ -20,8 +20,8 @@ use super::protocol::{
     ADDRESSES_MAX, CPU_TIME_MAX, Defect, Depth, FRAMES_MAX, MEMORY_BYTES_MAX, Names, PROCESS_NAME, REQUEST_BYTES_MAX,
     Reply, Request, Role, STRINGS_BYTES, decode, encode,
 };
-use crate::linux::companion::{Channel, Message};
 use crate::linux::companion;
+use crate::linux::companion::{Channel, Message};
 use crate::linux::confinement::{Limits, Root, close_inherited, confine};
 use crate::object::elf::{Elf, Section};
 use crate::object::image::Image;

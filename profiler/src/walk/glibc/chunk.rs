@@ -5,9 +5,8 @@ use std::fmt;
 
 use super::arena::{Arena, PAGE_BYTES, heaps};
 use crate::address::TargetAddr;
-use crate::collect::Span;
 use crate::linux::proc::maps::{RegionKind, region_of};
-use crate::memory::{Memory, WORD_BYTES};
+use crate::memory::{Memory, Span, WORD_BYTES};
 use crate::walk::scene::{Scene, Walk, WalkedBlock, span};
 
 /// Offset of a block in its chunk.

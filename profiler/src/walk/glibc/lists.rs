@@ -8,10 +8,8 @@ use std::ops::RangeInclusive;
 use super::arena::{Arena, Circle};
 use super::chunk::{CHUNK_BYTES_MIN, FLAGS, HEADER_BYTES};
 use crate::address::TargetAddr;
-use crate::collect::Span;
-use crate::collect::spans::joined;
 use crate::linux::proc::maps::region_of;
-use crate::memory::{Memory, WORD_BYTES};
+use crate::memory::{Memory, Span, WORD_BYTES, joined};
 use crate::walk::scene::{Scene, WalkedBlock, last_before, span};
 
 /// Format of links.

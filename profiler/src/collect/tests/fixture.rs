@@ -5,8 +5,8 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
 use rustix::process::{Signal, kill_process};
 
-use super::stop::Stopped;
-use super::{CollectError, Collected, Method, ThreadState, collect};
+use crate::collect::stop::Stopped;
+use crate::collect::{CollectError, Collected, Method, ThreadState, collect};
 use crate::ids::Pid;
 use crate::object::fixture::Workshop;
 
@@ -27,7 +27,7 @@ static void wait_for_word(void) { char c; do { if (read(0, &c, 1) == 0) _exit(3)
 "#;
 
 /// Collects a process from the calling thread.
-pub(super) fn collect_here(
+pub(in crate::collect) fn collect_here(
     pid: Pid,
     method: Method,
     while_stopped: &mut dyn FnMut(&[ThreadState]),
@@ -36,7 +36,7 @@ pub(super) fn collect_here(
 }
 
 /// A running test program.
-pub(super) struct Subject {
+pub(in crate::collect) struct Subject {
     child: Child,
     input: ChildStdin,
     output: BufReader<ChildStdout>,
@@ -44,12 +44,12 @@ pub(super) struct Subject {
 }
 
 impl Subject {
-    pub(super) fn start(text: &str) -> Self {
+    pub(in crate::collect) fn start(text: &str) -> Self {
         Self::start_with(text, &[], "gcc")
     }
 
     /// Starts a program with arguments and a compiler.
-    pub(super) fn start_with(text: &str, arguments: &[&str], compiler: &str) -> Self {
+    pub(in crate::collect) fn start_with(text: &str, arguments: &[&str], compiler: &str) -> Self {
         let workshop = Workshop::new();
         let program = workshop.compile(compiler, "subject.c", &format!("{PROLOGUE}{text}"), &["-O1", "-pthread"]);
         let mut command = Command::new(program);
@@ -60,12 +60,12 @@ impl Subject {
         Self { child, input, output, _workshop: workshop }
     }
 
-    pub(super) fn pid(&self) -> Pid {
+    pub(in crate::collect) fn pid(&self) -> Pid {
         Pid(self.child.id())
     }
 
     /// Reads the next line of its output.
-    pub(super) fn line(&mut self) -> String {
+    pub(in crate::collect) fn line(&mut self) -> String {
         let mut line = String::new();
         self.output.read_line(&mut line).expect("it writes");
         assert!(line.ends_with('\n'), "it exited: {line:?}");
@@ -73,7 +73,7 @@ impl Subject {
     }
 
     /// Reads a line of hexadecimal numbers.
-    pub(super) fn numbers(&mut self) -> Vec<u64> {
+    pub(in crate::collect) fn numbers(&mut self) -> Vec<u64> {
         let line = self.line();
         let numbers = line.split_ascii_whitespace().map(|word| {
             u64::from_str_radix(word.trim_start_matches("0x"), 16).unwrap_or_else(|_| panic!("no number: {line}"))
@@ -82,34 +82,34 @@ impl Subject {
     }
 
     /// Makes it continue.
-    pub(super) fn say(&mut self) {
+    pub(in crate::collect) fn say(&mut self) {
         self.input.write_all(b"\n").expect("it reads");
     }
 
     /// Checks that it runs.
-    pub(super) fn check_answers(&mut self) {
+    pub(in crate::collect) fn check_answers(&mut self) {
         self.say();
         assert_eq!(self.line(), "on");
     }
 
-    pub(super) fn send(&self, signal: Signal) {
+    pub(in crate::collect) fn send(&self, signal: Signal) {
         kill_process(crate::linux::pidfd::raw_pid(self.pid()).expect("a process"), signal).expect("it lives");
     }
 
     /// Waits for its exit and returns its exit code.
-    pub(super) fn end(&mut self) -> Option<i32> {
+    pub(in crate::collect) fn end(&mut self) -> Option<i32> {
         self.child.wait().expect("not reaped elsewhere").code()
     }
 
     /// Returns a field of `/proc/PID/status`.
-    pub(super) fn status(&self, field: &str) -> String {
+    pub(in crate::collect) fn status(&self, field: &str) -> String {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.pid())).expect("it lives");
         let line = status.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(":\t"));
         line.expect("a field").to_owned()
     }
 
     /// Waits until a field of its status begins with `start`.
-    pub(super) fn wait_for(&self, field: &str, start: &str) {
+    pub(in crate::collect) fn wait_for(&self, field: &str, start: &str) {
         while !self.status(field).starts_with(start) {
             std::thread::yield_now();
         }

@@ -1,9 +1,11 @@
-//! Tests with memory of real processes.
+//! Tests with memory of real processes, and with lines of `smaps`.
+
+use std::ops::Range;
 
 use proptest::prelude::*;
 
-use super::super::fixture::Subject;
 use super::*;
+use crate::collect::tests::fixture::Subject;
 
 /// More than four MiB, of which every hundredth page is unmapped and the next one protected; then the same size with
 /// every second page unmapped.
@@ -78,17 +80,15 @@ proptest! {
             end += gap + length;
         }
         let pieces = laid_out(&spans(&asked));
-        let holes: Vec<Range<u64>> = holes
-            .into_iter()
-            .filter(|&hole| asked.iter().any(|span| span.contains(&hole)))
-            .map(|hole| hole..hole + 1)
-            .collect();
-        let rest = without(&pieces, &holes);
+        let holes: Vec<Range<u64>> = holes.into_iter().map(|hole| hole..hole + 1).collect();
+        let rest = without(joined(spans(&asked)), &joined(spans(&holes)));
         let mut offset = 0;
         for address in 0..end {
-            let piece = rest.iter().find(|piece| (piece.start..piece.end).contains(&address));
+            let piece = pieces.iter().find(|piece| (piece.start..piece.end).contains(&address));
             let was_asked = asked.iter().any(|span| span.contains(&address));
-            prop_assert_eq!(piece.is_some(), was_asked && !holes.contains(&(address..address + 1)));
+            prop_assert_eq!(piece.is_some(), was_asked);
+            let is_there = was_asked && !holes.contains(&(address..address + 1));
+            prop_assert_eq!(around(&rest, TargetAddr(address)).is_some(), is_there);
             if let Some(piece) = piece {
                 prop_assert_eq!(piece.offset as u64 + address - piece.start, offset);
             }
@@ -96,4 +96,12 @@ proptest! {
         }
         prop_assert!(rest.is_sorted_by(|first, second| first.end < second.start));
     }
+}
+
+#[test]
+fn mappings_are_distinguished_from_their_fields() {
+    assert_eq!(mapping_start(b"7f00-8f00 rw-p 00000000 00:00 0 "), Some(0x7f00));
+    assert_eq!(mapping_start(b"7ffd7f001000-7ffd7f005000 r-xp 00000000 00:00 0 [vdso]"), Some(0x7ffd_7f00_1000));
+    assert_eq!(mapping_start(b"Rss:                   4 kB"), None);
+    assert_eq!(mapping_start(b"VmFlags: rd wr mr mw me ac sd"), None);
 }
