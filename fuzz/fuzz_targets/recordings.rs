@@ -5,7 +5,7 @@
 use heapbpf::internals::recording::modules;
 use heapbpf::internals::recording::names::RecordedNames;
 use heapbpf::internals::recording::read::Reading;
-use heapbpf::internals::recording::span::{Span, SpanError, ReplayedSpan};
+use heapbpf::internals::recording::span::{ReplayedSpan, Span, SpanError};
 use heapbpf::internals::snapshot::Scope;
 use heapbpf::internals::symbolize::profile::profile;
 use heapbpf::internals::symbolize::resolver::Resolver;
