@@ -4,22 +4,30 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use anyhow::Result;
 use clap::Args;
+use clap::builder::TypedValueParser;
 use profiler_common::interval::Interval;
 use profiler_common::limits::LIVE_BLOCKS_DEFAULT;
 
-use super::values::{self, Named, named};
+use super::exit::usage;
+use super::values::{self, named};
 use crate::allocator::custom::CustomHook;
+use crate::allocator::hook_set::built_in_names;
+use crate::allocator::resolve::ALLOCATORS;
 use crate::allocator::selection::HeapInterval;
 use crate::bpf::load::LinkKind;
 use crate::collect::Method;
 use crate::ids::Pid;
+use crate::linux::files;
 use crate::model::ScopeKind;
 use crate::probe::attach::BackendChoice;
 use crate::probe::place::PlacementMode;
 use crate::process::cgroup::Cgroup;
 use crate::process::pattern::Pattern;
+use crate::recording::write::SIZE_BYTES_MIN;
 use crate::report::diff::Widths;
+use crate::report::suppressions::Suppressions;
 use crate::report::{Format, Group, Presentation, Share, View};
 use crate::session::{Hold, OverloadPolicy, ScopeChoice, UnwindMode};
 
@@ -33,6 +41,29 @@ const KERNEL: &str = "Kernel side";
 
 /// Overload policy as a function of `--interval-max`.
 type PolicyOfMaximum = fn(Interval) -> OverloadPolicy;
+
+// Values of options.
+const HOLD: [(&str, Hold); 3] = [("never", Hold::Never), ("execs", Hold::Execs), ("forks", Hold::Forks)];
+const OVERLOAD: [(&str, PolicyOfMaximum); 2] = [("drop", |_| OverloadPolicy::Drop), ("adapt", OverloadPolicy::Adapt)];
+const UNWIND: [(&str, UnwindMode); 3] =
+    [("auto", UnwindMode::Auto), ("dwarf", UnwindMode::Tables), ("fp", UnwindMode::FramePointer)];
+const BACKEND: [(&str, BackendChoice); 4] = [
+    ("auto", BackendChoice::Auto),
+    ("session", BackendChoice::Only(LinkKind::Session)),
+    ("multi", BackendChoice::Only(LinkKind::Multi)),
+    ("perf", BackendChoice::Only(LinkKind::Perf)),
+];
+const SCOPE: [(&str, ScopeChoice); 3] = [
+    ("auto", ScopeChoice::Auto),
+    ("process", ScopeChoice::Only(ScopeKind::Process)),
+    ("inode", ScopeChoice::Only(ScopeKind::Inode)),
+];
+const PLACEMENT: [(&str, PlacementMode); 2] = [("auto", PlacementMode::Auto), ("entry", PlacementMode::Entry)];
+const SNAPSHOT: [(&str, Method); 2] = [("read", Method::Read), ("fork", Method::Fork)];
+const WIDTHS: [(&str, Widths); 2] = [("after", Widths::After), ("before", Widths::Before)];
+
+/// Minimum of memory limits.
+const MEMORY_BYTES_MIN: u64 = 1 << 20;
 
 #[derive(Args, Clone, Debug)]
 #[command(mut_arg("output", |output| output.help(
@@ -73,16 +104,14 @@ pub(super) struct RecordArgs {
 
     /// Stop new processes for about 10 ms until their probes are attached, so that their first allocations are recorded:
     /// `execs` stops started programs, `forks` also forked copies of targets, `never` none. With `--all`, none is stopped.
-    #[arg(help_heading = TARGETS, long, value_name = "WHICH", default_value = "execs", value_parser = hold(), hide_possible_values = true)]
+    #[arg(help_heading = TARGETS, long, value_name = "WHICH", default_value = "execs", value_parser = named(HOLD), hide_possible_values = true)]
     pub(super) hold: Hold,
 
     /// Start a program with its arguments and profile it. Its streams, signals and exit code pass through.
     #[arg(last = true, value_name = "COMMAND", conflicts_with_all = ["pid", "cmdline", "cgroup", "all"])]
     pub(super) command: Vec<OsString>,
 
-    /// Profile the heap NAME only: `libc`, `jemalloc`, … as reports name them. May be given several times. The default,
-    /// `all`, is every heap except `mmap` (mmap, munmap, mremap and sbrk), which must be named explicitly.
-    #[arg(help_heading = TARGETS, long, value_name = "NAME")]
+    #[arg(help_heading = TARGETS, long, value_name = "NAME", help = heap_help())]
     pub(super) heap: Vec<String>,
 
     /// Exclude the heap NAME. May be given several times.
@@ -94,8 +123,7 @@ pub(super) struct RecordArgs {
     #[arg(help_heading = TARGETS, long, value_name = "SPEC")]
     pub(super) hook: Vec<CustomHook>,
 
-    /// Read such functions from a TOML file, or use a built-in set: `cuda`, `cpython`. May be given several times.
-    #[arg(help_heading = TARGETS, long, value_name = "FILE")]
+    #[arg(help_heading = TARGETS, long, value_name = "FILE", help = hooks_help())]
     pub(super) hooks: Vec<String>,
 
     #[command(flatten)]
@@ -107,7 +135,7 @@ pub(super) struct RecordArgs {
 
     /// Behaviour under overload: `adapt` raises the sampling interval until the load drops; `drop` keeps the interval and
     /// drops events. Reports record either.
-    #[arg(help_heading = SAMPLING, long, value_name = "HOW", default_value = "adapt", value_parser = overload(), hide_possible_values = true)]
+    #[arg(help_heading = SAMPLING, long, value_name = "HOW", default_value = "adapt", value_parser = named(OVERLOAD), hide_possible_values = true)]
     pub(super) on_overload: PolicyOfMaximum,
 
     /// Maximum interval of `--on-overload adapt`.
@@ -116,7 +144,7 @@ pub(super) struct RecordArgs {
 
     /// Limit a recording (`-o x.heapbpf`) to BYTES. Beyond that, its oldest part is reduced to totals, within which
     /// `convert` cannot select times. Unlimited by default.
-    #[arg(help_heading = OUTPUT, long, value_name = "BYTES", value_parser = values::recording_size)]
+    #[arg(help_heading = OUTPUT, long, value_name = "BYTES", value_parser = values::size_from(SIZE_BYTES_MIN))]
     pub(super) max_size: Option<u64>,
 
     #[command(flatten)]
@@ -136,7 +164,7 @@ pub(super) struct RecordArgs {
 
     /// Stop recording and write the report when heapbpf uses more than BYTES of memory, kernel maps included. Unlimited
     /// by default.
-    #[arg(help_heading = LIMITS, long, value_name = "BYTES", value_parser = values::memory)]
+    #[arg(help_heading = LIMITS, long, value_name = "BYTES", value_parser = values::size_from(MEMORY_BYTES_MIN))]
     pub(super) max_memory: Option<u64>,
 
     /// Limit heapbpf's own CPU time to PERCENT of one core. Beyond that, it raises the sampling interval; if that is not
@@ -151,26 +179,26 @@ pub(super) struct RecordArgs {
 
     /// Unwind stacks with HOW: `auto` uses the modules' unwind tables (.eh_frame), and frame pointers in code without
     /// tables; `dwarf` and `fp` use one of them only.
-    #[arg(help_heading = KERNEL, long, value_name = "HOW", default_value = "auto", value_parser = unwind(), hide_possible_values = true)]
+    #[arg(help_heading = KERNEL, long, value_name = "HOW", default_value = "auto", value_parser = named(UNWIND), hide_possible_values = true)]
     pub(super) unwind: UnwindMode,
 
     /// Attach probes with HOW: `session`, `multi` or `perf`; `auto` uses the first that the kernel supports.
-    #[arg(help_heading = KERNEL, long, value_name = "HOW", default_value = "auto", value_parser = backend(), hide_possible_values = true)]
+    #[arg(help_heading = KERNEL, long, value_name = "HOW", default_value = "auto", value_parser = named(BACKEND), hide_possible_values = true)]
     pub(super) backend: BackendChoice,
 
     /// Attach probes to WHICH processes: `process` is the targets only, where each call costs more with every further target;
     /// `inode` is all processes that map the same file, where others than targets pay 1 to 2 µs per call; `auto` chooses the
     /// cheaper, and the report states which and why.
-    #[arg(help_heading = KERNEL, long, value_name = "WHICH", default_value = "auto", value_parser = scope(), hide_possible_values = true)]
+    #[arg(help_heading = KERNEL, long, value_name = "WHICH", default_value = "auto", value_parser = named(SCOPE), hide_possible_values = true)]
     pub(super) scope: ScopeChoice,
 
     /// Place probes at WHERE in the allocator's functions: `auto` is the first instruction that the kernel emulates, which
     /// costs least; `entry` is the first instruction.
-    #[arg(help_heading = KERNEL, long, value_name = "WHERE", default_value = "auto", value_parser = placement(), hide_possible_values = true)]
+    #[arg(help_heading = KERNEL, long, value_name = "WHERE", default_value = "auto", value_parser = named(PLACEMENT), hide_possible_values = true)]
     pub(super) placement: PlacementMode,
 
     /// Limit unwind tables to BYTES of kernel memory. Beyond that, tables of unused modules are removed first.
-    #[arg(help_heading = KERNEL, long, value_name = "BYTES", default_value = "256MiB", value_parser = values::memory)]
+    #[arg(help_heading = KERNEL, long, value_name = "BYTES", default_value = "256MiB", value_parser = values::size_from(MEMORY_BYTES_MIN))]
     pub(super) unwind_memory: u64,
 
     #[command(flatten)]
@@ -185,11 +213,11 @@ pub(super) struct DumpArgs {
     pub(super) dump_every: Option<Duration>,
 
     /// Dump when the live bytes of all targets exceed their maximum at any previous dump by BYTES.
-    #[arg(help_heading = DUMPS, long, value_name = "BYTES", value_parser = values::nonzero_size)]
+    #[arg(help_heading = DUMPS, long, value_name = "BYTES", value_parser = values::size_from(1))]
     pub(super) dump_on_growth: Option<u64>,
 
     /// Dump each time BYTES more have been allocated, freed or not.
-    #[arg(help_heading = DUMPS, long, value_name = "BYTES", value_parser = values::nonzero_size)]
+    #[arg(help_heading = DUMPS, long, value_name = "BYTES", value_parser = values::size_from(1))]
     pub(super) dump_on_alloc: Option<u64>,
 
     /// Write the peak of each target's live bytes to `name.peak.svg` and the like, when recording ends.
@@ -243,7 +271,7 @@ pub(super) struct LeaksArgs {
 
     /// Take the heap snapshot with HOW: `read` copies memory while the process is stopped; `fork` makes the process fork
     /// and reads the copy, which shortens the pause for large heaps and costs memory for pages written meanwhile.
-    #[arg(long, value_name = "HOW", default_value = "read", value_parser = snapshot(), hide_possible_values = true)]
+    #[arg(long, value_name = "HOW", default_value = "read", value_parser = named(SNAPSHOT), hide_possible_values = true)]
     pub(super) snapshot: Method,
 
     /// Do not print the first bytes of leaked blocks, which may contain secrets.
@@ -278,6 +306,22 @@ pub(super) struct CommonArgs {
     pub(super) suppressions: Vec<PathBuf>,
 }
 
+/// Maximum size of a suppressions file. Chromium's has 10 KiB.
+const SUPPRESSIONS_BYTES_MAX: u64 = 16 << 20;
+
+impl CommonArgs {
+    pub(super) fn read_suppressions(&self) -> Result<Suppressions> {
+        let mut suppressions = Suppressions::default();
+        for path in &self.suppressions {
+            let shown = path.display();
+            let text = files::read_text(path, SUPPRESSIONS_BYTES_MAX)
+                .map_err(|error| usage(format!("cannot read suppressions from `{shown}`: {error}")))?;
+            suppressions.extend(Suppressions::parse(&text).map_err(|error| usage(format!("`{shown}`, {error}")))?);
+        }
+        Ok(suppressions)
+    }
+}
+
 // Options of all commands that attach probes, last in the help.
 #[derive(Args, Clone, Debug)]
 pub(super) struct KernelArgs {
@@ -298,7 +342,7 @@ pub(super) struct OutputArgs {
     #[arg(help_heading = OUTPUT, short, long, value_name = "FILE")]
     pub(super) output: Vec<PathBuf>,
 
-    #[arg(help_heading = OUTPUT, long, value_name = "FORMAT", help = format_help(), value_parser = format(), hide_possible_values = true)]
+    #[arg(help_heading = OUTPUT, long, value_name = "FORMAT", help = format_help(), value_parser = named(Format::ALL.map(|format| (format.name(), format))), hide_possible_values = true)]
     pub(super) format: Option<Format>,
 
     /// Remove frames of the language runtime from both ends of stacks (`operator new`, `alloc::…`, `__libc_start_main`).
@@ -318,7 +362,7 @@ pub(super) struct PresentationArgs {
     /// Group stacks by `thread`, `command`, `cgroup` or `heap`, or by several of them separated by commas, the outermost
     /// first. Groups become frames above the process, or labels in formats that have them. `thread` must be specified when
     /// recording starts, or when a recording is converted.
-    #[arg(help_heading = OUTPUT, long, value_name = "WHAT", value_delimiter = ',', value_parser = group(), hide_possible_values = true)]
+    #[arg(help_heading = OUTPUT, long, value_name = "WHAT", value_delimiter = ',', value_parser = named(Group::ALL.map(|group| (group.name(), group))), hide_possible_values = true)]
     pub(super) by: Vec<Group>,
 
     /// Merge frames below this share of the view's total, such as 0.8%, into frames called `<other>`, level by level.
@@ -392,7 +436,7 @@ pub(super) struct DiffArgs {
 
     /// Take the widths of a flame graph's frames from this profile; frames that it lacks are not drawn. `after` shows new
     /// frames, `before` removed ones.
-    #[arg(long, value_name = "WHICH", default_value = "after", value_parser = widths(), hide_possible_values = true)]
+    #[arg(long, value_name = "WHICH", default_value = "after", value_parser = named(WIDTHS), hide_possible_values = true)]
     pub(super) widths: Widths,
 
     /// Draw flame graphs upside down, with the outermost frames at the top.
@@ -419,7 +463,7 @@ pub(super) struct DoctorArgs {
     pub(super) pid: Option<Pid>,
 
     /// Place probes at WHERE in the allocator's functions (see `heapbpf --help`).
-    #[arg(long, value_name = "WHERE", default_value = "auto", value_parser = placement(), hide_possible_values = true)]
+    #[arg(long, value_name = "WHERE", default_value = "auto", value_parser = named(PLACEMENT), hide_possible_values = true)]
     pub(super) placement: PlacementMode,
 
     /// Print JSON.
@@ -430,61 +474,27 @@ pub(super) struct DoctorArgs {
 const VIEW_HELP: &str = "Quantity that flame graphs, folded text and the table show: `live-bytes` and `live-count` (not \
                          freed when recording stops), `alloc-bytes` and `alloc-count` (all allocated while recording)";
 
-fn view() -> Named<View> {
+fn view() -> impl TypedValueParser<Value = View> {
     named(View::ALL.map(|view| (view.name(), view)))
 }
 
-fn group() -> Named<Group> {
-    named(Group::ALL.map(|group| (group.name(), group)))
-}
-
-fn format() -> Named<Format> {
-    named(Format::ALL.map(|format| (format.name(), format)))
-}
-
 fn format_help() -> String {
-    let names = Format::ALL.map(|format| format!("`{}`", format.name()));
-    format!("Format of all reports, whatever their extensions: {}", names.join(", "))
+    format!("Format of all reports, whatever their extensions: {}", listed(Format::ALL.map(Format::name)))
 }
 
-fn hold() -> Named<Hold> {
-    named([("never", Hold::Never), ("execs", Hold::Execs), ("forks", Hold::Forks)])
+fn heap_help() -> String {
+    format!(
+        "Profile the heap NAME only: {}, or another that reports name. May be given several times. The default, `all`, is \
+         every heap except `mmap` (mmap, munmap, mremap and sbrk), which must be named explicitly",
+        listed(ALLOCATORS.iter().rev().map(|allocator| allocator.heap))
+    )
 }
 
-fn overload() -> Named<PolicyOfMaximum> {
-    let (drop, adapt): (PolicyOfMaximum, PolicyOfMaximum) = (|_| OverloadPolicy::Drop, OverloadPolicy::Adapt);
-    named([("drop", drop), ("adapt", adapt)])
+fn hooks_help() -> String {
+    let built_in = listed(built_in_names());
+    format!("Read such functions from a TOML file, or use a built-in set: {built_in}. May be given several times")
 }
 
-fn unwind() -> Named<UnwindMode> {
-    named([("auto", UnwindMode::Auto), ("dwarf", UnwindMode::Tables), ("fp", UnwindMode::FramePointer)])
-}
-
-fn backend() -> Named<BackendChoice> {
-    named([
-        ("auto", BackendChoice::Auto),
-        ("session", BackendChoice::Only(LinkKind::Session)),
-        ("multi", BackendChoice::Only(LinkKind::Multi)),
-        ("perf", BackendChoice::Only(LinkKind::Perf)),
-    ])
-}
-
-fn scope() -> Named<ScopeChoice> {
-    named([
-        ("auto", ScopeChoice::Auto),
-        ("process", ScopeChoice::Only(ScopeKind::Process)),
-        ("inode", ScopeChoice::Only(ScopeKind::Inode)),
-    ])
-}
-
-fn placement() -> Named<PlacementMode> {
-    named([("auto", PlacementMode::Auto), ("entry", PlacementMode::Entry)])
-}
-
-fn snapshot() -> Named<Method> {
-    named([("read", Method::Read), ("fork", Method::Fork)])
-}
-
-fn widths() -> Named<Widths> {
-    named([("after", Widths::After), ("before", Widths::Before)])
+fn listed(names: impl IntoIterator<Item = &'static str>) -> String {
+    names.into_iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ")
 }

@@ -1,21 +1,22 @@
-//! `heapbpf convert`: reports from a recording, or from a JSON report.
+//! `heapbpf convert` and `heapbpf diff`: reports from recordings and JSON reports.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::Result;
 
-use super::args::ConvertArgs;
+use super::args::{ConvertArgs, DiffArgs};
 use super::exit::{self, usage};
-use super::output::{Access, Output};
-use super::profiles::{self, Contents, Input, Options};
+use super::output::{Access, Output, Written};
+use super::profiles::{self, Input, Options, read_whole};
 use super::terminal;
 use crate::model::Profile;
 use crate::recording::span::Span;
-use crate::report::summary;
+use crate::report::diff::{self, Diff, Drawing, Side};
+use crate::report::{ReportError, summary};
 use crate::symbolize::trim::trim;
 
-pub(super) fn run(args: &ConvertArgs) -> Result<u8> {
+pub(super) fn convert(args: &ConvertArgs) -> Result<u8> {
     if let (Some(from), Some(to)) = (args.from, args.to)
         && from >= to
     {
@@ -32,9 +33,9 @@ pub(super) fn run(args: &ConvertArgs) -> Result<u8> {
         quiet: args.output.quiet,
         events: outputs.iter().any(|output| output.format().needs_recording()),
     };
-    let input = match profiles::open(&args.recording)? {
-        Contents::Recording => profiles::read_recording(&args.recording, options)?,
-        Contents::Report(profile) => from_report(args, *profile, &outputs)?.into(),
+    let input = match profiles::read_report(&args.recording)? {
+        None => profiles::read_recording(&args.recording, options)?,
+        Some(profile) => from_report(args, profile, &outputs)?.into(),
     };
     write(args, options, &input, outputs)?;
     let is_complete = !input.profile.incomplete() && !input.is_damaged;
@@ -77,18 +78,12 @@ fn from_report(args: &ConvertArgs, mut profile: Profile, outputs: &[Output]) -> 
 fn write(args: &ConvertArgs, options: Options, input: &Input, outputs: Vec<Output>) -> Result<()> {
     let presentation = args.presentation.presentation();
     let shown = presentation.thinned(&input.profile);
-    let (mut to_stdout, mut files) = (false, String::new());
+    let mut written = Written::default();
     for output in outputs {
-        let format = output.format();
-        let events = input.events.as_ref().filter(|_| format.needs_recording());
-        let written = output.write(|out| match events {
+        written.write(output, |format, out| match input.events.as_ref().filter(|_| format.needs_recording()) {
             Some(events) => events.write(&args.recording, options, &presentation, out),
             None => Ok(format.write(&shown, &presentation, out)?),
         })?;
-        match written {
-            Some(path) => files.push_str(&format!("\n{} ({})", path.display(), format.description())),
-            None => to_stdout = true,
-        }
     }
     if args.output.quiet {
         return Ok(());
@@ -98,12 +93,45 @@ fn write(args: &ConvertArgs, options: Options, input: &Input, outputs: Vec<Outpu
     if let Some(folded_ns) = input.folded_until_ns {
         text.push_str(&format!("\nfolded until {}: `--from` and `--to` must not be earlier", clock(folded_ns)));
     }
-    text.push_str(&files);
-    Ok(terminal::print(&text, to_stdout)?)
+    text.push_str(&written.list(""));
+    Ok(terminal::print(&text, written.to_stdout)?)
 }
 
 /// Formats a time as `00:01:23`, rounded up to the next second, where windows can begin.
 fn clock(ns: u64) -> String {
     let seconds = ns.div_ceil(1_000_000_000);
     format!("{:02}:{:02}:{:02}", seconds / 3600, seconds / 60 % 60, seconds % 60)
+}
+
+/// Shows what grew between two profiles.
+pub(super) fn diff(args: &DiffArgs) -> Result<u8> {
+    // Mistyped output paths are reported before the profiles are read.
+    let outputs = args.output.iter().map(|path| open_for_diff(path)).collect::<Result<Vec<_>>>()?;
+    let (before, after) = (read_whole(&args.before, args.quiet)?, read_whole(&args.after, args.quiet)?);
+    let [before_name, after_name] = [&args.before, &args.after].map(|path| path.display().to_string());
+    let diff = Diff::new(
+        Side { name: &before_name, profile: &before.profile },
+        Side { name: &after_name, profile: &after.profile },
+    );
+    let drawing = Drawing { widths: args.widths, icicle: args.icicle };
+    let mut written = Written::default();
+    for output in outputs {
+        written.write(output, |format, out| Ok(diff.write(format, args.view, drawing, out)?))?;
+    }
+    if !args.quiet {
+        let (width, colour) = terminal::layout();
+        let text = diff::table(&diff, args.view, args.top, args.threshold, width, colour) + &written.list("growth, ");
+        terminal::print(text.trim_end(), written.to_stdout)?;
+    }
+    let is_damaged = before.is_damaged || after.is_damaged;
+    Ok(if diff.incomplete() || is_damaged { exit::INCOMPLETE } else { exit::DONE })
+}
+
+/// Opens an output, and rejects formats that cannot hold a difference.
+fn open_for_diff(path: &Path) -> Result<Output> {
+    let output = Output::open(path, None, Access::All)?;
+    if !diff::FORMATS.contains(&output.format()) {
+        return Err(output.refuse(&ReportError::NoDifference(output.format())));
+    }
+    Ok(output)
 }

@@ -68,6 +68,10 @@ fn message(error: &clap::Error, commands: &clap::Command, words: &[OsString]) ->
     let text = error.render().to_string();
     let mut parts = text.split("\n\n");
     let reason = parts.next().unwrap_or_default().trim_start_matches("error: ");
+    let (reason, values) = reason.split_once("[possible values: ").unwrap_or((reason, ""));
+    let values: Vec<String> =
+        values.trim_end_matches(']').split_terminator(", ").map(|name| format!("`{name}`")).collect();
+    let values = if values.is_empty() { String::new() } else { format!(": use one of {}", values.join(", ")) };
     // clap lists missing arguments on lines of their own.
     let reason = reason.lines().flat_map(str::split_whitespace).map(shortened).collect::<Vec<_>>().join(" ");
     // By default, clap suggests `--` for every unknown option.
@@ -81,7 +85,7 @@ fn message(error: &clap::Error, commands: &clap::Command, words: &[OsString]) ->
     let stray = stray.map(|word| format!("to start a program: `{command} -- {word}`"));
     let help = format!("see `{command} --help`");
     let advice: Vec<String> = tips.chain(stray).chain(std::iter::once(help)).collect();
-    format!("{}; {}", in_backticks(&reason), advice.join("; "))
+    format!("{}{values}; {}", in_backticks(&reason), advice.join("; "))
 }
 
 fn shortened(word: &str) -> Cow<'_, str> {
@@ -155,6 +159,18 @@ mod tests {
         check(
             "diff",
             "the following required arguments were not provided: <BEFORE> <AFTER>; see `heapbpf diff --help`",
+        );
+        check(
+            "--by heap,threads",
+            "invalid value `threads` for `--by <WHAT>`: use one of `thread`, `command`, `cgroup`, `heap`; a similar value exists: `thread`; see `heapbpf --help`",
+        );
+        check(
+            "--hold all",
+            "invalid value `all` for `--hold <WHICH>`: use one of `never`, `execs`, `forks`; see `heapbpf --help`",
+        );
+        check(
+            "--threshold -5%",
+            "invalid value `-5%` for `--threshold <SHARE>`: `-5%` is not a valid share: there is no number before the `%`; see `heapbpf --help`",
         );
         check(
             "leaks --interval many",

@@ -6,26 +6,27 @@ use std::path::PathBuf;
 use anyhow::{Result, anyhow, bail};
 use bytesize::ByteSize;
 
-use super::args::LeaksArgs;
-use super::config;
+use super::args::{CommonArgs, LeaksArgs};
 use super::exit::{self, is_broken_pipe, usage};
 use super::output::{self, Access, Output};
-use super::runtime::{Attached, run_session, wait_for_command};
+use super::runtime::{Worker, async_runtime, run_session, start_session, wait_for_command};
 use super::terminal::{self, ProgressLine, say};
-use super::worker::Worker;
 use crate::address::TargetAddr;
 use crate::check::heap_snapshot::HeapSnapshot;
 use crate::check::{Plan, check, heap_snapshot};
+use crate::collect::Method;
 use crate::ids::Pid;
 use crate::keeper::Keeper;
 use crate::linux::signals::Inherited;
+use crate::process::selection::Selection;
 use crate::report::text::printable;
 use crate::report::unreachable::Unreachable;
 use crate::report::unreachable::json::write_json;
 use crate::report::unreachable::text::{Style, write_text};
 use crate::report::{Format, Presentation, View};
-use crate::session::{Listener, Progress};
+use crate::session::{Listener, OverloadPolicy, Progress, SessionConfig};
 use crate::symbolize::resolver::Resolver;
+use crate::walk;
 
 /// A worker that checks heap snapshots. Returns whether the last one has leaks; `None` if there was none.
 type Checker = Worker<HeapSnapshot, Option<bool>>;
@@ -36,32 +37,45 @@ pub(super) fn run(args: &LeaksArgs, inherited: Inherited) -> Result<u8> {
             "nothing to check: specify `--pid PID` (`pgrep -a NAME` lists processes), or a command after `--`; see `heapbpf leaks --help`",
         ));
     }
+    let CommonArgs { output, .. } = &args.common;
     let plan = Plan {
         limit: args.limit,
-        suppressions: config::suppressions(&args.common)?,
+        suppressions: args.common.read_suppressions()?,
         with_contents: !args.no_contents,
-        trims: args.common.output.trim,
+        trims: output.trim,
     };
-    let format = args.common.output.format;
-    let open = |path: &PathBuf| Output::open_for_profile(path, format, Access::Owner);
-    let outputs = args.common.output.output.iter().map(open).collect::<Result<Vec<_>>>()?;
-    let reports = Reports { outputs, format, quiet: args.common.output.quiet, to_stderr: !args.command.is_empty() };
+    let open = |path: &PathBuf| Output::open_for_profile(path, output.format, Access::Owner);
+    let outputs = output.output.iter().map(open).collect::<Result<Vec<_>>>()?;
+    let reports = Reports { outputs, format: output.format, quiet: output.quiet, to_stderr: !args.command.is_empty() };
     match (args.pid, args.watch) {
-        (Some(pid), None) => {
-            let keeper = Keeper::start()?;
-            let checker = start_checker(plan, reports)?;
-            checker.send(heap_snapshot::take_unrecorded(pid, args.snapshot, &keeper)?);
-            exit_code(checker.finish_blocking()?, exit::DONE)
-        }
+        (Some(pid), None) => async_runtime()?.block_on(check_unrecorded(pid, args.snapshot, plan, reports)),
         _ => run_session(record(args, plan, reports, inherited)),
     }
 }
 
+async fn check_unrecorded(pid: Pid, method: Method, plan: Plan, reports: Reports) -> Result<u8> {
+    let keeper = Keeper::start()?;
+    let checker = start_checker(plan, reports);
+    checker.send(heap_snapshot::take_unrecorded(pid, method, &keeper)?);
+    exit_code(checker.finish(std::future::pending()).await?, exit::DONE)
+}
+
 async fn record(args: &LeaksArgs, plan: Plan, reports: Reports, inherited: Inherited) -> Result<u8> {
-    let Some(attached) = Attached::start(config::of_leaks(args), &args.command, inherited).await? else {
+    let config = SessionConfig {
+        selection: Selection { pids: args.pid.into_iter().collect(), ..Selection::default() },
+        follow_forks: false,
+        interval: args.common.interval,
+        duration: args.watch,
+        ring_bytes: args.kernel.ring_size,
+        live_blocks_max: args.kernel.live_blocks,
+        // At a higher interval, more blocks would have no stack.
+        on_overload: OverloadPolicy::Drop,
+        checks: Some(args.snapshot),
+        ..SessionConfig::default()
+    };
+    let Some((mut session, mut stops, mut control)) = start_session(config, &args.command, inherited).await? else {
         return Ok(exit::INTERRUPTED);
     };
-    let Attached { mut session, mut stops, mut control } = attached;
     let quiet = args.common.output.quiet;
     let is_launched = !args.command.is_empty();
     if stops.requested && !is_launched {
@@ -71,7 +85,7 @@ async fn record(args: &LeaksArgs, plan: Plan, reports: Reports, inherited: Inher
         say(&format!("heapbpf: recording {}; Ctrl-C checks for leaks at once", session.describe()));
     }
     let line = ProgressLine::new(quiet || is_launched);
-    let mut events = Events { checker: start_checker(plan, reports)?, line, failure: None };
+    let mut events = Events { checker: start_checker(plan, reports), line, failure: None };
     session.run(stops.wait(session.launched()), &mut control, &mut events).await?;
     events.line.clear();
     // A launched command that has exited was inspected at its exit, and is no longer a target.
@@ -112,9 +126,9 @@ impl Listener for Events {
         self.line.show(progress);
     }
 
-    fn inspected(&mut self, look: Result<HeapSnapshot>) {
-        match look {
-            Ok(look) => self.checker.send(look),
+    fn inspected(&mut self, snapshot: Result<HeapSnapshot>) {
+        match snapshot {
+            Ok(snapshot) => self.checker.send(snapshot),
             Err(error) => self.failure = Some(error),
         }
     }
@@ -137,10 +151,10 @@ struct Reports {
     to_stderr: bool,
 }
 
-fn start_checker(plan: Plan, reports: Reports) -> Result<Checker> {
-    Worker::start("heapbpf-check", move |snapshots, resolver| {
+fn start_checker(plan: Plan, reports: Reports) -> Checker {
+    Worker::start(move |snapshots, resolver| {
         let mut last: Option<Unreachable> = None;
-        for (snapshot, count) in snapshots.zip(0..) {
+        for ((snapshot, _pending), count) in snapshots.into_iter().zip(0..) {
             if let Some(earlier) = last.take() {
                 reports.write_numbered(&earlier, count, plan.with_contents)?;
             }
@@ -170,7 +184,7 @@ fn check_snapshot(snapshot: HeapSnapshot, plan: &Plan, resolver: &Resolver, quie
         let pid = found.target().map_or(Pid(0), |target| target.facts.pid);
         let gaps: Vec<&str> = found.heaps.iter().flat_map(|heap| &heap.gaps).map(String::as_str).collect();
         let reason = if gaps.is_empty() {
-            "unsupported allocator: heapbpf can walk glibc, musl and jemalloc heaps".to_owned()
+            format!("unsupported allocator: heapbpf can walk heaps of {}", walk::allocators())
         } else {
             gaps.join("; ")
         };
@@ -216,8 +230,7 @@ impl Reports {
 }
 
 fn write(output: Output, found: &Unreachable, contents: bool) -> Result<()> {
-    let format = output.format();
-    output.write(|out| match format {
+    output.write(|format, out| match format {
         Format::Json => Ok(write_json(found, contents, out)?),
         _ => Ok(format.write(&found.profile, &Presentation::from(View::LiveBytes), out)?),
     })?;

@@ -2,9 +2,7 @@
 //! prints or knows of options.
 
 mod args;
-mod config;
 mod convert;
-mod diff;
 mod exit;
 mod leaks;
 mod output;
@@ -13,7 +11,6 @@ mod record;
 mod runtime;
 mod terminal;
 mod values;
-mod worker;
 mod writing;
 
 use std::io::Write;
@@ -29,6 +26,7 @@ use crate::keeper;
 use crate::linux::signals;
 use crate::linux::signals::Inherited;
 use crate::report::Format;
+use crate::walk;
 
 const RECORD_EXAMPLES: &str = "\
 Examples:
@@ -99,9 +97,13 @@ Callsites are equal if program, heap, and the names of all functions and their m
 Exit codes:
   0  done          1  failed          2  wrong usage          3  done, but one of the profiles is incomplete; the table lists why";
 
-const LEAKS_EXAMPLES: &str = "\
+fn leaks_help() -> String {
+    LEAKS_HELP.replace("ALLOCATORS", &walk::allocators())
+}
+
+const LEAKS_HELP: &str = "\
 Examples:
-  sudo heapbpf leaks --pid 1234                      at once: no probes, so no stacks; glibc, musl, jemalloc
+  sudo heapbpf leaks --pid 1234                      at once: no probes, so no stacks; ALLOCATORS
   sudo heapbpf leaks --pid 1234 --watch 60s          record for a minute first: blocks allocated meanwhile have a stack
   sudo heapbpf leaks --pid 1234 --watch 1h --interval 64KiB   cheaper: a stack for a sample of blocks; all leaks are found
   sudo heapbpf leaks -- ./server --port 80           from the first allocation to the exit, each block with its stack
@@ -149,7 +151,7 @@ enum Command {
     #[command(after_help = DIFF_EXAMPLES)]
     Diff(DiffArgs),
     /// Find unreachable blocks of a process, with their allocation stacks. Exits with 4 if there are any.
-    #[command(after_help = LEAKS_EXAMPLES)]
+    #[command(after_help = leaks_help())]
     Leaks(Box<LeaksArgs>),
     /// Run as the process that `doctor` probes.
     #[command(name = TARGET_COMMAND, hide = true)]
@@ -191,9 +193,9 @@ pub fn run() -> ExitCode {
     let result = match cli.command {
         None => record::run(&cli.record, inherited),
         Some(Command::Record(args)) => record::run(&args, inherited),
-        Some(Command::Convert(args)) => convert::run(&args),
+        Some(Command::Convert(args)) => convert::convert(&args),
         Some(Command::Doctor(args)) => doctor(&args),
-        Some(Command::Diff(args)) => diff::run(&args),
+        Some(Command::Diff(args)) => convert::diff(&args),
         Some(Command::Leaks(args)) => leaks::run(&args, inherited),
         Some(Command::DoctorTarget) => {
             serve(std::io::stdin().lock(), terminal::output()).map(|()| exit::DONE).map_err(Into::into)
@@ -304,19 +306,5 @@ mod tests {
         };
         assert_eq!((leaks.common.interval.bytes(), leaks.kernel.ring_size), (1, 64 << 20));
         assert_eq!(leaks.kernel.live_blocks, 1 << 24);
-    }
-
-    #[test]
-    fn unknown_values_are_rejected_with_the_valid_ones() {
-        for (arguments, reason) in [
-            (["--by", "heap,threads"], "'threads' for '--by <WHAT>': use one of `thread`, `command`"),
-            (["--format", "png"], "'png' for '--format <FORMAT>': use one of `svg`, `html`"),
-            (["--view", "bytes"], "'bytes' for '--view <VIEW>': use one of `live-bytes`"),
-            (["--hold", "all"], "'all' for '--hold <WHICH>': use one of `never`, `execs`"),
-            (["--threshold", "-5%"], "'-5%' for '--threshold <SHARE>'"),
-        ] {
-            let error = Cli::try_parse_from(["heapbpf"].into_iter().chain(arguments)).expect_err(reason).to_string();
-            assert!(error.contains(reason) && !error.contains("possible values"), "{error}");
-        }
     }
 }

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 
+use super::args::RecordArgs;
 use super::exit::usage;
 use super::terminal;
 use crate::linux::files::Replacement;
@@ -17,21 +18,12 @@ use crate::report::{Format, FormatError, ReportError};
 const RECORDING_EXTENSION: &str = "heapbpf";
 
 /// Who may read a file, as far as the umask allows it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug)]
 pub(super) enum Access {
     /// Everyone: under `sudo`, the user who reads the file is not its owner.
-    All,
+    All = 0o666,
     /// The owner only: the file contains parts of a process's memory.
-    Owner,
-}
-
-impl Access {
-    fn mode(self) -> u32 {
-        match self {
-            Self::All => 0o666,
-            Self::Owner => 0o600,
-        }
-    }
+    Owner = 0o600,
 }
 
 /// A file for a report. An existing file at the path is kept until the report is complete.
@@ -95,27 +87,58 @@ impl Output {
         (!matches!(self.destination, Destination::Stdout)).then_some(&*self.path)
     }
 
-    /// Writes the report. Returns the path, or `None` for standard output.
-    pub(super) fn write(self, report: impl FnOnce(&mut dyn Write) -> Result<()>) -> Result<Option<PathBuf>> {
-        let context = || format!("cannot write `{}`", self.path.display());
-        match self.destination {
-            Destination::Stdout => {
-                write_all(terminal::output(), report).with_context(context)?;
-                return Ok(None);
-            }
-            Destination::Device(file) => write_all(file, report).with_context(context)?,
-            Destination::Replacement(new) => {
-                write_all(new.file(), report).with_context(context)?;
-                new.commit().with_context(context)?;
-            }
+    /// Writes the report in the output's format. Returns the path, or `None` for standard output.
+    pub(super) fn write(self, report: impl FnOnce(Format, &mut dyn Write) -> Result<()>) -> Result<Option<PathBuf>> {
+        let path = self.path().map(Into::into);
+        let report = |out: &mut dyn Write| report(self.format, out);
+        let written = match self.destination {
+            Destination::Stdout => write_all(terminal::output(), report),
+            Destination::Device(file) => write_all(file, report),
+            Destination::Replacement(new) => write_all(new.file(), report).and_then(|()| Ok(new.commit().map(drop)?)),
+        };
+        written.with_context(|| format!("cannot write `{}`", self.path.display()))?;
+        Ok(path)
+    }
+}
+
+/// Files that were written.
+#[derive(Debug, Default)]
+pub(super) struct Written {
+    pub(super) files: Vec<(PathBuf, Format)>,
+    /// A report was written to standard output.
+    pub(super) to_stdout: bool,
+}
+
+impl Written {
+    pub(super) fn write(
+        &mut self,
+        output: Output,
+        report: impl FnOnce(Format, &mut dyn Write) -> Result<()>,
+    ) -> Result<()> {
+        let format = output.format;
+        match output.write(report)? {
+            Some(path) => self.files.push((path, format)),
+            None => self.to_stdout = true,
         }
-        Ok(Some(self.path))
+        Ok(())
+    }
+
+    /// Lists the files, each on a line of its own after a line end.
+    pub(super) fn list(&self, prefix: &str) -> String {
+        let line =
+            |(path, format): &(PathBuf, Format)| format!("\n{} ({prefix}{})", path.display(), format.description());
+        self.files.iter().map(line).collect()
     }
 }
 
 /// Whether an output path names a recording.
 pub(super) fn is_recording(path: &Path) -> bool {
     path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case(RECORDING_EXTENSION))
+}
+
+/// Returns the recording among the outputs.
+pub(super) fn recording_path(args: &RecordArgs) -> Option<&PathBuf> {
+    args.common.output.output.iter().find(|path| is_recording(path))
 }
 
 /// Checks that a recording can be written to `path`, without changing an existing file: see [`Recorder::create`].
@@ -171,7 +194,7 @@ fn destination(path: &Path, access: Access) -> Result<Destination> {
     }
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let new =
-        Replacement::create(path, access.mode()).map_err(|error| anyhow::anyhow!("{}", explain(&error, folder)))?;
+        Replacement::create(path, access as u32).map_err(|error| anyhow::anyhow!("{}", explain(&error, folder)))?;
     Ok(Destination::Replacement(new))
 }
 
@@ -198,7 +221,7 @@ mod tests {
 
     fn written(path: &Path) -> String {
         let output = Output::open(path, None, Access::All).expect("writable");
-        output.write(|out| Ok(out.write_all(b"report")?)).expect("written");
+        output.write(|_, out| Ok(out.write_all(b"report")?)).expect("written");
         fs::read_to_string(path).expect("there")
     }
 
@@ -209,7 +232,7 @@ mod tests {
         assert_eq!(written(&path), "report");
         let output = Output::open(&path, None, Access::All).expect("writable");
         output
-            .write(|out| {
+            .write(|_, out| {
                 out.write_all(b"half")?;
                 bail!("no more")
             })
@@ -246,7 +269,7 @@ mod tests {
         let folder = tempfile::tempdir().expect("temporary folder");
         let path = folder.path().join("leaks.json");
         let output = Output::open(&path, None, Access::Owner).expect("writable");
-        output.write(|out| Ok(out.write_all(b"report")?)).expect("written");
+        output.write(|_, out| Ok(out.write_all(b"report")?)).expect("written");
         let mode = fs::metadata(&path).expect("there").permissions().mode();
         assert_eq!(mode & 0o777, 0o600, "mode {mode:o}");
     }
@@ -259,7 +282,7 @@ mod tests {
             destination: destination(Path::new("/dev/null"), Access::All).expect("there"),
         };
         assert!(matches!(output.destination, Destination::Device(_)));
-        output.write(|out| Ok(out.write_all(b"report")?)).expect("written");
+        output.write(|_, out| Ok(out.write_all(b"report")?)).expect("written");
     }
 
     fn check_window_path(path: &str, number: u32, expected: &str) {

@@ -37,12 +37,6 @@ const MISSING_LISTED_MAX: usize = 5;
 /// zstd's own default.
 const COMPRESSION_LEVEL: i32 = 3;
 
-pub(super) enum Contents {
-    /// A recording, not read yet.
-    Recording,
-    Report(Box<Profile>),
-}
-
 /// A profile read from a file.
 pub(super) struct Input {
     pub(super) profile: Profile,
@@ -74,21 +68,17 @@ pub(super) struct Options {
     pub(super) events: bool,
 }
 
-/// Determines what a file is, and reads it if it is a report. A pipe is read once.
-pub(super) fn open(path: &Path) -> Result<Contents> {
-    let context = || format!("cannot read a profile from `{}`", path.display());
-    let bytes = read_report(path).with_context(context)?;
-    if bytes == MAGIC {
-        return Ok(Contents::Recording);
-    }
-    Ok(Contents::Report(Box::new(parse(&bytes).with_context(context)?)))
+/// Reads the profile in a JSON report. Returns `None` for a recording, which is not read yet. A pipe is read once.
+pub(super) fn read_report(path: &Path) -> Result<Option<Profile>> {
+    let profile = read_start(path).and_then(|bytes| (bytes != MAGIC).then(|| parse(&bytes)).transpose());
+    profile.with_context(|| format!("cannot read a profile from `{}`", path.display()))
 }
 
 /// Reads the profile in a JSON report, or that of a whole recording.
 pub(super) fn read_whole(path: &Path, quiet: bool) -> Result<Input> {
-    match open(path)? {
-        Contents::Recording => read_recording(path, Options { quiet, ..Options::default() }),
-        Contents::Report(profile) => Ok((*profile).into()),
+    match read_report(path)? {
+        None => read_recording(path, Options { quiet, ..Options::default() }),
+        Some(profile) => Ok(profile.into()),
     }
 }
 
@@ -152,7 +142,7 @@ fn report_missing(missing: &[(String, &'static str)]) {
 }
 
 /// Reads a report, or only the first bytes of a recording, which may be large.
-fn read_report(path: &Path) -> Result<Vec<u8>> {
+fn read_start(path: &Path) -> Result<Vec<u8>> {
     let mut file = files::open(path)?;
     let mut bytes = Vec::new();
     Read::by_ref(&mut file).take(MAGIC.len() as u64).read_to_end(&mut bytes)?;

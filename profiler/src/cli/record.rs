@@ -1,5 +1,6 @@
 //! `heapbpf record`, which is also `heapbpf` without a subcommand.
 
+use std::collections::HashSet;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -8,55 +9,106 @@ use anyhow::Result;
 use bytesize::ByteSize;
 
 use super::args::{PresentationArgs, RecordArgs};
-use super::config::{self, recording_path};
 use super::exit::{self, usage};
-use super::output::{self, Access, Output, is_recording};
-use super::runtime::{Attached, run_session, wait_for_command};
+use super::output::{self, Access, Output, is_recording, recording_path};
+use super::runtime::{run_session, start_session, wait_for_command};
 use super::terminal::{self, ProgressLine, say};
-use super::writing::{Options, Writer, Written};
+use super::writing::{Job, Reports, Writer, start_writer};
+use crate::allocator::hook_set::HookSet;
+use crate::allocator::selection::HeapSelection;
+use crate::guardrail::Limits;
 use crate::ids::Pid;
 use crate::linux::proc::process;
 use crate::linux::signals::Inherited;
+use crate::process::selection::Selection;
 use crate::recording::write::Written as Recording;
+use crate::report::suppressions::Suppressions;
 use crate::report::{Format, summary};
-use crate::session::{Listener, Progress, Session, SessionConfig};
+use crate::session::{DumpPlan, Listener, Progress, Session, SessionConfig};
 use crate::snapshot::Snapshot;
 
 /// Maximum length of the target's part of a default file name.
 const NAME_CHARS_MAX: usize = 100;
 
+/// Maximum number of dumps that wait to be written. Each has all callsites of its window.
+const PENDING_MAX: usize = 16;
+
 pub(super) fn run(args: &RecordArgs, inherited: Inherited) -> Result<u8> {
     // All input is checked before anything is attached.
-    let config = config::of_record(args)?;
+    let config = config(args)?;
     if config.selection.pids.is_empty() && !config.selection.is_open() && args.command.is_empty() {
         return Err(usage(
             "nothing to profile: specify `--pid PID` (`pgrep -a NAME` lists processes), `--cmdline NAME`, or a command after `--`; see `heapbpf --help`",
         ));
     }
-    let options = Options {
-        presentation: args.presentation.presentation(),
-        format: args.common.output.format,
-        trims: args.common.output.trim,
-        with_peak: args.dumps.dump_at_peak,
-        keeps_names: config.recording.is_some(),
-        quiet: args.common.output.quiet,
-        suppressions: config::suppressions(&args.common)?,
-    };
+    let suppressions = args.common.read_suppressions()?;
     let outputs = outputs(args, &config.selection.pids)?;
-    run_session(record(args, config, outputs, options, inherited))
+    run_session(record(args, config, outputs, suppressions, inherited))
+}
+
+fn config(args: &RecordArgs) -> Result<SessionConfig> {
+    let mut functions = HookSet::default();
+    // Hooks of `--hook` take precedence over those of `--hooks`.
+    args.hook.iter().for_each(|hook| functions.add(hook.clone()));
+    for file in &args.hooks {
+        functions.load(file).map_err(|error| usage(error.to_string()))?;
+    }
+    let mut seen = HashSet::new();
+    Ok(SessionConfig {
+        selection: Selection {
+            pids: args.pid.iter().copied().filter(|pid| seen.insert(*pid)).collect(),
+            patterns: args.cmdline.clone(),
+            cgroups: args.cgroup.clone(),
+            all: args.all,
+            exclude: args.exclude.clone(),
+            min_rss_bytes: args.min_rss,
+        },
+        follow_forks: !args.no_follow_fork,
+        functions,
+        heaps: HeapSelection {
+            only: args.heap.clone(),
+            excluded: args.exclude_heap.clone(),
+            intervals: args.heap_interval.clone(),
+        },
+        hold: args.hold,
+        interval: args.common.interval,
+        duration: args.duration,
+        dumps: DumpPlan {
+            every: args.dumps.dump_every,
+            growth_bytes: args.dumps.dump_on_growth,
+            alloc_bytes: args.dumps.dump_on_alloc,
+            mark_after: args.dumps.mark,
+        },
+        ring_bytes: args.kernel.ring_size,
+        live_blocks_max: args.kernel.live_blocks,
+        on_overload: (args.on_overload)(args.interval_max),
+        placement: args.placement,
+        unwind: args.unwind,
+        backend: args.backend,
+        scope: args.scope,
+        unwind_bytes_max: args.unwind_memory,
+        by_thread: args.presentation.by_thread(),
+        recording: recording_path(args).map(|path| (path.clone(), args.max_size)),
+        older_than: args.older_than,
+        limits: Limits {
+            memory_bytes_max: args.max_memory,
+            cpu_percent_max: args.max_cpu,
+            overhead_percent_max: args.max_overhead,
+        },
+        ..SessionConfig::default()
+    })
 }
 
 async fn record(
     args: &RecordArgs,
     config: SessionConfig,
     outputs: Vec<Output>,
-    options: Options,
+    suppressions: Suppressions,
     inherited: Inherited,
 ) -> Result<u8> {
-    let Some(attached) = Attached::start(config, &args.command, inherited).await? else {
+    let Some((mut session, mut stops, mut control)) = start_session(config, &args.command, inherited).await? else {
         return Ok(exit::INTERRUPTED);
     };
-    let Attached { mut session, mut stops, mut control } = attached;
     let quiet = args.common.output.quiet;
     // Messages must not interrupt a command's own output.
     let is_silent = quiet || !args.command.is_empty();
@@ -65,25 +117,26 @@ async fn record(
     }
     let line = ProgressLine::new(is_silent);
     let has_files = outputs.iter().any(|output| output.path().is_some());
-    let writer = Writer::start(outputs, options, line.clone())?;
+    let writer = start_writer(args, outputs, suppressions, line.clone());
     let mut events = Events { writer, line, quiet, has_files };
     let launched = session.launched();
     session.run(stops.wait(launched), &mut control, &mut events).await?;
     events.line.clear();
     let (snapshot, command, recording) = session.finish()?;
-    let mut written = events.writer.finish(snapshot, stops.next(launched)).await?;
-    let recording = recording.map(|recording| recording.finish(std::mem::take(&mut written.names))).transpose();
+    events.writer.send(Job::End(snapshot));
+    let mut reports = events.writer.finish(stops.next(launched)).await?;
+    let recording = recording.map(|recording| recording.finish(std::mem::take(&mut reports.names))).transpose();
     let recording = recording.unwrap_or_else(|error| {
         // The reports are complete; the recording is not.
         say(&format!("heapbpf: error: {error}"));
-        written.failed = true;
+        reports.failed = true;
         None
     });
-    let code = summarize(args, &written, recording.as_ref())?;
+    let code = summarize(args, &reports, recording.as_ref())?;
     match command {
         Some(command) => {
             let command_code = wait_for_command(command, &mut stops, quiet).await;
-            Ok(if written.failed { exit::FAILED } else { command_code })
+            Ok(if reports.failed { exit::FAILED } else { command_code })
         }
         None => Ok(code),
     }
@@ -128,7 +181,7 @@ impl Listener for Events {
 
     fn dumped(&mut self, snapshot: Snapshot) {
         if self.has_files {
-            self.writer.dump(snapshot);
+            self.writer.send(Job::Window(snapshot));
         } else {
             self.say(
                 "no dump written: dumps are named after a report's file, and no report has one; use `-o heap.svg`",
@@ -141,23 +194,21 @@ impl Listener for Events {
     }
 
     fn is_busy(&self) -> bool {
-        self.writer.is_busy()
+        self.writer.pending() > 0
     }
 
     fn has_room(&self) -> bool {
-        self.writer.has_room()
+        self.writer.pending() < PENDING_MAX
     }
 }
 
 /// Prints the summary and the paths of all files. Returns the exit code.
-fn summarize(args: &RecordArgs, written: &Written, recording: Option<&Recording>) -> Result<u8> {
+fn summarize(args: &RecordArgs, reports: &Reports, recording: Option<&Recording>) -> Result<u8> {
+    let Reports { profile, written, failed, .. } = reports;
     if !args.common.output.quiet {
         let (width, colour) = terminal::layout();
         let PresentationArgs { view, top, .. } = args.presentation;
-        let mut text = summary::summary(&written.profile, view, top, width, colour);
-        for (path, format) in &written.files {
-            text.push_str(&format!("\n{} ({})", path.display(), format.description()));
-        }
+        let mut text = summary::summary(profile, view, top, width, colour) + &written.list("");
         if let Some(recording) = recording {
             let size = ByteSize(recording.size_bytes);
             text.push_str(&format!("\n{} (recording, {size})", recording.path.display()));
@@ -167,8 +218,8 @@ fn summarize(args: &RecordArgs, written: &Written, recording: Option<&Recording>
             _ => {}
         }
     }
-    Ok(match written.profile.incomplete() {
-        _ if written.failed => exit::FAILED,
+    Ok(match profile.incomplete() {
+        _ if *failed => exit::FAILED,
         true => exit::INCOMPLETE,
         false => exit::DONE,
     })

@@ -1,13 +1,17 @@
-//! What a session needs around it: privileges, resource limits, an async runtime, and the signals that stop it.
+//! What a session needs around it: privileges, resource limits, an async runtime, the signals that stop it, and a worker
+//! thread.
 
 use std::ffi::OsString;
 use std::io;
+use std::sync::Arc;
+use std::sync::mpsc::{self, Receiver, Sender};
 use std::task::{Context as TaskContext, Poll, Waker};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use rustix::process::{Resource, Rlimit, Signal, getrlimit, setrlimit};
 use tokio::runtime::{Builder, Runtime};
 use tokio::signal::unix::{self, SignalKind, signal};
+use tokio::task::JoinHandle;
 
 use super::exit;
 use super::terminal::say;
@@ -15,6 +19,8 @@ use crate::linux::feature;
 use crate::linux::proc::process;
 use crate::linux::signals::{self, Inherited};
 use crate::session::{Command, Control, Launched, Session, SessionConfig};
+use crate::symbolize::resolver::Resolver;
+use crate::symbolize::sandbox::Interrupt;
 
 /// Runs a session, after checking for privileges and raising resource limits.
 pub(super) fn run_session(session: impl Future<Output = Result<u8>>) -> Result<u8> {
@@ -65,36 +71,27 @@ fn command_line() -> String {
     std::env::args_os().map(quote).collect::<Vec<_>>().join(" ")
 }
 
-/// A session whose probes are attached, and its sources of signals.
-pub(super) struct Attached {
-    pub(super) session: Session,
-    pub(super) stops: Stops,
-    pub(super) control: Control,
-}
-
-impl Attached {
-    /// Attaches the probes and starts the command, if one is given. Returns `None` if a signal stopped heapbpf before the
-    /// first target was attached.
-    pub(super) async fn start(
-        config: SessionConfig,
-        command: &[OsString],
-        inherited: Inherited,
-    ) -> Result<Option<Self>> {
-        let mut stops = Stops::new(&inherited)?;
-        let control = Control::listen().context("cannot listen for signals")?;
-        let mut session = Session::start(config)?;
-        session.attach(async || stops.pending(None).await).await?;
-        if stops.pending(None).await && !session.has_begun() {
-            return Ok(None);
-        }
-        if !command.is_empty() {
-            stops.interrupts_left = 1;
-            session.launch(command, inherited)?;
-            // Earlier signals are meant for the command too. If they are enough to stop it, the report still covers it.
-            stops.pending(session.launched()).await;
-        }
-        Ok(Some(Self { session, stops, control }))
+/// Attaches the probes and starts the command, if one is given. Returns `None` if a signal stopped heapbpf before the first
+/// target was attached.
+pub(super) async fn start_session(
+    config: SessionConfig,
+    command: &[OsString],
+    inherited: Inherited,
+) -> Result<Option<(Session, Stops, Control)>> {
+    let mut stops = Stops::new(&inherited)?;
+    let control = Control::listen().context("cannot listen for signals")?;
+    let mut session = Session::start(config)?;
+    session.attach(async || stops.pending(None).await).await?;
+    if stops.pending(None).await && !session.has_begun() {
+        return Ok(None);
     }
+    if !command.is_empty() {
+        stops.interrupts_left = 1;
+        session.launch(command, inherited)?;
+        // Earlier signals are meant for the command too. If they are enough to stop it, the report still covers it.
+        stops.pending(session.launched()).await;
+    }
+    Ok(Some((session, stops, control)))
 }
 
 /// Waits for a command after its recording has ended, until it exits or the user interrupts. Returns the exit code.
@@ -198,5 +195,55 @@ impl Stops {
         if is_interrupt || command.is_none() {
             self.interrupts_left = self.interrupts_left.saturating_sub(1);
         }
+    }
+}
+
+/// Background thread that processes jobs in order, so that the session continues draining the ring buffer. The runtime
+/// waits for it when it is dropped, so that files are completed or removed.
+pub(super) struct Worker<J, R> {
+    queue: Sender<Queued<J>>,
+    /// Each queued job has a reference.
+    pending: Arc<()>,
+    thread: JoinHandle<Result<R>>,
+    interrupt: Interrupt,
+}
+
+/// A job, which is pending until the second part is dropped.
+pub(super) type Queued<J> = (J, Arc<()>);
+
+impl<J: Send + 'static, R: Send + 'static> Worker<J, R> {
+    /// Starts a thread that runs `work` with the queue, which ends when it is closed, and a resolver of its own.
+    pub(super) fn start(work: impl FnOnce(Receiver<Queued<J>>, Resolver) -> Result<R> + Send + 'static) -> Self {
+        let (queue, jobs) = mpsc::channel();
+        let interrupt = Interrupt::default();
+        let of_thread = interrupt.clone();
+        // A resolver is not Send.
+        let thread = tokio::task::spawn_blocking(move || work(jobs, Resolver::sandboxed(of_thread)));
+        Self { queue, pending: Arc::new(()), thread, interrupt }
+    }
+
+    pub(super) fn send(&self, job: J) {
+        // A thread that has failed reports its error in `finish`.
+        let _ = self.queue.send((job, Arc::clone(&self.pending)));
+    }
+
+    /// Number of jobs that are queued or being processed.
+    pub(super) fn pending(&self) -> usize {
+        Arc::strong_count(&self.pending) - 1
+    }
+
+    /// Waits until the thread has processed all jobs, and returns its result. When `stop` resolves first, remaining
+    /// frames are not symbolized.
+    pub(super) async fn finish(self, stop: impl Future<Output = ()>) -> Result<R> {
+        let Self { queue, mut thread, interrupt, .. } = self;
+        drop(queue);
+        let result = tokio::select! {
+            result = &mut thread => result,
+            () = stop => {
+                interrupt.raise();
+                thread.await
+            }
+        };
+        result.map_err(|_| anyhow!("internal error: a worker thread panicked; please report it"))?
     }
 }

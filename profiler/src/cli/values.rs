@@ -1,47 +1,27 @@
 //! Parsers of option values: sizes, times, percentages and fixed sets of names.
 
-use std::ffi::OsStr;
+use std::collections::HashMap;
 use std::time::Duration;
 
 use bytesize::ByteSize;
-use clap::builder::{PossibleValue, TypedValueParser};
-use clap::{Arg, Command};
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use profiler_common::interval::Interval;
 use profiler_common::limits::INTERVAL_BYTES_MAX;
 
 use crate::ids::Pid;
-use crate::recording::write::SIZE_BYTES_MIN;
 use crate::units::parse_bytes;
 
 /// Minimum time between dumps: shorter windows cost more than they show.
 const PERIOD_MIN: Duration = Duration::from_millis(100);
 
 /// Parser of a fixed set of names, which shell completions list too.
-#[derive(Clone)]
-pub(super) struct Named<T>(Vec<(&'static str, T)>);
-
-impl<T: Clone + Send + Sync + 'static> TypedValueParser for Named<T> {
-    type Value = T;
-
-    fn parse_ref(&self, command: &Command, argument: Option<&Arg>, value: &OsStr) -> Result<T, clap::Error> {
-        let names = self.0.clone();
-        let parse = move |value: &str| {
-            let named = names.iter().find(|(name, _)| *name == value);
-            named.map(|(_, value)| value.clone()).ok_or_else(|| {
-                let names: Vec<String> = names.iter().map(|(name, _)| format!("`{name}`")).collect();
-                format!("use one of {}", names.join(", "))
-            })
-        };
-        parse.parse_ref(command, argument, value)
-    }
-
-    fn possible_values(&self) -> Option<Box<dyn Iterator<Item = PossibleValue> + '_>> {
-        Some(Box::new(self.0.iter().map(|(name, _)| PossibleValue::new(name))))
-    }
-}
-
-pub(super) fn named<T>(names: impl Into<Vec<(&'static str, T)>>) -> Named<T> {
-    Named(names.into())
+pub(super) fn named<T: Clone + Send + Sync + 'static>(
+    values: impl Into<Vec<(&'static str, T)>>,
+) -> impl TypedValueParser<Value = T> {
+    let values: Vec<(&str, T)> = values.into();
+    let names = PossibleValuesParser::new(values.iter().map(|(name, _)| *name));
+    let by_name: HashMap<&str, T> = values.into_iter().collect();
+    names.map(move |name| by_name[name.as_str()].clone())
 }
 
 pub(super) fn pid() -> impl TypedValueParser<Value = Pid> {
@@ -66,12 +46,6 @@ pub(super) fn ring_size(text: &str) -> Result<u32, String> {
         .ok_or_else(|| "must be a power of two from 64KiB to 1GiB".to_owned())
 }
 
-/// A memory limit: at least a mebibyte.
-pub(super) fn memory(text: &str) -> Result<u64, String> {
-    let bytes = size(text)?;
-    if bytes < 1 << 20 { Err("must be at least 1MiB".to_owned()) } else { Ok(bytes) }
-}
-
 /// A percentage above 0: `5%`, or `5`.
 pub(super) fn percent(text: &str) -> Result<f64, String> {
     let number = text.trim().trim_end_matches('%').trim_end();
@@ -83,14 +57,12 @@ pub(super) fn size(text: &str) -> Result<u64, String> {
     parse_bytes(text.trim()).ok_or_else(|| "not a size; write it like 4096, 4KiB or 1M".to_owned())
 }
 
-pub(super) fn nonzero_size(text: &str) -> Result<u64, String> {
-    let bytes = size(text)?;
-    if bytes == 0 { Err("must be at least 1".to_owned()) } else { Ok(bytes) }
-}
-
-pub(super) fn recording_size(text: &str) -> Result<u64, String> {
-    let bytes = size(text)?;
-    if bytes < SIZE_BYTES_MIN { Err(format!("must be at least {}", ByteSize(SIZE_BYTES_MIN))) } else { Ok(bytes) }
+/// Parser of sizes of at least that many bytes.
+pub(super) fn size_from(bytes_min: u64) -> impl Fn(&str) -> Result<u64, String> + Clone {
+    move |text| match size(text)? {
+        bytes if bytes < bytes_min => Err(format!("must be at least {}", ByteSize(bytes_min))),
+        bytes => Ok(bytes),
+    }
 }
 
 /// A time above 0; a bare number is in seconds.
@@ -156,8 +128,8 @@ mod tests {
     fn dump_triggers_have_minimums() {
         assert_eq!(period("100ms"), Ok(Duration::from_millis(100)));
         assert!(period("99ms").is_err());
-        assert_eq!(nonzero_size("1GiB"), Ok(1 << 30));
-        assert!(nonzero_size("0").is_err());
+        assert_eq!(size_from(1)("1GiB"), Ok(1 << 30));
+        assert!(size_from(1)("0").is_err());
     }
 
     #[test]

@@ -16,8 +16,16 @@ pub use scene::{Scene, Walk};
 pub fn walk(scene: &Scene<'_>) -> Vec<Walk> {
     let regions = with_one_break(scene.regions);
     let scene = &Scene { regions: &regions, ..*scene };
-    let walks = [glibc::walk(scene), musl::walk(scene), jemalloc::walk(scene)];
-    walks.into_iter().flatten().collect()
+    WALKERS.iter().flat_map(|(_, walk)| walk(scene)).collect()
+}
+
+/// Walkers by allocator.
+const WALKERS: [(&str, fn(&Scene<'_>) -> Option<Walk>); 3] =
+    [("glibc", glibc::walk), ("musl", musl::walk), ("jemalloc", jemalloc::walk)];
+
+/// The allocators whose heaps can be walked, for messages.
+pub(crate) fn allocators() -> String {
+    WALKERS.map(|(name, _)| name).join(", ")
 }
 
 /// Joins adjacent regions of `brk`. The kernel keeps separate what a process has added since it was forked.
