@@ -9,12 +9,11 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use crate::ids::{HeapId, Tid};
-use crate::leak::growth::Growths;
 use crate::ledger::curve::CurvePoint;
 use crate::ledger::snapshot::TargetSnapshot;
 use crate::ledger::timeline::Timeline;
 pub(crate) use crate::model::TargetFacts;
-use crate::model::{Health, HookStatus, Others, Window, WindowReason};
+use crate::model::{Health, HookStatus, Leaks, Others, Window, WindowReason};
 use crate::object::module::Modules;
 use crate::process::address_space::AddressSpace;
 use crate::units::{Amounts, MonotonicNanos};
@@ -77,7 +76,7 @@ pub struct TargetState {
     pub heaps: Vec<HeapFacts>,
     /// Since the recording started.
     pub books: Arc<TargetSnapshot>,
-    pub growths: Growths,
+    pub growths: Leaks,
     /// Totals over time, in the order of time.
     pub curve: Vec<CurvePoint>,
     /// What its callsites held at few points in time.

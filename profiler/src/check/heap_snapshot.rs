@@ -10,11 +10,10 @@ use crate::address::TargetAddr;
 use crate::collect::{Collected, Method, collect};
 use crate::ids::Pid;
 use crate::keeper::{self, Keeper};
-use crate::leak::growth::Growths;
 use crate::ledger::snapshot::TargetSnapshot;
 use crate::ledger::totals::Totals;
 use crate::linux::clock;
-use crate::model::{Beginning, Health, Others};
+use crate::model::{Beginning, Health, Leaks, Others};
 use crate::object::module::ModuleStore;
 use crate::process::address_space::AddressSpace;
 use crate::process::target::Process;
@@ -131,7 +130,7 @@ pub(crate) fn take_unrecorded(pid: Pid, method: Method, keeper: &Keeper) -> Resu
         threads: Arc::default(),
         heaps: Vec::new(),
         books: Arc::new(TargetSnapshot { pid, totals: Totals::default(), heaps: Vec::new(), callsites: Vec::new() }),
-        growths: Growths::default(),
+        growths: Leaks::default(),
         curve: Vec::new(),
         timeline: Arc::default(),
         until: now.monotonic,

@@ -9,11 +9,10 @@ use super::heap_snapshot::{HeapSnapshot, RecordedBlock};
 use crate::address::TargetAddr;
 use crate::ids::HeapId;
 use crate::leak::blocks::{Block, BlockId, Blocks};
-use crate::leak::growth::Growths;
 use crate::ledger::details::Details;
 use crate::ledger::snapshot::{CallsiteSnapshot, SelectedBlock, Stack, TargetSnapshot};
 use crate::ledger::totals::Totals;
-use crate::model::{Frame, FrameId, Profile};
+use crate::model::{Frame, FrameId, Leaks, Profile};
 use crate::snapshot::{HeapFacts, Scope, Snapshot, TargetState};
 use crate::symbolize::Resolve;
 use crate::symbolize::profile::profile;
@@ -50,7 +49,7 @@ impl<'a> LeakedProfiles<'a> {
             });
         }
         // Leaked blocks have no history.
-        state.growths = Growths::default();
+        state.growths = Leaks::default();
         state.curve = Vec::new();
         state.timeline = Arc::default();
         state.older = None;

@@ -10,7 +10,7 @@ use crate::collect::roots::root_spans;
 use crate::collect::{CollectError, Method};
 use crate::ids::HeapId;
 use crate::leak::blocks::{BlockId, Blocks};
-use crate::leak::fold::{Folded, RootLeak, Sum, fold};
+use crate::leak::fold::{BlockTotals, Folded, RootLeak, fold};
 use crate::leak::mark::{Roots, mark, mark_also};
 use crate::model::{FrameId, Profile};
 use crate::report::suppressions::Suppressions;
@@ -52,7 +52,7 @@ pub(crate) fn check(
     let marks = mark(&known.blocks, &roots(&snapshot, &known), memory);
     let mut folded = fold(&known.blocks, &marks, memory);
     let profiles = LeakedProfiles::new(&snapshot);
-    let mut suppressed = Sum::default();
+    let mut suppressed = BlockTotals::default();
     if !plan.suppressions.is_empty() {
         // Matches untrimmed stacks.
         let (profile, indices) = profiles.profile(&known.blocks, &folded.unreached, resolver, false);
@@ -61,7 +61,7 @@ pub(crate) fn check(
         let words = ids.iter().map(|id| known.blocks.get(*id).start.0).collect();
         mark_also(&marks, &known.blocks, words, memory);
         let rest = fold(&known.blocks, &marks, memory);
-        suppressed = Sum {
+        suppressed = BlockTotals {
             count: folded.leaked.count.saturating_sub(rest.leaked.count),
             bytes: folded.leaked.bytes.saturating_sub(rest.leaked.bytes),
         };
@@ -78,7 +78,8 @@ pub(crate) fn check(
         indices: &indices,
         plan,
     };
-    let leaks: Vec<Leak> = folded.roots.iter().filter_map(|root| entries.leak(root)).collect();
+    let leaks: Vec<Leak> =
+        folded.roots.iter().filter_map(|root| entries.leak(root, folded.members[root.members.start])).collect();
     let (leaks, leak_count) = merge(leaks, plan.limit);
     if !memory.is_there() {
         return Err(CollectError::CopyKilled(snapshot.collected.pid));
@@ -144,8 +145,8 @@ struct Entries<'a> {
 }
 
 impl Entries<'_> {
-    fn leak(&mut self, root: &RootLeak) -> Option<Leak> {
-        let block = self.blocks.get(*root.members.first()?);
+    fn leak(&mut self, root: &RootLeak, first: BlockId) -> Option<Leak> {
+        let block = self.blocks.get(first);
         let callsite = self.indices.binary_search(&block.origin).ok()?;
         let mut contents = vec![0; usize::try_from(block.size_bytes).unwrap_or(usize::MAX).min(CONTENTS_BYTES_MAX)];
         let memory = &*self.snapshot.collected.memory;
@@ -162,18 +163,18 @@ impl Entries<'_> {
             age_ns: self.profiles.born(block.start).map(|born| self.snapshot.now.0.saturating_sub(born.0)),
             contents,
             cycle_count: root.members.len() as u64,
-            referenced: Sum {
+            referenced: BlockTotals {
                 count: root.reached.count.saturating_sub(1),
                 bytes: root.reached.bytes.saturating_sub(block.size_bytes),
             },
-            similar: Sum::default(),
-            similar_referenced: Sum::default(),
+            similar: BlockTotals::default(),
+            similar_referenced: BlockTotals::default(),
         })
     }
 }
 
-fn sum_of(blocks: &Blocks) -> Sum {
-    let mut sum = Sum::default();
+fn sum_of(blocks: &Blocks) -> BlockTotals {
+    let mut sum = BlockTotals::default();
     for id in blocks.ids() {
         sum.count += 1;
         sum.bytes = sum.bytes.saturating_add(blocks.get(id).size_bytes);
@@ -190,8 +191,8 @@ fn heaps(snapshot: &HeapSnapshot, known: &KnownBlocks) -> Vec<HeapKnowledge> {
     let is_complete = snapshot.coverage.is_some_and(|coverage| coverage.is_complete);
     let heap_of: FxHashMap<u32, HeapId> =
         state.books.callsites.iter().map(|callsite| (callsite.index, callsite.heap)).collect();
-    let mut sums: FxHashMap<HeapId, Sum> = FxHashMap::default();
-    let mut of_walks = vec![Sum::default(); snapshot.walks.len()];
+    let mut sums: FxHashMap<HeapId, BlockTotals> = FxHashMap::default();
+    let mut of_walks = vec![BlockTotals::default(); snapshot.walks.len()];
     for block in known.blocks.ids().map(|id| known.blocks.get(id)) {
         let walk = block.origin.checked_sub(WALKED).and_then(|number| of_walks.get_mut(number as usize));
         let sum = match (walk, heap_of.get(&block.origin)) {
@@ -199,7 +200,7 @@ fn heaps(snapshot: &HeapSnapshot, known: &KnownBlocks) -> Vec<HeapKnowledge> {
             (None, Some(heap)) => sums.entry(*heap).or_default(),
             (None, None) => continue,
         };
-        *sum = *sum + Sum { count: 1, bytes: block.size_bytes };
+        *sum = *sum + BlockTotals { count: 1, bytes: block.size_bytes };
     }
     let mut heaps: Vec<HeapKnowledge> = state
         .heaps
@@ -219,7 +220,7 @@ fn heaps(snapshot: &HeapSnapshot, known: &KnownBlocks) -> Vec<HeapKnowledge> {
             heaps.push(HeapKnowledge {
                 name: walk.heap.to_owned(),
                 precision: Precision::Partial,
-                known: Sum::default(),
+                known: BlockTotals::default(),
                 gaps: Vec::new(),
             });
             heaps.len() - 1

@@ -8,13 +8,12 @@ use super::*;
 use crate::address::{FileOffset, TargetAddr};
 use crate::collect::{Collected, ThreadState};
 use crate::ids::{ModuleId, Pid, Tid};
-use crate::leak::growth::Growths;
 use crate::ledger::details::Details;
 use crate::ledger::snapshot::{CallsiteSnapshot, Stack, TargetSnapshot};
 use crate::ledger::totals::Totals;
 use crate::linux::proc::maps::{Region, RegionKind};
 use crate::memory::Copied;
-use crate::model::{Beginning, Health, Others};
+use crate::model::{Beginning, Health, Leaks, Others};
 use crate::object::module::{Module, Modules};
 use crate::process::address_space::AddressSpace;
 use crate::snapshot::{Base, HeapFacts, Snapshot, TargetFacts, TargetState};
@@ -103,7 +102,7 @@ fn snapshot(is_complete: bool) -> Snapshot {
             hooks: Vec::new(),
         }],
         books: Arc::new(books),
-        growths: Growths::default(),
+        growths: Leaks::default(),
         curve: Vec::new(),
         timeline: Arc::default(),
         until: NOW,
@@ -171,7 +170,7 @@ fn blocks_reachable_from_data_are_live_and_others_are_reported() {
     let watched = [(HEAP + 0x200, 32, 2), (HEAP + 0x10, 16, 0), (HEAP + 0x100, 16, 1), (HEAP + 0x300, 8, 2)];
     let found = check(heap_snapshot(memory, &watched, Vec::new(), true), &plan(""), &Nameless);
     assert_eq!(told(&found), [(HEAP + 0x200, 32, 1, true)], "the other one is of the same callsite");
-    assert_eq!((found.known, found.leaked), (Sum { count: 4, bytes: 72 }, Sum { count: 2, bytes: 40 }));
+    assert_eq!((found.known, found.leaked), (BlockTotals { count: 4, bytes: 72 }, BlockTotals { count: 2, bytes: 40 }));
     assert_eq!(found.leaks[0].age_ns, Some((10 << 24) - (1 << 23)), "to the middle of a tick");
     assert_eq!(found.profile.targets[0].totals.live_bytes().rounded(), 40);
     assert_eq!(found.heaps[0].precision, Precision::Watched);
@@ -219,8 +218,8 @@ fn blocks_reachable_from_a_suppressed_one_are_suppressed() {
     let watched = [(HEAP + 0x10, 16, 0), (HEAP + 0x100, 32, 1), (HEAP + 0x200, 8, 2)];
     let found = check(heap_snapshot(memory, &watched, Vec::new(), true), &plan("leak:nothing"), &Nameless);
     assert_eq!(told(&found).len(), 2);
-    assert_eq!(found.leaks[0].referenced, Sum { count: 1, bytes: 32 });
-    assert_eq!((found.leaked.count, found.direct.count, found.suppressed), (3, 2, Sum::default()));
+    assert_eq!(found.leaks[0].referenced, BlockTotals { count: 1, bytes: 32 });
+    assert_eq!((found.leaked.count, found.direct.count, found.suppressed), (3, 2, BlockTotals::default()));
 }
 
 #[test]
@@ -229,7 +228,10 @@ fn blocks_of_removed_heaps_are_left_out_and_heaps_add_up() {
     let watched = [(HEAP + 0x10, 32, 0), (HEAP + 0x10_0000, 16, 1), (HEAP + 0x18, 8, 1), (HEAP + 0x100, 0, 1)];
     let found = check(heap_snapshot(memory(&[]), &watched, Vec::new(), true), &plan(""), &Nameless);
     assert_eq!(found.known.count, 2);
-    assert_eq!(found.heaps.iter().map(|heap| heap.known).fold(Sum::default(), |all, heap| all + heap), found.known);
+    assert_eq!(
+        found.heaps.iter().map(|heap| heap.known).fold(BlockTotals::default(), |all, heap| all + heap),
+        found.known
+    );
     assert_eq!(found.leaked, found.known);
     assert_eq!(found.profile.targets[0].totals.live_bytes().rounded(), found.leaked.bytes);
     assert_eq!(found.caveats.len(), 2, "{:?}", found.caveats);

@@ -2,29 +2,25 @@
 //! reachable from it.
 
 #[cfg(test)]
-mod reach_tests;
-#[cfg(test)]
 mod tests;
 
 use std::collections::HashMap;
-use std::ops::{Add, Deref};
-use std::slice;
+use std::ops::{Add, Range};
 
-use super::blocks::{BlockId, Blocks};
+use super::blocks::{BlockId, Blocks, number};
 use super::graph::{Components, Graph};
-use super::index::number;
 use super::mark::Marks;
 use super::words::Words;
 use crate::memory::Memory;
 
 /// A number of blocks and their bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Sum {
+pub struct BlockTotals {
     pub count: u64,
     pub bytes: u64,
 }
 
-impl Add for Sum {
+impl Add for BlockTotals {
     type Output = Self;
 
     /// Saturates: a target can forge any sizes.
@@ -36,53 +32,24 @@ impl Add for Sum {
 /// A block, or a cycle of blocks, that no other unreachable block references.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RootLeak {
-    /// Its blocks by ascending address: at least one.
-    pub members: Members,
+    /// Its blocks, as indices of [`Folded::members`]: at least one.
+    pub members: Range<usize>,
     /// Its blocks and everything reachable from them.
-    pub reached: Sum,
+    pub reached: BlockTotals,
     /// More may be reachable: counting was aborted because root leaks have too much in common.
     pub is_lower_bound: bool,
-}
-
-/// Blocks of a root leak, as a slice. A single one, the usual case, takes no heap memory.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Members(Listed);
-
-#[derive(Clone, Debug, PartialEq, Eq)]
-enum Listed {
-    One(BlockId),
-    Many(Box<[BlockId]>),
-}
-
-impl Deref for Members {
-    type Target = [BlockId];
-
-    fn deref(&self) -> &[BlockId] {
-        match &self.0 {
-            Listed::One(block) => slice::from_ref(block),
-            Listed::Many(blocks) => blocks,
-        }
-    }
-}
-
-impl FromIterator<BlockId> for Members {
-    fn from_iter<T: IntoIterator<Item = BlockId>>(blocks: T) -> Self {
-        let mut blocks = blocks.into_iter();
-        match (blocks.next(), blocks.next()) {
-            (Some(one), None) => Self(Listed::One(one)),
-            (first, second) => Self(Listed::Many(first.into_iter().chain(second).chain(blocks).collect())),
-        }
-    }
 }
 
 /// All unreachable blocks.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Folded {
-    pub leaked: Sum,
+    pub leaked: BlockTotals,
     /// Those in root leaks.
-    pub direct: Sum,
+    pub direct: BlockTotals,
     /// By address of their first blocks. What is reachable from two of them counts in both.
     pub roots: Vec<RootLeak>,
+    /// Blocks of each root leak by ascending address.
+    pub members: Vec<BlockId>,
     /// By ascending address.
     pub unreached: Vec<BlockId>,
 }
@@ -96,21 +63,21 @@ pub fn fold(blocks: &Blocks, marks: &Marks, memory: &dyn Memory) -> Folded {
 fn fold_graph(blocks: &Blocks, graph: Graph, steps_max: u64) -> Folded {
     let components = Components::new(&graph);
     let mut reach = Reach::new(blocks, &graph, &components, steps_max);
-    let sum_of = |id: &BlockId| Sum { count: 1, bytes: blocks.get(*id).size_bytes };
-    let (mut roots, mut direct) = (Vec::new(), Sum::default());
+    let sum_of = |id: &BlockId| BlockTotals { count: 1, bytes: blocks.get(*id).size_bytes };
+    let (mut roots, mut members) = (Vec::new(), Vec::new());
     for block in 0..number(graph.len()) {
         let component = components.of[block as usize];
         let own = components.members(component);
         if own[0] != block || !reach.is_root(component) {
             continue;
         }
-        let members: Members = own.iter().map(|&block| graph.blocks[block as usize]).collect();
-        direct = members.iter().map(sum_of).fold(direct, Add::add);
-        let Reached { sum: reached, is_lower_bound } = reach.of(component);
-        roots.push(RootLeak { members, reached, is_lower_bound });
+        let first = members.len();
+        members.extend(own.iter().map(|&block| graph.blocks[block as usize]));
+        let (reached, is_lower_bound) = reach.of(component);
+        roots.push(RootLeak { members: first..members.len(), reached, is_lower_bound });
     }
-    let leaked = graph.blocks.iter().map(sum_of).fold(Sum::default(), Add::add);
-    Folded { leaked, direct, roots, unreached: graph.blocks }
+    let totals = |ids: &[BlockId]| ids.iter().map(sum_of).fold(BlockTotals::default(), Add::add);
+    Folded { leaked: totals(&graph.blocks), direct: totals(&members), roots, members, unreached: graph.blocks }
 }
 
 /// Maximum number of edges that visits follow, apart from the first pass.
@@ -119,21 +86,6 @@ const STEPS_MAX: u64 = 20_000_000;
 const KEY_LENGTH_MAX: usize = 16;
 /// Maximum number of cached sets.
 const KNOWN_MAX: usize = 1 << 20;
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Reached {
-    sum: Sum,
-    /// More may be reachable.
-    is_lower_bound: bool,
-}
-
-/// Number of components that reference a component.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Holders {
-    None,
-    One,
-    Many,
-}
 
 /// What is reachable from each component, each block counted once.
 ///
@@ -144,9 +96,10 @@ struct Reach<'a> {
     blocks: &'a Blocks,
     graph: &'a Graph,
     components: &'a Components,
-    holders: Vec<Holders>,
+    /// Number of components that reference it, at most 255.
+    referrers: Vec<u8>,
     /// What is reachable from each component, including itself; a lower bound where not exact.
-    sums: Vec<Sum>,
+    sums: Vec<BlockTotals>,
     is_exact: Vec<bool>,
     /// There is at most one path to it, and from it to everything below.
     is_tree: Vec<bool>,
@@ -154,7 +107,7 @@ struct Reach<'a> {
     stamps: Vec<u32>,
     stamp: u32,
     /// What is reachable from sets of components in ascending order.
-    known: HashMap<Vec<u32>, Sum>,
+    known: HashMap<Vec<u32>, BlockTotals>,
     steps_left: u64,
 }
 
@@ -166,8 +119,8 @@ impl<'a> Reach<'a> {
             blocks,
             graph,
             components,
-            holders: vec![Holders::None; count],
-            sums: vec![Sum::default(); count],
+            referrers: vec![0; count],
+            sums: vec![BlockTotals::default(); count],
             is_exact: vec![true; count],
             is_tree: vec![true; count],
             stamps: vec![0; count],
@@ -175,7 +128,7 @@ impl<'a> Reach<'a> {
             known: HashMap::new(),
             steps_left: steps_max,
         };
-        (0..number(count)).for_each(|component| reach.count_holders(component));
+        (0..number(count)).for_each(|component| reach.count_referrers(component));
         // Edges lead to lower numbers: what is below a component is summed up before it.
         (0..number(count)).for_each(|component| reach.sum_up(component));
         reach.steps_left = steps_max;
@@ -184,43 +137,43 @@ impl<'a> Reach<'a> {
 
     /// Returns whether no other component references this one.
     fn is_root(&self, component: u32) -> bool {
-        self.holders[component as usize] == Holders::None
+        self.referrers[component as usize] == 0
     }
 
-    /// Returns what is reachable from a component, including itself.
-    fn of(&mut self, component: u32) -> Reached {
+    /// Returns what is reachable from a component, including itself, and whether more may be.
+    fn of(&mut self, component: u32) -> (BlockTotals, bool) {
         let at_least = self.sums[component as usize];
         if self.is_exact[component as usize] {
-            return Reached { sum: at_least, is_lower_bound: false };
+            return (at_least, false);
         }
         let mut shared = Vec::new();
         self.next_stamp();
         let own = self.expand(component, &mut shared);
         shared.sort_unstable();
         if let Some(&below) = self.known.get(&shared) {
-            return Reached { sum: own + below, is_lower_bound: false };
+            return (own + below, false);
         }
         let key = (shared.len() <= KEY_LENGTH_MAX && self.known.len() < KNOWN_MAX).then(|| shared.clone());
-        let mut below = Sum::default();
+        let mut below = BlockTotals::default();
         while let Some(component) = shared.pop() {
             if self.steps_left == 0 {
                 let sum = if (own + below).bytes > at_least.bytes { own + below } else { at_least };
-                return Reached { sum, is_lower_bound: true };
+                return (sum, true);
             }
             below = below + self.expand(component, &mut shared);
         }
         self.known.extend(key.map(|key| (key, below)));
-        Reached { sum: own + below, is_lower_bound: false }
+        (own + below, false)
     }
 
-    fn count_holders(&mut self, component: u32) {
+    fn count_referrers(&mut self, component: u32) {
         self.next_stamp();
         for &block in self.components.members(component) {
             for &target in self.graph.targets(block) {
                 let target = self.components.of[target as usize];
                 if target != component && self.meet(target) {
-                    let holders = &mut self.holders[target as usize];
-                    *holders = if *holders == Holders::None { Holders::One } else { Holders::Many };
+                    let referrers = &mut self.referrers[target as usize];
+                    *referrers = referrers.saturating_add(1);
                 }
             }
         }
@@ -238,16 +191,16 @@ impl<'a> Reach<'a> {
             [one] => self.is_exact[one as usize],
             _ => false,
         };
-        self.is_tree[at] = shared.is_empty() && self.holders[at] != Holders::Many;
+        self.is_tree[at] = shared.is_empty() && self.referrers[at] <= 1;
         self.sums[at] = sum;
     }
 
     /// Returns the sum of a component's own blocks and of all trees below it. Other components that it references,
     /// and that were not visited since the last stamp, are added to `shared`.
-    fn expand(&mut self, component: u32, shared: &mut Vec<u32>) -> Sum {
-        let mut sum = Sum::default();
+    fn expand(&mut self, component: u32, shared: &mut Vec<u32>) -> BlockTotals {
+        let mut sum = BlockTotals::default();
         for &block in self.components.members(component) {
-            sum = sum + Sum { count: 1, bytes: self.blocks.get(self.graph.blocks[block as usize]).size_bytes };
+            sum = sum + BlockTotals { count: 1, bytes: self.blocks.get(self.graph.blocks[block as usize]).size_bytes };
             let targets = self.graph.targets(block);
             self.steps_left = self.steps_left.saturating_sub(1 + targets.len() as u64);
             for &target in targets {

@@ -1,12 +1,11 @@
 //! The references between unreachable blocks, and their strongly connected components.
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;
 
 use std::ops::Range;
 
-use super::blocks::{BlockId, Blocks};
-use super::index::number;
+use super::blocks::{BlockId, Blocks, number};
 use super::mark::Marks;
 use super::words::Words;
 use crate::address::TargetAddr;
@@ -63,20 +62,6 @@ impl Graph {
     #[inline]
     pub(super) fn targets(&self, block: u32) -> &[u32] {
         &self.targets[self.edges(block)]
-    }
-
-    #[cfg(test)]
-    pub(super) fn of_edges(targets: &[Vec<u32>]) -> Self {
-        let mut graph = Self { firsts: vec![0], ..Self::default() };
-        for (own, targets) in targets.iter().enumerate() {
-            let mut targets: Vec<u32> = targets.iter().copied().filter(|&target| target as usize != own).collect();
-            targets.sort_unstable();
-            targets.dedup();
-            graph.targets.extend(targets);
-            graph.firsts.push(graph.targets.len());
-            graph.blocks.push(BlockId(number(own)));
-        }
-        graph
     }
 }
 

@@ -1,16 +1,15 @@
 //! Ranks callsites by the certainty that their live bytes grow without bound: see docs/leak-candidates.md.
 
-use serde::{Deserialize, Serialize};
-
 use crate::ledger::Ledger;
 use crate::ledger::timeline::{Sample, Timeline};
+use crate::model::{LeakCandidate, Leaks};
 use crate::units::{Amounts, MonotonicNanos};
 
 /// Minimum number of points for a result.
 pub(crate) const POINTS_MIN: usize = 8;
 
 /// Maximum number of callsites to keep. Reports show fewer, after suppressions.
-pub(crate) const GROWING_MAX: usize = 10_000;
+pub(crate) const CANDIDATES_MAX: usize = 10_000;
 
 /// Standard deviations on either side of the mean that cover 95 % of a normal distribution.
 const Z_95: f64 = 1.96;
@@ -19,37 +18,9 @@ const Z_95: f64 = 1.96;
 /// the leak accelerates. A smaller share means that short-lived blocks are allocated at a rising rate.
 const STAYS_SHARE: f64 = 0.25;
 
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Growth {
-    /// Index in the ledger.
-    pub callsite: u32,
-    pub bytes_per_second: f64,
-    /// Margin of error (95 %) of `bytes_per_second`.
-    pub margin: f64,
-    /// Share of the live bytes that are older than half of the recording, from 0 to 1.
-    pub old_share: f64,
-    /// Share of the blocks allocated or inherited in the first half that are still live, from 0 to 1; `None` if there
-    /// were none.
-    pub survival: Option<f64>,
-    /// Rank: the certain growth in bytes per second, reduced if the live blocks are young.
-    pub score: f64,
-}
-
-/// Growing callsites of a target.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Growths {
-    pub span_ns: u64,
-    /// The recording was too short for a result.
-    pub too_short: bool,
-    /// At most [`GROWING_MAX`], by descending score.
-    pub growing: Vec<Growth>,
-    /// Total number of growing callsites.
-    pub count: usize,
-}
-
-impl Growths {
-    /// Ranks the callsites of an open ledger at `now`. `older` lists the amounts old enough to be shown by callsite:
-    /// callsites without any are left out. Takes a pass over the live blocks, unless the recording was too short.
+impl Leaks {
+    /// Ranks the callsites of an open ledger at `now`, by their indices in it. `older` lists the amounts old enough to be
+    /// shown by callsite: callsites without any are left out. Takes a pass over the live blocks, unless the recording was too short.
     pub fn of(timeline: &Timeline, ledger: &Ledger, now: MonotonicNanos, older: Option<&[Amounts]>) -> Self {
         // Use evenly spaced points: dumps may be close together, and would outweigh the rest.
         let is_even: Vec<bool> = timeline.points().iter().map(|it| it.trigger.is_none() && it.time < now).collect();
@@ -58,11 +29,11 @@ impl Growths {
         times.push(now);
         let span_ns = now.0 - times[0].0;
         if times.len() < POINTS_MIN {
-            return Self { span_ns, too_short: true, growing: Vec::new(), count: 0 };
+            return Self { span_ns, too_short: true, ..Self::default() };
         }
         let half = half_of(&times);
         let older_blocks = ledger.allocated_before([times[half]]);
-        let mut growing = Vec::new();
+        let mut candidates = Vec::new();
         for (index, totals) in ledger.callsite_totals().enumerate() {
             let is_young = older.is_some_and(|older| older.get(index).is_none_or(|old| *old == Amounts::default()));
             if totals.live_samples == 0 || is_young {
@@ -73,13 +44,12 @@ impl Growths {
             samples.push(Sample::of(totals));
             let [old] = older_blocks[index];
             let opening = totals.opening_count.to_f64();
-            let callsite = u32::try_from(index).unwrap_or(u32::MAX);
-            growing.extend(judge(callsite, &times, &samples, half, old, opening));
+            candidates.extend(judge(index, &times, &samples, half, old, opening));
         }
-        growing.sort_by(|a, b| b.score.total_cmp(&a.score).then(a.callsite.cmp(&b.callsite)));
-        let count = growing.len();
-        growing.truncate(GROWING_MAX);
-        Self { span_ns, too_short: false, growing, count }
+        candidates.sort_by(|a, b| b.score.total_cmp(&a.score).then(a.callsite.cmp(&b.callsite)));
+        let count = candidates.len();
+        candidates.truncate(CANDIDATES_MAX);
+        Self { span_ns, candidates, count, ..Self::default() }
     }
 }
 
@@ -92,13 +62,13 @@ fn half_of(times: &[MonotonicNanos]) -> usize {
 /// Rates a callsite; `None` if it does not grow with certainty. `old` are the live amounts allocated before the point
 /// at `half`; `opening` is the number of blocks at the first point.
 fn judge(
-    callsite: u32,
+    callsite: usize,
     times: &[MonotonicNanos],
     samples: &[Sample],
     half: usize,
     old: Amounts,
     opening: f64,
-) -> Option<Growth> {
+) -> Option<LeakCandidate> {
     let (first, middle, last) = (samples[0], samples[half], samples[samples.len() - 1]);
     let points: Vec<(f64, f64)> = times
         .iter()
@@ -120,7 +90,14 @@ fn judge(
     let score = (per_second - margin) * (stays / STAYS_SHARE).min(1.0);
     let born = opening + middle.held.alloc_count;
     let survival = (born > 0.0).then(|| share(old.count.to_f64(), born));
-    (score > 0.0).then_some(Growth { callsite, bytes_per_second: per_second, margin, old_share, survival, score })
+    (score > 0.0).then_some(LeakCandidate {
+        callsite,
+        bytes_per_second: per_second,
+        margin,
+        old_share,
+        survival,
+        score,
+    })
 }
 
 fn share(part: f64, whole: f64) -> f64 {

@@ -9,8 +9,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 
-use super::blocks::{BlockId, Blocks, GROUP};
-use super::index::number;
+use super::blocks::{BlockId, Blocks, GROUP, number};
 use super::words::{Words, aligned};
 use super::work::{Pool, Stacks, Work};
 use crate::address::TargetAddr;

@@ -5,9 +5,11 @@ pub(crate) mod blocks;
 pub(crate) mod fold;
 mod graph;
 pub(crate) mod growth;
-mod index;
 pub(crate) mod mark;
-#[cfg(test)]
-mod synthetic;
 mod words;
 mod work;
+
+#[cfg(test)]
+mod tests {
+    pub(super) mod synthetic;
+}

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 
-use super::index::number;
+use super::blocks::number;
 
 /// Bytes that a thread takes at a time.
 const BITE_BYTES: u64 = 1 << 20;

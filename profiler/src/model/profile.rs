@@ -150,39 +150,6 @@ pub struct ThreadProfile {
     pub name: Option<Arc<str>>,
 }
 
-/// Growth of a target's callsites.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Leaks {
-    /// Observed time span, in nanoseconds.
-    pub span_ns: u64,
-    /// The recording is too short for a statement on growth.
-    pub too_short: bool,
-    /// Growing callsites, by falling score.
-    pub candidates: Vec<LeakCandidate>,
-    /// Number of growing callsites, including suppressed and unlisted ones.
-    pub count: usize,
-    /// Number of callsites that suppressions match.
-    pub suppressed_count: u64,
-    /// Live bytes of the suppressed callsites.
-    pub suppressed_bytes: EstimatedBytes,
-}
-
-/// A growing callsite.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct LeakCandidate {
-    /// Index into the target's callsites.
-    pub callsite: usize,
-    pub bytes_per_second: f64,
-    /// Half the width of the rate's 95 % confidence interval.
-    pub margin: f64,
-    /// Share of the live bytes that is older than half of the recording, from 0 to 1.
-    pub old_share: f64,
-    /// Share of the blocks allocated in the first half that is still live, from 0 to 1; `None` where there were none.
-    pub survival: Option<f64>,
-    /// Rank, in bytes per second.
-    pub score: f64,
-}
-
 /// The type of an object in a block.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct TypeName {
@@ -325,4 +292,39 @@ impl Frame {
             (None, None, _) => format!("{:#x}", self.address),
         }
     }
+}
+
+/// Growth of a target's callsites.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Leaks {
+    /// Observed time span, in nanoseconds.
+    pub span_ns: u64,
+    /// The recording is too short for a statement on growth.
+    pub too_short: bool,
+    /// Growing callsites, by falling score: at most [`CANDIDATES_MAX`](crate::leak::growth::CANDIDATES_MAX).
+    pub candidates: Vec<LeakCandidate>,
+    /// Number of growing callsites, including suppressed and unlisted ones.
+    pub count: usize,
+    /// Number of callsites that suppressions match.
+    #[serde(skip)]
+    pub suppressed_count: u64,
+    /// Live bytes of the suppressed callsites.
+    #[serde(skip)]
+    pub suppressed_bytes: EstimatedBytes,
+}
+
+/// A growing callsite.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct LeakCandidate {
+    /// Index into the target's callsites: those of the ledger in a snapshot, the named ones in a profile.
+    pub callsite: usize,
+    pub bytes_per_second: f64,
+    /// Half the width of the rate's 95 % confidence interval.
+    pub margin: f64,
+    /// Share of the live bytes that is older than half of the recording, from 0 to 1.
+    pub old_share: f64,
+    /// Share of the blocks allocated in the first half that is still live, from 0 to 1; `None` where there were none.
+    pub survival: Option<f64>,
+    /// Rank, in bytes per second.
+    pub score: f64,
 }

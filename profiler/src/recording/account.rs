@@ -7,10 +7,10 @@ use serde::{Deserialize, Serialize};
 
 use super::entry::{MappedRange, TargetRecord, ThreadFacts};
 use crate::ids::Pid;
-use crate::leak::growth::Growths;
 use crate::ledger::Ledger;
 use crate::ledger::timeline::{Timeline, TimelinePoint};
 use crate::linux::proc::maps::{Device, Mapping, MappingName};
+use crate::model::Leaks;
 use crate::process::address_space::{AddressSpace, MappedModule};
 use crate::snapshot::ThreadNames;
 use crate::units::MonotonicNanos;
@@ -33,7 +33,7 @@ pub(super) struct Account {
     pub(super) threads: Arc<ThreadNames>,
     /// What callsites held over time, and their growth at the end.
     pub(super) timeline: Timeline,
-    growths_at_end: Option<Growths>,
+    growths_at_end: Option<Leaks>,
     /// When live blocks were last sampled, if the ledger is closed.
     closed: Option<MonotonicNanos>,
     pub(super) opened: MonotonicNanos,
@@ -67,14 +67,14 @@ impl Account {
 
     /// Closes the ledger. `closed` is when live blocks were last sampled.
     pub(super) fn close(&mut self, closed: Option<MonotonicNanos>) {
-        self.growths_at_end = closed.map(|closed| Growths::of(&self.timeline, &self.ledger, closed, None));
+        self.growths_at_end = closed.map(|closed| Leaks::of(&self.timeline, &self.ledger, closed, None));
         self.ledger.close(closed.unwrap_or_default());
         self.closed = closed;
     }
 
     /// Returns the growth of callsites until `now`, or until the ledger was closed.
-    pub(super) fn growths(&self, now: MonotonicNanos) -> Growths {
-        self.growths_at_end.clone().unwrap_or_else(|| Growths::of(&self.timeline, &self.ledger, now, None))
+    pub(super) fn growths(&self, now: MonotonicNanos) -> Leaks {
+        self.growths_at_end.clone().unwrap_or_else(|| Leaks::of(&self.timeline, &self.ledger, now, None))
     }
 
     /// Returns `now`, or when the ledger was closed.

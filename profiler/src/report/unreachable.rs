@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
 
-pub(crate) use crate::leak::fold::Sum;
+pub(crate) use crate::leak::fold::BlockTotals;
 use crate::model::{CallsiteProfile, Profile, TargetProfile, TypeEvidence, TypeName};
 
 pub(crate) mod json;
@@ -27,13 +27,13 @@ pub(crate) struct Unreachable {
     /// The check ran at the exit of the process.
     pub at_exit: bool,
     /// All known blocks.
-    pub known: Sum,
+    pub known: BlockTotals,
     /// Unreachable blocks, without suppressed ones.
-    pub leaked: Sum,
+    pub leaked: BlockTotals,
     /// Leaked blocks that no other leaked block references, apart from cycles.
-    pub direct: Sum,
+    pub direct: BlockTotals,
     /// Direct leaks that suppressions match, and everything that is reachable from them only.
-    pub suppressed: Sum,
+    pub suppressed: BlockTotals,
     pub heaps: Vec<HeapKnowledge>,
     /// Limitations of the result: memory that could not be read, lost events and the like.
     pub caveats: Vec<String>,
@@ -48,7 +48,7 @@ pub(crate) struct Unreachable {
 pub(crate) struct HeapKnowledge {
     pub name: String,
     pub precision: Precision,
-    pub known: Sum,
+    pub known: BlockTotals,
     /// Parts that could not be walked, each with the reason.
     pub gaps: Vec<String>,
 }
@@ -84,11 +84,11 @@ pub(crate) struct Leak {
     /// Number of blocks of the cycle; 1 if it is none.
     pub cycle_count: u64,
     /// Blocks reachable from it, without the block itself.
-    pub referenced: Sum,
+    pub referenced: BlockTotals,
     /// Further leaks merged into this entry.
-    pub similar: Sum,
+    pub similar: BlockTotals,
     /// Blocks reachable from those.
-    pub similar_referenced: Sum,
+    pub similar_referenced: BlockTotals,
 }
 
 /// Maximum number of bytes of a leaked block that are shown.
@@ -96,8 +96,8 @@ pub(crate) const CONTENTS_BYTES_MAX: usize = 32;
 
 impl Unreachable {
     /// Leaked blocks that other leaked blocks reference.
-    pub(crate) fn indirect(&self) -> Sum {
-        Sum {
+    pub(crate) fn indirect(&self) -> BlockTotals {
+        BlockTotals {
             count: self.leaked.count.saturating_sub(self.direct.count),
             bytes: self.leaked.bytes.saturating_sub(self.direct.bytes),
         }
@@ -126,9 +126,9 @@ impl Leak {
             age_ns: None,
             contents: Vec::new(),
             cycle_count: 1,
-            referenced: Sum::default(),
-            similar: Sum::default(),
-            similar_referenced: Sum::default(),
+            referenced: BlockTotals::default(),
+            similar: BlockTotals::default(),
+            similar_referenced: BlockTotals::default(),
         }
     }
 
@@ -179,13 +179,13 @@ pub(crate) fn merge(leaks: Vec<Leak>, limit: usize) -> (Vec<Leak>, u64) {
 }
 
 fn absorb(first: &mut Leak, other: &Leak) {
-    add(&mut first.similar, Sum { count: 1, bytes: other.size_bytes });
+    add(&mut first.similar, BlockTotals { count: 1, bytes: other.size_bytes });
     add(&mut first.similar, other.similar);
     add(&mut first.similar_referenced, other.referenced);
     add(&mut first.similar_referenced, other.similar_referenced);
 }
 
-fn add(sum: &mut Sum, other: Sum) {
+fn add(sum: &mut BlockTotals, other: BlockTotals) {
     sum.count = sum.count.saturating_add(other.count);
     sum.bytes = sum.bytes.saturating_add(other.bytes);
 }
@@ -219,13 +219,13 @@ mod tests {
             vec![Leak::single(16, 8, 0), Leak::single(32, 64, 1), Leak::single(48, 8, 0), Leak::single(64, 40, 0)],
             &[(32, 0), (16, 2)],
         );
-        let holding = |leak: Leak| Leak { referenced: Sum { count: 2, bytes: 100 }, ..leak };
+        let holding = |leak: Leak| Leak { referenced: BlockTotals { count: 2, bytes: 100 }, ..leak };
         let (entries, _) =
             merge(vec![holding(Leak::single(16, 8, 0)), holding(Leak::single(48, 24, 0)), Leak::single(64, 40, 0)], 1);
         let first = &entries[0];
-        assert_eq!(first.referenced, Sum { count: 2, bytes: 100 });
-        assert_eq!(first.similar, Sum { count: 2, bytes: 64 });
-        assert_eq!(first.similar_referenced, Sum { count: 2, bytes: 100 });
+        assert_eq!(first.referenced, BlockTotals { count: 2, bytes: 100 });
+        assert_eq!(first.similar, BlockTotals { count: 2, bytes: 64 });
+        assert_eq!(first.similar_referenced, BlockTotals { count: 2, bytes: 100 });
         assert_eq!(first.total_bytes(), 8 + 100 + 64 + 100);
     }
 
@@ -259,7 +259,7 @@ mod tests {
         #[test]
         fn merging_preserves_sums(sizes in proptest::collection::vec((1..1000_u64, 0..4_usize, any::<bool>()), 0..200)) {
             let leaks: Vec<Leak> = (1..).zip(&sizes).map(|(at, &(size_bytes, callsite, watched))| {
-                let referenced = Sum { count: 1, bytes: size_bytes * 2 };
+                let referenced = BlockTotals { count: 1, bytes: size_bytes * 2 };
                 Leak { watched, referenced, ..Leak::single(at * 4096, size_bytes, callsite) }
             }).collect();
             let (entries, _) = merge(leaks, usize::MAX);

@@ -12,13 +12,12 @@ use crate::bpf::load::Kernel;
 use crate::guardrail::overhead::OverheadMonitor;
 use crate::ids::{Identity, Pid};
 use crate::ingest::event::{Event, Fork, Stack};
-use crate::leak::growth::Growths;
 use crate::ledger::Ledger;
 use crate::ledger::snapshot::TargetSnapshot;
 use crate::ledger::timeline::{Timeline, TimelinePoint};
 use crate::ledger::totals::Totals;
 use crate::model::guardrails::Overhead;
-use crate::model::{Beginning, Origin};
+use crate::model::{Beginning, Leaks, Origin};
 use crate::object::module::ModuleStore;
 use crate::probe::plan::Plan;
 use crate::process::address_space::AddressSpace;
@@ -139,7 +138,7 @@ impl Birth {
 #[derive(Clone, Debug)]
 pub(super) struct AgeStatistics {
     pub(super) counted: MonotonicNanos,
-    growths: Growths,
+    growths: Leaks,
     /// Blocks older than [`Target::older_than`], by callsite index.
     older: Option<Vec<Amounts>>,
 }
@@ -340,7 +339,7 @@ impl Target {
             let born = MonotonicNanos(now.0.saturating_sub(nanos(age)));
             self.ledger.allocated_before([born]).into_iter().map(|[amounts]| amounts).collect()
         });
-        let growths = Growths::of(&self.timeline, &self.ledger, now, older.as_deref());
+        let growths = Leaks::of(&self.timeline, &self.ledger, now, older.as_deref());
         AgeStatistics { counted: now, growths, older }
     }
 

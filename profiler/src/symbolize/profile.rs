@@ -9,12 +9,11 @@ use super::names::{Resolve, Threads, Unnamed, name_profile};
 use super::trim::trim;
 use crate::address::TargetAddr;
 use crate::ids::ModuleId;
-use crate::leak::growth::{Growth, Growths};
 use crate::ledger::snapshot::TargetSnapshot;
 use crate::ledger::totals::{HeapUsage, Totals};
 use crate::model::history::{Change, CurvePoint, History, TimelinePoint};
 use crate::model::{
-    CallsiteProfile, Health, HeapProfile, LeakCandidate, Leaks, MappingProfile, ModuleProfile, Profile, TargetProfile,
+    CallsiteProfile, Health, HeapProfile, Leaks, MappingProfile, ModuleProfile, Profile, TargetProfile,
 };
 use crate::object::module::Modules;
 use crate::process::address_space::{AddressSpace, MappedModule};
@@ -89,7 +88,7 @@ fn of_target(
         history: clip.map(Clip::history).unwrap_or_default(),
         totals: ledger.totals,
         heaps: heaps(target, ledger),
-        leaks: is_now.then(|| leaks(&target.growths, ledger)),
+        leaks: is_now.then(|| leaks(target.growths.clone(), ledger)),
         callsites,
     }
 }
@@ -109,20 +108,14 @@ fn heaps(target: &TargetState, ledger: &TargetSnapshot) -> Vec<HeapProfile> {
     heaps.into_iter().map(profile).collect()
 }
 
-/// Leak candidates by index of their callsites.
-fn leaks(growths: &Growths, ledger: &TargetSnapshot) -> Leaks {
-    let candidate = |growth: &Growth| {
-        let callsite = ledger.callsites.binary_search_by_key(&growth.callsite, |callsite| callsite.index).ok()?;
-        let Growth { bytes_per_second, margin, old_share, survival, score, .. } = *growth;
-        Some(LeakCandidate { callsite, bytes_per_second, margin, old_share, survival, score })
-    };
-    Leaks {
-        span_ns: growths.span_ns,
-        too_short: growths.too_short,
-        candidates: growths.growing.iter().filter_map(candidate).collect(),
-        count: growths.count,
-        ..Leaks::default()
-    }
+/// Leak candidates by index of their callsites in the profile.
+fn leaks(mut growths: Leaks, ledger: &TargetSnapshot) -> Leaks {
+    growths.candidates.retain_mut(|candidate| {
+        let index = u32::try_from(candidate.callsite).unwrap_or(u32::MAX);
+        let found = ledger.callsites.binary_search_by_key(&index, |callsite| callsite.index);
+        found.map(|callsite| candidate.callsite = callsite).is_ok()
+    });
+    growths
 }
 
 /// Maximum number of mappings per target, lowest first: programs have a few hundred, except for generated code, which

@@ -31,8 +31,8 @@ const LAYERS: &[(&str, &str)] = &[
     ("ingest", ""),
     ("ledger", "ingest"),
     ("walk", "collect memory object linux::proc"),
-    ("leak", "ledger memory"),
     ("model", "ledger"),
+    ("leak", "ledger memory model"),
     ("snapshot", "leak ledger model object process"),
     (
         "symbolize",

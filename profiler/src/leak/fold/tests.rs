@@ -3,7 +3,8 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::leak::synthetic::{Synthetic, components_by_sets, reached_by_sets};
+use crate::leak::graph::tests::graph;
+use crate::leak::tests::synthetic::{Synthetic, components_by_sets, reached_by_sets};
 
 fn folded(edges: &[Vec<u32>]) -> Folded {
     let (blocks, marks, memory) = Synthetic::of_edges(edges).mark();
@@ -16,7 +17,7 @@ fn folded(edges: &[Vec<u32>]) -> Folded {
 fn check(edges: &[Vec<u32>], expected: &[(&[u32], u64)]) {
     let folded = folded(edges);
     let of = |root: &RootLeak| {
-        let members: Vec<u32> = root.members.iter().map(|id| id.0).collect();
+        let members: Vec<u32> = folded.members[root.members.clone()].iter().map(|id| id.0).collect();
         (members, root.reached.count - 1)
     };
     let expected: Vec<(Vec<u32>, u64)> = expected.iter().map(|&(members, count)| (members.to_vec(), count)).collect();
@@ -24,9 +25,9 @@ fn check(edges: &[Vec<u32>], expected: &[(&[u32], u64)]) {
     assert!(folded.roots.iter().all(|root| !root.is_lower_bound));
     let count = edges.len() as u64;
     let size = folded.leaked.bytes / count;
-    assert_eq!(folded.leaked, Sum { count, bytes: size * count });
+    assert_eq!(folded.leaked, BlockTotals { count, bytes: size * count });
     let direct: u64 = expected.iter().map(|(members, _)| members.len() as u64).sum();
-    assert_eq!(folded.direct, Sum { count: direct, bytes: size * direct });
+    assert_eq!(folded.direct, BlockTotals { count: direct, bytes: size * direct });
     assert!(folded.roots.iter().all(|root| root.reached.bytes == size * root.reached.count));
     assert_eq!(folded.unreached.len() as u64, count);
 }
@@ -34,7 +35,7 @@ fn check(edges: &[Vec<u32>], expected: &[(&[u32], u64)]) {
 /// How many entries the seed has, and how many blocks each of them references.
 fn check_seed(edges: &[Vec<u32>], leaks: usize, referenced_count: u64) {
     let folded = folded(edges);
-    let seeds = folded.roots.iter().flat_map(|root| root.members.iter().map(|_| root.reached.count - 1));
+    let seeds = folded.roots.iter().flat_map(|root| root.members.clone().map(|_| root.reached.count - 1));
     assert_eq!(seeds.collect::<Vec<_>>(), vec![referenced_count; leaks]);
 }
 
@@ -133,7 +134,7 @@ fn reached_blocks_are_left_out() {
     let (blocks, marks, memory) = synthetic.mark();
     let folded = fold(&blocks, &marks, &memory);
     assert_eq!(folded.unreached, [BlockId(2), BlockId(3)]);
-    assert_eq!(folded.roots[0].members[..], [BlockId(2)]);
+    assert_eq!(folded.members, [BlockId(2)]);
     assert_eq!(folded.roots[0].reached.count, 2);
     assert_eq!(folded.roots.len(), 1);
 }
@@ -159,7 +160,7 @@ proptest! {
                 roots.push((members.collect::<Vec<_>>(), reached_by_sets(&edges, first as usize).len() as u64));
             }
         }
-        let found = folded.roots.iter().map(|root| (root.members.to_vec(), root.reached.count));
+        let found = folded.roots.iter().map(|root| (folded.members[root.members.clone()].to_vec(), root.reached.count));
         prop_assert_eq!(found.collect::<Vec<_>>(), roots);
     }
 }
@@ -174,7 +175,63 @@ fn any_edges() -> impl Strategy<Value = Vec<Vec<u32>>> {
 #[test]
 fn a_root_leak_is_small() {
     assert!(size_of::<RootLeak>() <= 40, "{} bytes", size_of::<RootLeak>());
-    let members = |count: u32| (0..count).map(BlockId).collect::<Members>();
-    assert_eq!([members(0).len(), members(1).len(), members(2).len(), members(9).len()], [0, 1, 2, 9]);
-    assert_eq!(members(3)[..], [BlockId(0), BlockId(1), BlockId(2)]);
+}
+
+/// What each root reaches, by its block, with and without a limit of steps.
+fn roots(edges: &[Vec<u32>], steps_max: u64) -> Vec<(u32, u64, bool)> {
+    let blocks = Synthetic::of_edges(edges).blocks();
+    let graph = graph(edges);
+    let components = Components::new(&graph);
+    let mut reach = Reach::new(&blocks, &graph, &components, steps_max);
+    let block_roots = (0u32..).take(edges.len()).filter(|&block| reach.is_root(components.of[block as usize]));
+    let block_roots: Vec<u32> = block_roots.collect();
+    let of = |block: u32| {
+        let (reached, is_lower_bound) = reach.of(components.of[block as usize]);
+        (block, reached.count, is_lower_bound)
+    };
+    block_roots.into_iter().map(of).collect()
+}
+
+/// Many that each own a chain and hold a structure that all share: nothing is visited.
+#[test]
+fn owners_of_a_shared_structure_take_no_steps() {
+    let shared: Vec<Vec<u32>> = vec![vec![1, 2], vec![3], vec![], vec![2]];
+    let owners = (0..50).flat_map(|owner| [vec![5 + 2 * owner, 0], vec![]]);
+    let edges: Vec<Vec<u32>> = shared.into_iter().chain(owners).collect();
+    let expected: Vec<(u32, u64, bool)> = (0..50).map(|owner| (4 + 2 * owner, 6, false)).collect();
+    let shared_is_tree: Vec<Vec<u32>> = [vec![vec![1, 2], vec![3], vec![], vec![]], edges[4..].to_vec()].concat();
+    assert_eq!(roots(&shared_is_tree, 0), expected);
+    // What is shared has two ways to its last block: visited once, and known from then on.
+    assert_eq!(roots(&edges, 100), expected);
+}
+
+/// Where two shared structures are held, the first to hold both visits them, and others know.
+#[test]
+fn visits_are_cached() {
+    let chain =
+        |first: u32, length: u32| (1..=length).map(move |next| if next < length { vec![first + next] } else { vec![] });
+    let edges: Vec<Vec<u32>> = chain(0, 100).chain(chain(100, 100)).chain((0..1000).map(|_| vec![0, 100])).collect();
+    let found = roots(&edges, 3 * 1000 + 500);
+    assert!(found.iter().all(|&(_, count, is_lower_bound)| count == 201 && !is_lower_bound), "{found:?}");
+}
+
+#[test]
+fn without_steps_the_result_is_a_lower_bound() {
+    // A lattice: every block of a row holds two of the next, and nothing is known from another.
+    let width = 30;
+    let edges: Vec<Vec<u32>> = (0..width * width)
+        .map(|block| {
+            let below = block + width;
+            if below < width * width { vec![below, below / width * width + (below + 1) % width] } else { vec![] }
+        })
+        .collect();
+    let exact = roots(&edges, u64::MAX);
+    let cut = roots(&edges, 3000);
+    assert_eq!(exact.len(), cut.len());
+    for (exact, cut) in exact.iter().zip(&cut) {
+        let true_count = reached_by_sets(&edges, exact.0 as usize).len() as u64;
+        assert_eq!((exact.1, exact.2), (true_count, false));
+        assert!(cut.1 <= true_count && cut.1 >= u64::from(width) && (cut.2 || cut.1 == true_count), "{cut:?}");
+    }
+    assert!(cut.iter().any(|cut| cut.2) && cut.iter().any(|cut| !cut.2));
 }

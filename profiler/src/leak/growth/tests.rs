@@ -94,12 +94,12 @@ impl Program {
         }
     }
 
-    fn growths(&self) -> Growths {
-        Growths::of(&self.timeline, &self.ledger, self.now, None)
+    fn growths(&self) -> Leaks {
+        Leaks::of(&self.timeline, &self.ledger, self.now, None)
     }
 
     fn growing(&self) -> Vec<u64> {
-        self.growths().growing.iter().map(|growth| u64::from(growth.callsite)).collect()
+        self.growths().candidates.iter().map(|growth| growth.callsite as u64).collect()
     }
 }
 
@@ -150,7 +150,7 @@ fn a_leak_is_found_among_caches_churn_and_initial_blocks() {
             typical(&mut program, seconds);
             let growths = program.growths();
             assert_eq!(program.growing(), [LEAK], "{interval} {seconds}: {growths:?}");
-            let leak = growths.growing[0];
+            let leak = growths.candidates[0];
             let truth = 200.0 * 1024.0;
             assert!((leak.bytes_per_second - truth).abs() <= leak.margin + 0.03 * truth, "{interval}: {leak:?}");
             // Half of what it made, and the first block.
@@ -189,7 +189,7 @@ fn a_partial_leak_is_found() {
         }
     });
     let growths = program.growths();
-    let [leak] = growths.growing.as_slice() else { panic!("{growths:?}") };
+    let [leak] = growths.candidates.as_slice() else { panic!("{growths:?}") };
     assert!((leak.bytes_per_second - 480.0).abs() < 5.0, "{leak:?}");
     assert!(leak.survival.is_some_and(|survival| (0.10..0.15).contains(&survival)), "{leak:?}");
 }
@@ -201,7 +201,7 @@ fn short_recordings_give_no_result() {
         program.allocate(0, 1000);
     });
     let growths = program.growths();
-    assert!(growths.too_short && growths.growing.is_empty(), "{growths:?}");
+    assert!(growths.too_short && growths.candidates.is_empty(), "{growths:?}");
     assert_eq!(growths.span_ns, 5 * SECOND);
     program.run(5, |program, _| {
         program.allocate(0, 1000);
@@ -241,7 +241,7 @@ proptest! {
         });
         let growths = program.growths();
         // The leak is 1 here: the churn allocated first.
-        let first = growths.growing.first().map(|growth| growth.callsite);
+        let first = growths.candidates.first().map(|growth| growth.callsite);
         prop_assert_eq!(first, Some(1), "{:?}", growths);
     }
 
@@ -257,7 +257,7 @@ proptest! {
                 }
             }
         });
-        for growth in program.growths().growing {
+        for growth in program.growths().candidates {
             prop_assert!(growth.score > 0.0 && growth.score <= growth.bytes_per_second, "{:?}", growth);
             prop_assert!((0.0..=1.0).contains(&growth.old_share), "{:?}", growth);
             prop_assert!(growth.survival.is_none_or(|survival| (0.0..=1.0).contains(&survival)), "{:?}", growth);
@@ -285,7 +285,7 @@ fn mappings_can_leak() {
     });
     let growths = program.growths();
     assert_eq!(growths.count, 1, "{growths:?}");
-    let growth = growths.growing[0];
+    let growth = growths.candidates[0];
     assert!((growth.bytes_per_second - f64::from(1 << 20)).abs() <= growth.margin.max(20_000.0), "{growth:?}");
     assert!((0.4..0.6).contains(&growth.old_share), "{growth:?}");
 }
@@ -299,15 +299,15 @@ fn callsites_without_old_blocks_are_left_out() {
             program.allocate(stack, 5000);
         }
     });
-    let growing = |older: Option<&[Amounts]>| -> Vec<u32> {
-        let growths = Growths::of(&program.timeline, &program.ledger, program.now, older);
-        assert_eq!(growths.count, growths.growing.len());
-        growths.growing.iter().map(|growth| growth.callsite).collect()
+    let growing = |older: Option<&[Amounts]>| -> Vec<usize> {
+        let growths = Leaks::of(&program.timeline, &program.ledger, program.now, older);
+        assert_eq!(growths.count, growths.candidates.len());
+        growths.candidates.iter().map(|growth| growth.callsite).collect()
     };
     let old = Amounts { bytes: EstimatedBytes::exact(1), ..Amounts::default() };
     assert_eq!(growing(None), [0, 1]);
     assert_eq!(growing(Some(&[Amounts::default(), old])), [1]);
-    assert_eq!(growing(Some(&[])), [0_u32; 0], "of those that are not named nothing is old");
+    assert_eq!(growing(Some(&[])), [0_usize; 0], "of those that are not named nothing is old");
 }
 
 /// A user who knows the worst hundred wants to see the next.

@@ -4,7 +4,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::leak::blocks::Block;
-use crate::leak::synthetic::Synthetic;
+use crate::leak::tests::synthetic::Synthetic;
 use crate::memory::Copied;
 
 /// Where root memory is in these tests, and where blocks.

@@ -10,15 +10,15 @@ use crate::report::suppressions::Suppressions;
 use crate::report::unreachable::json::ReportFields;
 use crate::report::unreachable::json::write_json;
 use crate::report::unreachable::text::{Style, write_text};
-use crate::report::unreachable::{HeapKnowledge, Leak, Precision, Sum, Unreachable, merge};
+use crate::report::unreachable::{BlockTotals, HeapKnowledge, Leak, Precision, Unreachable, merge};
 
 const TAKEN_UNIX_NS: u64 = 1_795_255_230_500_000_000;
 
-fn sum(count: u64, bytes: u64) -> Sum {
-    Sum { count, bytes }
+fn sum(count: u64, bytes: u64) -> BlockTotals {
+    BlockTotals { count, bytes }
 }
 
-fn named(name: &str, precision: Precision, known: Sum, gaps: &[&str]) -> HeapKnowledge {
+fn named(name: &str, precision: Precision, known: BlockTotals, gaps: &[&str]) -> HeapKnowledge {
     let gaps = gaps.iter().map(|&gap| gap.to_owned()).collect();
     HeapKnowledge { name: name.to_owned(), precision, known, gaps }
 }
@@ -52,7 +52,7 @@ fn profile() -> Profile {
 }
 
 /// Launched: all blocks were seen to be made.
-fn launched(leaks: Vec<Leak>, limit: usize, leaked: Sum, direct: Sum) -> Unreachable {
+fn launched(leaks: Vec<Leak>, limit: usize, leaked: BlockTotals, direct: BlockTotals) -> Unreachable {
     let (leaks, leak_count) = merge(leaks, limit);
     Unreachable {
         profile: profile(),
@@ -64,7 +64,7 @@ fn launched(leaks: Vec<Leak>, limit: usize, leaked: Sum, direct: Sum) -> Unreach
         known: sum(12_345, 1 << 20),
         leaked,
         direct,
-        suppressed: Sum::default(),
+        suppressed: BlockTotals::default(),
         heaps: vec![named("libc", Precision::Watched, sum(12_345, 1 << 20), &[])],
         caveats: Vec::new(),
         leaks,
@@ -73,17 +73,21 @@ fn launched(leaks: Vec<Leak>, limit: usize, leaked: Sum, direct: Sum) -> Unreach
 }
 
 fn none() -> Unreachable {
-    launched(Vec::new(), 100, Sum::default(), Sum::default())
+    launched(Vec::new(), 100, BlockTotals::default(), BlockTotals::default())
 }
 
 /// No heap could be walked.
 fn nothing() -> Unreachable {
     let mut check = none();
     check.profile = profiles::nobody();
-    check.known = Sum::default();
+    check.known = BlockTotals::default();
     check.watched_ns = None;
-    check.heaps =
-        vec![named("jemalloc", Precision::Partial, Sum::default(), &["its bookkeeping is of no known version"])];
+    check.heaps = vec![named(
+        "jemalloc",
+        Precision::Partial,
+        BlockTotals::default(),
+        &["its bookkeeping is of no known version"],
+    )];
     check
 }
 

@@ -7,7 +7,7 @@ use std::io;
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use super::{HeapKnowledge, Leak, Precision, Sum, Unreachable};
+use super::{BlockTotals, HeapKnowledge, Leak, Precision, Unreachable};
 use crate::model::TypeEvidence;
 use crate::report::ReportError;
 use crate::report::json::health::Health;
@@ -104,8 +104,8 @@ struct SumFields {
     bytes: u64,
 }
 
-impl From<Sum> for SumFields {
-    fn from(Sum { count, bytes }: Sum) -> Self {
+impl From<BlockTotals> for SumFields {
+    fn from(BlockTotals { count, bytes }: BlockTotals) -> Self {
         Self { count, bytes }
     }
 }

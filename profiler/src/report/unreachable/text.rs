@@ -2,7 +2,7 @@
 
 use std::io;
 
-use super::{HeapKnowledge, Leak, Precision, Sum, Unreachable};
+use super::{BlockTotals, HeapKnowledge, Leak, Precision, Unreachable};
 use crate::model::{Frame, TypeEvidence, TypeName};
 use crate::report::page::{HEADING, PLAIN, Page, WARNING};
 use crate::report::text;
@@ -61,7 +61,7 @@ impl Text {
     }
 
     fn header(&mut self, check: &Unreachable) {
-        let Sum { count, bytes } = check.leaked;
+        let BlockTotals { count, bytes } = check.leaked;
         let line = match (count, check.known.count) {
             (0, 0) => "no unreachable allocation: no allocation is known".to_owned(),
             (0, _) => format!("no unreachable allocation among {}", amount(check.known)),
@@ -136,7 +136,7 @@ impl Text {
         }
         self.referencing(leak.referenced);
         if leak.similar.count > 0 {
-            let Sum { count, bytes } = leak.similar;
+            let BlockTotals { count, bytes } = leak.similar;
             let count = text::counted(count, "allocation");
             self.line(PLAIN, &format!("  and {} similar unreachable bytes in {count}", text::count(bytes)));
         }
@@ -147,7 +147,7 @@ impl Text {
         self.stack(check, leak);
     }
 
-    fn referencing(&mut self, sum: Sum) {
+    fn referencing(&mut self, sum: BlockTotals) {
         if sum.count > 0 {
             let count = text::counted(sum.count, "allocation");
             self.line(PLAIN, &format!("  referencing {} unreachable bytes in {count}", text::count(sum.bytes)));
@@ -230,7 +230,7 @@ fn size(bytes: u64) -> String {
 }
 
 /// `3 allocations of 96 B`.
-fn amount(sum: Sum) -> String {
+fn amount(sum: BlockTotals) -> String {
     format!("{} of {}", text::counted(sum.count, "allocation"), text::size(sum.bytes))
 }
 

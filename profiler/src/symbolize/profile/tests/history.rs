@@ -8,10 +8,9 @@ use super::super::*;
 use crate::address::TargetAddr;
 use crate::ids::{HeapId, HookId, Pid, StackId, Tid};
 use crate::ingest::event::{Allocation, Event, Free};
-use crate::leak::growth::Growths;
 use crate::ledger::Ledger;
 use crate::ledger::timeline::{SampleTrigger, Timeline};
-use crate::model::Beginning;
+use crate::model::{Beginning, Leaks};
 use crate::process::address_space::AddressSpace;
 use crate::snapshot::TargetFacts;
 
@@ -72,7 +71,7 @@ impl Running {
             space: Arc::new(AddressSpace::new(PID)),
             heaps: Vec::new(),
             books: Arc::new(self.ledger.snapshot(until)),
-            growths: Growths::of(&self.timeline, &self.ledger, until, None),
+            growths: Leaks::of(&self.timeline, &self.ledger, until, None),
             curve: self.ledger.curve_points(until),
             timeline: Arc::new(self.timeline.clone()),
             until,

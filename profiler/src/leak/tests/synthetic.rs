@@ -3,54 +3,54 @@
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 
-use super::blocks::{Block, BlockId, Blocks};
-use super::mark::{Marks, Roots, mark_with};
 use crate::address::TargetAddr;
+use crate::leak::blocks::{Block, BlockId, Blocks};
+use crate::leak::mark::{Marks, Roots, mark_with};
 use crate::memory::{Copied, Memory};
 
 #[derive(Debug, Default)]
-pub(super) struct Synthetic {
+pub(in crate::leak) struct Synthetic {
     blocks: Vec<Block>,
     pieces: Vec<(u64, Vec<u8>)>,
-    pub(super) roots: Roots,
+    pub(in crate::leak) roots: Roots,
 }
 
 impl Synthetic {
     /// Adds memory full of zeros.
-    pub(super) fn with(mut self, start: u64, bytes: usize) -> Self {
+    pub(in crate::leak) fn with(mut self, start: u64, bytes: usize) -> Self {
         self.pieces.push((start, vec![0; bytes]));
         self
     }
 
     /// Adds a block, without memory.
-    pub(super) fn block(&mut self, start: u64, size_bytes: u64) {
+    pub(in crate::leak) fn block(&mut self, start: u64, size_bytes: u64) {
         self.blocks.push(Block { start: TargetAddr(start), size_bytes, origin: 0 });
     }
 
-    pub(super) fn write(&mut self, address: u64, word: u64) {
+    pub(in crate::leak) fn write(&mut self, address: u64, word: u64) {
         let of = |(start, bytes): &&mut (u64, Vec<u8>)| *start <= address && address < *start + bytes.len() as u64;
         let (start, bytes) = self.pieces.iter_mut().find(of).expect("memory for the word");
         let at = usize::try_from(address - *start).expect("it is small");
         bytes[at..at + 8].copy_from_slice(&word.to_le_bytes());
     }
 
-    pub(super) fn root_range(&mut self, range: Range<u64>) {
+    pub(in crate::leak) fn root_range(&mut self, range: Range<u64>) {
         self.roots.ranges.push(TargetAddr(range.start)..TargetAddr(range.end));
     }
 
-    pub(super) fn blocks(&self) -> Blocks {
+    pub(in crate::leak) fn blocks(&self) -> Blocks {
         let (blocks, left_out) = Blocks::new(self.blocks.clone());
         assert_eq!(left_out, 0, "synthetic blocks do not overlap");
         blocks
     }
 
-    pub(super) fn memory(&self) -> Copied {
+    pub(in crate::leak) fn memory(&self) -> Copied {
         let pieces = self.pieces.iter();
         Copied::new(pieces.map(|(start, bytes)| (TargetAddr(*start), bytes.clone().into_boxed_slice())))
     }
 
     /// Marks on one thread, and checks that more threads, and memory without slices, give the same result.
-    pub(super) fn mark(&self) -> (Blocks, Marks, Copied) {
+    pub(in crate::leak) fn mark(&self) -> (Blocks, Marks, Copied) {
         let (blocks, memory) = (self.blocks(), self.memory());
         let marks = mark_with(&blocks, &self.roots, &memory, 1);
         let unreached: Vec<BlockId> = marks.unreached().collect();
@@ -64,13 +64,13 @@ impl Synthetic {
     }
 
     /// Returns the starts of unreachable blocks.
-    pub(super) fn unreached(&self) -> Vec<u64> {
+    pub(in crate::leak) fn unreached(&self) -> Vec<u64> {
         let (blocks, marks, _) = self.mark();
         marks.unreached().map(|id| blocks.get(id).start.0).collect()
     }
 
     /// Reference implementation of [`Self::unreached`] with sets.
-    pub(super) fn unreached_by_sets(&self) -> Vec<u64> {
+    pub(in crate::leak) fn unreached_by_sets(&self) -> Vec<u64> {
         let memory = self.memory();
         let holding = |word: u64| {
             let is_in = |block: &&Block| (block.start.0..block.start.0 + block.size_bytes.max(1)).contains(&word);
@@ -99,7 +99,7 @@ impl Synthetic {
 
     /// Creates blocks of at least 64 bytes without roots, each with references to the blocks in its list. See
     /// [`Self::at`] for addresses.
-    pub(super) fn of_edges(edges: &[Vec<u32>]) -> Self {
+    pub(in crate::leak) fn of_edges(edges: &[Vec<u32>]) -> Self {
         let widest = edges.iter().map(Vec::len).max().unwrap_or(0).max(8);
         let size = widest * 8;
         let mut synthetic = Self::default().with(Self::at(0, size), size * edges.len());
@@ -135,7 +135,7 @@ impl Memory for Sliceless<'_> {
 }
 
 /// Returns the smallest member of each block's component, computed with sets.
-pub(super) fn components_by_sets(edges: &[Vec<u32>]) -> Vec<u32> {
+pub(in crate::leak) fn components_by_sets(edges: &[Vec<u32>]) -> Vec<u32> {
     let reached: Vec<HashSet<u32>> = (0..edges.len()).map(|from| reached_by_sets(edges, from)).collect();
     let mut of = HashMap::new();
     for (from, reached_from) in (0u32..).zip(&reached) {
@@ -146,7 +146,7 @@ pub(super) fn components_by_sets(edges: &[Vec<u32>]) -> Vec<u32> {
 }
 
 /// Returns everything reachable from a block, including itself.
-pub(super) fn reached_by_sets(edges: &[Vec<u32>], from: usize) -> HashSet<u32> {
+pub(in crate::leak) fn reached_by_sets(edges: &[Vec<u32>], from: usize) -> HashSet<u32> {
     let mut reached = HashSet::from([u32::try_from(from).expect("it is small")]);
     let mut open = vec![from];
     while let Some(block) = open.pop() {
