@@ -19,6 +19,7 @@ const RECORDING_EXTENSION: &str = "heapbpf";
 
 /// Who may read a file, as far as the umask allows it.
 #[derive(Clone, Copy, Debug)]
+#[repr(u32)]
 pub(super) enum Access {
     /// Everyone: under `sudo`, the user who reads the file is not its owner.
     All = 0o666,
