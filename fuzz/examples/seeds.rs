@@ -8,11 +8,7 @@ use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use heapbpf::internals::ids::Pid;
-use heapbpf::internals::linux::proc::maps::{Region, RegionKind, regions};
-use heapbpf::internals::recording::block::{FILE_HEADER_BYTES, read_block};
-use heapbpf::internals::recording::read::Reading;
-use heapbpf::internals::recording::replay::Replay;
+use heapbpf::internals::{FILE_HEADER_BYTES, Kind, Pid, Reading, Region, RegionKind, Replay, read_block, regions};
 use heapbpf_fuzz::image::{EXECUTABLE, FILES, KINDS, PAGE_BYTES, READ_ONLY, REGISTERS, SHARED};
 use heapbpf_fuzz::recording::{BY_THREAD, GOES_ON, VERBATIM};
 

@@ -4,13 +4,10 @@
 
 use std::sync::Arc;
 
-use heapbpf::internals::address::{FileOffset, LinkAddr, TargetAddr};
-use heapbpf::internals::allocator::spec::HookSpec;
-use heapbpf::internals::object::image::Image;
-use heapbpf::internals::object::module::{Module, Recorded};
-use heapbpf::internals::object::symbols::{Search, Symbols, Vtables};
-use heapbpf::internals::probe::code::Code;
-use heapbpf::internals::probe::place::{Emulation, PlacementMode, place};
+use heapbpf::internals::{
+    Code, Emulation, FileOffset, HookSpec, Image, LinkAddr, Module, PlacementMode, Recorded, Search, Symbols,
+    TargetAddr, Vtables, place,
+};
 
 const NAMES: [&str; 6] = ["malloc", "free", "realloc", "_Znwm", "__rust_alloc", "operator_new"];
 

@@ -2,9 +2,7 @@
 
 #![no_main]
 
-use heapbpf::internals::allocator::custom::{self, CustomHook};
-use heapbpf::internals::allocator::hook_set::HookSet;
-use heapbpf::internals::allocator::selection::interval_bytes;
+use heapbpf::internals::{CustomHook, HookSet, interval_bytes, parse_function};
 
 libfuzzer_sys::fuzz_target!(|text: &str| {
     match text.parse::<CustomHook>() {
@@ -14,7 +12,7 @@ libfuzzer_sys::fuzz_target!(|text: &str| {
         }
         Err(error) => drop(error.to_string()),
     }
-    let _ = custom::function(text).map_err(|error| error.to_string());
+    let _ = parse_function(text).map_err(|error| error.to_string());
     let _ = interval_bytes(text).map_err(|error| error.to_string());
     let mut set = HookSet::default();
     match set.parse("fuzz.toml", text) {

@@ -3,7 +3,7 @@
 
 #![no_main]
 
-use heapbpf::internals::fuzzing;
+use heapbpf::fuzzing;
 use heapbpf_fuzz::bytes::Bytes;
 
 const BASE: u64 = 0x10_0000;

@@ -3,8 +3,7 @@
 
 #![no_main]
 
-use heapbpf::internals::process::names::Names;
-use heapbpf::internals::process::pattern::{ModulePattern, Pattern};
+use heapbpf::internals::{ModulePattern, Pattern, ProcessNames};
 
 /// Maximum length of a path: the kernel's.
 const PATH_MAX: usize = 4096;
@@ -12,7 +11,7 @@ const PATH_MAX: usize = 4096;
 libfuzzer_sys::fuzz_target!(|text: &str| {
     let (pattern, rest) = text.split_once('\n').unwrap_or((text, ""));
     let arguments: Vec<String> = rest.split('\0').map(str::to_owned).collect();
-    let names = Names::of(&arguments, arguments.last().map(String::as_str), "comm");
+    let names = ProcessNames::of(&arguments, arguments.last().map(String::as_str), "comm");
     match pattern.parse::<Pattern>() {
         Ok(pattern) => drop(pattern.matches(&names)),
         Err(error) => drop(error.to_string()),

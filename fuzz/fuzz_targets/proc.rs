@@ -2,8 +2,8 @@
 
 #![no_main]
 
-use heapbpf::internals::fuzzing;
-use heapbpf::internals::linux::proc::process::Auxv;
+use heapbpf::fuzzing;
+use heapbpf::internals::Auxv;
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
     fuzzing::proc_file(bytes);

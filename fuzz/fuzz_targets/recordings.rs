@@ -2,13 +2,7 @@
 
 #![no_main]
 
-use heapbpf::internals::recording::modules;
-use heapbpf::internals::recording::names::RecordedNames;
-use heapbpf::internals::recording::read::Reading;
-use heapbpf::internals::recording::span::{ReplayedSpan, Span, SpanError};
-use heapbpf::internals::snapshot::Scope;
-use heapbpf::internals::symbolize::profile::profile;
-use heapbpf::internals::symbolize::resolver::Resolver;
+use heapbpf::internals::{Reading, RecordedNames, Resolver, Scope, Span, SpanError, ReplayedSpan, find_modules, profile};
 use heapbpf_fuzz::{recording, reports};
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
@@ -18,7 +12,7 @@ libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
     let mut names = RecordedNames::new(Resolver::in_process());
     let Ok(spanned) = ReplayedSpan::read(&mut reading, span, input.by_thread, &mut names) else { return };
     // Modules are not opened: inputs must not reach the machine's files.
-    let found = modules::find(spanned.modules(), false);
+    let found = find_modules(spanned.modules(), false);
     let profile = profile(&spanned.snapshot(found.modules), Scope::Window, &names, false);
     reports::write(&profile, input.report);
     if spanned.check_whole().is_ok()

@@ -2,7 +2,7 @@
 
 #![no_main]
 
-use heapbpf::internals::ingest::decode::decode;
+use heapbpf::internals::decode;
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
     let _ = decode(bytes);

@@ -3,12 +3,12 @@
 
 #![no_main]
 
-use heapbpf::internals::report::json::read::read;
+use heapbpf::internals::read_report;
 use heapbpf_fuzz::{mutation, reports};
 use libfuzzer_sys::{fuzz_mutator, fuzz_target, fuzzer_mutate};
 
 fuzz_target!(|bytes: &[u8]| {
-    if let Ok(profile) = read(bytes) {
+    if let Ok(profile) = read_report(bytes) {
         reports::write(&profile, bytes.len() as u8);
     }
 });

@@ -2,4 +2,4 @@
 
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|name: &str| heapbpf::internals::fuzzing::symbol_name(name));
+libfuzzer_sys::fuzz_target!(|name: &str| heapbpf::fuzzing::symbol_name(name));

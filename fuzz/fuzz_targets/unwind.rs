@@ -3,8 +3,8 @@
 
 #![no_main]
 
-use heapbpf::internals::object::image::Image;
-use heapbpf::internals::{fuzzing, unwind};
+use heapbpf::fuzzing;
+use heapbpf::internals::build_unwind_table;
 use heapbpf_fuzz::elf::with_eh_frame;
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
@@ -17,8 +17,7 @@ libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
 });
 
 fn build(elf: &[u8]) {
-    let file = Image::from_bytes(elf).expect("memory");
-    if let Ok(table) = unwind::build(&file) {
+    if let Ok(table) = build_unwind_table(elf) {
         fuzzing::unwind_table(&table);
     }
 }

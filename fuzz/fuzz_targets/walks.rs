@@ -2,7 +2,7 @@
 
 #![no_main]
 
-use heapbpf::internals::walk::{Scene, walk};
+use heapbpf::internals::{Scene, walk};
 use heapbpf_fuzz::image::Image;
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {

@@ -13,11 +13,7 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use heapbpf::internals::address::{FileOffset, TargetAddr};
-use heapbpf::internals::collect::ThreadState;
-use heapbpf::internals::ids::Tid;
-use heapbpf::internals::linux::proc::maps::{Region, RegionKind, region_of};
-use heapbpf::internals::memory::Copied;
+use heapbpf::internals::{Copied, FileOffset, Region, RegionKind, TargetAddr, ThreadState, Tid, region_of};
 
 use crate::bytes::Bytes;
 

@@ -5,7 +5,7 @@
 //! options 1 · report 1 · from 2 · to 2 · then, until the end, blocks: head 1 · length 2 · bytes
 //! ```
 
-use heapbpf::internals::recording::block::{BlockWriter, Kind, file_header};
+use heapbpf::internals::{BlockWriter, Kind, file_header};
 
 use crate::bytes::Bytes;
 

@@ -2,9 +2,9 @@
 
 use std::io;
 
-use heapbpf::internals::model::Profile;
-use heapbpf::internals::report::diff::{self, Diff, Drawing, Side};
-use heapbpf::internals::report::{Format, Group, Presentation, View, summary};
+use heapbpf::internals::{
+    DIFF_FORMATS, Diff, Drawing, Format, Group, Presentation, Profile, Side, View, diff_table, summary,
+};
 
 /// Writes a profile in one format, as a table, or as the difference from a part of itself: the low four bits of `choice` select
 /// the report, the others the view and the presentation. Writes one report only, because some formats take milliseconds.
@@ -27,8 +27,8 @@ fn difference(profile: &Profile, view: View) {
     let mut part = profile.clone();
     part.targets.iter_mut().for_each(|target| drop(target.callsites.pop()));
     let diff = Diff::new(Side { name: "part", profile: &part }, Side { name: "whole", profile });
-    for format in diff::FORMATS {
+    for format in DIFF_FORMATS {
         let _ = diff.write(format, view, Drawing::default(), &mut io::sink());
     }
-    let _ = diff::table(&diff, view, 10, 0, Some(80), false);
+    let _ = diff_table(&diff, view, 10, 0, Some(80), false);
 }

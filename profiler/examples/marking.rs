@@ -9,11 +9,7 @@ use std::fs;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
-use heapbpf::internals::address::TargetAddr;
-use heapbpf::internals::leak::blocks::{Block, Blocks};
-use heapbpf::internals::leak::fold::fold;
-use heapbpf::internals::leak::mark::{Roots, mark_with};
-use heapbpf::internals::memory::Copied;
+use heapbpf::internals::{Block, Blocks, Copied, Roots, TargetAddr, fold, mark_with};
 use rustix::time::{ClockId, clock_gettime};
 
 /// Addresses of the heap and of its roots.

@@ -5,17 +5,14 @@ use std::path::Path;
 use std::time::Instant;
 
 use anyhow::{Context, Result};
-use heapbpf::internals::recording::entry::{Entry, Names};
-use heapbpf::internals::recording::read::read;
-use heapbpf::internals::recording::replay::Replay;
-use heapbpf::internals::recording::write::Writer;
+use heapbpf::internals::{Entry, Names, Replay, Writer, read_recording};
 
 #[expect(clippy::print_stdout, reason = "prints measurements")]
 fn main() -> Result<()> {
     let path = std::env::args_os().nth(1).context("usage: recording FILE")?;
     let path = Path::new(&path);
     let began = Instant::now();
-    let entries: Vec<Entry> = read(path)?.collect();
+    let entries: Vec<Entry> = read_recording(path)?.collect();
     let reading = began.elapsed();
     let events = entries.iter().filter(|entry| matches!(entry, Entry::Event(_))).count();
     let bytes = std::fs::metadata(path)?.len();

@@ -6,14 +6,10 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::process::Command;
 
-use heapbpf::internals::address::TargetAddr;
-use heapbpf::internals::bpf::counters::Counters;
-use heapbpf::internals::bpf::load::{Kernel, KernelConfig, LinkKind};
-use heapbpf::internals::bpf::ring::Ring;
-use heapbpf::internals::ids::{HeapId, HookId, Pid};
-use heapbpf::internals::ingest::decode::decode;
-use heapbpf::internals::ingest::event::{Allocation, Event};
-use heapbpf::internals::linux::bpf::{AttachType, MultiLink, link_multi};
+use heapbpf::internals::{
+    Allocation, AttachType, Counters, Event, HeapId, HookId, Kernel, KernelConfig, LinkKind, MultiLink, Pid, Ring,
+    TargetAddr, decode, link_multi,
+};
 use heapbpf_tests::kernel::require_root;
 use heapbpf_tests::target::{Target, build};
 use object::{Object, ObjectSegment, ObjectSymbol};

@@ -7,12 +7,9 @@ use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::process::{Child, Command, Stdio};
 
-use heapbpf::internals::address::TargetAddr;
-use heapbpf::internals::collect::ThreadState;
-use heapbpf::internals::ids::{Pid, Tid};
-use heapbpf::internals::linux::proc::maps::{Region, RegionKind, region_of, regions};
-use heapbpf::internals::memory::{Copied, Memory};
-use heapbpf::internals::walk::{Scene, Walk, walk};
+use heapbpf::internals::{
+    Copied, Memory, Pid, Region, RegionKind, Scene, TargetAddr, ThreadState, Tid, Walk, region_of, regions, walk,
+};
 use heapbpf_tests::recipe::Recipe;
 
 /// Overhead of a C library's threads: the vector of a thread's modules with thread-local storage, per created thread.

@@ -1,15 +1,9 @@
 //! Live memory over time, in the JSON report and in the recording.
 
-use heapbpf::internals::model::history::{CurvePoint, HeapUsage, SampleTrigger};
-use heapbpf::internals::model::{Profile, TargetProfile};
-use heapbpf::internals::object::module::Modules;
-use heapbpf::internals::recording::modules::{self, Found};
-use heapbpf::internals::recording::names::RecordedNames;
-use heapbpf::internals::recording::read;
-use heapbpf::internals::recording::span::{ReplayedSpan, Span};
-use heapbpf::internals::snapshot::Scope;
-use heapbpf::internals::symbolize::profile::profile;
-use heapbpf::internals::symbolize::resolver::Resolver;
+use heapbpf::internals::{
+    CurvePoint, Found, HeapUsage, Modules, Profile, RecordedNames, ReplayedSpan, Resolver, SampleTrigger, Scope, Span,
+    TargetProfile, find_modules, profile, read_recording,
+};
 use heapbpf_tests::heapbpf::Heapbpf;
 use serde_json::Value;
 
@@ -17,10 +11,10 @@ use super::{chain, dump, flow, record};
 
 /// Replays the recording.
 fn replayed(heapbpf: &Heapbpf, span: Span) -> Profile {
-    let mut reading = read::read(&heapbpf.file("x.heapbpf")).expect("a recording");
+    let mut reading = read_recording(&heapbpf.file("x.heapbpf")).expect("a recording");
     let mut names = RecordedNames::new(Resolver::in_process());
     let spanned = ReplayedSpan::read(&mut reading, span, false, &mut names).expect("it has it");
-    let Found { modules, .. }: Found = modules::find(spanned.modules(), names.is_empty());
+    let Found { modules, .. }: Found = find_modules(spanned.modules(), names.is_empty());
     let modules: Modules = modules;
     profile(&spanned.snapshot(modules), Scope::Window, &names, false)
 }

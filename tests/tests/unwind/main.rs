@@ -12,11 +12,9 @@ use std::io::Write as _;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use heapbpf::internals::ids::Pid;
-use heapbpf::internals::keeper;
-use heapbpf::internals::process::filter::Selection;
-use heapbpf::internals::session::raw::RawSample;
-use heapbpf::internals::session::{Control, Hold, OverloadPolicy, Session, SessionConfig};
+use heapbpf::internals::{
+    Control, Hold, KEEPER_COMMAND, OverloadPolicy, Pid, RawSample, Selection, Session, SessionConfig, serve_keeper,
+};
 use heapbpf_tests::kernel::require_root;
 use libtest_mimic::{Arguments, Trial};
 use oracle::{Oracle, Walk};
@@ -158,8 +156,8 @@ fn table(tallies: &[(&'static str, Tally)]) -> String {
 
 /// The library starts this program again as its keeper.
 fn main() -> ExitCode {
-    if std::env::args_os().nth(1).is_some_and(|command| command == keeper::COMMAND) {
-        keeper::serve().expect("it is started by a session");
+    if std::env::args_os().nth(1).is_some_and(|command| command == KEEPER_COMMAND) {
+        serve_keeper().expect("it is started by a session");
         return ExitCode::SUCCESS;
     }
     let compare = || {

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use anyhow::{Context as _, Result, bail, ensure};
-use heapbpf::internals::report::Format;
+use heapbpf::internals::Format;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
