@@ -4,7 +4,7 @@
 #![no_main]
 
 use heapbpf::fuzzing;
-use heapbpf::internals::build_unwind_table;
+use heapbpf::internals::{Image, build_unwind_table};
 use heapbpf_fuzz::elf::with_eh_frame;
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
@@ -17,7 +17,8 @@ libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
 });
 
 fn build(elf: &[u8]) {
-    if let Ok(table) = build_unwind_table(elf) {
+    let file = Image::from_bytes(elf).expect("memory");
+    if let Ok(table) = build_unwind_table(&file) {
         fuzzing::unwind_table(&table);
     }
 }

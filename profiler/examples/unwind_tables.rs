@@ -7,8 +7,7 @@ use std::fs::File;
 use std::time::Instant;
 
 use anyhow::{Context, Result};
-use heapbpf::internals::build_unwind_table;
-use object::ReadCache;
+use heapbpf::internals::{Image, build_unwind_table};
 use profiler_common::unwind::Rule;
 
 /// Number of builds per module; the median is printed.
@@ -19,11 +18,11 @@ fn main() -> Result<()> {
         let file = File::open(&path).with_context(|| format!("cannot open `{path}`"))?;
         let file = Image::new(file)?;
         // Loads the file into the page cache, and skips files without code.
-        let Ok(table) = build_unwind_table(&ReadCache::new(&file)) else { continue };
+        let Ok(table) = build_unwind_table(&file) else { continue };
         let mut times = [0; ROUNDS];
         for time in &mut times {
             let started = Instant::now();
-            std::hint::black_box(build_unwind_table(&ReadCache::new(&file)))?;
+            std::hint::black_box(build_unwind_table(&file))?;
             *time = started.elapsed().as_nanos();
         }
         times.sort_unstable();

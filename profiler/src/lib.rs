@@ -1,49 +1,36 @@
-//! heapbpf's agent. Modules are in the order of the pipeline.
+//! heapbpf's agent. ARCHITECTURE.md lists the modules in the order of the pipeline.
 
 #![expect(missing_docs, reason = "no stable interface: `internals` re-exports internal items")]
 
 mod address;
-mod ids;
-mod memory;
-mod units;
-
-mod linux;
-
-mod object;
-mod process;
-
 mod allocator;
 mod bpf;
-mod keeper;
-mod probe;
-
-mod ingest;
-mod unwind;
-
-mod collect;
-mod walk;
-
-mod leak;
-mod ledger;
-mod model;
-mod snapshot;
-mod symbolize;
-
-mod guardrail;
-mod report;
-
-mod recording;
-
 mod check;
-
-mod session;
-
+mod cli;
+mod collect;
 mod doctor;
-
 #[doc(hidden)]
 pub mod fuzzing;
-
-mod cli;
+mod guardrail;
+mod ids;
+mod ingest;
+mod keeper;
+mod leak;
+mod ledger;
+mod linux;
+mod memory;
+mod model;
+mod object;
+mod probe;
+mod process;
+mod recording;
+mod report;
+mod session;
+mod snapshot;
+mod symbolize;
+mod units;
+mod unwind;
+mod walk;
 
 pub use cli::run;
 pub use symbolize::sandbox::{COMMAND as SYMBOLIZER_COMMAND, serve as serve_symbolizer};
@@ -62,7 +49,7 @@ pub mod internals {
     pub use crate::collect::ThreadState;
     pub use crate::guardrail::Limits;
     pub use crate::ids::{HeapId, HookId, ModuleId, Pid, Tid};
-    pub use crate::ingest::decode::decode;
+    pub use crate::ingest::decode;
     pub use crate::ingest::event::{Allocation, Event, RawStack};
     pub use crate::keeper::{COMMAND as KEEPER_COMMAND, serve as serve_keeper};
     pub use crate::leak::blocks::{Block, Blocks};

@@ -7,7 +7,6 @@ use crate::address::TargetAddr;
 /// A range of addresses.
 pub(crate) type Span = Range<TargetAddr>;
 
-/// Size of a pointer.
 pub(crate) const WORD_BYTES: u64 = 8;
 
 /// Immutable snapshot of a target's memory. Has only pages that the target has touched.
@@ -26,7 +25,6 @@ pub trait Memory: Send + Sync {
         true
     }
 
-    /// Reads the word at an address, aligned or not.
     fn word(&self, address: TargetAddr) -> Option<u64> {
         let mut bytes = [0; size_of::<u64>()];
         (self.read(address, &mut bytes) == bytes.len()).then(|| u64::from_le_bytes(bytes))
@@ -101,12 +99,10 @@ impl Copied {
         Self { pieces }
     }
 
-    /// Total size of all pieces.
     pub fn bytes(&self) -> u64 {
         self.pieces.iter().map(|piece| piece.bytes.len() as u64).sum()
     }
 
-    /// Returns the pieces that overlap the range.
     fn between(&self, start: u64, end: u64) -> impl Iterator<Item = &Piece> {
         let first = self.pieces.partition_point(|piece| piece.end() <= start);
         self.pieces[first..].iter().take_while(move |piece| piece.start < end)

@@ -42,7 +42,6 @@ pub struct Snapshot {
     pub health: Health,
 }
 
-/// A window, without the ledgers of its targets.
 #[derive(Clone, Debug)]
 pub struct WindowFacts {
     pub window: Window,
@@ -63,7 +62,6 @@ pub enum Scope {
     Peak,
 }
 
-/// Known names of threads.
 pub(crate) type ThreadNames = BTreeMap<Tid, Arc<str>>;
 
 #[derive(Clone, Debug)]

@@ -100,7 +100,7 @@ impl Watched {
         };
         let mut kernel = Kernel::load(config, links).expect("this kernel has links of this kind");
         let ring = kernel.take_ring().expect("not taken yet");
-        kernel.set_target(Pid(target.pid()), false).expect("there is room");
+        kernel.set_target(Pid(target.pid()), 0).expect("there is room");
         let (names, cookies): (Vec<_>, Vec<_>) =
             hooks().into_iter().map(|(name, cookie)| (name, cookie.pack())).unzip();
         let offsets = offsets(&program, &names);
@@ -262,7 +262,7 @@ fn calls_of_other_processes_are_not_sampled_although_probed() {
         assert_eq!(watched.kernel.live_blocks_of(pid).expect("the map is there").len(), 1);
         watched.check("resize 4096 200 256", &[Short::Free(4096)]);
         assert_eq!(watched.kernel.live_blocks_of(pid).expect("the map is there"), []);
-        watched.kernel.set_target(pid, false).expect("there is room");
+        watched.kernel.set_target(pid, 0).expect("there is room");
         watched.check("make 100 12288", &[Short::Alloc(12288, 100, MAKE)]);
         assert_eq!(watched.losses(), []);
     }

@@ -24,13 +24,11 @@ use crate::walk::{Scene, Walk, walk};
 /// A heap snapshot. Can be sent to another thread: the check continues while the process runs.
 pub struct HeapSnapshot {
     pub collected: Collected,
-    /// The walked heaps.
     pub walks: Vec<Walk>,
     /// The process as the only target.
     pub state: Snapshot,
     /// When the process was stopped.
     pub now: MonotonicNanos,
-    /// Blocks recorded as live.
     pub recorded: Vec<RecordedBlock>,
     /// `None` if the process was not recorded.
     pub coverage: Option<Coverage>,
@@ -77,11 +75,9 @@ pub struct Coverage {
     pub is_complete: bool,
 }
 
-/// A live block with an allocation record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RecordedBlock {
     pub address: TargetAddr,
-    /// Requested size.
     pub size_bytes: u64,
     /// Index of its callsite in the ledger.
     pub callsite: u32,
@@ -105,6 +101,14 @@ impl RecordedBlock {
 }
 
 const _: () = assert!(size_of::<RecordedBlock>() == 24);
+
+impl HeapSnapshot {
+    /// Returns when a block was allocated, if that was recorded. `recorded` must be sorted by address.
+    pub(super) fn born(&self, address: TargetAddr) -> Option<MonotonicNanos> {
+        let at = self.recorded.binary_search_by_key(&address, |block| block.address).ok()?;
+        Some(self.recorded[at].born())
+    }
+}
 
 const _: fn() = || {
     fn is_send<T: Send + 'static>() {}

@@ -4,36 +4,41 @@
 //! heap snapshot ─▶ walk ─▶ known blocks ─▶ mark ─▶ fold ─▶ suppress ─▶ symbolize ─▶ report::unreachable
 //! ```
 
+use std::ops::Range;
+use std::sync::Arc;
+
+use profiler_common::stack::StackEnd;
 use rustc_hash::FxHashMap;
 
+use crate::address::TargetAddr;
 use crate::collect::roots::root_spans;
 use crate::collect::{CollectError, Method};
 use crate::ids::HeapId;
-use crate::leak::blocks::{BlockId, Blocks};
+use crate::leak::blocks::{Block, BlockId, Blocks};
 use crate::leak::fold::{BlockTotals, Folded, RootLeak, fold};
 use crate::leak::mark::{Roots, mark, mark_also};
-use crate::model::{FrameId, Profile};
+use crate::ledger::details::Details;
+use crate::ledger::snapshot::{CallsiteSnapshot, SelectedBlock, Stack, TargetSnapshot};
+use crate::ledger::totals::Totals;
+use crate::linux::proc::maps::{Region, region_of};
+use crate::memory::Span;
+use crate::model::{Frame, FrameId, Leaks, Profile};
 use crate::report::suppressions::Suppressions;
-use crate::report::unreachable::merge;
-use crate::report::unreachable::{CONTENTS_BYTES_MAX, HeapKnowledge, Leak, Precision, Unreachable};
+use crate::report::unreachable::{CONTENTS_BYTES_MAX, HeapKnowledge, Leak, Precision, Unreachable, merge};
+use crate::snapshot::{HeapFacts, Scope, Snapshot, TargetState};
 use crate::symbolize::Resolve;
+use crate::symbolize::profile::profile;
 use crate::symbolize::types::TypeNames;
+use crate::walk::Walk;
 
-mod blocks;
 pub(crate) mod heap_snapshot;
-mod leaked_profile;
 
-use blocks::{KnownBlocks, WALKED};
-use heap_snapshot::HeapSnapshot;
-use leaked_profile::LeakedProfiles;
+use heap_snapshot::{HeapSnapshot, RecordedBlock};
 
-/// Options of a check.
 #[derive(Clone, Debug)]
 pub(crate) struct Plan {
-    /// Maximum number of leaks to list.
     pub limit: usize,
     pub suppressions: Suppressions,
-    /// Include contents of blocks.
     pub with_contents: bool,
     /// Trim runtime frames from stacks.
     pub trims: bool,
@@ -71,7 +76,6 @@ pub(crate) fn check(
     let state = &snapshot.state.targets[0];
     let mut entries = Entries {
         snapshot: &snapshot,
-        profiles: &profiles,
         blocks: &known.blocks,
         types: TypeNames::new(&snapshot.collected.regions, &state.space, &snapshot.state.modules),
         profile: &profile,
@@ -132,10 +136,8 @@ fn suppressed_of(
     folded.unreached.iter().filter(is_known).copied().collect()
 }
 
-/// Builds the listed leaks.
 struct Entries<'a> {
     snapshot: &'a HeapSnapshot,
-    profiles: &'a LeakedProfiles<'a>,
     blocks: &'a Blocks,
     types: TypeNames<'a>,
     profile: &'a Profile,
@@ -160,7 +162,7 @@ impl Entries<'_> {
             callsite,
             watched: block.origin < WALKED,
             type_name: self.types.of(memory.word(block.start), stack, &self.profile.frames),
-            age_ns: self.profiles.born(block.start).map(|born| self.snapshot.now.0.saturating_sub(born.0)),
+            age_ns: self.snapshot.born(block.start).map(|born| self.snapshot.now.0.saturating_sub(born.0)),
             contents,
             cycle_count: root.members.len() as u64,
             referenced: BlockTotals {
@@ -235,7 +237,6 @@ fn heaps(snapshot: &HeapSnapshot, known: &KnownBlocks) -> Vec<HeapKnowledge> {
     heaps
 }
 
-/// Lists the limitations of the result.
 fn caveats(snapshot: &HeapSnapshot, known: &KnownBlocks, folded: &Folded) -> Vec<String> {
     let mut caveats = Vec::new();
     let bounded = folded.roots.iter().filter(|root| root.is_lower_bound).count();
@@ -268,6 +269,143 @@ fn caveats(snapshot: &HeapSnapshot, known: &KnownBlocks, folded: &Folded) -> Vec
         caveats.push(format!("{} blocks overlap others, and are left out", known.overlapping_count));
     }
     caveats
+}
+
+/// Origins from here on are those of walked blocks: the index of the walk is added.
+const WALKED: u32 = u32::MAX - 0xff;
+
+/// All known blocks: the recorded and the walked ones. A walked heap is authoritative for its own memory: a recorded block that it
+/// does not contain was freed without a record. Of other heaps only recorded blocks are known.
+struct KnownBlocks {
+    /// Origins are the callsites of recorded blocks, or [`WALKED`] and above.
+    blocks: Blocks,
+    /// Memory that only blocks and allocators use: outside of blocks it does not contain roots.
+    heap_areas: Vec<Span>,
+    /// Recorded blocks that the walked heap does not contain, or that are not mapped any more.
+    stale_count: usize,
+    overlapping_count: usize,
+}
+
+impl KnownBlocks {
+    /// `recorded` must be sorted by address.
+    fn of(recorded: &[RecordedBlock], walks: &[Walk], regions: &[Region]) -> Self {
+        let mut heap_areas: Vec<Span> = walks.iter().flat_map(|walk| walk.areas.iter().cloned()).collect();
+        heap_areas.sort_by_key(|area| area.start);
+        let mut blocks = Vec::with_capacity(recorded.len());
+        let mut stale_count = 0;
+        let is_confirmed = |address: TargetAddr| {
+            walks.iter().any(|walk| walk.blocks.binary_search_by_key(&address, |block| block.start).is_ok())
+        };
+        for block in recorded {
+            // An unmapped block was freed with its heap.
+            let is_unmapped = region_of(regions, block.address).is_none();
+            if is_unmapped || contains(&heap_areas, block.address) && !is_confirmed(block.address) {
+                stale_count += 1;
+            } else {
+                blocks.push(Block { start: block.address, size_bytes: block.size_bytes, origin: block.callsite });
+            }
+        }
+        for (walk, number) in walks.iter().zip(WALKED..) {
+            for block in &walk.blocks {
+                if recorded.binary_search_by_key(&block.start, |known| known.address).is_err() {
+                    blocks.push(Block { start: block.start, size_bytes: block.size_bytes, origin: number });
+                }
+            }
+        }
+        let (blocks, overlapping_count) = Blocks::new(blocks);
+        Self { blocks, heap_areas, stale_count, overlapping_count }
+    }
+}
+
+fn contains(areas: &[Range<TargetAddr>], address: TargetAddr) -> bool {
+    let behind = areas.partition_point(|area| area.start <= address);
+    areas[..behind].last().is_some_and(|area| area.contains(&address))
+}
+
+/// Stands for the stack of blocks allocated before recording started.
+const UNRECORDED: &str = "[allocated before recording started]";
+
+/// Stands for the stack of blocks without a record although all calls were recorded: the C library's own.
+const UNHOOKED: &str = "[allocation not recorded]";
+
+/// Makes profiles that have the leaked blocks as their only live blocks, so that every format can show them. Adds a callsite for each walked heap, for blocks without an allocation record.
+struct LeakedProfiles<'a> {
+    snapshot: &'a HeapSnapshot,
+    state: TargetState,
+    with_walked: TargetSnapshot,
+}
+
+impl<'a> LeakedProfiles<'a> {
+    fn new(snapshot: &'a HeapSnapshot) -> Self {
+        let mut state = snapshot.state.targets[0].clone();
+        let mut with_walked = (*state.books).clone();
+        for (walk, index) in snapshot.walks.iter().zip(WALKED..) {
+            let heap = heap_of(walk, &mut state.heaps);
+            with_walked.callsites.push(CallsiteSnapshot {
+                index,
+                stack: Some(Stack { frames: Arc::default(), end: StackEnd::Complete }),
+                heap,
+                thread: None,
+                inherited: false,
+                totals: Totals::default(),
+                details: Details::default(),
+            });
+        }
+        // Leaked blocks have no history.
+        state.growths = Leaks::default();
+        state.curve = Vec::new();
+        state.timeline = Arc::default();
+        state.older = None;
+        Self { snapshot, state, with_walked }
+    }
+
+    /// Returns a profile of these blocks, and the callsites' indices in the order of its callsites.
+    fn profile(&self, blocks: &Blocks, leaked: &[BlockId], resolver: &dyn Resolve, trims: bool) -> (Profile, Vec<u32>) {
+        let picked = leaked.iter().map(|&id| {
+            let Block { start, size_bytes, origin } = blocks.get(id);
+            SelectedBlock { callsite: origin, size_bytes, born: self.snapshot.born(start) }
+        });
+        let part = self.with_walked.of_blocks(picked, self.snapshot.now);
+        let indices: Vec<u32> = part.callsites.iter().map(|callsite| callsite.index).collect();
+        let state = TargetState { books: Arc::new(part), ..self.state.clone() };
+        let snapshot = Snapshot { targets: vec![state], ..self.snapshot.state.clone() };
+        let mut profile = profile(&snapshot, Scope::Whole, resolver, trims);
+        self.name_unrecorded(&mut profile, &indices);
+        profile.targets[0].leaks = None;
+        profile.unreachable = true;
+        (profile, indices)
+    }
+
+    /// Gives blocks without a stack a frame with the reason.
+    fn name_unrecorded(&self, profile: &mut Profile, indices: &[u32]) {
+        let reason = match self.snapshot.coverage {
+            Some(coverage) if coverage.is_complete => UNHOOKED,
+            _ => UNRECORDED,
+        };
+        let frame = FrameId(u32::try_from(profile.frames.len()).unwrap_or(u32::MAX));
+        profile.frames.push(Frame { function: Some(reason.into()), ..Frame::default() });
+        for (callsite, index) in profile.targets[0].callsites.iter_mut().zip(indices) {
+            if *index >= WALKED {
+                callsite.stack = vec![frame];
+            }
+        }
+    }
+}
+
+/// Returns the id of a walked heap, which is added if it has no probes.
+fn heap_of(walk: &Walk, heaps: &mut Vec<HeapFacts>) -> HeapId {
+    if let Some(heap) = heaps.iter().find(|heap| heap.name == walk.heap) {
+        return heap.id;
+    }
+    let free = (0..=u8::MAX).map(HeapId).find(|id| heaps.iter().all(|heap| heap.id != *id)).unwrap_or(HeapId(u8::MAX));
+    heaps.push(HeapFacts {
+        id: free,
+        name: walk.heap.to_owned(),
+        interval_bytes: 1,
+        interval_bytes_max: 1,
+        hooks: Vec::new(),
+    });
+    free
 }
 
 #[cfg(test)]

@@ -1,25 +1,20 @@
 //! Checks of synthetic processes.
 
-use std::sync::Arc;
 use std::time::Duration;
 
-use super::heap_snapshot::{Coverage, HeapSnapshot, RecordedBlock};
+use super::heap_snapshot::Coverage;
 use super::*;
-use crate::address::{FileOffset, TargetAddr};
+use crate::address::FileOffset;
 use crate::collect::{Collected, ThreadState};
 use crate::ids::{ModuleId, Pid, Tid};
-use crate::ledger::details::Details;
-use crate::ledger::snapshot::{CallsiteSnapshot, Stack, TargetSnapshot};
-use crate::ledger::totals::Totals;
-use crate::linux::proc::maps::{Region, RegionKind};
+use crate::linux::proc::maps::RegionKind;
 use crate::memory::Copied;
 use crate::model::{Beginning, Health, Leaks, Others};
 use crate::object::module::{Module, Modules};
 use crate::process::address_space::AddressSpace;
-use crate::snapshot::{Base, HeapFacts, Snapshot, TargetFacts, TargetState};
+use crate::snapshot::{Base, TargetFacts};
 use crate::symbolize::ResolvedFrame;
 use crate::units::MonotonicNanos;
-use crate::walk::Walk;
 use crate::walk::scene::WalkedBlock;
 
 /// Of memory that stays readable.
@@ -71,7 +66,7 @@ fn callsite(index: u32) -> CallsiteSnapshot {
     let frames: Arc<[TargetAddr]> = Arc::new([TargetAddr(0x100 + u64::from(index))]);
     CallsiteSnapshot {
         index,
-        stack: Some(Stack { frames, end: profiler_common::stack::StackEnd::Complete }),
+        stack: Some(Stack { frames, end: StackEnd::Complete }),
         heap: HeapId(0),
         thread: None,
         inherited: false,
@@ -198,7 +193,7 @@ fn walked_blocks_have_no_stacks_and_freed_ones_are_left_out() {
     assert_eq!(found.heaps[0].precision, Precision::Walked);
     assert_eq!(found.caveats, ["1 blocks were freed, alone or with their heap, without a record, and are left out"]);
     let names: Vec<_> = found.profile.frames.iter().filter_map(|frame| frame.function.as_deref()).collect();
-    assert_eq!(names, [leaked_profile::UNRECORDED]);
+    assert_eq!(names, [UNRECORDED]);
 }
 
 #[test]

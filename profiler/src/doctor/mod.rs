@@ -2,21 +2,26 @@
 //! are attached to a process of its own, and detached.
 
 pub(crate) mod report;
-mod trials;
 
 use std::fs;
 
-use profiler_common::limits::STACK_FRAMES_MAX;
+use profiler_common::limits::{PAGE_BYTES, STACK_FRAMES_MAX};
 use rustix::process::{Resource, getrlimit};
 
-pub(crate) use self::trials::Trial;
-
+use crate::bpf::error::LoadError;
+use crate::bpf::load::{Kernel, KernelConfig, LinkKind};
+use crate::bpf::processes::TracepointError;
 use crate::ids::Pid;
+use crate::keeper::Keeper;
+use crate::linux::feature::{self, Feature, Support};
 use crate::linux::proc::process;
+use crate::probe::attach::{BackendChoice, choose};
+use crate::probe::cost::{self, CostError, Subject};
 pub(crate) use crate::probe::cost::{Costs, TARGET_COMMAND, serve};
 use crate::probe::place::PlacementMode;
 use crate::probe::plan::PlannedHook;
-use crate::session;
+use crate::session::{self, Leftovers};
+use crate::symbolize::sandbox;
 
 #[derive(Debug)]
 pub(crate) struct Diagnosis {
@@ -28,6 +33,28 @@ pub(crate) struct Diagnosis {
     pub costs: Option<Costs>,
     /// The process of `--pid`.
     pub target: Option<Target>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum TrialKind {
+    Capabilities,
+    PidNamespace,
+    Feature(Feature),
+    Programs,
+    /// Attaching probes to a process of heapbpf's own.
+    Attaching,
+    /// Searching all processes for breakpoints of a killed heapbpf.
+    Leftovers,
+    /// Isolating the symbolizer process.
+    Isolation,
+}
+
+/// Result of a trial.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Trial {
+    pub kind: TrialKind,
+    pub support: Support,
+    pub remark: Option<String>,
 }
 
 /// A setting of this machine that affects profiling.
@@ -49,11 +76,10 @@ pub(crate) struct Target {
 }
 
 impl Diagnosis {
-    /// Runs all trials. Takes about a second, mostly waiting for probes to be detached.
-    ///
-    /// Must be called within a tokio runtime, which reads the log of the debug BPF object.
+    /// Runs all trials. Takes about a second, mostly waiting for probes to be detached. Must be called within a tokio runtime,
+    /// which reads the log of the debug BPF object.
     pub(crate) fn make(pid: Option<Pid>, placement: PlacementMode) -> Self {
-        let (trials, costs) = trials::run();
+        let (trials, costs) = run_trials();
         let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
         Self {
             kernel: release.trim().to_owned(),
@@ -114,6 +140,198 @@ fn limits() -> Vec<Limit> {
 fn selected_word(text: &str) -> String {
     let bracketed = text.split_whitespace().find_map(|word| word.strip_prefix('[')?.strip_suffix(']'));
     bracketed.unwrap_or(text).to_owned()
+}
+
+impl TrialKind {
+    /// Its name, and what to do if it fails; `None` if profiling does not require it.
+    fn describe(self) -> (&'static str, Option<&'static str>) {
+        const SEE_REASON: &str = "see docs/kernel-support.md, and the reason in full with `heapbpf -v doctor`";
+        match self {
+            Self::Capabilities => (
+                "capabilities",
+                Some("run heapbpf as root (`sudo heapbpf …`), or give it these capabilities (`capabilities(7)`)"),
+            ),
+            Self::PidNamespace => {
+                ("initial PID namespace", Some("run heapbpf on the host, or in a container with `--pid=host`"))
+            }
+            Self::Feature(Feature::BpfPrograms) => (
+                "BPF system call",
+                Some(
+                    "boot a kernel with CONFIG_BPF_SYSCALL and CONFIG_BPF_EVENTS; in a container, let its seccomp profile allow `bpf`",
+                ),
+            ),
+            Self::Feature(Feature::KernelBtf) => ("kernel type information (BTF)", None),
+            Self::Feature(Feature::Uprobes) => (
+                "uprobes",
+                Some(
+                    "boot a kernel with CONFIG_UPROBES and CONFIG_UPROBE_EVENTS, and mount sysfs at /sys; in a container, let its seccomp profile allow `perf_event_open`",
+                ),
+            ),
+            Self::Feature(Feature::Cookies) => ("perf links with cookies", Some("boot Linux 5.15 or later")),
+            Self::Feature(Feature::UprobeMulti) => ("uprobe_multi links", None),
+            Self::Feature(Feature::UprobeSession) => ("uprobe sessions", None),
+            Self::Programs => ("heapbpf's programs", Some(SEE_REASON)),
+            Self::Attaching => ("attaching probes", Some(SEE_REASON)),
+            Self::Leftovers => ("no breakpoints left behind", None),
+            Self::Isolation => ("isolation of the symbolizer", None),
+        }
+    }
+}
+
+impl Trial {
+    fn new(kind: TrialKind, support: Support) -> Self {
+        Self { kind, support, remark: None }
+    }
+
+    /// Supported if nothing is missing. The lists have their prefixes.
+    fn of_parts(kind: TrialKind, present: (&str, &[String]), missing: (&str, &[String])) -> Self {
+        let listed = |(prefix, parts): (&str, &[String])| format!("{prefix} {}", parts.join(", "));
+        let support = if missing.1.is_empty() { Support::Yes } else { Support::No(listed(missing)) };
+        Self { kind, support, remark: (!present.1.is_empty()).then(|| listed(present)) }
+    }
+
+    pub(crate) fn name(&self) -> &'static str {
+        self.kind.describe().0
+    }
+
+    /// Whether profiling requires it.
+    pub(crate) fn is_needed(&self) -> bool {
+        self.kind.describe().1.is_some()
+    }
+
+    /// Whether its failure prevents profiling.
+    pub(crate) fn prevents(&self) -> bool {
+        self.remedy().is_some()
+    }
+
+    /// Returns what to do if it prevents profiling.
+    pub(crate) fn remedy(&self) -> Option<&'static str> {
+        self.kind.describe().1.filter(|_| matches!(self.support, Support::No(_)))
+    }
+}
+
+/// Runs all trials, in an order in which each failure explains the later ones. Also returns the cost of a probe, if one could be
+/// attached.
+fn run_trials() -> (Vec<Trial>, Option<Costs>) {
+    let subject = Subject::find();
+    let mut trials = vec![capabilities(), pid_namespace()];
+    trials.extend(Feature::ALL.map(|feature| {
+        let support = match &subject {
+            Ok(subject) => feature.support(subject.offset()),
+            Err(error) => Support::Unknown(error.clone()),
+        };
+        Trial::new(TrialKind::Feature(feature), support)
+    }));
+    let (programs, attaching, costs) = match subject {
+        _ if trials[0].prevents() => untried(Support::Unknown("not tried without the capabilities".to_owned())),
+        Ok(subject) => probes(&subject),
+        Err(error) => untried(Support::Unknown(error)),
+    };
+    let leftovers = match attaching {
+        Support::Yes => leftovers(),
+        _ => Trial::new(TrialKind::Leftovers, Support::Unknown("no probe can be attached".to_owned())),
+    };
+    trials.extend([programs, Trial::new(TrialKind::Attaching, attaching), leftovers, isolation()]);
+    (trials, costs)
+}
+
+fn untried(reason: Support) -> (Trial, Support, Option<Costs>) {
+    (Trial::new(TrialKind::Programs, reason.clone()), reason, None)
+}
+
+/// Removes breakpoints left by a heapbpf that was killed together with its keeper.
+fn leftovers() -> Trial {
+    let kind = choose(BackendChoice::Auto).map_err(|error| error.to_string());
+    let found = kind.and_then(|kind| session::remove_leftovers(kind).map_err(|error| error.to_string()));
+    let Leftovers { processes, removed, processes_with_removed, others } = match found {
+        Ok(found) => found,
+        Err(error) => return Trial::new(TrialKind::Leftovers, Support::Unknown(error)),
+    };
+    let mut remark = format!("{processes} processes searched");
+    if removed > 0 {
+        remark.push_str(&format!(", {removed} removed from {processes_with_removed} of them"));
+    }
+    if others > 0 {
+        remark.push_str(&format!(", {others} belong to running tools"));
+    }
+    Trial { remark: Some(remark), ..Trial::new(TrialKind::Leftovers, Support::Yes) }
+}
+
+fn capabilities() -> Trial {
+    let missing = match feature::missing() {
+        Ok(missing) => missing,
+        Err(error) => return Trial::new(TrialKind::Capabilities, Support::Unknown(error.to_string())),
+    };
+    let names = feature::CAPABILITIES.into_iter().map(|(name, ..)| name.to_owned());
+    let (missing, present): (Vec<String>, Vec<String>) = names.partition(|name| missing.contains(&name.as_str()));
+    Trial::of_parts(TrialKind::Capabilities, ("present:", &present), ("missing", &missing))
+}
+
+/// Starts a symbolizer process and checks its confinement.
+fn isolation() -> Trial {
+    let confinement = match sandbox::confinement() {
+        Ok(confinement) => confinement,
+        Err(error) => return Trial::new(TrialKind::Isolation, Support::No(error)),
+    };
+    let names = |in_force: bool| -> Vec<String> {
+        let parts = confinement.parts().into_iter().filter(|(_, is_in_force)| *is_in_force == in_force);
+        parts.map(|(name, _)| name.replace('_', " ")).collect()
+    };
+    Trial::of_parts(TrialKind::Isolation, ("in force:", &names(true)), ("the kernel refuses:", &names(false)))
+}
+
+fn pid_namespace() -> Trial {
+    let support = match process::in_initial_pid_namespace() {
+        Ok(true) => Support::Yes,
+        Ok(false) => Support::No("the kernel's process ids are not valid here".to_owned()),
+        Err(error) => Support::Unknown(error.to_string()),
+    };
+    Trial::new(TrialKind::PidNamespace, support)
+}
+
+/// Loads the programs and attaches them to a child process.
+fn probes(subject: &Subject) -> (Trial, Support, Option<Costs>) {
+    let config = KernelConfig {
+        // The minimum: nothing is recorded.
+        ring_bytes: u32::try_from(PAGE_BYTES).unwrap_or(4096),
+        live_blocks_max: 16,
+        unwind_by_tables: true,
+        row_cells: 1,
+        stack_seed: 0,
+        raw_stacks: false,
+        all_execs: false,
+        throw_safe_bytes: u64::MAX,
+    };
+    let links = choose(BackendChoice::Auto).unwrap_or(LinkKind::Perf);
+    let mut kernel = match Kernel::load(config, links) {
+        Ok(kernel) => kernel,
+        Err(error) => return unloaded(&error),
+    };
+    // Verifies the tracepoint programs too. Profiling works without them, except for following forks.
+    let attached = kernel.attach_tracepoints();
+    let stacks = if let Err(TracepointError::Load(error @ LoadError::PrivateStack(_))) = attached {
+        return unloaded(&error);
+    } else if kernel.stacks_verified() {
+        "no private stacks"
+    } else {
+        "not verified to have no private stacks: the kernel hides their machine code (CAP_SYSLOG, kernel.kptr_restrict)"
+    };
+    let programs = Trial { kind: TrialKind::Programs, support: Support::Yes, remark: Some(stacks.to_owned()) };
+    let (attaching, costs) = match measure(&mut kernel, subject) {
+        Ok(costs) => (Support::Yes, Some(costs)),
+        Err(CostError::Refused(error)) => (Support::No(error), None),
+        Err(error) => (Support::Unknown(error.to_string()), None),
+    };
+    (programs, attaching, costs)
+}
+
+fn unloaded(error: &LoadError) -> (Trial, Support, Option<Costs>) {
+    let programs = Trial::new(TrialKind::Programs, Support::No(error.to_string()));
+    (programs, Support::Unknown("the programs could not be loaded".to_owned()), None)
+}
+
+fn measure(kernel: &mut Kernel, subject: &Subject) -> Result<Costs, CostError> {
+    cost::measure(kernel, &Keeper::start().map_err(|error| CostError::Refused(error.to_string()))?, subject)
 }
 
 #[cfg(test)]

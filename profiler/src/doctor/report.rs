@@ -54,12 +54,7 @@ pub(crate) fn write_json(diagnosis: &Diagnosis, out: &mut dyn io::Write) -> io::
         "kernel": diagnosis.kernel,
         "trials": trials.collect::<Vec<_>>(),
         "limits": limits.collect::<Vec<_>>(),
-        "costs": costs.map(|costs| json!({
-            "emulated_ns": costs.emulated_ns,
-            "single_stepped_ns": costs.single_stepped_ns,
-            "emulated_with_return_ns": costs.emulated_with_return_ns,
-            "single_stepped_with_return_ns": costs.single_stepped_with_return_ns,
-        })),
+        "costs": costs,
         "target": target,
     });
     writeln!(out, "{json}")
@@ -118,7 +113,6 @@ impl Page {
         self.line(HEADING, heading);
     }
 
-    /// Adds a table with a style for each row.
     fn table(&mut self, columns: &[Column], rows: Vec<(Style, Vec<String>)>) {
         let (styles, rows): (Vec<Style>, Vec<Vec<String>>) = rows.into_iter().unzip();
         let lines = table_lines(columns, rows, None);

@@ -3,13 +3,11 @@
 use serde_json::Value;
 
 use super::report::{text, write_json};
-use super::trials::TrialKind;
 use super::*;
 use crate::address::FileOffset;
 use crate::allocator::functions;
 use crate::allocator::resolve::ResolvedHook;
 use crate::ids::ModuleId;
-use crate::linux::feature::{Feature, Support};
 use crate::probe::code::PlaceError;
 use crate::probe::place::{Arguments, Class, Placement};
 use crate::probe::plan::Plan;

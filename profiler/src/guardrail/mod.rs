@@ -20,33 +20,33 @@ pub struct Limits {
 }
 
 impl Limits {
-    /// Whether any limit is set.
     pub fn any(&self) -> bool {
         *self != Self::default()
     }
 }
 
-/// Sliding window over a monotonically growing number.
+/// Sliding window of this span over a monotonically growing number.
 #[derive(Clone, Debug)]
-struct Window<T> {
-    span_ns: u64,
+struct Window<T, const SPAN_NS: u64> {
     points: VecDeque<(MonotonicNanos, T)>,
 }
 
-impl<T: Copy> Window<T> {
-    fn new(span_ns: u64) -> Self {
-        Self { span_ns, points: VecDeque::new() }
+impl<T, const SPAN_NS: u64> Default for Window<T, SPAN_NS> {
+    fn default() -> Self {
+        Self { points: VecDeque::new() }
     }
+}
 
+impl<T: Copy, const SPAN_NS: u64> Window<T, SPAN_NS> {
     /// Adds a point. Returns the latest point that is at least one span older, and the nanoseconds between the two.
     fn push(&mut self, time: MonotonicNanos, value: T) -> Option<(u64, T)> {
         self.points.push_back((time, value));
         let since = |point: &(MonotonicNanos, T)| time.0.saturating_sub(point.0.0);
-        while self.points.get(1).is_some_and(|next| since(next) >= self.span_ns) {
+        while self.points.get(1).is_some_and(|next| since(next) >= SPAN_NS) {
             self.points.pop_front();
         }
         let first = self.points.front()?;
-        (since(first) >= self.span_ns).then(|| (since(first), first.1))
+        (since(first) >= SPAN_NS).then(|| (since(first), first.1))
     }
 
     fn restart(&mut self) {
@@ -58,26 +58,21 @@ impl<T: Copy> Window<T> {
 const CPU_SPAN_NS: u64 = 3_000_000_000;
 
 /// Compares the agent's share of one core with a limit.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct CpuMonitor {
-    percent_max: f64,
-    window: Window<u64>,
+    window: Window<u64, CPU_SPAN_NS>,
     percent_highest: f64,
 }
 
 impl CpuMonitor {
-    pub(crate) fn new(percent_max: f64) -> Self {
-        Self { percent_max, window: Window::new(CPU_SPAN_NS), percent_highest: 0.0 }
-    }
-
     /// Takes the agent's CPU time so far. Returns its share of one core over the window, in percent, if that exceeds the limit;
     /// the window then restarts, so that a countermeasure can take effect.
     #[expect(clippy::cast_precision_loss, reason = "a share; 53 bits are enough")]
-    pub(crate) fn observe(&mut self, now: MonotonicNanos, cpu_ns: u64) -> Option<f64> {
+    pub(crate) fn observe(&mut self, now: MonotonicNanos, cpu_ns: u64, percent_max: f64) -> Option<f64> {
         let (span_ns, before_ns) = self.window.push(now, cpu_ns)?;
         let percent = 100.0 * cpu_ns.saturating_sub(before_ns) as f64 / span_ns as f64;
         self.percent_highest = self.percent_highest.max(percent);
-        if percent <= self.percent_max {
+        if percent <= percent_max {
             return None;
         }
         self.window.restart();

@@ -9,7 +9,6 @@ use super::Window;
 use crate::ledger::totals::Totals;
 use crate::units::MonotonicNanos;
 
-/// Span over which a share is averaged.
 const SPAN_NS: u64 = 3_000_000_000;
 
 /// Targets that use less than this share of one core are never over the limit.
@@ -78,7 +77,6 @@ impl Point {
 /// Share of a target's CPU time spent in probes.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Share {
-    /// Estimated nanoseconds in probes.
     pub probe_ns: f64,
     /// Half width of the 95 % confidence interval due to sampling, in nanoseconds.
     pub margin_ns: f64,
@@ -110,18 +108,12 @@ impl Share {
     }
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct OverheadMonitor {
     first: Option<(MonotonicNanos, Point)>,
-    window: Window<Point>,
+    window: Window<Point, SPAN_NS>,
     whole: Option<Share>,
     highest: Option<Share>,
-}
-
-impl Default for OverheadMonitor {
-    fn default() -> Self {
-        Self { first: None, window: Window::new(SPAN_NS), whole: None, highest: None }
-    }
 }
 
 impl OverheadMonitor {
@@ -145,12 +137,10 @@ impl OverheadMonitor {
         Some(share)
     }
 
-    /// Share from the first observation to the last.
     pub(crate) fn whole(&self) -> Option<Share> {
         self.whole
     }
 
-    /// Highest share over one window.
     pub(crate) fn highest(&self) -> Option<Share> {
         self.highest
     }

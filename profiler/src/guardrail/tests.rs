@@ -9,11 +9,11 @@ const MS: u64 = 1_000_000;
 /// Observes every half second; each number is the milliseconds of CPU time used since the previous observation.
 #[track_caller]
 fn check(percent_max: f64, used_ms: &[u64], expected: &[Option<u64>]) {
-    let mut monitor = CpuMonitor::new(percent_max);
+    let mut monitor = CpuMonitor::default();
     let mut cpu_ns = 77 * MS;
     let shares = (0..).zip(used_ms).map(|(half_seconds, used)| {
         cpu_ns += used * MS;
-        monitor.observe(MonotonicNanos((1000 + 500 * half_seconds) * MS), cpu_ns)
+        monitor.observe(MonotonicNanos((1000 + 500 * half_seconds) * MS), cpu_ns, percent_max)
     });
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "small and positive")]
     let rounded: Vec<Option<u64>> = shares.map(|percent| percent.map(|percent| percent.round() as u64)).collect();
@@ -51,7 +51,7 @@ proptest! {
     fn a_window_spans_at_least_its_length_and_at_most_one_step_more(steps in prop::collection::vec(1u64..500, 1..100)) {
         const SPAN: u64 = 1000;
         let longest = *steps.iter().max().expect("not empty");
-        let (mut window, mut now) = (Window::new(SPAN), 0);
+        let (mut window, mut now) = (Window::<u64, SPAN>::default(), 0);
         for step in steps {
             now += step;
             match window.push(MonotonicNanos(now), now) {

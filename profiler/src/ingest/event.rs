@@ -12,9 +12,7 @@ use crate::units::MonotonicNanos;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// A sampled block was allocated.
     Alloc(Allocation),
-    /// A sampled block is about to be freed.
     Free(Free),
     /// Undoes the preceding free, which was part of a failed realloc.
     Restore(Allocation),
@@ -22,9 +20,7 @@ pub enum Event {
     Stack(Pid, StackId, Stack),
     /// A target forked; the child does not run yet.
     Fork(Fork),
-    /// A process called exec.
     Exec(Exec),
-    /// Memory was mapped, unmapped or moved.
     Remap(Remap),
     /// The memory that a stack was unwound from. Sent on request only, and possibly before the frames.
     RawStack(Pid, StackId, RawStack),
@@ -50,7 +46,6 @@ pub struct Allocation {
     pub address: TargetAddr,
     /// Requested size.
     pub size_bytes: u64,
-    /// When the call returned.
     pub time: MonotonicNanos,
     pub stack: StackId,
     /// The interval it was sampled at.
@@ -64,7 +59,6 @@ pub struct Free {
     pub pid: Pid,
     pub tid: Tid,
     pub address: TargetAddr,
-    /// When the call was entered.
     pub time: MonotonicNanos,
     /// Age of the block in microseconds by the kernel side; `u32::MAX` means 71 minutes or more.
     pub age_us: u32,
@@ -99,7 +93,6 @@ pub struct Remap {
     pub new_bytes: u64,
     /// When the call began; later mappings in the old range are not affected.
     pub began: MonotonicNanos,
-    /// When the call returned.
     pub ended: MonotonicNanos,
     pub stack: StackId,
     pub hook: HookId,
@@ -110,7 +103,6 @@ pub struct Remap {
 pub struct Stack {
     /// Return addresses, the direct caller of the hooked function first.
     pub frames: Arc<[TargetAddr]>,
-    /// Why the stack ends.
     #[serde(serialize_with = "write_end", deserialize_with = "read_end")]
     pub end: StackEnd,
 }
@@ -129,7 +121,6 @@ fn read_end<'de, D: Deserializer<'de>>(deserializer: D) -> Result<StackEnd, D::E
 pub struct RawStack {
     /// Stack pointer, which points to the return address.
     pub sp: TargetAddr,
-    /// The register rbp.
     pub bp: u64,
     /// Address of the first byte: the start of the page of `sp`.
     pub start: TargetAddr,

@@ -1,4 +1,256 @@
-//! From ring buffer records to events.
+//! Decodes ring buffer records to [`Event`]s. Pure; any bytes give an event or an error, never a panic.
 
-pub(crate) mod decode;
 pub(crate) mod event;
+
+use std::sync::Arc;
+
+use profiler_common::limits::STACK_FRAMES_MAX;
+use profiler_common::live::LiveBlock;
+use profiler_common::record::{
+    AllocRecord, ExecRecord, ForkRecord, FreeRecord, RawStackHeader, RecordKind, RemapRecord, StackHeader,
+};
+use profiler_common::stack::StackEnd;
+use thiserror::Error;
+
+use self::event::{Allocation, Event, Exec, Fork, Free, RawStack, Remap, Stack};
+use crate::address::TargetAddr;
+use crate::ids::{HeapId, HookId, Pid, StackId, Tid};
+use crate::units::MonotonicNanos;
+
+/// Why a record was refused. All are defects of heapbpf: the records are written by its own programs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum DecodeError {
+    #[error("record is too short")]
+    Short,
+    #[error("unknown record kind `{0}`")]
+    UnknownKind(u8),
+    #[error("unknown stack end `{0}`")]
+    UnknownEnd(u8),
+}
+
+pub fn decode(bytes: &[u8]) -> Result<Event, DecodeError> {
+    let kind = *bytes.first().ok_or(DecodeError::Short)?;
+    match RecordKind::from_wire(kind).ok_or(DecodeError::UnknownKind(kind))? {
+        RecordKind::Alloc => allocation(bytes).map(Event::Alloc),
+        RecordKind::Restore => allocation(bytes).map(Event::Restore),
+        RecordKind::Free => free(bytes).map(Event::Free),
+        RecordKind::Stack => stack(bytes),
+        RecordKind::RawStack => raw_stack(bytes),
+        RecordKind::Fork => fork(bytes).map(Event::Fork),
+        RecordKind::Exec => exec(bytes).map(Event::Exec),
+        RecordKind::Remap => remap(bytes).map(Event::Remap),
+    }
+}
+
+/// Reads fields at the offsets that the compiler chose, so that a changed record cannot be decoded with the old
+/// layout.
+macro_rules! field {
+    ($bytes:expr, $record:ty, $($field:ident).+, $type:ty) => {
+        <$type>::from_ne_bytes(word($bytes, std::mem::offset_of!($record, $($field).+))?)
+    };
+}
+
+fn word<const N: usize>(bytes: &[u8], offset: usize) -> Result<[u8; N], DecodeError> {
+    bytes.get(offset..).and_then(<[u8]>::first_chunk).copied().ok_or(DecodeError::Short)
+}
+
+fn allocation(bytes: &[u8]) -> Result<Allocation, DecodeError> {
+    const BLOCK: usize = std::mem::offset_of!(AllocRecord, block);
+    let words = [word(bytes, BLOCK)?, word(bytes, BLOCK + 8)?, word(bytes, BLOCK + 16)?];
+    let block = LiveBlock::from_words(words.map(u64::from_ne_bytes));
+    Ok(Allocation {
+        pid: Pid(field!(bytes, AllocRecord, header.tgid, u32)),
+        tid: Tid(field!(bytes, AllocRecord, tid, u32)),
+        address: TargetAddr(field!(bytes, AllocRecord, address, u64)),
+        size_bytes: block.size_bytes(),
+        time: MonotonicNanos(block.time_ns()),
+        stack: StackId(block.stack_id()),
+        interval: block.interval(),
+        hook: HookId(field!(bytes, AllocRecord, hook, u16)),
+        heap: HeapId(block.heap()),
+    })
+}
+
+fn free(bytes: &[u8]) -> Result<Free, DecodeError> {
+    Ok(Free {
+        pid: Pid(field!(bytes, FreeRecord, header.tgid, u32)),
+        tid: Tid(field!(bytes, FreeRecord, tid, u32)),
+        address: TargetAddr(field!(bytes, FreeRecord, address, u64)),
+        time: MonotonicNanos(field!(bytes, FreeRecord, time_ns, u64)),
+        age_us: field!(bytes, FreeRecord, age_us, u32),
+    })
+}
+
+fn fork(bytes: &[u8]) -> Result<Fork, DecodeError> {
+    Ok(Fork {
+        parent: Pid(field!(bytes, ForkRecord, header.tgid, u32)),
+        child: Pid(field!(bytes, ForkRecord, child, u32)),
+        time: MonotonicNanos(field!(bytes, ForkRecord, time_ns, u64)),
+        shares_memory: field!(bytes, ForkRecord, shares_memory, u32) != 0,
+    })
+}
+
+fn exec(bytes: &[u8]) -> Result<Exec, DecodeError> {
+    let (pid, tid) = (field!(bytes, ExecRecord, header.tgid, u32), field!(bytes, ExecRecord, tid, u32));
+    Ok(Exec {
+        pid: Pid(pid),
+        by_other_thread: tid != pid,
+        time: MonotonicNanos(field!(bytes, ExecRecord, time_ns, u64)),
+    })
+}
+
+fn remap(bytes: &[u8]) -> Result<Remap, DecodeError> {
+    Ok(Remap {
+        pid: Pid(field!(bytes, RemapRecord, header.tgid, u32)),
+        tid: Tid(field!(bytes, RemapRecord, tid, u32)),
+        old_address: TargetAddr(field!(bytes, RemapRecord, old_address, u64)),
+        old_bytes: field!(bytes, RemapRecord, old_bytes, u64),
+        new_address: TargetAddr(field!(bytes, RemapRecord, new_address, u64)),
+        new_bytes: field!(bytes, RemapRecord, new_bytes, u64),
+        began: MonotonicNanos(field!(bytes, RemapRecord, began_ns, u64)),
+        ended: MonotonicNanos(field!(bytes, RemapRecord, ended_ns, u64)),
+        stack: StackId(field!(bytes, RemapRecord, stack_id, u64)),
+        hook: HookId(field!(bytes, RemapRecord, hook, u16)),
+        heap: HeapId(field!(bytes, RemapRecord, heap, u8)),
+    })
+}
+
+fn stack(bytes: &[u8]) -> Result<Event, DecodeError> {
+    let end = field!(bytes, StackHeader, end, u8);
+    let end = StackEnd::from_wire(end).ok_or(DecodeError::UnknownEnd(end))?;
+    let depth = usize::from(field!(bytes, StackHeader, depth, u16)).min(STACK_FRAMES_MAX);
+    let frames = bytes.get(size_of::<StackHeader>()..).and_then(|rest| rest.get(..depth * 8));
+    let frames: Arc<[TargetAddr]> = frames
+        .ok_or(DecodeError::Short)?
+        .chunks_exact(8)
+        .map(|chunk| word(chunk, 0).map(|address| TargetAddr(u64::from_ne_bytes(address))))
+        .collect::<Result<_, _>>()?;
+    let pid = Pid(field!(bytes, StackHeader, header.tgid, u32));
+    Ok(Event::Stack(pid, StackId(field!(bytes, StackHeader, stack_id, u64)), Stack { frames, end }))
+}
+
+fn raw_stack(bytes: &[u8]) -> Result<Event, DecodeError> {
+    let length = usize::try_from(field!(bytes, RawStackHeader, length, u64)).map_err(|_| DecodeError::Short)?;
+    let memory = bytes.get(size_of::<RawStackHeader>()..).and_then(|rest| rest.get(..length));
+    let raw = RawStack {
+        sp: TargetAddr(field!(bytes, RawStackHeader, sp, u64)),
+        bp: field!(bytes, RawStackHeader, bp, u64),
+        start: TargetAddr(field!(bytes, RawStackHeader, start, u64)),
+        bytes: memory.ok_or(DecodeError::Short)?.into(),
+    };
+    let pid = Pid(field!(bytes, RawStackHeader, header.tgid, u32));
+    Ok(Event::RawStack(pid, StackId(field!(bytes, RawStackHeader, stack_id, u64)), raw))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use profiler_common::interval::Interval;
+    use proptest::prelude::*;
+
+    /// The bytes of an alloc record, written out to detect changes of the layout.
+    fn alloc_bytes(kind: u8) -> Vec<u8> {
+        let mut bytes = vec![kind, 0, 0, 0];
+        bytes.extend(42u32.to_ne_bytes());
+        bytes.extend(0x7f00_1000u64.to_ne_bytes());
+        bytes.extend(43u32.to_ne_bytes());
+        bytes.extend(5u16.to_ne_bytes());
+        bytes.extend(0u16.to_ne_bytes());
+        bytes.extend(99u64.to_ne_bytes());
+        bytes.extend((77u64 | 2 << 56).to_ne_bytes());
+        bytes.extend((30_000u64 | 4096 << 44).to_ne_bytes());
+        bytes
+    }
+
+    fn allocation() -> Allocation {
+        Allocation {
+            pid: Pid(42),
+            tid: Tid(43),
+            address: TargetAddr(0x7f00_1000),
+            size_bytes: 30_000,
+            time: MonotonicNanos(77_000),
+            stack: StackId(99),
+            interval: Interval::nearest(4096),
+            hook: HookId(5),
+            heap: HeapId(2),
+        }
+    }
+
+    #[test]
+    fn allocations_decode() {
+        assert_eq!(decode(&alloc_bytes(1)), Ok(Event::Alloc(allocation())));
+        assert_eq!(decode(&alloc_bytes(3)), Ok(Event::Restore(allocation())));
+    }
+
+    #[test]
+    fn frees_decode() {
+        let mut bytes = vec![2, 0, 0, 0];
+        bytes.extend(42u32.to_ne_bytes());
+        bytes.extend(0x10u64.to_ne_bytes());
+        bytes.extend(88u64.to_ne_bytes());
+        bytes.extend(44u32.to_ne_bytes());
+        bytes.extend(1_000_000u32.to_ne_bytes());
+        let address = TargetAddr(0x10);
+        let free = Free { pid: Pid(42), tid: Tid(44), address, time: MonotonicNanos(88), age_us: 1_000_000 };
+        assert_eq!(decode(&bytes), Ok(Event::Free(free)));
+    }
+
+    fn stack_bytes(depth: u16, end: u8, frames: &[u64]) -> Vec<u8> {
+        let mut bytes = vec![4, 0, 0, 0];
+        bytes.extend(42u32.to_ne_bytes());
+        bytes.extend(7u64.to_ne_bytes());
+        bytes.extend(depth.to_ne_bytes());
+        bytes.extend([end, 0, 0, 0, 0, 0]);
+        frames.iter().for_each(|frame| bytes.extend(frame.to_ne_bytes()));
+        bytes
+    }
+
+    #[test]
+    fn stacks_decode() {
+        let stack = Stack { frames: Arc::from([TargetAddr(1), TargetAddr(2)]), end: StackEnd::BrokenChain };
+        assert_eq!(decode(&stack_bytes(2, 3, &[1, 2])), Ok(Event::Stack(Pid(42), StackId(7), stack)));
+    }
+
+    fn raw_stack_bytes(length: u64, memory: &[u64]) -> Vec<u8> {
+        let mut bytes = vec![5, 0, 0, 0];
+        bytes.extend(42u32.to_ne_bytes());
+        for word in [7, 0x7ffc_1010, 9, 0x7ffc_1000, length].iter().chain(memory) {
+            bytes.extend(word.to_ne_bytes());
+        }
+        bytes
+    }
+
+    #[test]
+    fn raw_stacks_decode() {
+        let Ok(Event::RawStack(Pid(42), StackId(7), raw)) = decode(&raw_stack_bytes(24, &[1, 2, 3])) else {
+            panic!("not a raw stack");
+        };
+        assert_eq!((raw.sp, raw.bp, raw.start), (TargetAddr(0x7ffc_1010), 9, TargetAddr(0x7ffc_1000)));
+        let words = [0x7ffc_1000, 0x7ffc_1008, 0x7ffc_1010].map(|address| raw.word(address));
+        assert_eq!(words, [Some(1), Some(2), Some(3)]);
+        let outside = [0, 0x7ffc_0ff8, 0x7ffc_1011, 0x7ffc_1018, u64::MAX].map(|address| raw.word(address));
+        assert_eq!(outside, [None; 5]);
+    }
+
+    #[test]
+    fn unknown_and_truncated_records_are_refused() {
+        assert_eq!(decode(&raw_stack_bytes(24, &[1, 2])), Err(DecodeError::Short));
+        assert_eq!(decode(&raw_stack_bytes(u64::MAX, &[1, 2])), Err(DecodeError::Short));
+        assert_eq!(decode(&[]), Err(DecodeError::Short));
+        assert_eq!(decode(&[9]), Err(DecodeError::UnknownKind(9)));
+        assert_eq!(decode(&stack_bytes(0, 200, &[])), Err(DecodeError::UnknownEnd(200)));
+        assert_eq!(decode(&stack_bytes(3, 0, &[1, 2])), Err(DecodeError::Short));
+        assert_eq!(decode(&alloc_bytes(1)[..47]), Err(DecodeError::Short));
+    }
+
+    proptest! {
+        #[test]
+        fn no_bytes_panic(bytes in proptest::collection::vec(any::<u8>(), 0..1200), kind in 0u8..7) {
+            let mut bytes = bytes;
+            if let Some(first) = bytes.first_mut() {
+                *first = kind;
+            }
+            let _ = decode(&bytes);
+        }
+    }
+}

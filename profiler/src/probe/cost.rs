@@ -24,6 +24,7 @@ use crate::keeper::Keeper;
 use crate::linux::clock;
 use crate::linux::feature::Spot;
 use crate::linux::proc::maps::{self, Mapping};
+pub(crate) use crate::model::guardrails::ProbeCosts as Costs;
 
 /// The hidden command that runs heapbpf as the probed process.
 pub(crate) const TARGET_COMMAND: &str = "doctor-target";
@@ -34,19 +35,6 @@ const ROUNDS: usize = 9;
 
 /// Maximum calls for one line of input.
 const CALLS_MAX: u32 = 10_000_000;
-
-/// Additional CPU time of a call with a probe, in nanoseconds.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Costs {
-    /// At an instruction that the kernel emulates.
-    pub emulated_ns: f64,
-    /// At an instruction that the kernel executes out of line.
-    pub single_stepped_ns: f64,
-    /// As `emulated_ns`, with the return probed.
-    pub emulated_with_return_ns: f64,
-    /// As `single_stepped_ns`, with the return probed.
-    pub single_stepped_with_return_ns: f64,
-}
 
 impl Costs {
     /// Cost of a call of this shape with a probe of this class.

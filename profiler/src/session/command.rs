@@ -14,7 +14,6 @@ use crate::linux::pidfd::Readiness;
 use crate::linux::pidfd::raw_pid;
 use crate::process::launch::{LaunchError, shell_code};
 
-/// A command started by a session.
 pub struct Command {
     pub(super) launch: Launch,
     /// Signals its exit.

@@ -1,26 +1,31 @@
-//! Configuration of a session.
+//! Interface between a session and its caller: configuration and requests in, progress and results out.
 
+use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use anyhow::Result;
 use profiler_common::interval::Interval;
 use profiler_common::limits::LIVE_BLOCKS_DEFAULT;
+use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use super::overload::OverloadPolicy;
 use super::windows::DumpPlan;
 use crate::allocator::hook_set::HookSet;
 use crate::allocator::selection::HeapSelection;
+use crate::check::heap_snapshot::HeapSnapshot;
 use crate::collect::Method;
 use crate::guardrail::Limits;
 use crate::model::ScopeKind;
 use crate::probe::attach::BackendChoice;
 use crate::probe::place::PlacementMode;
 use crate::process::selection::Selection;
+use crate::snapshot::Snapshot;
+use crate::units::EstimatedBytes;
 
-/// What to record, and how. The defaults are those of `heapbpf record`, without any target.
+/// The defaults are those of `heapbpf record`, without any target.
 #[derive(Clone, Debug)]
 pub struct SessionConfig {
-    /// Processes to record.
     pub selection: Selection,
     /// Record children that targets fork.
     pub follow_forks: bool,
@@ -28,25 +33,17 @@ pub struct SessionConfig {
     pub functions: HookSet,
     /// Heaps to record, and their intervals.
     pub heaps: HeapSelection,
-    /// Which new processes are stopped until their probes are attached.
     pub hold: Hold,
     /// Mean bytes between samples.
     pub interval: Interval,
-    /// Maximum duration of the recording.
     pub duration: Option<Duration>,
-    /// When to dump.
     pub dumps: DumpPlan,
-    /// Size of the ring buffer.
     pub ring_bytes: u32,
     /// Capacity of the live set.
     pub live_blocks_max: u32,
-    /// Behaviour under overload.
     pub on_overload: OverloadPolicy,
-    /// Which instruction of a function is probed.
     pub placement: PlacementMode,
-    /// How stacks are unwound.
     pub unwind: UnwindMode,
-    /// How probes are attached.
     pub backend: BackendChoice,
     /// Which processes meet the probes.
     pub(crate) scope: ScopeChoice,
@@ -58,7 +55,6 @@ pub struct SessionConfig {
     pub by_thread: bool,
     /// Minimum age of live blocks in reports; `None` for all blocks.
     pub older_than: Option<Duration>,
-    /// Cost limits.
     pub limits: Limits,
     /// How to take heap snapshots of targets for leak checks on request; `None` if requests take dumps.
     pub checks: Option<Method>,
@@ -95,6 +91,14 @@ impl Default for SessionConfig {
     }
 }
 
+impl SessionConfig {
+    /// Delay of process changes, so that processes that exit within it cost nothing. With `--all`, many processes are too
+    /// short-lived to be profiled: most helpers of compilers and shells.
+    pub(super) fn grace(&self) -> Duration {
+        if self.selection.all { Duration::from_millis(50) } else { Duration::ZERO }
+    }
+}
+
 /// Which new processes are stopped until their probes are attached. They are stopped by ptrace, invisibly to their parents, for
 /// about ten milliseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -120,8 +124,81 @@ pub(crate) enum ScopeChoice {
 pub enum UnwindMode {
     /// By tables built from the modules' unwind information; by frame pointers in code without it.
     Auto,
-    /// By tables only.
     Tables,
-    /// By frame pointers only.
     FramePointer,
+}
+
+/// Request to a running session, sent as a signal to heapbpf.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Request {
+    /// End the window and write it: `SIGUSR1`.
+    Dump,
+    /// Start later windows now: `SIGUSR2`.
+    Mark,
+}
+
+/// Receives requests. While it exists, its signals do not terminate heapbpf. Pending signals of the same kind count once.
+#[derive(Debug, Default)]
+pub struct Control {
+    signals: Option<(Signal, Signal)>,
+}
+
+impl Control {
+    pub fn listen() -> io::Result<Self> {
+        Ok(Self { signals: Some((signal(SignalKind::user_defined1())?, signal(SignalKind::user_defined2())?)) })
+    }
+
+    pub fn none() -> Self {
+        Self::default()
+    }
+
+    /// Waits for the next request. If both are pending, the dump comes first: after the mark its window would be empty.
+    pub async fn next(&mut self) -> Request {
+        let Some((dump, mark)) = &mut self.signals else { return std::future::pending().await };
+        tokio::select! {
+            biased;
+            _ = dump.recv() => Request::Dump,
+            _ = mark.recv() => Request::Mark,
+        }
+    }
+}
+
+/// Callbacks for session events. The ring buffer is not drained meanwhile, so they must return immediately.
+pub trait Listener {
+    /// Called every half second.
+    fn progress(&mut self, _progress: &Progress) {}
+
+    /// A window ended; the snapshot contains it.
+    fn dumped(&mut self, _snapshot: Snapshot) {}
+
+    /// A target was inspected for leaks, or could not be.
+    fn inspected(&mut self, _inspected: Result<HeapSnapshot>) {}
+
+    /// A mark was set at this time since the start: later windows start there.
+    fn marked(&mut self, _elapsed: Duration) {}
+
+    /// Whether earlier dumps are still being written. Dumps that were not requested by a signal wait then.
+    fn is_busy(&self) -> bool {
+        false
+    }
+
+    /// Whether a further dump can be queued. Requests wait otherwise; several of a kind then count once.
+    fn has_room(&self) -> bool {
+        true
+    }
+}
+
+impl Listener for () {}
+
+#[derive(Clone, Copy, Debug)]
+pub struct Progress {
+    pub elapsed: Duration,
+    pub duration: Option<Duration>,
+    pub targets: usize,
+    /// Over the last period.
+    pub events_per_second: f64,
+    /// Of all running targets.
+    pub live_bytes: EstimatedBytes,
+    /// Dropped events of all reasons.
+    pub lost: u64,
 }

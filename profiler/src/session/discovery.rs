@@ -35,7 +35,6 @@ pub(super) struct Discovery {
 }
 
 impl Discovery {
-    /// Discovers known allocators and these functions, of these heaps.
     pub(super) fn new(placement: PlacementMode, functions: HookSet, heaps: HeapSelection) -> Self {
         Self {
             modules: ModuleStore::new(),
@@ -70,7 +69,7 @@ impl Discovery {
 
     /// Adds the hooks of a target's current mappings, and returns their ids. Fails without an allocator.
     pub(super) fn discover(&mut self, target: &mut Target) -> Result<Vec<HookId>> {
-        let found = self.find(&target.mappings.space, target.mappings.link_map());
+        let found = self.find(&target.mappings.space, target.mappings.link_map.as_ref());
         let found = found.with_context(|| format!("cannot profile process `{}`", target.pid))?;
         target.mappings.is_unsearched = false;
         for (function, is_found) in self.functions.functions().iter().zip(&mut self.found).filter(|(_, found)| !**found)

@@ -25,11 +25,19 @@ impl Session {
     /// Makes the kernel side sample a process. Must precede attaching its probes: they ignore other processes.
     pub(super) fn mark(&mut self, pid: Pid) {
         self.resync.sweep(pid, &mut self.probes.kernel);
-        self.probes.mark(pid, self.lifecycle.follows_forks());
+        self.probes.mark(pid, self.config.follow_forks);
     }
 
     /// Adds a target that was [marked](Self::mark), whose probes are or soon will be attached.
-    pub(super) fn add_target(&mut self, target: Target) {
+    pub(super) fn add_target(&mut self, mut target: Target) {
+        target.older_than = self.config.older_than;
+        if self.config.by_thread {
+            target.ledger.distinguish_threads();
+        }
+        // The reader of a recording may want threads later.
+        if self.config.by_thread || self.config.recording.is_some() {
+            target.threads.is_enabled = true;
+        }
         if let Some(mut before) = self.processes.add(target) {
             before.close(clock::now().monotonic, &mut self.probes.kernel);
             before.hooks.detach();
@@ -109,11 +117,11 @@ impl Session {
 
     /// Polls targets for allocators that they have mapped meanwhile.
     pub(super) fn poll_targets(&mut self) {
-        if self.lifecycle.is_scan_due() {
+        if self.lifecycle.is_scan_due(&self.config.selection) {
             self.scan();
         }
         self.probes.choose_scope(self.processes.running_mut(), std::iter::empty());
-        self.processes.note_growth(clock::now().monotonic);
+        self.processes.note(clock::now().monotonic, None);
         let mut pids = self.lifecycle.due_settling(true);
         // A third of the targets each time: polling takes about 20 µs per process.
         self.polls = self.polls.wrapping_add(1);
@@ -175,7 +183,7 @@ impl Session {
             self.processes.count_not_inherited();
             return None;
         }
-        let is_to_be_held = self.config.hold == Hold::Forks && !self.lifecycle.has_grace();
+        let is_to_be_held = self.config.hold == Hold::Forks && self.config.grace().is_zero();
         let hold = || {
             Launch::hold(self.probes.keeper(), child)
                 .inspect_err(|error| info!("process {child} is not held: {error}"))
@@ -316,7 +324,7 @@ impl Session {
             Ok(None) => {}
             Err(error) => self.count_missed(exec.pid, &error),
         }
-        if descent.is_some() || self.lifecycle.has_grace() {
+        if descent.is_some() || !self.config.grace().is_zero() {
             self.probes.forget(exec.pid);
         }
     }

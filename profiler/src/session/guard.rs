@@ -9,75 +9,59 @@ use tracing::warn;
 use super::probes::Probes;
 use super::process_table::ProcessTable;
 use super::rates::Rates;
-use crate::bpf::footprint::KernelMaps;
+use crate::bpf::footprint::{Adjustable, KernelMaps};
 use crate::bpf::load::Kernel;
 use crate::guardrail::{CpuMonitor, Limits, doublings};
 use crate::ids::Pid;
 use crate::linux::{clock, memory};
-use crate::model::guardrails::{Action, Excess, Guardrails, ProbeCosts, Reached};
+use crate::model::guardrails::{Action, Excess, Guardrails, Reached};
 use crate::probe::cost::Costs;
 use crate::probe::plan::Plan;
 
 /// The memory limit is exceeded before anything is attached.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
-#[error(
-    "`--max-memory {limit}` is less than heapbpf needs at the start: {} of its own and {} of kernel maps, most of it {largest} ({}); reduce that with `{option}`, or raise the limit",
-    ByteSize(*own_bytes), ByteSize(*maps_bytes), ByteSize(*largest_bytes)
-)]
-pub(crate) struct TooSmall {
-    limit: ByteSize,
-    own_bytes: u64,
-    maps_bytes: u64,
-    largest: &'static str,
-    largest_bytes: u64,
-    option: &'static str,
-}
+#[error("{0}")]
+pub(crate) struct TooSmall(String);
 
 /// Fails if the agent and the empty kernel maps exceed the memory limit.
-pub(super) fn check_memory(limits: &Limits, maps: &KernelMaps) -> Result<(), TooSmall> {
-    let Some(limit) = limits.memory_bytes_max else { return Ok(()) };
-    check_sizes(limit, memory::resident_bytes(), maps)
-}
-
 fn check_sizes(limit_bytes: u64, own_bytes: u64, maps: &KernelMaps) -> Result<(), TooSmall> {
     let maps_bytes = maps.empty_bytes();
     if own_bytes + maps_bytes <= limit_bytes {
         return Ok(());
     }
-    let [largest, ..] = maps.adjustable();
-    Err(TooSmall {
-        limit: ByteSize(limit_bytes),
-        own_bytes,
-        maps_bytes,
-        largest: largest.name,
-        largest_bytes: largest.bytes,
-        option: largest.option,
-    })
+    let [Adjustable { name, option, bytes }, ..] = maps.adjustable();
+    let [limit, own, maps, largest] = [limit_bytes, own_bytes, maps_bytes, bytes].map(ByteSize);
+    Err(TooSmall(format!(
+        "`--max-memory {limit}` is less than heapbpf needs at the start: {own} of its own and {maps} of kernel maps, most of it {name} ({largest}); reduce that with `{option}`, or raise the limit"
+    )))
 }
 
-/// The limits of a session, and when they were exceeded.
 #[derive(Debug)]
 pub(super) struct Guard {
     limits: Limits,
     maps: KernelMaps,
-    cpu: Option<CpuMonitor>,
+    cpu: CpuMonitor,
     costs: Option<Costs>,
     memory_bytes_highest: Option<u64>,
     reached: Vec<Reached>,
 }
 
 impl Guard {
-    /// With an overhead limit, measures the cost of probes, which takes a third of a second.
-    pub(super) fn new(limits: Limits, maps: KernelMaps, probes: &mut Probes) -> Result<Self> {
-        let costs = match limits.overhead_percent_max {
-            Some(_) => {
-                let costs = probes.calibrate();
-                Some(costs.context("cannot measure the cost of a probe, which `--max-overhead` requires")?)
-            }
-            None => None,
-        };
-        let cpu = limits.cpu_percent_max.map(CpuMonitor::new);
-        Ok(Self { limits, maps, cpu, costs, memory_bytes_highest: None, reached: Vec::new() })
+    pub(super) fn new(limits: Limits, maps: KernelMaps) -> Result<Self, TooSmall> {
+        if let Some(limit) = limits.memory_bytes_max {
+            check_sizes(limit, memory::resident_bytes(), &maps)?;
+        }
+        let cpu = CpuMonitor::default();
+        Ok(Self { limits, maps, cpu, costs: None, memory_bytes_highest: None, reached: Vec::new() })
+    }
+
+    /// With an overhead limit, measures the cost of probes, which takes a third of a second. Must precede attaching.
+    pub(super) fn calibrate(&mut self, probes: &mut Probes) -> Result<()> {
+        if self.limits.overhead_percent_max.is_some() {
+            let costs = probes.calibrate();
+            self.costs = Some(costs.context("cannot measure the cost of a probe, which `--max-overhead` requires")?);
+        }
+        Ok(())
     }
 
     pub(super) fn is_needed(&self) -> bool {
@@ -109,9 +93,9 @@ impl Guard {
 
     /// Raises intervals if the agent exceeds its CPU limit. Returns false if they cannot grow: the limit ends the recording.
     pub(super) fn check_cpu(&mut self, rates: &mut Rates, kernel: &mut Kernel) -> Result<bool> {
-        let Some(cpu) = &mut self.cpu else { return Ok(true) };
-        let Some(percent) = cpu.observe(clock::now().monotonic, clock::cpu_ns()) else { return Ok(true) };
-        let limit = self.limits.cpu_percent_max.unwrap_or_default();
+        let Some(limit) = self.limits.cpu_percent_max else { return Ok(true) };
+        let percent = self.cpu.observe(clock::now().monotonic, clock::cpu_ns(), limit);
+        let Some(percent) = percent else { return Ok(true) };
         let excess = format!("heapbpf uses {percent:.1} % of a core, more than `--max-cpu {limit}%`");
         if rates.double(doublings(percent, limit), kernel)? {
             warn!("all intervals are raised: {excess}");
@@ -148,19 +132,13 @@ impl Guard {
     }
 
     pub(super) fn report(&self) -> Guardrails {
-        let costs = |costs: &Costs| ProbeCosts {
-            emulated_ns: costs.emulated_ns,
-            single_stepped_ns: costs.single_stepped_ns,
-            emulated_with_return_ns: costs.emulated_with_return_ns,
-            single_stepped_with_return_ns: costs.single_stepped_with_return_ns,
-        };
         Guardrails {
             memory_bytes_max: self.limits.memory_bytes_max,
             memory_bytes_highest: self.memory_bytes_highest,
             cpu_percent_max: self.limits.cpu_percent_max,
-            cpu_percent_highest: self.cpu.as_ref().map(CpuMonitor::percent_highest),
+            cpu_percent_highest: self.limits.cpu_percent_max.map(|_| self.cpu.percent_highest()),
             overhead_percent_max: self.limits.overhead_percent_max,
-            costs: self.costs.as_ref().map(costs),
+            costs: self.costs,
             reached: self.reached.clone(),
         }
     }

@@ -8,8 +8,7 @@ use tokio::time::Instant;
 use tracing::{debug, warn};
 
 use super::command::{Command, FOLLOW, FOLLOW_PERIOD, Held, Launched};
-use super::config::Hold;
-use super::control::Listener;
+use super::config::{Hold, Listener};
 use super::session::Session;
 use super::target::Target;
 use crate::collect::Method;
@@ -51,7 +50,6 @@ impl Session {
         Ok(launch.follow_execs()?)
     }
 
-    /// The command that was started.
     pub fn launched(&self) -> Option<Launched> {
         self.command.as_ref().map(Command::launched)
     }
@@ -80,7 +78,7 @@ impl Session {
     /// not be stopped, or is already.
     pub(super) fn hold(&self, pid: Pid) -> Option<Launch> {
         if self.config.hold == Hold::Never
-            || self.lifecycle.has_grace()
+            || !self.config.grace().is_zero()
             || self.held.is_some()
             || self.launched().is_some_and(|launched| launched.0 == pid)
         {
@@ -101,7 +99,7 @@ impl Session {
 
     /// Prepares the keeper, to save time when the next process starts.
     pub(super) fn prepare_to_hold(&self) {
-        if self.config.hold != Hold::Never && !self.lifecycle.has_grace() {
+        if self.config.hold != Hold::Never && self.config.grace().is_zero() {
             self.probes.keeper().prepare_tracer();
         }
     }

@@ -12,9 +12,9 @@ use crate::ids::Pid;
 use crate::ingest::event::{Exec, Fork};
 use crate::ledger::Ledger;
 use crate::model::Origin;
+use crate::process::selection::Selection;
 
 pub(super) enum ProcessChange {
-    /// A target forked.
     Forked(Box<Birth>),
     /// A target executed another program; with the ledger of the program before.
     Executed(Exec, Box<Ledger>),
@@ -22,12 +22,17 @@ pub(super) enum ProcessChange {
     Started(Exec, Origin, Option<Descent>),
 }
 
+impl ProcessChange {
+    /// The process that changed; for a fork, the child.
+    fn pid(&self) -> Pid {
+        match self {
+            Self::Forked(birth) => birth.fork.child,
+            Self::Executed(exec, _) | Self::Started(exec, ..) => exec.pid,
+        }
+    }
+}
+
 pub(super) struct Lifecycle {
-    follow_forks: bool,
-    /// Delay of changes, so that processes that exit within it cost nothing.
-    grace: Duration,
-    /// Live blocks of all targets up to which a forked child inherits its parent's: the live set must have room for more.
-    live_max: usize,
     changes: VecDeque<(Instant, ProcessChange)>,
     /// Children that run in a target's memory until they call exec.
     borrowers: BTreeMap<Pid, Descent>,
@@ -37,12 +42,9 @@ pub(super) struct Lifecycle {
     settling: BTreeMap<Pid, Instant>,
     /// When those were last polled.
     polled: Instant,
-    /// When to scan for matching processes that have grown; `None` if processes are selected when they start.
-    next_scan: Option<Instant>,
+    /// When to scan for matching processes that have grown.
+    next_scan: Instant,
 }
-
-/// With `--all`, many processes are too short-lived to be profiled: most helpers of compilers and shells.
-const GRACE_OF_ALL: Duration = Duration::from_millis(50);
 
 /// Period and duration of polling new processes often. A dynamic linker takes about a millisecond.
 const SETTLE_PERIOD: Duration = Duration::from_millis(1);
@@ -55,50 +57,32 @@ const SETTLE_MAX: Duration = Duration::from_secs(2);
 const SCAN_PERIOD: Duration = Duration::from_secs(1);
 
 impl Lifecycle {
-    pub(super) fn new(config: &SessionConfig) -> Self {
-        let selection = &config.selection;
-        let may_grow = selection.is_open() && !selection.matches_new();
+    pub(super) fn new() -> Self {
         Self {
-            follow_forks: config.follow_forks,
-            grace: if selection.all { GRACE_OF_ALL } else { Duration::ZERO },
-            live_max: config.live_blocks_max as usize / 4 * 3,
             changes: VecDeque::new(),
             borrowers: BTreeMap::new(),
             started: Vec::new(),
             settling: BTreeMap::new(),
             polled: Instant::now(),
-            next_scan: may_grow.then(|| Instant::now() + SCAN_PERIOD),
+            next_scan: Instant::now() + SCAN_PERIOD,
         }
     }
 
-    /// Whether forked children of targets are targets.
-    pub(super) fn follows_forks(&self) -> bool {
-        self.follow_forks
-    }
-
-    /// Whether processes must live for some time to become targets.
-    pub(super) fn has_grace(&self) -> bool {
-        !self.grace.is_zero()
-    }
-
     /// Queues the fork of a target. Must be called in the order of events: the child inherits the parent's current ledger.
-    pub(super) fn forked(&mut self, fork: Fork, processes: &mut ProcessTable) {
-        if !self.follow_forks {
+    pub(super) fn forked(&mut self, fork: Fork, processes: &mut ProcessTable, config: &SessionConfig) {
+        if !config.follow_forks {
             return;
         }
         // A vfork child runs in its parent's memory until it calls exec.
         if fork.shares_memory {
-            if let Some(descent) = processes.descent(fork.parent) {
-                self.borrowers.insert(fork.child, descent);
+            if let Some(parent) = processes.get(fork.parent) {
+                self.borrowers.insert(fork.child, Descent { requested: parent.requested });
             }
             return;
         }
-        let due = Instant::now() + self.grace;
-        let pending = |change: &&ProcessChange| match change {
-            ProcessChange::Forked(birth) => birth.fork.child == fork.parent,
-            ProcessChange::Started(exec, ..) => exec.pid == fork.parent,
-            ProcessChange::Executed(..) => false,
-        };
+        let due = Instant::now() + config.grace();
+        let pending =
+            |change: &&ProcessChange| change.pid() == fork.parent && !matches!(change, ProcessChange::Executed(..));
         let parent = self.changes.iter().map(|(_, change)| change).find(pending);
         let (parent_ledger, mut birth) = match (processes.get(fork.parent), parent) {
             (Some(parent), _) => (parent.ledger.id(), Birth::of(parent, fork)),
@@ -112,7 +96,9 @@ impl Lifecycle {
             // Not a target, or not any more.
             (None, _) => return,
         };
-        let room = self.live_max.saturating_sub(processes.live_blocks() + self.unborn_blocks());
+        // The live set must have room for more than inherited blocks.
+        let live_max = config.live_blocks_max as usize / 4 * 3;
+        let room = live_max.saturating_sub(processes.live_blocks() + self.unborn_blocks());
         processes.inherit(parent_ledger, &mut birth, room);
         self.changes.push_back((due, ProcessChange::Forked(Box::new(birth))));
     }
@@ -131,7 +117,8 @@ impl Lifecycle {
         std::mem::take(&mut self.started)
     }
 
-    pub(super) fn executed(&mut self, exec: Exec, processes: &mut ProcessTable) {
+    /// `grace` is the time that a process must live to become a target.
+    pub(super) fn executed(&mut self, exec: Exec, processes: &mut ProcessTable, grace: Duration) {
         if let Some(before) = processes.exec(&exec) {
             return self.changes.push_back((Instant::now(), ProcessChange::Executed(exec, Box::new(before))));
         }
@@ -148,19 +135,16 @@ impl Lifecycle {
             }
             _ => true,
         });
-        if self.has_grace() {
+        if !grace.is_zero() {
             self.started.push(exec.pid);
         }
         let change = ProcessChange::Started(exec, Origin::Executed, descent);
-        self.changes.push_back((Instant::now() + self.grace, change));
+        self.changes.push_back((Instant::now() + grace, change));
     }
 
     /// Whether a change of this process is queued.
     pub(super) fn awaits(&self, pid: Pid) -> bool {
-        self.changes.iter().any(|(_, change)| match change {
-            ProcessChange::Forked(birth) => birth.fork.child == pid,
-            ProcessChange::Executed(exec, _) | ProcessChange::Started(exec, ..) => exec.pid == pid,
-        })
+        self.changes.iter().any(|(_, change)| change.pid() == pid)
     }
 
     /// Removes and returns vfork children that exited without an exec.
@@ -176,16 +160,14 @@ impl Lifecycle {
         self.changes.remove(at).map(|(_, change)| change)
     }
 
-    /// Returns all queued execs of targets, with the ledgers of the programs before.
+    /// Ends the queue. Returns all queued execs of targets, with the ledgers of the programs before.
     pub(super) fn take_executed(&mut self) -> Vec<(Exec, Ledger)> {
-        let next = || {
-            let at = self.changes.iter().position(|(_, change)| matches!(change, ProcessChange::Executed(..)))?;
-            match self.changes.remove(at)?.1 {
-                ProcessChange::Executed(exec, before) => Some((exec, *before)),
-                ProcessChange::Forked(_) | ProcessChange::Started(..) => None,
-            }
+        let executed = |(_, change)| match change {
+            ProcessChange::Executed(exec, before) => Some((exec, *before)),
+            ProcessChange::Forked(_) | ProcessChange::Started(..) => None,
         };
-        std::iter::from_fn(next).collect()
+        // The recording has ended: no other change is handled any more.
+        self.changes.drain(..).filter_map(executed).collect()
     }
 
     /// Polls a new process until it is [settled](Self::settled).
@@ -213,12 +195,10 @@ impl Lifecycle {
         self.settling.get(&pid).is_none_or(|since| since.elapsed() > SETTLE_MAX)
     }
 
-    /// Whether changes or new processes are pending.
     pub(super) fn is_waiting(&self) -> bool {
         !self.changes.is_empty() || !self.settling.is_empty()
     }
 
-    /// When the next change or poll is due.
     pub(super) fn next_due(&self) -> Option<Instant> {
         let change = self.changes.iter().map(|(due, _)| *due).min();
         let often = self.settling.values().any(|since| since.elapsed() < SETTLE_OFTEN);
@@ -226,11 +206,12 @@ impl Lifecycle {
         change.into_iter().chain(poll).min()
     }
 
-    /// Whether to scan for matching processes that have grown now.
-    pub(super) fn is_scan_due(&mut self) -> bool {
-        let is_due = self.next_scan.is_some_and(|next| next <= Instant::now());
+    /// Whether to scan now for matching processes that have grown; never if processes are selected when they start.
+    pub(super) fn is_scan_due(&mut self, selection: &Selection) -> bool {
+        let may_grow = selection.is_open() && !selection.matches_new();
+        let is_due = may_grow && self.next_scan <= Instant::now();
         if is_due {
-            self.next_scan = Some(Instant::now() + SCAN_PERIOD);
+            self.next_scan = Instant::now() + SCAN_PERIOD;
         }
         is_due
     }

@@ -3,19 +3,17 @@
 
 mod command;
 mod config;
-mod control;
 mod discovery;
 mod following;
 mod guard;
 mod hooks;
-mod inspection;
-mod intake;
 mod launching;
 mod lifecycle;
 mod overload;
 mod probes;
 mod process_table;
 mod rates;
+mod raw_stacks;
 mod resync;
 mod scope;
 #[expect(clippy::module_inception, reason = "the session itself")]
@@ -28,13 +26,11 @@ mod unwinding;
 mod windows;
 
 pub(crate) use command::{Command, Launched};
-pub(crate) use config::ScopeChoice;
-pub use config::{Hold, SessionConfig, UnwindMode};
-pub use control::Control;
-pub(crate) use control::{Listener, Progress};
+pub use config::{Control, Hold, SessionConfig, UnwindMode};
+pub(crate) use config::{Listener, Progress, ScopeChoice};
 pub(crate) use discovery::{Leftovers, hooks_of, remove_leftovers};
 pub(crate) use guard::TooSmall;
-pub use intake::RawSample;
 pub use overload::OverloadPolicy;
+pub use raw_stacks::RawSample;
 pub use session::Session;
 pub use windows::DumpPlan;

@@ -138,7 +138,6 @@ impl Overload {
         }
     }
 
-    /// Adds the next heap. `is_fixed` if all its calls are recorded whatever the rate.
     pub(super) fn add_heap(&mut self, requested: Interval, is_fixed: bool) {
         self.heaps.push(Heap { requested, now: requested, largest: requested, is_fixed, sizes: Sizes::default() });
     }
@@ -204,14 +203,13 @@ impl Overload {
     pub(super) fn thin(&mut self, load: &Load, live: &LiveSizes) -> (Vec<(HeapId, Interval)>, Vec<RateChange>) {
         let OverloadPolicy::Adapt(interval_max) = self.policy else { return Default::default() };
         self.thinned = Some(load.time);
-        let before: Vec<Interval> = self.heaps.iter().map(|heap| heap.now).collect();
         let left = |heap: usize, to: Interval| -> f64 {
             let of_heap = live.iter().filter(|((id, _), _)| usize::from(id.0) == heap);
             of_heap.map(|(&(_, from), sizes)| sizes.expected(from, from.max(to))).sum()
         };
         #[expect(clippy::cast_precision_loss, reason = "a prediction")]
         let wanted = self.live_max as f64 / 2.0;
-        let to = self.double_largest(before, interval_max, wanted, left);
+        let to = self.double_largest(interval_max, wanted, left);
         let ids = (0u8..).map(HeapId);
         let floors: Vec<(HeapId, Interval)> = ids
             .zip(to)
@@ -232,10 +230,9 @@ impl Overload {
         let rate = traffic.bytes_per_second(time);
         // At most half of the current traffic, even if the measured rate looks sustainable: it was too much.
         let wanted = (self.rate_sustainable() / rate).min(0.5);
-        let before: Vec<Interval> = self.heaps.iter().map(|heap| heap.now).collect();
         let all: f64 = self.heaps.iter().map(|heap| heap.sizes.total()).sum();
         let left = |heap: usize, to: Interval| self.heaps[heap].sizes.expected(self.heaps[heap].now, to);
-        let to = self.double_largest(before, interval_max, all * wanted, left);
+        let to = self.double_largest(interval_max, all * wanted, left);
         if self.lowered.is_some_and(|lowered| time.since(lowered) < RELAPSE) {
             self.patience = (self.patience * 2).min(PATIENCE_MAX);
             self.lowered = None;
@@ -247,11 +244,11 @@ impl Overload {
     /// interval can grow.
     fn double_largest(
         &self,
-        mut to: Vec<Interval>,
         interval_max: Interval,
         wanted: f64,
         expected: impl Fn(usize, Interval) -> f64,
     ) -> Vec<Interval> {
+        let mut to: Vec<Interval> = self.heaps.iter().map(|heap| heap.now).collect();
         loop {
             let left: Vec<f64> = to.iter().enumerate().map(|(heap, &to)| expected(heap, to)).collect();
             if left.iter().sum::<f64>() <= wanted {
@@ -305,7 +302,6 @@ impl Overload {
             && load.live_blocks <= self.live_max / 10 * 4
     }
 
-    /// Sets a heap's interval, if it differs.
     fn change(&mut self, time: MonotonicNanos, id: HeapId, to: Interval, reason: ChangeReason) -> Option<RateChange> {
         let heap = self.heaps.get_mut(usize::from(id.0))?;
         let from = heap.now;

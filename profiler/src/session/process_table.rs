@@ -2,13 +2,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::time;
+use std::time::Instant;
 
 use anyhow::{Context, Result};
 use tracing::warn;
 
-use super::config::SessionConfig;
-use super::target::{Birth, Descent, End, Target};
+use super::target::{Birth, End, Target};
 use crate::ids::{HeapId, Identity, LedgerId, Pid};
 use crate::ingest::event::{Event, Exec};
 use crate::ledger::Ledger;
@@ -18,8 +17,7 @@ use crate::linux::proc::stat::Stat;
 use crate::model::{Others, Skipped};
 use crate::probe::plan::Plan;
 use crate::process::selection::ProcessFacts;
-use crate::process::target::Exits;
-use crate::process::target::{Exit, Process};
+use crate::process::target::{Exit, Exits, Process};
 use crate::recording::recorder::Recorder;
 use crate::snapshot::{Base, TargetState};
 use crate::units::{EstimatedBytes, MonotonicNanos};
@@ -27,22 +25,20 @@ use crate::units::{EstimatedBytes, MonotonicNanos};
 #[derive(Default)]
 pub(super) struct ProcessTable {
     running: BTreeMap<Pid, Target>,
-    ended: Vec<Target>,
-    others: Others,
+    /// Ended targets that are kept individually.
+    pub(super) ended: Vec<Target>,
+    /// Processes that are not reported individually.
+    pub(super) others: Others,
     window: OthersWindow,
-    /// Reports exits of running targets.
+    /// `None` in tests.
     exits: Option<Exits>,
     /// Records all changes of ledgers; `None` without a recording.
     recorder: Option<Recorder>,
     /// Matching processes that cannot be profiled, or must not be again.
     declined: BTreeSet<Identity>,
-    /// Keep callsites of different threads apart.
-    by_thread: bool,
-    reads_thread_names: bool,
-    older_than: Option<time::Duration>,
     /// Of ended targets of which only sums are kept.
     frees_unknown_folded: u64,
-    heaps_folded: BTreeSet<HeapId>,
+    pub(super) heaps_folded: BTreeSet<HeapId>,
 }
 
 /// Sums of other processes in the current window.
@@ -65,15 +61,9 @@ const NAMES_READ_MAX: usize = 128;
 const NAMES_REFRESHED_MAX: usize = 10_000;
 
 impl ProcessTable {
-    pub(super) fn new(config: &SessionConfig) -> Result<Self> {
-        Ok(Self {
-            exits: Some(Exits::new().context("cannot monitor processes for their exit")?),
-            by_thread: config.by_thread,
-            // The reader of a recording may want threads later.
-            reads_thread_names: config.by_thread || config.recording.is_some(),
-            older_than: config.older_than,
-            ..Self::default()
-        })
+    pub(super) fn new() -> Result<Self> {
+        let exits = Exits::new().context("cannot monitor processes for their exit")?;
+        Ok(Self { exits: Some(exits), ..Self::default() })
     }
 
     pub(super) async fn exited(&self) -> Vec<Pid> {
@@ -97,18 +87,19 @@ impl ProcessTable {
     }
 
     pub(super) fn read_thread_names(&mut self) {
-        let now = time::Instant::now();
-        let mut left = NAMES_READ_MAX;
-        for target in self.running.values_mut() {
-            left -= target.read_thread_names(now, left);
+        let (now, mut left) = (Instant::now(), NAMES_READ_MAX);
+        for target in self.running.values_mut().filter(|target| target.threads.is_due(now)) {
+            if left > 0 && !target.is_gone() {
+                left -= target.threads.read(target.pid, now, left);
+            }
         }
     }
 
-    /// Reads thread names again, which may have changed.
+    /// Reads all thread names again.
     pub(super) fn refresh_thread_names(&mut self) {
         let mut left = NAMES_REFRESHED_MAX;
-        for target in self.running.values_mut() {
-            left -= target.refresh_thread_names(left);
+        for target in self.running.values_mut().filter(|target| !target.is_gone()) {
+            left -= target.threads.refresh(target.pid, left);
         }
     }
 
@@ -118,11 +109,6 @@ impl ProcessTable {
 
     pub(super) fn get(&self, pid: Pid) -> Option<&Target> {
         self.running.get(&pid)
-    }
-
-    /// Ended targets that are kept individually.
-    pub(super) fn ended(&self) -> &[Target] {
-        &self.ended
     }
 
     pub(super) fn running(&self) -> impl Iterator<Item = &Target> {
@@ -159,18 +145,11 @@ impl ProcessTable {
 
     /// Adds a target. Returns an earlier one with its pid, which must have exited unnoticed.
     pub(super) fn add(&mut self, mut target: Target) -> Option<Target> {
-        target.older_than = self.older_than;
         let pid = target.pid;
         if let (Some(exits), Some(process)) = (&self.exits, &target.process)
             && let Err(error) = exits.add(pid, process)
         {
             warn!("cannot monitor process {pid} for its exit: {error}");
-        }
-        if self.by_thread {
-            target.ledger.distinguish_threads();
-        }
-        if self.reads_thread_names {
-            target.threads.enable();
         }
         if let Some(recorder) = &mut self.recorder {
             if target.ledger.id().is_none() {
@@ -194,21 +173,13 @@ impl ProcessTable {
         }
     }
 
-    /// Adds the live bytes of callsites to the timelines of targets for which it is time.
-    pub(super) fn note_growth(&mut self, now: MonotonicNanos) {
+    /// Adds the live bytes of callsites to the timelines: for a trigger to all, otherwise to those for which it is time.
+    pub(super) fn note(&mut self, time: MonotonicNanos, trigger: Option<SampleTrigger>) {
         self.record_corrections();
         for target in self.running.values_mut() {
-            if target.timeline.is_due(now) {
-                target.note(TimelinePoint { time: now, trigger: None }, self.recorder.as_mut());
+            if trigger.is_some() || target.timeline.is_due(time) {
+                target.note(TimelinePoint { time, trigger }, self.recorder.as_mut());
             }
-        }
-    }
-
-    /// Adds the live bytes of callsites to all timelines.
-    pub(super) fn note_trigger(&mut self, now: MonotonicNanos, trigger: SampleTrigger) {
-        self.record_corrections();
-        for target in self.running.values_mut() {
-            target.note(TimelinePoint { time: now, trigger: Some(trigger) }, self.recorder.as_mut());
         }
     }
 
@@ -216,11 +187,6 @@ impl ProcessTable {
     pub(super) fn record_corrections(&mut self) {
         let Some(recorder) = &mut self.recorder else { return };
         self.running.values_mut().for_each(|target| recorder.correct(&mut target.ledger));
-    }
-
-    /// Descent of a process that a target starts; `None` if `parent` is not a target.
-    pub(super) fn descent(&self, parent: Pid) -> Option<Descent> {
-        self.running.get(&parent).map(|parent| Descent { requested: parent.requested })
     }
 
     /// Records that a child starts with its parent's blocks, or with none if `blocks_max` is exceeded.
@@ -264,7 +230,7 @@ impl ProcessTable {
             return;
         }
         if let Some(recorder) = &mut self.recorder {
-            let closed = target.age_statistics_at_end().map(|statistics| statistics.counted);
+            let closed = target.age_statistics.as_ref().map(|statistics| statistics.counted);
             recorder.end_target(&mut target.ledger, closed);
         }
         self.ended.push(target);
@@ -290,7 +256,6 @@ impl ProcessTable {
         }
     }
 
-    /// Counts a process that exited before it could be recorded.
     pub(super) fn count_short_lived(&mut self) {
         self.others.short_lived_count += 1;
     }
@@ -310,24 +275,18 @@ impl ProcessTable {
         }
     }
 
-    /// Ignores a matching process from now on.
     pub(super) fn ignore(&mut self, identity: Identity) {
         self.declined.insert(identity);
     }
 
-    /// Removes ignored processes from those found by a scan.
+    /// Removes ignored processes from those that a scan found.
     pub(super) fn retain_new(&mut self, found: &mut Vec<ProcessFacts>) {
         let running: BTreeSet<Identity> = found.iter().map(|facts| facts.identity).collect();
         self.declined.retain(|identity| running.contains(identity));
         found.retain(|facts| !self.declined.contains(&facts.identity));
     }
 
-    /// Sums of processes that are not reported individually.
-    pub(super) fn others(&self) -> &Others {
-        &self.others
-    }
-
-    /// The same, in the current window.
+    /// The part of [`others`](Self::others) in the current window.
     pub(super) fn others_of_window(&self) -> Others {
         let OthersWindow { base, folded_count, folded_totals } = &self.window;
         Others {
@@ -341,27 +300,17 @@ impl ProcessTable {
         }
     }
 
-    /// Heaps of ended targets of which only sums are kept.
-    pub(super) fn heaps_folded(&self) -> &BTreeSet<HeapId> {
-        &self.heaps_folded
-    }
-
     /// Reports running targets that never had probes, at the end of the recording.
     pub(super) fn skip_unprofilable(&mut self) {
-        let skipped: Vec<(Pid, String, String)> = self
-            .running
-            .values_mut()
-            .filter_map(|target| {
-                let reason = target.starting()?.unprofilable.take()?;
-                Some((target.pid, target.command.clone(), reason))
-            })
-            .collect();
-        for (pid, command, reason) in skipped {
-            self.skip(pid, command, reason);
+        for pid in self.running.keys().copied().collect::<Vec<_>>() {
+            let Some(target) = self.running.get_mut(&pid) else { continue };
+            if let Some(reason) = target.starting().and_then(|starting| starting.unprofilable.take()) {
+                let command = target.command.clone();
+                self.skip(pid, command, reason);
+            }
         }
     }
 
-    /// Reads exit codes that were not available when targets exited.
     pub(super) fn update_exit_codes(&mut self) {
         self.ended.iter_mut().for_each(Target::update_exit_code);
     }
@@ -381,7 +330,6 @@ impl ProcessTable {
         self.running.values().map(|target| target.ledger.live_blocks()).sum()
     }
 
-    /// Number of frees of unknown blocks.
     pub(super) fn frees_unknown(&self) -> u64 {
         let kept = self.running.values().chain(&self.ended).map(|target| target.ledger.frees_unknown());
         kept.sum::<u64>() + self.frees_unknown_folded

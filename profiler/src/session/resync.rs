@@ -18,7 +18,6 @@ use profiler_common::live::LiveBlock;
 use rustc_hash::{FxHashMap, FxHashSet};
 use tracing::{debug, info, warn};
 
-use super::config::SessionConfig;
 use super::lifecycle::Lifecycle;
 use super::process_table::ProcessTable;
 use super::target::Target;
@@ -41,9 +40,8 @@ pub(super) struct Resync {
     schedule: Schedule,
     pass: Option<Pass>,
     /// Number of completed passes.
-    completed: u64,
-    /// Capacity of the live set, and when it was last counted.
-    live_max: u64,
+    pub(super) completed: u64,
+    /// When the live set was last counted, and its number of blocks.
     counted: (MonotonicNanos, u64),
     /// Exited processes whose blocks may still be in the live set.
     unswept: Vec<Pid>,
@@ -60,14 +58,13 @@ const COUNT_PERIOD_MIN: Duration = Duration::from_millis(10);
 const FAILED_PASS: Duration = Duration::from_secs(1);
 
 impl Resync {
-    pub(super) fn new(config: &SessionConfig, kernel: &Kernel) -> Result<Self, LoadError> {
+    pub(super) fn new(kernel: &Kernel) -> Result<Self, LoadError> {
         Ok(Self {
             reader: Arc::new(kernel.live_reader()?),
             thinnings: Thinnings::new(random_seed()),
             schedule: Schedule::default(),
             pass: None,
             completed: 0,
-            live_max: u64::from(config.live_blocks_max),
             counted: (MonotonicNanos(0), 0),
             unswept: Vec::new(),
         })
@@ -91,14 +88,9 @@ impl Resync {
         }
     }
 
-    /// Number of resyncs so far.
-    pub(super) fn completed(&self) -> u64 {
-        self.completed
-    }
-
-    /// Returns the number of blocks in the live set, counted recently.
-    pub(super) fn live_blocks(&mut self, now: MonotonicNanos) -> u64 {
-        let period = if self.counted.1 * 2 > self.live_max { COUNT_PERIOD_MIN } else { COUNT_PERIOD };
+    /// Returns the number of blocks in the live set, counted recently; `max` is its capacity.
+    pub(super) fn live_blocks(&mut self, now: MonotonicNanos, max: u32) -> u64 {
+        let period = if self.counted.1 * 2 > u64::from(max) { COUNT_PERIOD_MIN } else { COUNT_PERIOD };
         if now.since(self.counted.0) >= period {
             self.counted = (now, self.reader.count());
         }
@@ -152,7 +144,7 @@ impl Resync {
         }
         self.begin(processes);
         // The pass may remove a block that was allocated at the address of a thinned one in the meantime.
-        self.schedule.request();
+        self.schedule.requested = true;
     }
 
     pub(super) fn begin(&mut self, processes: &ProcessTable) {
@@ -168,7 +160,9 @@ impl Resync {
 
     fn fail(&mut self, error: &io::Error) {
         warn!("cannot read the kernel's live set: {error}");
-        self.schedule.fail(FAILED_PASS);
+        let schedule = &mut self.schedule;
+        (schedule.covered, schedule.requested) = (0, schedule.drops == 0);
+        schedule.end(FAILED_PASS);
     }
 
     /// Corrects the ledgers from what a pass has read. All events up to the end of the reading must have been entered. Waits for
@@ -194,7 +188,7 @@ impl Resync {
             if targets.get(&pid) != Some(&Program::of(target)) || lifecycle.awaits(pid) {
                 continue;
             }
-            let is_touched = |address| touched.contains(&(pid, address)) || reading.is_recent(pid, address);
+            let is_touched = |address| touched.contains(&(pid, address)) || reading.recent.contains(&(pid, address));
             all += self.reconcile(target, &reading, is_touched);
             missing.extend(target.ledger.stacks_missing());
         }
@@ -246,13 +240,14 @@ impl Resync {
     /// Corrects the ledger of an exited target from its blocks in the live set, and removes those. [Drops](Self::note_drops) must
     /// be up to date.
     pub(super) fn settle_exit(&mut self, target: &mut Target, kernel: &mut Kernel) {
-        if !self.schedule.has_drops() {
+        if self.schedule.drops == 0 {
             return;
         }
         // Reading takes long: the next pass removes the blocks.
         if self.reader.count() > READ_AT_EXIT_MAX {
             self.unswept.push(target.pid);
-            return self.schedule.request();
+            self.schedule.requested = true;
+            return;
         }
         let targets = [(target.pid, Program::of(target))].into();
         let sieve = Sieve { since: MonotonicNanos(u64::MAX), targets, thinnings: self.thinnings.clone() };
@@ -300,7 +295,6 @@ impl Resync {
     }
 }
 
-/// Decides when the next pass is due.
 #[derive(Debug, Default)]
 struct Schedule {
     /// Dropped records so far, and at the beginning of the last pass.
@@ -329,17 +323,9 @@ impl Schedule {
         }
     }
 
-    fn request(&mut self) {
-        self.requested = true;
-    }
-
     /// Whether ledgers may differ from the live set.
     fn is_needed(&self) -> bool {
         self.drops > self.covered
-    }
-
-    fn has_drops(&self) -> bool {
-        self.drops > 0
     }
 
     /// Whether a pass is due. One always is after drops have ended.
@@ -364,11 +350,6 @@ impl Schedule {
         if let Some((_, last)) = &mut self.last {
             *last = took;
         }
-    }
-
-    fn fail(&mut self, took: Duration) {
-        (self.covered, self.requested) = (0, self.drops == 0);
-        self.end(took);
     }
 }
 
@@ -400,9 +381,8 @@ struct Reading {
     live: FxHashMap<Pid, Vec<(TargetAddr, LiveBlock)>>,
     /// Blocks removed from the live set by thinning.
     thinned: FxHashMap<Pid, Vec<(TargetAddr, LiveBlock)>>,
-    /// Addresses of blocks that arrive as events.
+    /// Blocks so new that they arrive as events: the ledger is more up to date.
     recent: Touched,
-    /// Blocks of gone processes and programs.
     strays: Vec<(Pid, TargetAddr)>,
 }
 
@@ -428,11 +408,6 @@ impl Reading {
 
     fn live(&self, pid: Pid) -> impl Iterator<Item = LiveAllocation> {
         self.live.get(&pid).into_iter().flatten().map(allocation)
-    }
-
-    /// Whether the block at this address is so new that the ledger is more up to date.
-    fn is_recent(&self, pid: Pid, address: TargetAddr) -> bool {
-        self.recent.contains(&(pid, address))
     }
 
     fn thinned(&self, pid: Pid) -> impl Iterator<Item = LiveAllocation> {

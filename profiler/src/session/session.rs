@@ -9,23 +9,25 @@ use tokio::time::{Instant, Interval, MissedTickBehavior, interval_at};
 use tracing::{debug, info, warn};
 
 use super::command::{Command, Held, Launched};
-use super::config::SessionConfig;
-use super::control::{Control, Listener, Progress};
+use super::config::{Control, Listener, Progress, SessionConfig};
 use super::discovery::{Discovery, Own};
-use super::guard::{Guard, check_memory};
-use super::intake::{Intake, RawSample};
+use super::guard::Guard;
 use super::lifecycle::Lifecycle;
 use super::overload::{LiveSizes, Load};
 use super::probes::{KeeperMonitor, Probes};
 use super::process_table::ProcessTable;
 use super::rates::Rates;
+use super::raw_stacks::{RawSample, RawStacks};
 use super::resync::Resync;
 use super::target::Target;
 use super::unwinding::Tables;
 use super::windows::Windows;
 use crate::bpf::counters::Counters;
 use crate::bpf::error::LoadError;
+use crate::bpf::ring::Ring;
 use crate::ids::Pid;
+use crate::ingest::decode;
+use crate::ingest::event::Event;
 use crate::linux::{bpf, clock};
 use crate::process::selection;
 use crate::process::selection::Selection;
@@ -33,39 +35,37 @@ use crate::recording::recorder::Recorder;
 use crate::snapshot::Snapshot;
 use crate::units::MonotonicNanos;
 
-/// A running recording.
 pub struct Session {
     pub(super) config: SessionConfig,
     pub(super) probes: Probes,
     pub(super) rates: Rates,
-    pub(super) intake: Intake,
+    ring: Ring,
+    raw_stacks: RawStacks,
+    /// Records that could not be decoded.
+    pub(super) records_unreadable: u64,
     pub(super) resync: Resync,
     pub(super) processes: ProcessTable,
     pub(super) lifecycle: Lifecycle,
     pub(super) windows: Windows,
     pub(super) guard: Guard,
     keeper: KeeperMonitor,
-    /// The command started by this session.
     pub(super) command: Option<Command>,
     /// The process that is stopped at present.
     pub(super) held: Option<Held>,
     /// How often all targets were polled.
     pub(super) polls: u32,
-    pub(super) found: Found,
-    /// When the first target was attached to.
+    /// Processes that were found at the start and not attached to yet.
+    found: VecDeque<Target>,
+    own: Option<Own>,
+    /// The part of the selection that no process matched at the start.
+    pub(super) unmatched: Selection,
     first_attached: Option<Instant>,
     /// When dropped records were last logged, and their number.
     drops_logged: (MonotonicNanos, u64),
 }
 
-/// Processes found at the start and not attached to yet.
-pub(super) struct Found {
-    targets: VecDeque<Target>,
-    /// Mappings and hooks of heapbpf itself.
-    own: Option<Own>,
-    /// The part of the selection that no process matched.
-    pub(super) unmatched: Selection,
-}
+/// Maximum number of records per drain, so that timers and signals are handled in between.
+const BATCH_MAX: usize = 65_536;
 
 /// Period of draining the ring buffer unless it fills: the longest that an event waits.
 const DRAIN_PERIOD: Duration = Duration::from_millis(20);
@@ -83,24 +83,43 @@ impl Session {
     /// selected process cannot be profiled.
     pub fn start(config: SessionConfig) -> Result<Self> {
         let mut discovery = Discovery::new(config.placement, config.functions.clone(), config.heaps.clone());
-        let mut processes = ProcessTable::new(&config)?;
-        let found = Found::search(&config, &mut discovery, &mut processes)?;
+        let mut processes = ProcessTable::new()?;
+        let selection = &config.selection;
+        let mut found = VecDeque::new();
+        for &pid in &selection.pids {
+            let mut target = discovery.open(pid)?;
+            target.requested = true;
+            found.push_back(target);
+        }
+        let matching = selection::scan(selection)?;
+        let unmatched = selection.unmatched(&matching);
+        for facts in matching {
+            if found.iter().any(|target: &Target| target.pid == facts.pid()) {
+                continue;
+            }
+            match discovery.open(facts.pid()) {
+                Ok(target) => found.push_back(target),
+                Err(error) => processes.decline(facts.identity, facts.command(), &error),
+            }
+        }
+        let own = (config.follow_forks || selection.is_open()).then(|| discovery.own()).flatten();
         let mut tables = Tables::new(config.unwind);
-        let own = found.own.iter().map(|own| &own.space);
-        for space in found.targets.iter().map(|target| &*target.mappings.space).chain(own) {
+        let own_space = own.iter().map(|own| &own.space);
+        for space in found.iter().map(|target| &*target.mappings.space).chain(own_space) {
             tables.build_all(space, &discovery.modules);
         }
-        let maps = Probes::map_sizes(&config, &tables);
-        check_memory(&config.limits, &maps)?;
+        let mut guard = Guard::new(config.limits, Probes::map_sizes(&config, &tables))?;
         let mut probes = Probes::load(&config, discovery, tables)?;
-        let guard = Guard::new(config.limits, maps, &mut probes)?;
+        guard.calibrate(&mut probes)?;
         Ok(Self {
             rates: Rates::new(&config),
-            intake: Intake::new(probes.kernel.take_ring()?, config.raw_stacks_max),
-            resync: Resync::new(&config, &probes.kernel)?,
+            ring: probes.kernel.take_ring()?,
+            raw_stacks: RawStacks::default(),
+            records_unreadable: 0,
+            resync: Resync::new(&probes.kernel)?,
             processes,
-            lifecycle: Lifecycle::new(&config),
-            windows: Windows::new(config.dumps, clock::now()),
+            lifecycle: Lifecycle::new(),
+            windows: Windows::new(clock::now()),
             guard,
             keeper: KeeperMonitor::new(probes.keeper())?,
             probes,
@@ -109,6 +128,8 @@ impl Session {
             held: None,
             polls: 0,
             found,
+            own,
+            unmatched,
             first_attached: None,
             drops_logged: (MonotonicNanos(0), 0),
         })
@@ -118,17 +139,22 @@ impl Session {
     /// if `is_to_stop` returns true or the duration is over; the others are then listed as skipped. Fails if an individually selected
     /// process cannot be profiled; hooks that cannot be attached and other processes are listed in the profile instead.
     pub async fn attach(&mut self, mut is_to_stop: impl AsyncFnMut() -> bool) -> Result<()> {
-        self.monitor_processes();
-        if let Some(own) = self.found.own.take() {
+        // Without the tracepoints, only running processes are targets.
+        if let Err(error) = self.probes.kernel.attach_tracepoints() {
+            let is_open = self.config.selection.is_open();
+            let missed = if is_open { "processes that start later are not recorded" } else { "forks are not followed" };
+            warn!("{missed}: {error}");
+        }
+        if let Some(own) = self.own.take() {
             self.probes.learn_from(&own.hooks);
         }
-        self.windows.restart(clock::now());
+        self.windows.started = clock::now();
         self.start_recorder()?;
         self.prepare_to_hold();
-        while let Some(target) = self.found.targets.pop_front() {
+        while let Some(target) = self.found.pop_front() {
             self.take_records();
             if self.keeper.has_exited() || self.is_over() || is_to_stop().await {
-                for target in std::iter::once(target).chain(std::mem::take(&mut self.found.targets)) {
+                for target in std::iter::once(target).chain(std::mem::take(&mut self.found)) {
                     let reason = "recording ended before heapbpf attached to it".to_owned();
                     self.processes.skip(target.pid, target.command, reason);
                 }
@@ -142,7 +168,7 @@ impl Session {
             } else if let Some(identity) = target.identity() {
                 self.begin_found(target, identity);
             }
-            let pending = self.found.targets.iter().map(|target| target.pid);
+            let pending = self.found.iter().map(|target| target.pid);
             self.probes.choose_scope(self.processes.running_mut(), pending);
             self.first_attached = self.first_attached.or_else(|| (self.processes.count() > 0).then(Instant::now));
         }
@@ -153,19 +179,6 @@ impl Session {
         Ok(())
     }
 
-    /// Makes the kernel side report forks and execs. Without it, only running processes are targets.
-    fn monitor_processes(&mut self) {
-        if let Err(error) = self.probes.kernel.attach_tracepoints() {
-            let missed = if self.config.selection.is_open() {
-                "processes that start later are not recorded"
-            } else {
-                "forks are not followed"
-            };
-            warn!("{missed}: {error}");
-        }
-    }
-
-    /// Whether a target has been attached to.
     pub fn has_begun(&self) -> bool {
         self.first_attached.is_some()
     }
@@ -210,7 +223,7 @@ impl Session {
                 () = sleep_until(deadline) => break,
                 result = self.keeper.exited() => { result?; break }
                 pids = self.processes.exited() => pids.into_iter().for_each(|pid| self.handle_exit(pid)),
-                result = self.intake.filled() => {
+                result = self.ring.filled() => {
                     result.context("cannot wait for the ring buffer")?;
                     is_empty = self.drain();
                 }
@@ -273,10 +286,10 @@ impl Session {
 
     /// Enters a batch of records and handles process changes. Returns whether the ring buffer is empty.
     pub(super) fn drain(&mut self) -> bool {
-        let fill_bytes = self.intake.unread_bytes();
+        let fill_bytes = self.ring.unread_bytes();
         let is_empty = self.take_records();
         self.balance(fill_bytes);
-        if self.lifecycle.follows_forks() {
+        if self.config.follow_forks {
             for pid in self.lifecycle.take_started() {
                 // Reports its forks even before it is a target.
                 self.probes.report_forks(pid);
@@ -292,9 +305,25 @@ impl Session {
         is_empty
     }
 
-    /// Enters a batch of records. Returns whether the ring buffer is empty.
+    /// Enters a batch of records. Returns whether it emptied the ring buffer.
     pub(super) fn take_records(&mut self) -> bool {
-        self.intake.take_records(&mut self.processes, &mut self.lifecycle, &mut self.rates, &mut self.resync)
+        let Self { ring, raw_stacks, records_unreadable, processes, lifecycle, rates, resync, config, .. } = self;
+        processes.record_corrections();
+        let count = ring.drain(BATCH_MAX, |record| match decode(record) {
+            Ok(Event::Fork(fork)) => lifecycle.forked(fork, processes, config),
+            Ok(Event::Exec(exec)) => lifecycle.executed(exec, processes, config.grace()),
+            Ok(mut event) => {
+                rates.count(record.len(), &event);
+                resync.observe(&mut event);
+                raw_stacks.enter(&event, config.raw_stacks_max);
+                processes.enter(event);
+            }
+            Err(error) => {
+                *records_unreadable += 1;
+                debug!("{error}");
+            }
+        });
+        count < BATCH_MAX
     }
 
     /// Adapts the sampling rates after a drain, and advances the resync. `fill_bytes` were in the ring buffer before the drain.
@@ -315,9 +344,9 @@ impl Session {
     }
 
     fn adapt(&mut self, now: MonotonicNanos, fill_bytes: u64) -> Result<(), LoadError> {
-        let ring_dropped = self.note_drops()?;
+        let Some(ring_dropped) = self.note_drops() else { return Ok(()) };
         let live_dropped = Counters::read_one(&self.probes.kernel, Counter::LiveSetFull)?;
-        let live_blocks = self.resync.live_blocks(now);
+        let live_blocks = self.resync.live_blocks(now, self.config.live_blocks_max);
         self.log_drops(now, ring_dropped);
         let load = Load { time: now, fill_bytes, ring_dropped, live_blocks, live_dropped };
         self.rates.adapt(&load, &mut self.probes.kernel)?;
@@ -334,24 +363,26 @@ impl Session {
         Ok(())
     }
 
-    /// Passes the number of dropped records to the resync. Returns those dropped because the ring buffer was full.
-    fn note_drops(&mut self) -> Result<u64, LoadError> {
-        let ring_dropped = Counters::read_one(&self.probes.kernel, Counter::RingFull)?;
-        self.resync.note_drops(ring_dropped + self.intake.unreadable());
-        Ok(ring_dropped)
+    /// Passes the number of dropped records to the resync. Returns those dropped because the ring buffer was full; `None` if the
+    /// kernel's counter cannot be read.
+    fn note_drops(&mut self) -> Option<u64> {
+        let read = Counters::read_one(&self.probes.kernel, Counter::RingFull);
+        let ring_dropped = read.inspect_err(|error| debug!("{error}")).ok()?;
+        self.resync.note_drops(ring_dropped + self.records_unreadable);
+        Some(ring_dropped)
     }
 
     fn log_drops(&mut self, now: MonotonicNanos, ring_dropped: u64) {
         let (logged, before) = self.drops_logged;
         if ring_dropped > before && now.since(logged) >= DROPS_LOG_PERIOD {
-            let elapsed = now.since(self.windows.started().monotonic);
+            let elapsed = now.since(self.windows.started.monotonic);
             info!("after {elapsed:.1?}: ring buffer full: {ring_dropped} records dropped");
             self.drops_logged = (now, ring_dropped);
         }
     }
 
     fn finish_pass(&mut self) {
-        let started = self.windows.started().monotonic;
+        let started = self.windows.started.monotonic;
         self.resync.finish(&mut self.processes, &self.lifecycle, &mut self.probes.kernel, started);
     }
 
@@ -375,9 +406,7 @@ impl Session {
 
     /// Resyncs an exited target's ledger if that takes long, draining the ring buffer meanwhile.
     pub(super) fn resync_exited(&mut self) {
-        if let Err(error) = self.note_drops() {
-            debug!("{error}");
-        }
+        self.note_drops();
         if self.resync.is_needed_at_exit(self.processes.count() == 1) {
             self.complete_pass();
             self.resync.begin(&self.processes);
@@ -387,9 +416,7 @@ impl Session {
 
     /// Corrects the ledger of a target that is about to be closed.
     pub(super) fn settle_drops_of(&mut self, target: &mut Target) {
-        if let Err(error) = self.note_drops() {
-            debug!("{error}");
-        }
+        self.note_drops();
         self.resync.settle_exit(target, &mut self.probes.kernel);
     }
 
@@ -399,15 +426,15 @@ impl Session {
             self.complete_pass();
         }
         // One pass is enough: no block is allocated any more, and no free is entered.
-        if self.note_drops().is_ok() && self.resync.is_needed() {
+        if self.note_drops().is_some() && self.resync.is_needed() {
             self.resync.begin(&self.processes);
             self.complete_pass();
         }
     }
 
-    /// Returns the copies of stacks since the last call, with their frames.
+    /// Returns the raw stacks since the last call whose frames are known.
     pub fn take_raw_stacks(&mut self) -> Vec<RawSample> {
-        self.intake.take_raw_stacks()
+        self.raw_stacks.take()
     }
 
     /// Exits the recording now: stops sampling, enters the last events, and closes the targets' kernel side. The counters are read
@@ -447,39 +474,12 @@ impl Session {
     }
 }
 
-impl Found {
-    /// Finds the processes that match the selection. Fails if an individually selected one cannot be profiled.
-    fn search(config: &SessionConfig, discovery: &mut Discovery, processes: &mut ProcessTable) -> Result<Self> {
-        let selection = &config.selection;
-        let mut targets = VecDeque::new();
-        for &pid in &selection.pids {
-            let mut target = discovery.open(pid)?;
-            target.requested = true;
-            targets.push_back(target);
-        }
-        let matching = selection::scan(selection)?;
-        let unmatched = selection.unmatched(&matching);
-        for facts in matching {
-            if targets.iter().any(|target: &Target| target.pid == facts.pid()) {
-                continue;
-            }
-            match discovery.open(facts.pid()) {
-                Ok(target) => targets.push_back(target),
-                Err(error) => processes.decline(facts.identity, facts.command(), &error),
-            }
-        }
-        let own = (config.follow_forks || selection.is_open()).then(|| discovery.own()).flatten();
-        Ok(Self { targets, own, unmatched })
-    }
-}
-
 fn every(period: Duration, first: Instant) -> Interval {
     let mut interval = interval_at(first, period);
     interval.set_missed_tick_behavior(MissedTickBehavior::Delay);
     interval
 }
 
-/// Waits for the deadline, if any.
 async fn sleep_until(deadline: Option<Instant>) {
     match deadline {
         Some(deadline) => tokio::time::sleep_until(deadline).await,

@@ -1,18 +1,23 @@
-//! Output of a session: descriptions, windows, snapshots, health and the recording's facts. Snapshots contain addresses only, because
-//! symbolization takes long and the ring buffer fills meanwhile.
+//! Output of a session: descriptions, windows, snapshots of the ledgers, heap snapshots for leak checks, health and the recording's facts.
+//! Snapshots contain addresses only, because symbolization takes long and the ring buffer fills meanwhile.
 
-use anyhow::Result;
+use anyhow::{Context, Result, bail};
 use profiler_common::counter::Counter;
+use profiler_common::interval::Interval;
 use tracing::debug;
 
-use super::control::{Listener, Request};
+use super::config::{Listener, Request};
 use super::session::Session;
 use super::target::Target;
 use super::windows::Status;
 use crate::bpf::counters::Counters;
+use crate::check::heap_snapshot::{Coverage, HeapSnapshot, RecordedBlock, TRIES_MAX, collect_at_rest};
+use crate::collect::{CollectError, Collected, Method, ThreadState, collect};
+use crate::ids::Pid;
+use crate::keeper::{self, Launch};
 use crate::ledger::timeline::SampleTrigger;
 use crate::linux::clock;
-use crate::model::{Health, Loss, Others, Symbolization, Window, WindowReason};
+use crate::model::{Health, HookStatus, Loss, Others, Symbolization, Window, WindowReason};
 use crate::recording::entry::{HealthFacts, SessionFacts, TargetRecord};
 use crate::recording::recorder::Recorder;
 use crate::report::text::printable;
@@ -20,7 +25,7 @@ use crate::snapshot::{Snapshot, TargetState};
 
 /// Maximum number of drains before a dump: the ring buffer holds at most this many batches, and a target that allocates permanently
 /// must not delay the dump forever.
-pub(super) const DRAINS_MAX: u32 = 16;
+const DRAINS_MAX: u32 = 16;
 
 impl Session {
     /// Describes targets and attached hooks in one line.
@@ -43,7 +48,7 @@ impl Session {
 
     /// The part of the selection that no process matched at the start, if others did.
     pub fn unmatched(&self) -> Option<String> {
-        let unmatched = &self.found.unmatched;
+        let unmatched = &self.unmatched;
         (unmatched.is_open() && self.processes.count() > 0).then(|| unmatched.to_string())
     }
 
@@ -53,7 +58,6 @@ impl Session {
         all.into_iter().filter(|hook| hook.required).map(|hook| hook.function).collect()
     }
 
-    /// Handles a request of the caller.
     pub(super) fn handle_request(&mut self, request: Request, listener: &mut dyn Listener) -> Result<()> {
         match request {
             Request::Dump if let Some(method) = self.config.checks => {
@@ -65,13 +69,12 @@ impl Session {
         }
     }
 
-    /// Sets a mark or dumps if that is due.
     pub(super) fn dump_if_due(&mut self, listener: &mut dyn Listener) -> Result<()> {
         let status = self.status();
-        if self.windows.is_mark_due(status.elapsed) {
+        if self.windows.is_mark_due(&self.config.dumps, status.elapsed) {
             self.set_mark(listener)?;
         }
-        match self.windows.due(&status, listener.is_busy()) {
+        match self.windows.due(&self.config.dumps, &status, listener.is_busy()) {
             Some(reason) => self.dump(reason, listener),
             None => Ok(()),
         }
@@ -84,7 +87,7 @@ impl Session {
 
     fn end_window(&mut self, reason: WindowReason, now: clock::Instant) -> Window {
         let window = self.windows.end(reason, now, &self.status());
-        self.processes.note_trigger(now.monotonic, SampleTrigger::Dump(self.windows.ended()));
+        self.processes.note(now.monotonic, Some(SampleTrigger::Dump(self.windows.ended)));
         window
     }
 
@@ -99,7 +102,7 @@ impl Session {
             self.processes.start_window(&snapshot.targets);
         }
         let paused = clock::now().monotonic.since(now.monotonic);
-        debug!("window {} held the session for {paused:?}", self.windows.ended());
+        debug!("window {} held the session for {paused:?}", self.windows.ended);
         listener.dumped(snapshot);
         Ok(())
     }
@@ -108,7 +111,7 @@ impl Session {
     fn set_mark(&mut self, listener: &mut dyn Listener) -> Result<()> {
         self.empty_ring();
         let (now, counters) = (clock::now(), self.probes.counters()?);
-        self.processes.note_trigger(now.monotonic, SampleTrigger::Mark);
+        self.processes.note(now.monotonic, Some(SampleTrigger::Mark));
         self.record_mark(now, "mark");
         self.windows.set_mark(now, self.health(&counters));
         let states = self.states(now, true);
@@ -139,7 +142,7 @@ impl Session {
         let health = self.health(counters);
         let is_whole = window.as_ref().is_none_or(|window| window.reason == WindowReason::End);
         let others = self.others_of(self.processes.others_of_window());
-        let started = self.windows.started();
+        let started = self.windows.started;
         Snapshot {
             interval_bytes: u64::from(self.config.interval.bytes()),
             started_unix_ns: started.unix_ns,
@@ -155,11 +158,11 @@ impl Session {
     }
 
     fn others(&self) -> Others {
-        self.others_of(self.processes.others().clone())
+        self.others_of(self.processes.others.clone())
     }
 
     fn others_of(&self, others: Others) -> Others {
-        let interval_bytes = self.processes.heaps_folded().iter().map(|&heap| self.rates.interval_bytes_max(heap));
+        let interval_bytes = self.processes.heaps_folded.iter().map(|&heap| self.rates.interval_bytes_max(heap));
         Others { folded_interval_bytes: interval_bytes.max(), ..others }
     }
 
@@ -173,7 +176,7 @@ impl Session {
     fn health(&self, counters: &Counters) -> Health {
         let mut lost: Vec<_> = counters.losses().map(|(counter, count)| (Loss::of(counter), count)).collect();
         let own =
-            [(Loss::UnreadableRecord, self.intake.unreadable()), (Loss::UnknownFree, self.processes.frees_unknown())];
+            [(Loss::UnreadableRecord, self.records_unreadable), (Loss::UnknownFree, self.processes.frees_unknown())];
         lost.extend(own.into_iter().filter(|(_, count)| *count > 0));
         let mut health = Health {
             events: counters.get(Counter::Events),
@@ -181,8 +184,8 @@ impl Session {
             unwind: counters.stack_ends().map(|(counter, count)| (counter.name().to_owned(), count)).collect(),
             frame_pointer_modules: self.probes.by_frame_pointer().to_vec(),
             unfound: self.probes.discovery.unfound(),
-            resyncs: self.resync.completed(),
-            interval_changes: self.rates.changes(self.windows.started()),
+            resyncs: self.resync.completed,
+            interval_changes: self.rates.changes(self.windows.started),
             agent_cpu_ns: clock::cpu_ns(),
             agent_rss_bytes_max: clock::rss_bytes_max(),
             guardrails: self.guard.report(),
@@ -198,7 +201,7 @@ impl Session {
     /// Starts to record events to the configured file, if any.
     pub(super) fn start_recorder(&mut self) -> Result<()> {
         let Some((path, size_bytes_max)) = &self.config.recording else { return Ok(()) };
-        let started = self.windows.started();
+        let started = self.windows.started;
         let facts = SessionFacts {
             started_unix_ns: started.unix_ns,
             started_monotonic_ns: started.monotonic.0,
@@ -211,7 +214,6 @@ impl Session {
         Ok(())
     }
 
-    /// Sends recorded events to the writer, and the facts that have changed if that is due.
     pub(super) fn record_facts(&mut self) {
         let Some(recorder) = self.processes.recorder() else { return };
         if !recorder.is_due() {
@@ -243,16 +245,16 @@ impl Session {
         self.processes.record_corrections();
         let Some(mut recorder) = self.processes.take_recorder() else { return };
         recorder.modules(&self.probes.discovery.modules);
-        let ended = self.processes.ended().iter();
+        let ended = self.processes.ended.iter();
         let ended = ended.filter(|target| is_last || !recorder.is_complete(&target.ledger));
         let changed: Vec<&Target> = ended.chain(self.processes.running()).collect();
         for target in changed {
             let heaps = target.hooks.heaps(&target.ledger.heaps(), &self.probes.discovery.plan, &self.rates);
             let known = TargetRecord { facts: target.facts(), begun: target.was_recorded(), heaps };
-            recorder.target(&target.ledger, known, &target.mappings.space, target.threads.names());
+            recorder.target(&target.ledger, known, &target.mappings.space, &target.threads.names);
         }
         recorder.forget_removed(|| {
-            let kept = self.processes.ended().iter().chain(self.processes.running());
+            let kept = self.processes.ended.iter().chain(self.processes.running());
             kept.filter_map(|target| target.ledger.id()).collect()
         });
         recorder.health(facts);
@@ -263,4 +265,93 @@ impl Session {
 
 fn health_facts(now: clock::Instant, health: Health, others: Others) -> HealthFacts {
     HealthFacts { monotonic_ns: now.monotonic.0, unix_ns: now.unix_ns, health, others }
+}
+
+impl Session {
+    /// Inspects all running targets, one after the other.
+    pub fn inspect_all(&mut self, method: Method, listener: &mut dyn Listener) {
+        let pids: Vec<Pid> = self.processes.running().map(|target| target.pid).collect();
+        self.inspect_command(method, listener);
+        let launched = self.launched().map(|launched| launched.0);
+        for pid in pids.into_iter().filter(|pid| Some(*pid) != launched) {
+            listener.inspected(self.inspect(pid, method));
+        }
+    }
+
+    /// Inspects the launched command while all its threads are stopped; `at_exit` for the last time.
+    pub(super) fn inspect_launched(&mut self, launch: &Launch, method: Method, at_exit: bool) -> Result<HeapSnapshot> {
+        // An exiting process cannot be forked.
+        let method = if at_exit { Method::Read } else { method };
+        let pid = launch.pid();
+        // One try: the threads do not run between two.
+        self.inspect_by(pid, at_exit, 1, |while_stopped| {
+            collect(pid, method, || launch.stopped_process(), while_stopped)
+        })
+    }
+
+    /// Inspects a target: stops it, enters all its events, takes a heap snapshot and resumes it. Fails if it is not a target, has
+    /// exited or cannot be collected.
+    pub fn inspect(&mut self, pid: Pid, method: Method) -> Result<HeapSnapshot> {
+        let keeper = self.probes.keeper().clone();
+        self.inspect_by(pid, false, TRIES_MAX, |while_stopped| {
+            collect(pid, method, || keeper::stop(&keeper, pid), while_stopped)
+        })
+    }
+
+    fn inspect_by(
+        &mut self,
+        pid: Pid,
+        at_exit: bool,
+        tries_max: u32,
+        mut collect: impl FnMut(&mut dyn FnMut(&[ThreadState])) -> Result<Collected, CollectError>,
+    ) -> Result<HeapSnapshot> {
+        let mut now = clock::now();
+        let (collected, walks) = collect_at_rest(tries_max, || {
+            collect(&mut |_| {
+                self.catch_up_stopped();
+                now = clock::now();
+            })
+        })?;
+        let counters = self.probes.counters()?;
+        let mut snapshot = self.snapshot(now, &counters, None);
+        snapshot.targets.retain(|state| state.facts.pid == pid && !state.facts.replaced);
+        if snapshot.targets.is_empty() {
+            bail!(
+                "cannot check process `{pid}` for leaks: no function of an allocator could be probed in it (is it \
+                 stripped and statically linked?); `heapbpf leaks --pid` walks the heap of such a process while it runs"
+            );
+        }
+        let target = self.processes.get(pid).with_context(|| format!("process `{pid}` is no longer recorded"))?;
+        let blocks = target
+            .ledger
+            .blocks()
+            .map(|(address, size_bytes, callsite, born)| RecordedBlock::new(address, size_bytes, callsite, born));
+        let is_exact = self.config.interval == Interval::EXACT && snapshot.health.interval_changes.is_empty();
+        let is_whole = snapshot.health.lost_total() == 0 && target.beginning.from_first_call;
+        let mut hooks = snapshot.targets.iter().flat_map(|state| &state.heaps).flat_map(|heap| &heap.hooks);
+        let has_all_hooks = !hooks.any(HookStatus::is_missing);
+        let coverage = Coverage {
+            duration_ns: now.monotonic.0.saturating_sub(target.beginning.time.0),
+            is_complete: is_exact && is_whole && has_all_hooks,
+        };
+        Ok(HeapSnapshot {
+            collected,
+            walks,
+            recorded: blocks.collect(),
+            now: now.monotonic,
+            state: snapshot,
+            coverage: Some(coverage),
+            at_exit,
+        })
+    }
+
+    /// Enters all events of a stopped target, and resyncs if records were dropped.
+    fn catch_up_stopped(&mut self) {
+        for _ in 0..DRAINS_MAX {
+            if self.take_records() {
+                break;
+            }
+        }
+        self.resync_at_end();
+    }
 }

@@ -53,6 +53,8 @@ pub(super) struct Target {
     /// Live bytes of callsites over time. Shared with snapshots.
     pub(super) timeline: Arc<Timeline>,
     phase: Phase,
+    /// Of its live blocks when the ledger was closed.
+    pub(super) age_statistics: Option<AgeStatistics>,
     /// Start of the current window in the ledger.
     base: Base,
     pub(super) opened: Instant,
@@ -61,7 +63,7 @@ pub(super) struct Target {
 enum Phase {
     Starting(Starting),
     Recording,
-    Ended(Ended),
+    Ended { end: End, was_recorded: bool },
 }
 
 /// State of a target without probes.
@@ -73,13 +75,6 @@ pub(super) struct Starting {
     pub(super) is_held_before_mapping: bool,
     /// Why no probe can be attached. The process remains a target because it may execute another program.
     pub(super) unprofilable: Option<String>,
-}
-
-struct Ended {
-    end: End,
-    was_recorded: bool,
-    /// Of its live blocks when the ledger was closed.
-    age_statistics: Option<AgeStatistics>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -116,7 +111,7 @@ impl Birth {
             ledger: parent.ledger.fork(fork.child),
             space: parent.mappings.space.for_child(fork.child),
             hooks: parent.hooks.for_child(),
-            threads: Arc::clone(parent.threads.names()),
+            threads: Arc::clone(&parent.threads.names),
             requested: parent.requested,
         }
     }
@@ -147,7 +142,6 @@ pub(super) struct AgeStatistics {
 const YOUNG: Duration = Duration::from_secs(2);
 
 impl Target {
-    /// A process and its mappings, without probes.
     fn new(process: Process, origin: Origin, born: Option<MonotonicNanos>) -> Self {
         let pid = process.pid;
         Self {
@@ -167,6 +161,7 @@ impl Target {
             older_than: None,
             timeline: Arc::default(),
             phase: Phase::Starting(Starting::default()),
+            age_statistics: None,
             base: Base::Beginning,
             opened: Instant::now(),
         }
@@ -199,20 +194,19 @@ impl Target {
         before
     }
 
-    /// Whether its probes are attached, or were.
+    /// Whether its probes are or were attached.
     pub(super) fn was_recorded(&self) -> bool {
         match &self.phase {
             Phase::Starting(_) => false,
             Phase::Recording => true,
-            Phase::Ended(ended) => ended.was_recorded,
+            Phase::Ended { was_recorded, .. } => *was_recorded,
         }
     }
 
-    /// State of a target without probes; `None` once they are attached.
     pub(super) fn starting(&mut self) -> Option<&mut Starting> {
         match &mut self.phase {
             Phase::Starting(starting) => Some(starting),
-            Phase::Recording | Phase::Ended(_) => None,
+            Phase::Recording | Phase::Ended { .. } => None,
         }
     }
 
@@ -224,20 +218,18 @@ impl Target {
     }
 
     pub(super) fn set_end(&mut self, end: End) {
-        let was_recorded = self.was_recorded();
-        self.phase = Phase::Ended(Ended { end, was_recorded, age_statistics: None });
+        self.phase = Phase::Ended { end, was_recorded: self.was_recorded() };
     }
 
     fn end(&self) -> Option<End> {
         match &self.phase {
-            Phase::Ended(ended) => Some(ended.end),
+            Phase::Ended { end, .. } => Some(*end),
             Phase::Starting(_) | Phase::Recording => None,
         }
     }
 
-    /// Reads the exit code of an exited process if it was not available yet.
     pub(super) fn update_exit_code(&mut self) {
-        if let Phase::Ended(Ended { end: End::Exited(exit @ Exit { code: None }), .. }) = &mut self.phase
+        if let Phase::Ended { end: End::Exited(exit @ Exit { code: None }), .. } = &mut self.phase
             && let Some(known) = self.process.as_ref().and_then(Process::exit_now)
         {
             *exit = known;
@@ -264,10 +256,10 @@ impl Target {
         self.is_young() || self.mappings.is_unsearched || self.mappings.has_changed()
     }
 
-    /// Reads the mappings again: modules must be opened while they are mapped. Returns whether modules were added.
-    pub(super) fn refresh_mappings(&mut self, modules: &mut ModuleStore) -> bool {
+    /// Reads the mappings again: modules must be opened while they are mapped.
+    pub(super) fn refresh_mappings(&mut self, modules: &mut ModuleStore) {
         let is_gone = self.is_gone();
-        self.mappings.refresh(self.pid, is_gone, modules)
+        self.mappings.refresh(self.pid, is_gone, modules);
     }
 
     pub(super) fn enter(&mut self, event: Event) {
@@ -276,19 +268,6 @@ impl Target {
         }
         self.threads.observe(&event);
         self.ledger.enter(event);
-    }
-
-    /// Reads due thread names. Returns the number of reads, at most `reads_max`.
-    pub(super) fn read_thread_names(&mut self, now: Instant, reads_max: usize) -> usize {
-        if reads_max == 0 || !self.threads.is_due(now) || self.is_gone() {
-            return 0;
-        }
-        self.threads.read(self.pid, now, reads_max)
-    }
-
-    /// Reads all thread names again. Returns the number of reads, at most `reads_max`.
-    pub(super) fn refresh_thread_names(&mut self, reads_max: usize) -> usize {
-        if self.is_gone() { 0 } else { self.threads.refresh(self.pid, reads_max) }
     }
 
     /// Adds the current live bytes of all callsites to the timeline and to the recording.
@@ -314,22 +293,10 @@ impl Target {
 
     /// Removes its blocks from the ledger, and keeps their age statistics as of `now`.
     pub(super) fn close_ledger(&mut self, now: MonotonicNanos) {
-        let is_missing = |ended: &Ended| ended.was_recorded && ended.age_statistics.is_none();
-        if matches!(&self.phase, Phase::Ended(ended) if is_missing(ended)) {
-            let counted = self.count_by_age(now);
-            if let Phase::Ended(ended) = &mut self.phase {
-                ended.age_statistics = Some(counted);
-            }
+        if matches!(self.phase, Phase::Ended { was_recorded: true, .. }) && self.age_statistics.is_none() {
+            self.age_statistics = Some(self.count_by_age(now));
         }
         self.ledger.close(now);
-    }
-
-    /// Age statistics from when its ledger was closed.
-    pub(super) fn age_statistics_at_end(&self) -> Option<&AgeStatistics> {
-        match &self.phase {
-            Phase::Ended(ended) => ended.age_statistics.as_ref(),
-            Phase::Starting(_) | Phase::Recording => None,
-        }
     }
 
     /// Takes one or two passes over the live blocks.
@@ -370,12 +337,12 @@ impl Target {
 
     pub(super) fn state(&self, now: MonotonicNanos, plan: &Plan, rates: &Rates) -> TargetState {
         let books = self.ledger.snapshot(now);
-        let at_end = self.age_statistics_at_end().cloned();
+        let at_end = self.age_statistics.clone();
         let AgeStatistics { counted, growths, older } = at_end.unwrap_or_else(|| self.count_by_age(now));
         TargetState {
             facts: self.facts(),
             space: Arc::clone(&self.mappings.space),
-            threads: Arc::clone(self.threads.names()),
+            threads: Arc::clone(&self.threads.names),
             heaps: self.hooks.heaps(&books.heaps, plan, rates),
             books: Arc::new(books),
             growths,
@@ -411,7 +378,8 @@ impl Target {
 pub(super) struct Mappings {
     /// Shared with snapshots.
     pub(super) space: Arc<AddressSpace>,
-    link_map: Option<LinkMap>,
+    /// The dynamic linker's list when the mappings were last read.
+    pub(super) link_map: Option<LinkMap>,
     /// A stack contains code outside all known mappings.
     is_stale: bool,
     /// Modules were added that were not searched for allocators yet.
@@ -437,12 +405,6 @@ impl Mappings {
         }
     }
 
-    /// The dynamic linker's list when the mappings were last read.
-    pub(super) fn link_map(&self) -> Option<&LinkMap> {
-        self.link_map.as_ref()
-    }
-
-    /// Whether to read the mappings again because of a stack.
     pub(super) fn is_due(&self) -> bool {
         self.is_stale && self.read.elapsed() >= self.period
     }
@@ -456,11 +418,11 @@ impl Mappings {
         self.is_stale |= stack.frames.iter().any(|&frame| !self.space.covers(frame.inside_call()));
     }
 
-    fn refresh(&mut self, pid: Pid, is_gone: bool, modules: &mut ModuleStore) -> bool {
+    fn refresh(&mut self, pid: Pid, is_gone: bool, modules: &mut ModuleStore) {
         self.is_stale = false;
         self.read = Instant::now();
         if is_gone {
-            return false;
+            return;
         }
         self.link_map = LinkMap::read(pid);
         match Arc::make_mut(&mut self.space).refresh(modules) {
@@ -468,12 +430,8 @@ impl Mappings {
                 self.is_unsearched |= !added.is_empty();
                 let longer = (self.period * 2).min(READ_PERIOD_MAX);
                 self.period = if added.is_empty() { longer } else { READ_PERIOD };
-                !added.is_empty()
             }
-            Err(error) => {
-                debug!("process {pid}: {error}");
-                false
-            }
+            Err(error) => debug!("process {pid}: {error}"),
         }
     }
 }

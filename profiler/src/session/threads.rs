@@ -20,8 +20,8 @@ const AGAIN: [Duration; 2] = [Duration::from_millis(250), Duration::from_secs(5)
 
 #[derive(Debug, Default)]
 pub(super) struct Threads {
-    is_enabled: bool,
-    names: Arc<ThreadNames>,
+    pub(super) is_enabled: bool,
+    pub(super) names: Arc<ThreadNames>,
     seen: FxHashSet<Tid>,
     /// Thread of the last event: most events have the same thread as the one before.
     latest: Option<Tid>,
@@ -36,15 +36,6 @@ impl Threads {
         Self { names: Arc::clone(names), ..Self::default() }
     }
 
-    pub(super) fn enable(&mut self) {
-        self.is_enabled = true;
-    }
-
-    pub(super) fn names(&self) -> &Arc<ThreadNames> {
-        &self.names
-    }
-
-    /// Notes the thread of an allocation.
     pub(super) fn observe(&mut self, event: &Event) {
         if !self.is_enabled {
             return;
@@ -143,15 +134,15 @@ mod tests {
         threads.observe(&allocates(me.0));
         let comm = std::fs::read_to_string(format!("/proc/{me}/comm")).expect("this process has a name");
         assert_eq!(threads.read(me, now, 10), 1);
-        assert_eq!(threads.names().get(&Tid(me.0)).map(|name| &**name), Some(comm.trim_end()));
-        let named = Arc::clone(threads.names());
+        assert_eq!(threads.names.get(&Tid(me.0)).map(|name| &**name), Some(comm.trim_end()));
+        let named = Arc::clone(&threads.names);
         for after in AGAIN {
             assert!(!threads.is_due(now + after / 2) && threads.is_due(now + 2 * after));
             assert_eq!(threads.read(me, now + 2 * after, 10), 1);
         }
         assert!(!threads.is_due(now + Duration::from_secs(3600)));
         assert_eq!(threads.refresh(me, 10), 1);
-        assert!(Arc::ptr_eq(&named, threads.names()), "unchanged names are not copied");
+        assert!(Arc::ptr_eq(&named, &threads.names), "unchanged names are not copied");
     }
 
     #[test]
@@ -164,7 +155,7 @@ mod tests {
         assert_eq!(threads.seen.len(), THREADS_MAX);
         assert_eq!(threads.read(me, now, 100), 100);
         assert_eq!((threads.new.len(), threads.again[0].len()), (THREADS_MAX - 100, 100));
-        assert!(threads.names().is_empty(), "this process has no such threads");
+        assert!(threads.names.is_empty(), "this process has no such threads");
         assert_eq!(threads.refresh(me, 50), 50);
     }
 }

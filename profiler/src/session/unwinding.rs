@@ -81,10 +81,9 @@ impl Tables {
     }
 
     fn take(&mut self, id: ModuleId, modules: &ModuleStore) -> Option<Table> {
-        self.built.remove(&id).unwrap_or_else(|| self.build(id, modules))
-    }
-
-    fn build(&mut self, id: ModuleId, modules: &ModuleStore) -> Option<Table> {
+        if let Some(table) = self.built.remove(&id) {
+            return table;
+        }
         let started = Instant::now();
         let table = self.read(id, modules).map(|table| self.adapt(id, table, modules));
         self.spent += started.elapsed();

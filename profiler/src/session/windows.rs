@@ -10,7 +10,6 @@ use crate::units::EstimatedBytes;
 /// When to dump, in addition to signals and the end of the recording.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DumpPlan {
-    /// Period of dumps.
     pub every: Option<Duration>,
     /// Dump when the live bytes of all targets exceed the maximum at any previous dump by this much.
     pub growth_bytes: Option<u64>,
@@ -32,33 +31,33 @@ pub(super) struct Status {
 
 /// The current window and the triggers that end it.
 pub(super) struct Windows {
-    plan: DumpPlan,
-    /// When the next periodic dump is due.
     next: Option<Duration>,
     /// Periodic dumps due since the last dump that were not taken.
     merged: u32,
     live_max: EstimatedBytes,
     /// Allocated bytes when they last triggered a dump.
     alloc_base: EstimatedBytes,
-    mark_at: Option<Duration>,
-    started: clock::Instant,
+    /// The mark of the plan was set.
+    is_marked: bool,
+    /// Restarted when all targets that were found are about to be attached to.
+    pub(super) started: clock::Instant,
     /// Start of the current window; `None` for the start of the recording.
     start: Option<clock::Instant>,
     /// The current window starts at a mark, and so will later ones.
     since_mark: bool,
-    ended: u32,
+    /// Number of ended windows.
+    pub(super) ended: u32,
     health: Health,
 }
 
 impl Windows {
-    pub(super) fn new(plan: DumpPlan, started: clock::Instant) -> Self {
+    pub(super) fn new(started: clock::Instant) -> Self {
         Self {
-            plan,
-            next: plan.every,
+            next: None,
             merged: 0,
             live_max: EstimatedBytes::ZERO,
             alloc_base: EstimatedBytes::ZERO,
-            mark_at: plan.mark_after,
+            is_marked: false,
             started,
             start: None,
             since_mark: false,
@@ -67,26 +66,15 @@ impl Windows {
         }
     }
 
-    pub(super) fn started(&self) -> clock::Instant {
-        self.started
-    }
-
-    /// Restarts the recording's clock: all targets that were found are about to be attached to.
-    pub(super) fn restart(&mut self, started: clock::Instant) {
-        self.started = started;
-    }
-
     pub(super) fn elapsed(&self, now: clock::Instant) -> Duration {
         now.monotonic.since(self.started.monotonic)
     }
 
-    pub(super) fn ended(&self) -> u32 {
-        self.ended
-    }
-
     /// Whether to set the mark of the plan; true once.
-    pub(super) fn is_mark_due(&mut self, elapsed: Duration) -> bool {
-        self.mark_at.take_if(|at| *at <= elapsed).is_some()
+    pub(super) fn is_mark_due(&mut self, plan: &DumpPlan, elapsed: Duration) -> bool {
+        let is_due = !self.is_marked && plan.mark_after.is_some_and(|after| after <= elapsed);
+        self.is_marked |= is_due;
+        is_due
     }
 
     /// Starts a window at a mark, and all later ones too.
@@ -127,8 +115,8 @@ impl Windows {
 
     /// Returns why to dump now, if so. While an earlier dump is being written (`is_busy`), periodic dumps are merged into the next
     /// one, and others wait.
-    pub(super) fn due(&mut self, now: &Status, is_busy: bool) -> Option<WindowReason> {
-        let is_time = self.is_time(now.elapsed);
+    pub(super) fn due(&mut self, plan: &DumpPlan, now: &Status, is_busy: bool) -> Option<WindowReason> {
+        let is_time = plan.every.is_some_and(|every| self.is_time(every, now.elapsed));
         if is_busy {
             self.merged += u32::from(is_time);
             return None;
@@ -136,8 +124,8 @@ impl Windows {
         let reaches = |amount: EstimatedBytes, base: EstimatedBytes, by: Option<u64>| {
             by.is_some_and(|by| amount >= base + EstimatedBytes::exact(by))
         };
-        let has_grown = reaches(now.live_bytes, self.live_max, self.plan.growth_bytes);
-        let has_allocated = reaches(now.alloc_bytes, self.alloc_base, self.plan.alloc_bytes);
+        let has_grown = reaches(now.live_bytes, self.live_max, plan.growth_bytes);
+        let has_allocated = reaches(now.alloc_bytes, self.alloc_base, plan.alloc_bytes);
         if has_allocated {
             self.alloc_base = now.alloc_bytes;
         }
@@ -156,8 +144,8 @@ impl Windows {
     }
 
     /// Whether a periodic dump is due. A late dump does not shift later ones; periods missed meanwhile are merged into it.
-    fn is_time(&mut self, elapsed: Duration) -> bool {
-        let (Some(next), Some(every)) = (self.next, self.plan.every) else { return false };
+    fn is_time(&mut self, every: Duration, elapsed: Duration) -> bool {
+        let next = self.next.unwrap_or(every);
         if elapsed < next {
             return false;
         }
@@ -174,8 +162,8 @@ mod tests {
     use super::*;
     use WindowReason::{Alloc, Growth, Time};
 
-    fn windows(plan: DumpPlan) -> Windows {
-        Windows::new(plan, clock::now())
+    fn windows() -> Windows {
+        Windows::new(clock::now())
     }
 
     /// Milliseconds, live bytes, allocated bytes.
@@ -189,11 +177,11 @@ mod tests {
 
     /// Passes the points in time to the windows and dumps where due.
     fn check(plan: DumpPlan, times: &[(u64, u64, u64)], expected: &[(u64, WindowReason)]) {
-        let mut windows = windows(plan);
+        let mut windows = windows();
         let mut dumps = Vec::new();
         for &(elapsed_ms, live, alloc) in times {
             let now = at(elapsed_ms, live, alloc);
-            if let Some(reason) = windows.due(&now, false) {
+            if let Some(reason) = windows.due(&plan, &now, false) {
                 assert_eq!(windows.dumped(&now), 0, "nothing was merged at {elapsed_ms} ms");
                 dumps.push((elapsed_ms, reason));
             }
@@ -231,10 +219,10 @@ mod tests {
 
     #[test]
     fn a_dump_for_another_reason_raises_what_growth_counts_from() {
-        let mut windows = windows(DumpPlan { growth_bytes: Some(100), ..DumpPlan::default() });
+        let (mut windows, plan) = (windows(), DumpPlan { growth_bytes: Some(100), ..DumpPlan::default() });
         windows.dumped(&at(1, 90, 0));
-        assert_eq!(windows.due(&at(2, 189, 0), false), None);
-        assert_eq!(windows.due(&at(3, 190, 0), false), Some(Growth));
+        assert_eq!(windows.due(&plan, &at(2, 189, 0), false), None);
+        assert_eq!(windows.due(&plan, &at(3, 190, 0), false), Some(Growth));
     }
 
     #[test]
@@ -245,32 +233,33 @@ mod tests {
 
     #[test]
     fn periodic_dumps_merge_while_one_is_being_written() {
-        let mut windows = windows(SECOND);
-        assert_eq!(windows.due(&at(1000, 0, 0), true), None);
-        assert_eq!(windows.due(&at(1500, 0, 0), false), None, "it waits for its next period");
-        assert_eq!(windows.due(&at(2000, 0, 0), true), None);
-        assert_eq!(windows.due(&at(3000, 0, 0), false), Some(Time));
+        let (mut windows, plan) = (windows(), SECOND);
+        assert_eq!(windows.due(&plan, &at(1000, 0, 0), true), None);
+        assert_eq!(windows.due(&plan, &at(1500, 0, 0), false), None, "it waits for its next period");
+        assert_eq!(windows.due(&plan, &at(2000, 0, 0), true), None);
+        assert_eq!(windows.due(&plan, &at(3000, 0, 0), false), Some(Time));
         assert_eq!(windows.dumped(&at(3000, 0, 0)), 2);
         // When the session itself was delayed.
-        assert_eq!(windows.due(&at(7200, 0, 0), false), Some(Time));
+        assert_eq!(windows.due(&plan, &at(7200, 0, 0), false), Some(Time));
         assert_eq!(windows.dumped(&at(7200, 0, 0)), 3);
-        assert_eq!(windows.due(&at(7999, 0, 0), false), None);
+        assert_eq!(windows.due(&plan, &at(7999, 0, 0), false), None);
     }
 
     #[test]
     fn growth_and_allocation_wait_while_a_dump_is_being_written() {
         let plan = DumpPlan { growth_bytes: Some(100), alloc_bytes: Some(100), ..DumpPlan::default() };
-        let mut windows = windows(plan);
-        assert_eq!(windows.due(&at(1, 100, 100), true), None);
-        assert_eq!(windows.due(&at(2, 100, 100), false), Some(Growth));
+        let mut windows = windows();
+        assert_eq!(windows.due(&plan, &at(1, 100, 100), true), None);
+        assert_eq!(windows.due(&plan, &at(2, 100, 100), false), Some(Growth));
         assert_eq!(windows.dumped(&at(2, 100, 100)), 0);
-        assert_eq!(windows.due(&at(3, 100, 100), false), None, "one dump serves both");
+        assert_eq!(windows.due(&plan, &at(3, 100, 100), false), None, "one dump serves both");
     }
 
     #[test]
     fn a_mark_is_due_once() {
-        let mut windows = windows(DumpPlan { mark_after: Some(Duration::from_secs(2)), ..DumpPlan::default() });
-        let due = [1999, 2005, 2010].map(|ms| windows.is_mark_due(Duration::from_millis(ms)));
+        let (mut windows, plan) =
+            (windows(), DumpPlan { mark_after: Some(Duration::from_secs(2)), ..DumpPlan::default() });
+        let due = [1999, 2005, 2010].map(|ms| windows.is_mark_due(&plan, Duration::from_millis(ms)));
         assert_eq!(due, [false, true, false]);
     }
 }

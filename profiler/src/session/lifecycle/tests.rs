@@ -3,13 +3,8 @@
 use std::process::Command;
 
 use super::*;
-use crate::process::selection::Selection;
 use crate::session::target::Target;
 use crate::units::MonotonicNanos;
-
-fn lifecycle(grace: Duration) -> Lifecycle {
-    Lifecycle { grace, live_max: 100, ..Lifecycle::new(&SessionConfig::default()) }
-}
 
 fn exec(pid: u32, nanos: u64) -> Exec {
     Exec { pid: Pid(pid), by_other_thread: false, time: MonotonicNanos(nanos) }
@@ -27,9 +22,9 @@ fn due(lifecycle: &mut Lifecycle) -> Vec<u32> {
 
 #[test]
 fn without_grace_changes_are_due_at_once_and_in_order() {
-    let (mut lifecycle, mut processes) = (lifecycle(Duration::ZERO), ProcessTable::default());
+    let (mut lifecycle, mut processes) = (Lifecycle::new(), ProcessTable::default());
     for pid in [3, 1, 2] {
-        lifecycle.executed(exec(pid, 0), &mut processes);
+        lifecycle.executed(exec(pid, 0), &mut processes, Duration::ZERO);
     }
     assert!(lifecycle.is_waiting());
     assert_eq!(due(&mut lifecycle), [3, 1, 2]);
@@ -40,9 +35,9 @@ fn without_grace_changes_are_due_at_once_and_in_order() {
 #[test]
 fn the_last_exec_of_a_process_supersedes_earlier_ones() {
     for grace in [Duration::ZERO, Duration::from_secs(3600)] {
-        let (mut lifecycle, mut processes) = (lifecycle(grace), ProcessTable::default());
+        let (mut lifecycle, mut processes) = (Lifecycle::new(), ProcessTable::default());
         for nanos in [1, 2, 3] {
-            lifecycle.executed(exec(7, nanos), &mut processes);
+            lifecycle.executed(exec(7, nanos), &mut processes, grace);
         }
         assert!(lifecycle.awaits(Pid(7)) && !lifecycle.awaits(Pid(8)));
         assert_eq!(lifecycle.changes.len(), 1);
@@ -57,11 +52,11 @@ fn the_last_exec_of_a_process_supersedes_earlier_ones() {
 
 #[test]
 fn exited_vfork_children_are_removed() {
-    let (mut lifecycle, mut processes) = (lifecycle(Duration::ZERO), ProcessTable::default());
+    let (mut lifecycle, mut processes) = (Lifecycle::new(), ProcessTable::default());
     for pid in [4, 5, 6] {
         lifecycle.borrowers.insert(Pid(pid), Descent { requested: pid == 5 });
     }
-    lifecycle.executed(exec(5, 1), &mut processes);
+    lifecycle.executed(exec(5, 1), &mut processes, Duration::ZERO);
     assert!(matches!(lifecycle.take_due(), Some(ProcessChange::Started(_, _, Some(Descent { requested: true })))));
     assert_eq!(lifecycle.take_exited_borrowers(|pid| pid == Pid(4)), [Pid(4)]);
     assert_eq!(lifecycle.take_exited_borrowers(|pid| pid != Pid(6)), []);
@@ -69,10 +64,10 @@ fn exited_vfork_children_are_removed() {
 
 #[test]
 fn forks_of_other_processes_change_nothing() {
-    let (mut lifecycle, mut processes) = (lifecycle(Duration::ZERO), ProcessTable::default());
+    let (mut lifecycle, mut processes) = (Lifecycle::new(), ProcessTable::default());
     for shares_memory in [true, false] {
         let fork = Fork { parent: Pid(1), child: Pid(2), time: MonotonicNanos(0), shares_memory };
-        lifecycle.forked(fork, &mut processes);
+        lifecycle.forked(fork, &mut processes, &SessionConfig::default());
     }
     assert!(!lifecycle.is_waiting());
     assert_eq!(lifecycle.borrowers, BTreeMap::new());
@@ -86,24 +81,22 @@ fn vfork_children_of_targets_are_kept_until_they_exec() {
     child.wait().expect("it is our child");
     let mut target = target.expect("it can be read");
     target.requested = true;
-    let (mut lifecycle, mut processes) = (lifecycle(Duration::ZERO), ProcessTable::default());
+    let (mut lifecycle, mut processes) = (Lifecycle::new(), ProcessTable::default());
     let fork = Fork { parent: target.pid, child: Pid(2), time: MonotonicNanos(0), shares_memory: true };
     processes.add(target);
-    lifecycle.follow_forks = false;
-    lifecycle.forked(fork, &mut processes);
+    lifecycle.forked(fork, &mut processes, &SessionConfig { follow_forks: false, ..SessionConfig::default() });
     assert_eq!(lifecycle.borrowers, BTreeMap::new());
-    lifecycle.follow_forks = true;
-    lifecycle.forked(fork, &mut processes);
+    lifecycle.forked(fork, &mut processes, &SessionConfig::default());
     assert_eq!(lifecycle.borrowers, BTreeMap::from([(Pid(2), Descent { requested: true })]));
     assert!(!lifecycle.is_waiting());
-    lifecycle.executed(exec(2, 1), &mut processes);
+    lifecycle.executed(exec(2, 1), &mut processes, Duration::ZERO);
     assert_eq!(lifecycle.borrowers, BTreeMap::new());
     assert!(matches!(lifecycle.take_due(), Some(ProcessChange::Started(_, _, Some(Descent { requested: true })))));
 }
 
 #[test]
 fn new_processes_are_polled_until_they_are_settled() {
-    let mut lifecycle = lifecycle(Duration::ZERO);
+    let mut lifecycle = Lifecycle::new();
     lifecycle.settle(Pid(5));
     assert!(!lifecycle.is_overdue(Pid(5)) && lifecycle.is_overdue(Pid(6)));
     assert!(lifecycle.next_due().is_some());
@@ -117,7 +110,10 @@ fn new_processes_are_polled_until_they_are_settled() {
 fn scans_repeat_where_processes_must_grow_to_match() {
     for (all, min_rss_bytes, expected) in [(true, 1, true), (true, 0, false), (false, 1, false)] {
         let selection = Selection { all, min_rss_bytes, ..Selection::default() };
-        let lifecycle = Lifecycle::new(&SessionConfig { selection, ..SessionConfig::default() });
-        assert_eq!(lifecycle.next_scan.is_some(), expected, "{all} {min_rss_bytes}");
+        let mut lifecycle = Lifecycle::new();
+        assert!(!lifecycle.is_scan_due(&selection));
+        lifecycle.next_scan = Instant::now();
+        assert_eq!(lifecycle.is_scan_due(&selection), expected, "{all} {min_rss_bytes}");
+        assert!(!lifecycle.is_scan_due(&selection));
     }
 }
