@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use framehop::x86_64::{CacheX86_64, UnwindRegsX86_64, UnwinderX86_64};
 use framehop::{ExplicitModuleSectionInfo, FrameAddress, Module, Unwinder};
-use heapbpf::internals::{AddressSpace, LinkAddr, ModuleId, ModuleStore, Pid, RawSample, RawStack, Table};
+use heapbpf::internals::{AddressSpace, Image, LinkAddr, ModuleId, ModuleStore, Pid, RawSample, RawStack, Table};
 use object::{Object, ObjectSection};
 use profiler_common::limits::{PAGE_BYTES, RAW_STACK_PAGES_MAX, STACK_FRAMES_MAX};
 use profiler_common::stack::StackEnd;
@@ -137,7 +137,7 @@ impl Oracle {
         let table = self.tables.entry(module).or_insert_with(|| {
             let image = modules.get(module).image().expect("opened before");
             let bytes = std::fs::read(image.path()).expect("read before");
-            heapbpf::internals::build_unwind_table(&bytes[..]).expect("an ELF file")
+            heapbpf::internals::build_unwind_table(&Image::from_bytes(&bytes).expect("memory")).expect("an ELF file")
         });
         Some(table.lookup(link))
     }
