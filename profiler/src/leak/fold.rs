@@ -9,14 +9,20 @@ use std::ops::{Add, Range};
 
 use super::blocks::{BlockId, Blocks, number};
 use super::graph::{Components, Graph};
+use serde::Serialize;
+
 use super::mark::Marks;
 use super::words::Words;
 use crate::memory::Memory;
 
-/// A number of blocks and their bytes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+/// A number of allocations, and their bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct BlockTotals {
+    /// Allocations.
     pub count: u64,
+    /// Their bytes: as requested where the allocation was recorded, as rounded by the allocator where it was found in the
+    /// allocator's metadata.
     pub bytes: u64,
 }
 

@@ -114,6 +114,16 @@ impl Totals {
         Amounts { count: self.live_count(), bytes: self.live_bytes(), samples, variance }
     }
 
+    /// Allocated blocks, freed or not.
+    pub fn allocated(&self) -> Amounts {
+        Amounts {
+            count: self.alloc_count,
+            bytes: self.alloc_bytes,
+            samples: self.alloc_samples,
+            variance: self.alloc_variance,
+        }
+    }
+
     pub fn delta_count(&self) -> EstimatedCount {
         self.alloc_count - self.free_count
     }

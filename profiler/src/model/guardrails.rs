@@ -8,20 +8,28 @@ use crate::ids::Pid;
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Guardrails {
-    /// Limit on the memory of the agent and the kernel's maps, in bytes.
+    pub usage: Usage,
+    /// Exceeded limits, in the order of time.
+    pub reached: Vec<Reached>,
+}
+
+/// Limits, null where none was set, and peaks of what they limit.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub struct Usage {
+    /// Limit on the memory of heapbpf and the kernel's maps, in bytes.
     pub memory_bytes_max: Option<u64>,
-    /// Peak of that memory, where monitored.
+    /// Peak of that memory.
     pub memory_bytes_highest: Option<u64>,
-    /// Limit on the agent's CPU usage, in percent of one core.
+    /// Limit on the CPU usage of heapbpf, in percent of one core.
     pub cpu_percent_max: Option<f64>,
     /// Peak of that usage, over some seconds.
     pub cpu_percent_highest: Option<f64>,
     /// Limit on the probes' share of a target's CPU time, in percent.
     pub overhead_percent_max: Option<f64>,
-    /// Cost of a call through a probe on this machine, where measured.
-    pub costs: Option<ProbeCosts>,
-    /// Exceeded limits, in the order of time.
-    pub reached: Vec<Reached>,
+    /// Cost of probes on this machine, where measured.
+    pub probe_costs: Option<ProbeCosts>,
 }
 
 /// Additional nanoseconds per unsampled call that probes cost.
@@ -61,19 +69,9 @@ pub enum Excess {
 }
 
 /// Response to an exceeded limit.
-#[derive(
-    Clone,
-    Copy,
-    Debug,
-    PartialEq,
-    Eq,
-    Serialize,
-    Deserialize,
-    strum::EnumString,
-    strum::IntoStaticStr,
-    strum::VariantNames,
-)]
-#[strum(serialize_all = "snake_case")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[cfg_attr(test, derive(schemars::JsonSchema), schemars(inline))]
 pub enum Action {
     /// The recording was stopped.
     Stopped,

@@ -162,29 +162,24 @@ pub struct UnfoundHook {
 
 /// A change of a heap's interval.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct IntervalChange {
-    /// In nanoseconds since the Unix epoch.
+    /// Time of the change, in nanoseconds since the Unix epoch.
     pub unix_ns: u64,
+    /// Name of the heap.
     pub heap: String,
+    /// Interval before the change.
     pub from_bytes: u64,
+    /// Interval after the change.
     pub to_bytes: u64,
+    /// Reason of the change.
     pub reason: ChangeReason,
 }
 
 /// Why a heap's interval was changed.
-#[derive(
-    Clone,
-    Copy,
-    Debug,
-    PartialEq,
-    Eq,
-    Serialize,
-    Deserialize,
-    strum::EnumString,
-    strum::IntoStaticStr,
-    strum::VariantNames,
-)]
-#[strum(serialize_all = "snake_case")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[cfg_attr(test, derive(schemars::JsonSchema), schemars(inline))]
 pub enum ChangeReason {
     RingFull,
     RingFilling,
@@ -223,32 +218,25 @@ impl Symbolization {
 
 /// A module that could not be symbolized completely.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct SymbolizationFailure {
     /// Path of the module.
     pub module: String,
+    /// Why.
     pub reason: String,
+    /// Fallback source of names.
     pub names: NamesFrom,
 }
 
 /// Fallback source of names where debug information cannot be used.
-#[derive(
-    Clone,
-    Copy,
-    Debug,
-    PartialEq,
-    Eq,
-    Serialize,
-    Deserialize,
-    strum::EnumString,
-    strum::IntoStaticStr,
-    strum::VariantNames,
-)]
-#[strum(serialize_all = "snake_case")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[cfg_attr(test, derive(schemars::JsonSchema), schemars(inline))]
 pub enum NamesFrom {
     /// Functions without lines and without inlined calls.
     SymbolTable,
     /// Frames are printed as module and offset.
-    #[strum(serialize = "none")]
+    #[serde(rename = "none")]
     Nothing,
 }
 

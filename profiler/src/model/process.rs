@@ -80,23 +80,25 @@ pub enum Origin {
     Launched,
 }
 
-/// A hook of a target, attached or not.
+/// A hooked allocator function.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct HookStatus {
+    /// Symbol of the function.
     pub function: String,
-    /// The module that defines the function, as the target sees its path.
+    /// Path of the module that defines it.
     pub module: String,
-    /// How it was attached (`perf`, …).
+    /// Attach backend: `perf`, `multi` or `session`.
     pub backend: String,
-    /// Offset of the probed instruction in the module's file.
+    /// Offset of the probed instruction in the module's file, in bytes.
     pub offset: u64,
-    /// That instruction in the syntax of GNU tools, where decoded.
+    /// The probed instruction, in the syntax of GNU tools.
     pub instruction: Option<String>,
-    /// The kernel emulates the instruction, which makes the probe cheap; otherwise it single-steps.
+    /// The kernel emulates the instruction, which makes the probe cheap.
     pub emulated: Option<bool>,
     /// The profile is incomplete without this hook.
     pub required: bool,
-    /// Why it is not attached, if it is not.
+    /// Why it was not attached.
     pub error: Option<String>,
 }
 

@@ -143,18 +143,24 @@ pub struct MappingProfile {
     pub module: usize,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// A thread.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct ThreadProfile {
+    /// Thread id.
+    #[cfg_attr(test, schemars(with = "u32"))]
     pub tid: Tid,
-    /// The kernel's name for the thread at its first recorded allocation; `None` where it had exited before it was read.
+    /// The kernel's name for the thread at its first recorded allocation; null where it had exited before it was read.
     pub name: Option<Arc<str>>,
 }
 
-/// The type of an object in a block.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// Type of an object.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub(crate) struct TypeName {
     /// Demangled name.
     pub name: Arc<str>,
+    /// How the type was inferred.
     pub evidence: TypeEvidence,
 }
 

@@ -5,13 +5,12 @@ use std::collections::HashMap;
 
 use super::{View, text};
 use crate::ledger::totals::Totals;
-use crate::model::{Beginning, Health, HeapProfile, HookStatus, IntervalChange, Origin, Profile, TargetProfile};
+use crate::model::{Beginning, HeapProfile, HookStatus, Origin, Profile, TargetProfile};
 use crate::units::EstimatedBytes;
 
 /// Marks blocks that a forked process copied from its parent.
 pub(super) const INHERITED: &str = "[inherited at the fork]";
 
-/// A process: `redis-server (pid 123)`.
 pub(super) fn target(target: &TargetProfile) -> String {
     let comm = text::printable(&target.facts.comm);
     format!("{} (pid {})", if comm.is_empty() { "[no name]" } else { &comm }, target.facts.pid)
@@ -54,41 +53,34 @@ pub(super) fn checked_at(profile: &Profile) -> Option<String> {
     profile.unreachable.then(|| format!("checked on {}", text::moment(profile.ended_unix_ns)))
 }
 
-/// How the profile was recorded: `every allocation`, `recorded for 30s`.
-pub(super) fn observed(profile: &Profile) -> Vec<String> {
-    let recorded = || vec![interval(profile), format!("recorded for {}", text::duration(duration_ns(profile)))];
-    checked_at(profile).map_or_else(recorded, |checked| vec![checked])
-}
-
-/// Changes of intervals by heap; heaps in the order of their first change.
-pub(super) fn interval_changes(health: &Health) -> Vec<(&str, Vec<&IntervalChange>)> {
-    let mut heaps: Vec<(&str, Vec<&IntervalChange>)> = Vec::new();
-    for change in &health.interval_changes {
-        match heaps.iter_mut().find(|(heap, _)| *heap == change.heap) {
-            Some((_, changes)) => changes.push(change),
-            None => heaps.push((&change.heap, vec![change])),
+/// Changes of intervals, a line per heap: `heap libc was sampled every 64 KiB at most instead of every 4 KiB: the ring buffer
+/// was full (after 3s); every 4 KiB at the end (5 changes)`.
+pub(super) fn interval_changes(profile: &Profile) -> Vec<String> {
+    let changes = &profile.health.interval_changes;
+    let mut heaps: Vec<&str> = Vec::new();
+    for change in changes {
+        if !heaps.contains(&&*change.heap) {
+            heaps.push(&change.heap);
         }
     }
-    heaps
-}
-
-/// `heap libc was sampled every 64 KiB at most, instead of every 4 KiB: the ring buffer was full (after 3s); every 4 KiB at the end
-/// (5 changes)`.
-pub(super) fn changed_interval(profile: &Profile, heap: &str, changes: &[&IntervalChange]) -> String {
     let every =
         |bytes: u64| if bytes <= 1 { "every block".to_owned() } else { format!("every {}", text::round_size(bytes)) };
-    let (Some(first), Some(last)) = (changes.first(), changes.last()) else { return String::new() };
-    let largest = changes.iter().map(|change| change.to_bytes).max().unwrap_or(0);
-    let why = first.reason.explanation();
-    let after = text::duration(first.unix_ns.saturating_sub(profile.started_unix_ns));
-    format!(
-        "heap {} was sampled {} at most instead of {}: {why} (after {after}); {} at the end ({})",
-        text::printable(heap),
-        every(largest),
-        every(first.from_bytes),
-        every(last.to_bytes),
-        text::counted(changes.len() as u64, "change"),
-    )
+    let line = |heap: &str| {
+        let changes: Vec<_> = changes.iter().filter(|change| change.heap == heap).collect();
+        let (first, last) = (changes.first()?, changes.last()?);
+        let largest = changes.iter().map(|change| change.to_bytes).max()?;
+        Some(format!(
+            "heap {} was sampled {} at most instead of {}: {} (after {}); {} at the end ({})",
+            text::printable(heap),
+            every(largest),
+            every(first.from_bytes),
+            first.reason.explanation(),
+            text::duration(first.unix_ns.saturating_sub(profile.started_unix_ns)),
+            every(last.to_bytes),
+            text::counted(changes.len() as u64, "change"),
+        ))
+    };
+    heaps.into_iter().filter_map(line).collect()
 }
 
 /// Heaps whose interval differs from the recording's, with that interval, without duplicates.
@@ -108,7 +100,6 @@ fn has_common_interval(profile: &Profile) -> bool {
     heaps.peek().is_none() || heaps.any(|heap| heap.interval_bytes == profile.interval_bytes)
 }
 
-/// `≈ ` before numbers that are estimates.
 pub(super) fn about(is_exact: bool) -> &'static str {
     if is_exact { "" } else { "≈ " }
 }
@@ -160,7 +151,6 @@ pub(super) fn accuracy_of_shown(profile: &Profile, view: View) -> String {
     if view.shows_old_blocks_only(profile) { String::new() } else { accuracy(profile, view) }
 }
 
-/// Length of the recording or its window, in nanoseconds.
 pub(super) fn duration_ns(profile: &Profile) -> u64 {
     match &profile.window {
         Some(window) => window.end_unix_ns.saturating_sub(window.start_unix_ns),
@@ -168,50 +158,57 @@ pub(super) fn duration_ns(profile: &Profile) -> u64 {
     }
 }
 
+/// `12 events lost`; `None` for 0.
+fn some(count: u64, noun: &str, what: &str) -> Option<String> {
+    (count > 0).then(|| format!("{} {what}", text::counted(count, noun)))
+}
+
 /// Summarizes what is missing: `no losses`, `12 events lost, 1 hook not attached`.
 pub(super) fn losses(profile: &Profile) -> String {
-    let lost = profile.health.lost_total();
-    let missing = each_once(profile).into_iter().filter(|(_, hook)| hook.is_missing()).count() as u64;
-    let lost = (lost > 0).then(|| format!("{} lost", text::counted(lost, "event")));
-    let missing = (missing > 0).then(|| format!("{} not attached", text::counted(missing, "hook")));
-    let unfound = profile.health.unfound.iter().filter(|hook| hook.required).count() as u64;
-    let unfound = (unfound > 0).then(|| format!("{} not found", text::counted(unfound, "hook")));
-    let stopped = profile.health.guardrails.stopped().then(|| "stopped by a limit".to_owned());
-    let detached = profile.targets.iter().filter(|target| target.facts.detached.is_some()).count() as u64;
-    let detached = (detached > 0).then(|| format!("{} detached by a limit", text::counted(detached, "process")));
-    let words: Vec<String> = lost.into_iter().chain(missing).chain(unfound).chain(stopped).chain(detached).collect();
-    if words.is_empty() { "no losses".to_owned() } else { words.join(", ") }
+    let health = &profile.health;
+    let missing = each_once(profile).iter().filter(|(_, hook)| hook.is_missing()).count();
+    let unfound = health.unfound.iter().filter(|hook| hook.required).count();
+    let detached = profile.targets.iter().filter(|target| target.facts.detached.is_some()).count();
+    let losses = [
+        some(health.lost_total(), "event", "lost"),
+        some(missing as u64, "hook", "not attached"),
+        some(unfound as u64, "hook", "not found"),
+        health.guardrails.stopped().then(|| "stopped by a limit".to_owned()),
+        some(detached as u64, "process", "detached by a limit"),
+    ];
+    let losses: Vec<String> = losses.into_iter().flatten().collect();
+    if losses.is_empty() { "no losses".to_owned() } else { losses.join(", ") }
 }
 
 /// Since when the processes were profiled, and which could not be: one line per fact.
 pub(super) fn beginnings(profile: &Profile) -> Vec<String> {
+    let beginnings = || profile.targets.iter().map(|target| &target.facts.beginning);
+    let whole = beginnings().filter(|beginning| beginning.from_first_call).count() as u64;
+    // Of processes that started during the recording, unless their probes were attached before the first call.
+    let is_late = |it: &&Beginning| it.origin != Origin::Running && !it.from_first_call;
+    let late: Vec<u64> = beginnings().filter(is_late).filter_map(|beginning| beginning.delay_ns).collect();
+    let latest = late.iter().max().map(|&latest| text::duration(latest));
     let mut lines = Vec::new();
-    let whole = profile.targets.iter().filter(|target| target.facts.beginning.from_first_call).count() as u64;
-    let late: Vec<u64> = profile.targets.iter().filter_map(late_ns).collect();
-    let several = profile.targets.len() > 1;
-    match (whole, late.iter().max()) {
-        (0, None) => {}
-        (_, None) if !several => lines.push("recorded from its first allocation on".to_owned()),
-        (_, Some(&delay)) if !several => lines.push(format!("recorded from {} after its start", text::duration(delay))),
-        (_, latest) => {
-            let whole =
-                (whole > 0).then(|| format!("{} from the first allocation on", text::counted(whole, "process")));
-            let late = latest.map(|&latest| {
-                let count = text::counted(late.len() as u64, "process");
-                format!("{count} from at most {} after the start", text::duration(latest))
-            });
-            let running =
-                profile.targets.iter().filter(|target| target.facts.beginning.origin == Origin::Running).count();
-            let running = (running > 0).then(|| format!("{} found running", text::counted(running as u64, "process")));
-            let parts: Vec<String> = whole.into_iter().chain(late).chain(running).collect();
+    if profile.targets.len() > 1 {
+        let running = beginnings().filter(|beginning| beginning.origin == Origin::Running).count() as u64;
+        let parts = [
+            some(whole, "process", "from the first allocation on"),
+            latest.and_then(|latest| {
+                some(late.len() as u64, "process", &format!("from at most {latest} after the start"))
+            }),
+            some(running, "process", "found running"),
+        ];
+        let parts: Vec<String> = parts.into_iter().flatten().collect();
+        if whole > 0 || !late.is_empty() {
             lines.push(format!("recorded: {}", parts.join(", ")));
         }
+    } else if let Some(delay) = latest {
+        lines.push(format!("recorded from {delay} after its start"));
+    } else if whole > 0 {
+        lines.push("recorded from its first allocation on".to_owned());
     }
     let others = &profile.others;
-    if others.short_lived_count > 0 {
-        lines
-            .push(format!("{} exited before probes were attached", text::counted(others.short_lived_count, "process")));
-    }
+    lines.extend(some(others.short_lived_count, "process", "exited before probes were attached"));
     if let Some(first) = others.skipped.first() {
         let count = text::counted(others.skipped_count, "process");
         let command = text::printable(&first.command);
@@ -219,12 +216,6 @@ pub(super) fn beginnings(profile: &Profile) -> Vec<String> {
         lines.push(format!("{count} could not be profiled, such as `{command}` (pid {}): {reason}", first.pid));
     }
     lines
-}
-
-/// Delay of the probes of a process that started during the recording, unless they were attached before its first call.
-fn late_ns(target: &TargetProfile) -> Option<u64> {
-    let Beginning { origin, delay_ns, from_first_call, .. } = target.facts.beginning;
-    if origin == Origin::Running || from_first_call { None } else { delay_ns }
 }
 
 /// The hooks of all processes without duplicates. A hook that is missing in one process counts as missing.
@@ -250,8 +241,10 @@ pub(super) fn totals(profile: &Profile) -> Totals {
     totals
 }
 
-pub(super) fn total(profile: &Profile, view: View) -> u64 {
-    view.rounded(&totals(profile))
+/// The view's total with its confidence interval: `≈ 12.3 MiB (95 %: …)`.
+pub(super) fn total(profile: &Profile, view: View) -> String {
+    let amount = view.amount(view.rounded(&totals(profile)));
+    format!("{}{amount}{}", about(profile.is_exact()), accuracy(profile, view))
 }
 
 /// Amount of the processes of which only totals are kept, which belongs to no stack; `None` if 0.
@@ -266,7 +259,6 @@ pub(super) fn folded_processes(profile: &Profile) -> String {
     format!("{} that exited", text::counted(profile.others.folded_count, "process"))
 }
 
-/// Whether a stack has an amount in the view.
 pub(super) fn has_stacks(profile: &Profile, view: View) -> bool {
     profile.targets.iter().flat_map(|target| &target.callsites).any(|callsite| view.of_callsite(callsite) > 0)
 }
@@ -276,10 +268,10 @@ pub(super) fn nothing(profile: &Profile, view: View) -> Vec<String> {
     if profile.unreachable {
         return vec!["No known block was unreachable.".to_owned()];
     }
+    let what = view.title();
     if let Some(amount) = folded(profile, view) {
         let processes = folded_processes(profile);
-        let line = format!("There are no stacks of {}: of {processes}, only totals are kept ({amount}).", view.title());
-        return vec![line];
+        return vec![format!("There are no stacks of {what}: of {processes}, only totals are kept ({amount}).")];
     }
     let whose = match profile.targets.as_slice() {
         [] => return vec!["Nothing was recorded: no process was profiled.".to_owned()],
@@ -292,48 +284,40 @@ pub(super) fn nothing(profile: &Profile, view: View) -> Vec<String> {
             "`heapbpf doctor` reports what this kernel, this user and this target allow.".to_owned(),
         ];
     }
-    let freed = totals(profile).free_bytes;
-    if profile.window.is_some() && total(profile, View::AllocCount) == 0 && freed > EstimatedBytes::ZERO {
-        let freed = View::LiveBytes.amount(freed.rounded());
-        let about = about(profile.is_exact());
-        return vec![format!(
-            "There are no {}: {about}{freed} were freed in this window, and nothing allocated.",
-            view.title()
-        )];
+    let totals = totals(profile);
+    let about = about(profile.is_exact());
+    if totals.alloc_count.rounded() > 0 {
+        let allocated = text::size(totals.alloc_bytes.rounded());
+        return vec![
+            format!("There are no {what}: {about}{allocated} were allocated during the recording, all of it freed."),
+            format!("The view `{}` shows what was allocated.", View::AllocBytes),
+        ];
     }
-    if total(profile, View::AllocCount) == 0 {
-        let unsampled = if profile.is_exact() { "" } else { ", or too little to be sampled" };
-        let mut lines =
-            vec![format!("Nothing was recorded: {whose} allocated nothing during the recording{unsampled}.")];
-        lines.extend(sampling(profile));
-        lines.push("Earlier allocations are not recorded.".to_owned());
-        return lines;
+    if profile.window.is_some() && totals.free_bytes > EstimatedBytes::ZERO {
+        let freed = text::size(totals.free_bytes.rounded());
+        return vec![format!("There are no {what}: {about}{freed} were freed in this window, and nothing allocated.")];
     }
-    let allocated = View::AllocBytes.amount(total(profile, View::AllocBytes));
-    vec![
-        format!(
-            "There are no {}: {}{allocated} were allocated during the recording, all of it freed.",
-            view.title(),
-            about(profile.is_exact())
-        ),
-        format!("The view `{}` shows what was allocated.", View::AllocBytes),
-    ]
+    let unsampled = if profile.is_exact() { "" } else { ", or too little to be sampled" };
+    let mut lines = vec![format!("Nothing was recorded: {whose} allocated nothing during the recording{unsampled}.")];
+    lines.extend(sampling(profile));
+    lines.push("Earlier allocations are not recorded.".to_owned());
+    lines
 }
 
 /// The intervals, and the options to record every block: a line for the recording, and one for each heap with its own interval.
 fn sampling(profile: &Profile) -> Vec<String> {
-    let line = |of: String, bytes: u64, option: String| {
-        let size = text::round_size(bytes);
-        (bytes > 1).then(|| format!("One block per {size}{of} is sampled on average; `{option}` records every one."))
-    };
-    let common = has_common_interval(profile)
-        .then(|| line(String::new(), profile.interval_bytes, "--interval 1".to_owned()))
-        .flatten();
-    let own = own_intervals(profile).into_iter().filter_map(|(heap, bytes)| {
+    let common = (String::new(), profile.interval_bytes, "--interval 1".to_owned());
+    let own = own_intervals(profile).into_iter().map(|(heap, bytes)| {
         let heap = text::printable(heap);
-        line(format!(" of heap {heap}"), bytes, format!("--heap-interval {heap}=1"))
+        (format!(" of heap {heap}"), bytes, format!("--heap-interval {heap}=1"))
     });
-    common.into_iter().chain(own).collect()
+    let all = has_common_interval(profile).then_some(common).into_iter().chain(own);
+    all.filter(|(_, bytes, _)| *bytes > 1)
+        .map(|(of, bytes, option)| {
+            let size = text::round_size(bytes);
+            format!("One block per {size}{of} is sampled on average; `{option}` records every one.")
+        })
+        .collect()
 }
 
 pub(super) fn unattached(hook: &HookStatus) -> String {

@@ -14,7 +14,6 @@ const PID_STEP: u32 = 10_000_000;
 /// Maximum distance of the end of the profile and the dump at that end, whose times are of two clocks.
 const SAME_NS: u64 = 1_000_000;
 
-/// A dump before the end of the profile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Dump {
     /// Number of the window that ended with it.
@@ -40,18 +39,15 @@ pub(super) fn dumps(profile: &Profile, target: &TargetProfile) -> Vec<Dump> {
     dumps
 }
 
-/// What a callsite held at a dump.
 pub(super) fn held(callsite: &CallsiteProfile, dump: &Dump) -> HeapUsage {
     let later = callsite.history.partition_point(|change| change.instant <= dump.instant);
     later.checked_sub(1).map_or_else(HeapUsage::default, |last| callsite.history[last].held)
 }
 
-/// Start of the profile or its window.
 pub(super) fn start(profile: &Profile) -> MonotonicNanos {
     monotonic(profile, profile.window.map_or(profile.started_unix_ns, |window| window.start_unix_ns))
 }
 
-/// End of the profile or its window.
 pub(super) fn end(profile: &Profile) -> MonotonicNanos {
     monotonic(profile, profile.window.map_or(profile.ended_unix_ns, |window| window.end_unix_ns))
 }
@@ -73,7 +69,6 @@ pub(super) fn distinct_pids(profile: &Profile) -> Vec<u32> {
     profile.targets.iter().map(|target| free(target.facts.pid.0)).collect()
 }
 
-/// An estimate of the history as a whole number.
 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "`as` saturates")]
 pub(super) fn rounded(estimate: f64) -> u64 {
     estimate.round() as u64

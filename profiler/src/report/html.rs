@@ -4,22 +4,27 @@
 //! in `html/vendor`), a content security policy that allows these parts only, and the profile's data, compressed and in
 //! base64, so that no name of a target is part of the page's markup.
 
+use std::borrow::Cow;
 use std::io::{self, Write};
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use base64::write::EncoderWriter;
 use flate2::{Compression, GzBuilder};
+use serde::Serialize;
+use serde_json::{Map, Value, json};
 use sha2::{Digest as _, Sha256};
 
-use super::presentation::Presentation;
-use crate::model::Profile;
-use document::Document;
+use super::json::schema::Origin;
+use super::presentation::{Presentation, View};
+use super::summary::health::{describe_reached, explain, explain_stack_end, missing_isolation, missing_names};
+use super::{caption, describe, text};
+use crate::ledger::totals::Totals;
+use crate::model::{HeapProfile, HookStatus, Leaks, Profile, TargetProfile};
+use columns::{CallsiteColumns, HistoryColumns, Number, float, millis};
+use names::{Frames, Functions, Names, Nodes, Stacks};
 
-mod callsites;
-mod column;
-mod document;
-mod health;
+mod columns;
 mod names;
 
 /// The page, with `{{…}}` as placeholders for parts.
@@ -32,7 +37,6 @@ const STYLE: &str = concat!(
     include_str!("html/style/lists.css"),
 );
 
-/// The chart's library, unmodified.
 const CHART: &str = include_str!("html/vendor/uplot/uPlot.iife.min.js");
 
 const LICENCE: &str = include_str!("html/vendor/uplot/LICENSE");
@@ -101,4 +105,213 @@ fn write_data(profile: &Profile, presentation: &Presentation, out: &mut dyn Writ
     let mut encoder = packer.into_inner().map_err(io::IntoInnerError::into_error)?.finish()?;
     encoder.finish()?;
     Ok(())
+}
+
+const HOOKS_MAX: usize = 500;
+
+/// The page's data, in the form that its scripts read. Columnar, unlike the JSON report, to keep pages small.
+#[derive(Serialize)]
+struct Document<'a> {
+    version: u32,
+    /// The view to show first.
+    view: &'static str,
+    by: Vec<&'static str>,
+    header: Value,
+    strings: Vec<Cow<'a, str>>,
+    functions: Functions,
+    frames: Frames,
+    nodes: Nodes,
+    gaps: Vec<Vec<String>>,
+    targets: Vec<TargetFields>,
+    health: Value,
+}
+
+impl<'a> Document<'a> {
+    fn new(profile: &'a Profile, presentation: &Presentation) -> Self {
+        let mut names = Names::new(profile);
+        let mut stacks = Stacks::default();
+        let mut gaps = Vec::new();
+        let targets = profile.targets.iter().map(|target| TargetFields {
+            facts: facts(profile, target),
+            callsites: CallsiteColumns::new(target, &mut names, &mut stacks, &mut gaps),
+            history: HistoryColumns::new(profile, target),
+        });
+        let targets = targets.collect();
+        Self {
+            version: 1,
+            view: presentation.view.name(),
+            by: presentation.by.iter().map(|group| group.name()).collect(),
+            header: header(profile),
+            functions: names.functions(),
+            frames: names.frames(),
+            strings: names.into_strings(),
+            nodes: stacks.nodes,
+            gaps,
+            targets,
+            health: health(profile),
+        }
+    }
+}
+
+#[derive(Serialize)]
+struct TargetFields {
+    #[serde(flatten)]
+    facts: Value,
+    callsites: CallsiteColumns,
+    history: HistoryColumns,
+}
+
+/// Times are in milliseconds since the recording started.
+fn facts(profile: &Profile, target: &TargetProfile) -> Value {
+    let TargetProfile { facts, totals, .. } = target;
+    let heap = |heap: &HeapProfile| {
+        json!({
+            "name": heap.name,
+            "interval_bytes": heap.interval_bytes,
+            "interval_bytes_max": heap.interval_bytes_max,
+            "estimates": estimates(&heap.totals, heap.is_exact()),
+        })
+    };
+    json!({
+        // Unique, unlike pids.
+        "name": describe::target(target),
+        "pid": facts.pid,
+        "command": facts.command,
+        "cgroup": facts.cgroup,
+        "origin": Origin::from(facts.beginning.origin),
+        "begun": millis(profile, facts.beginning.time),
+        "exited": facts.exited,
+        "replaced": facts.replaced,
+        "exit_code": facts.exit_code,
+        "detached": facts.detached.map(|time| millis(profile, time)),
+        "estimates": estimates(totals, profile.is_exact_of(target)),
+        "freed_bytes": Number(totals.free_bytes.to_f64()),
+        "freed_count": Number(totals.free_count.to_f64()),
+        "peak_bytes": Number(totals.peak_bytes.to_f64()),
+        "peak_time": totals.peak_time.map(|time| millis(profile, time)),
+        "heaps": target.heaps.iter().map(heap).collect::<Vec<_>>(),
+        "threads": target.threads,
+        "leaks": target.leaks.as_ref().map(|leaks| self::leaks(leaks, target)),
+    })
+}
+
+fn leaks(leaks: &Leaks, target: &TargetProfile) -> Value {
+    let candidates = leaks.candidates.iter().filter(|candidate| candidate.callsite < target.callsites.len());
+    let candidates = candidates.map(|candidate| {
+        json!({
+            "callsite": candidate.callsite,
+            "bytes_per_second": Number(candidate.bytes_per_second),
+            "margin": Number(candidate.margin),
+            "old_share": candidate.old_share,
+            "survival": candidate.survival,
+        })
+    });
+    json!({
+        // Observed time span, in milliseconds.
+        "span": Number(float(leaks.span_ns) / 1e6),
+        "too_short": leaks.too_short,
+        "count": leaks.count,
+        "suppressed_count": leaks.suppressed_count,
+        "suppressed_bytes": Number(leaks.suppressed_bytes.to_f64()),
+        "candidates": candidates.collect::<Vec<_>>(),
+    })
+}
+
+fn header(profile: &Profile) -> Value {
+    let totals = describe::totals(profile);
+    let without = View::ALL.into_iter().filter(|&view| !describe::has_stacks(profile, view));
+    let nothing = without.map(|view| json!({ "view": view.name(), "lines": describe::nothing(profile, view) }));
+    json!({
+        "subject": describe::subject(profile),
+        "interval": describe::interval(profile),
+        "exact": profile.is_exact(),
+        "incomplete": profile.incomplete(),
+        "losses": describe::losses(profile),
+        "started": text::moment(profile.started_unix_ns),
+        // Length of the recording, in milliseconds.
+        "span": Number(float(profile.ended_unix_ns.saturating_sub(profile.started_unix_ns)) / 1e6),
+        "duration": text::duration(describe::duration_ns(profile)),
+        "checked": describe::checked_at(profile),
+        "window": profile.window.is_some().then(|| caption::outcome(profile)),
+        "older_than": profile.older_than_ns.map(text::duration),
+        "unreachable": profile.unreachable,
+        "beginnings": describe::beginnings(profile),
+        "estimates": estimates(&totals, profile.is_exact()),
+        "freed_bytes": Number(totals.free_bytes.to_f64()),
+        "freed_count": Number(totals.free_count.to_f64()),
+        // Exited processes of which only totals are kept.
+        "folded": (profile.others.folded_count > 0).then(|| json!({
+            "processes": describe::folded_processes(profile),
+            "estimates": estimates(&profile.others.folded_totals, profile.is_exact_of_folded()),
+        })),
+        // Views without data, and why.
+        "nothing": nothing.collect::<Vec<_>>(),
+    })
+}
+
+/// For each view the amount; where it is an estimate, also the bounds of its 95 % confidence interval and the number of
+/// samples.
+fn estimates(totals: &Totals, is_exact: bool) -> Map<String, Value> {
+    let estimate = |view: View| {
+        let mut numbers = vec![Number(view.estimate(totals))];
+        if !is_exact {
+            let [low, high] = view.confidence(totals);
+            numbers.extend([low, high, float(view.samples(totals))].map(Number));
+        }
+        (view.field_name(), json!(numbers))
+    };
+    View::ALL.into_iter().map(estimate).collect()
+}
+
+#[derive(Serialize)]
+struct HookFields<'a> {
+    heap: &'a str,
+    #[serde(flatten)]
+    status: &'a HookStatus,
+}
+
+fn health(profile: &Profile) -> Value {
+    let health = &profile.health;
+    let usage = &health.guardrails.usage;
+    let lost = health.lost.iter().filter(|(_, count)| *count > 0).map(|(loss, count)| {
+        let (meaning, remedy) = explain(loss).unzip();
+        json!({ "reason": loss.name(), "count": count, "meaning": meaning, "remedy": remedy })
+    });
+    let ends = health.unwind.iter().filter(|(_, count)| *count > 0);
+    let ends = ends.map(|(end, count)| json!({ "end": end, "count": count, "meaning": explain_stack_end(end) }));
+    let hooks = describe::each_once(profile);
+    let listed = hooks.iter().take(HOOKS_MAX).map(|(heap, status)| HookFields { heap: &heap.name, status });
+    let overheads = profile.targets.iter().filter_map(|target| {
+        let overhead = target.facts.overhead?;
+        let (percent, highest) = (overhead.percent, overhead.percent_highest);
+        Some(json!({ "target": describe::target(target), "percent": percent, "percent_highest": highest }))
+    });
+    let skipped = profile.others.skipped.iter().map(|skipped| {
+        let line = format!("{} (pid {}): {}", skipped.command, skipped.pid, skipped.reason);
+        text::printable(&line).into_owned()
+    });
+    let symbolization = missing_names(&health.symbolization).chain(missing_isolation(&health.symbolization));
+    json!({
+        "lost": lost.collect::<Vec<_>>(),
+        "unwind": ends.collect::<Vec<_>>(),
+        "frame_pointer_modules": health.frame_pointer_modules,
+        "hooks": listed.collect::<Vec<_>>(),
+        "hooks_count": hooks.len(),
+        "unfound": health.unfound,
+        "resyncs": health.resyncs,
+        "interval_changes": describe::interval_changes(profile),
+        "reached": health.guardrails.reached.iter().map(|reached| describe_reached(profile, reached)).collect::<Vec<_>>(),
+        "memory_bytes_max": usage.memory_bytes_max,
+        "memory_bytes_highest": usage.memory_bytes_highest,
+        "cpu_percent_max": usage.cpu_percent_max,
+        "cpu_percent_highest": usage.cpu_percent_highest,
+        "overhead_percent_max": usage.overhead_percent_max,
+        "overheads": overheads.collect::<Vec<_>>(),
+        "events": health.events,
+        // In milliseconds.
+        "agent_cpu": Number(float(health.agent_cpu_ns) / 1e6),
+        "agent_rss_bytes_max": health.agent_rss_bytes_max,
+        "skipped": skipped.collect::<Vec<_>>(),
+        "symbolization": symbolization.collect::<Vec<_>>(),
+    })
 }

@@ -15,8 +15,8 @@ use health::Health;
 use serde::{Serialize, Serializer};
 use values::{Amount, Hex};
 
+use super::frames;
 use super::presentation::{Presentation, View};
-use super::window;
 use crate::ledger::details::Details;
 use crate::ledger::details::Histogram;
 use crate::ledger::totals::Totals;
@@ -86,7 +86,7 @@ fn target<'a>(
         heaps: (0..).zip(&target.heaps).map(|(index, heap)| self::heap(profile, target, heap, index)).collect(),
         curve: target.history.curve.iter().map(|moment| curve_point(profile, moment, is_exact)).collect(),
         mappings: target.mappings.iter().filter_map(|mapping| self::mapping(profile, mapping)).collect(),
-        threads: target.threads.iter().map(schema::Thread::new).collect(),
+        threads: Cow::Borrowed(&target.threads),
         leak_candidates: target.leaks.as_ref().map(|leaks| leak_candidates(profile, target, leaks, &order)),
         callsites: Each(move || {
             order.clone().into_iter().map(move |at| callsite(profile, target, &target.callsites[at]))
@@ -107,6 +107,8 @@ fn beginning(profile: &Profile, beginning: &Beginning) -> schema::Beginning {
 /// `index` is the heap's in the target.
 fn heap<'a>(profile: &Profile, target: &TargetProfile, heap: &'a HeapProfile, index: usize) -> schema::Heap<'a> {
     let callsites = target.callsites.iter().filter(|callsite| callsite.heap == index);
+    let hook =
+        |status: &'a HookStatus| schema::Hook { attached: status.error.is_none(), status: Cow::Borrowed(status) };
     schema::Heap {
         name: Cow::Borrowed(&heap.name),
         interval_bytes: heap.interval_bytes,
@@ -116,20 +118,6 @@ fn heap<'a>(profile: &Profile, target: &TargetProfile, heap: &'a HeapProfile, in
             totals: totals(profile, &heap.totals, heap.is_exact()),
             details: details(&Details::sum(callsites.map(|callsite| &callsite.details)), heap.is_exact()),
         },
-    }
-}
-
-fn hook(hook: &HookStatus) -> schema::Hook<'_> {
-    schema::Hook {
-        function: Cow::Borrowed(&hook.function),
-        module: Cow::Borrowed(&hook.module),
-        backend: Cow::Borrowed(&hook.backend),
-        offset: hook.offset,
-        instruction: hook.instruction.as_deref().map(Cow::Borrowed),
-        emulated: hook.emulated,
-        required: hook.required,
-        attached: hook.error.is_none(),
-        error: hook.error.as_deref().map(Cow::Borrowed),
     }
 }
 
@@ -148,7 +136,7 @@ fn curve_point(profile: &Profile, CurvePoint { time, held }: &CurvePoint, is_exa
 fn module(module: &ModuleProfile) -> schema::Module<'_> {
     schema::Module {
         path: Cow::Borrowed(&module.path),
-        build_id: module.build_id.as_deref().map(|bytes| Cow::Owned(values::hexadecimal(bytes))),
+        build_id: module.build_id.as_deref().map(|bytes| Cow::Owned(frames::hex(bytes))),
     }
 }
 
@@ -260,8 +248,8 @@ fn totals(profile: &Profile, totals: &Totals, exact: bool) -> schema::Totals {
         at_peak_bytes: bytes(totals.at_peak.bytes),
         live_start_count: in_window.then(|| count(totals.opening_count)),
         live_start_bytes: in_window.then(|| bytes(totals.opening_bytes)),
-        delta_count: in_window.then(|| count(totals.alloc_count - totals.free_count)),
-        delta_bytes: in_window.then(|| bytes(window::delta_bytes(totals))),
+        delta_count: in_window.then(|| count(totals.delta_count())),
+        delta_bytes: in_window.then(|| bytes(totals.delta_bytes())),
     }
 }
 

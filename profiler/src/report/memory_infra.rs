@@ -37,7 +37,7 @@ pub(super) fn write(profile: &Profile, presentation: &Presentation, out: &mut dy
 /// Viewers show this as the metadata of the trace.
 fn other_data(profile: &Profile, caption: &Caption) -> Value {
     json!({
-        "heapbpf": caption.title.clone() + &super::window::title(profile),
+        "heapbpf": caption.title.clone() + &caption.window,
         "targets": describe::subject(profile),
         "interval": caption.interval,
         "accuracy": describe::accuracy_of_shown(profile, View::LiveBytes).trim(),

@@ -7,12 +7,10 @@ pub(crate) use presentation::Share;
 pub use presentation::{Group, Presentation, View};
 
 pub(crate) mod diff;
-pub(crate) mod leaks;
 pub mod summary;
 pub(crate) mod suppressions;
 pub(crate) mod tail;
 pub(crate) mod unreachable;
-pub(crate) mod window;
 
 mod dhat;
 mod firefox;
@@ -29,13 +27,12 @@ mod perfetto;
 mod pprof;
 mod speedscope;
 
-mod caption;
+pub(crate) mod caption;
 mod describe;
 mod dumps;
 mod format;
 mod frames;
 mod function;
-mod loss;
 pub(crate) mod page;
 mod presentation;
 mod proto;

@@ -3,14 +3,12 @@
 use anstyle::{AnsiColor, Style};
 use comfy_table::{CellAlignment, ColumnConstraint, ContentArrangement, Row, Table, Width, presets};
 
-/// Minimum width, in columns.
 const WIDTH_MIN: usize = 80;
 
 pub(super) const HEADING: Style = Style::new().bold();
 pub(super) const WARNING: Style = AnsiColor::Yellow.on_default().bold();
 pub(super) const PLAIN: Style = Style::new();
 
-/// Output for a terminal or a log.
 pub(super) struct Page {
     pub(super) text: String,
     pub(super) width: Option<usize>,
@@ -45,18 +43,14 @@ impl Page {
     }
 }
 
-/// Blanks between columns.
 const GAP: u16 = 2;
 
 /// Minimum width of the last column, however narrow the terminal is.
 const LAST_WIDTH_MIN: u16 = 16;
 
-/// A column with its heading.
 #[derive(Clone, Copy)]
 pub(crate) enum Column {
-    /// For names.
     Left(&'static str),
-    /// For numbers.
     Right(&'static str),
 }
 
@@ -95,7 +89,6 @@ pub(crate) fn table_lines(columns: &[Column], rows: Vec<Vec<String>>, width: Opt
     table.lines().map(|line| line.trim_end().to_owned()).collect()
 }
 
-/// Gives the last column the width that the others leave.
 fn fit(table: &mut Table, width: u16) {
     table.set_width(width);
     let widths = table.column_max_content_widths();

@@ -222,8 +222,7 @@ fn comments(profile: &Profile, presentation: &Presentation) -> Vec<String> {
     );
     let hooks = describe::each_once(profile).into_iter().filter(|(_, hook)| hook.is_missing());
     lines.extend(hooks.map(|(_, hook)| describe::unattached(hook)));
-    let changes = describe::interval_changes(&profile.health);
-    lines.extend(changes.iter().map(|(heap, changes)| describe::changed_interval(profile, heap, changes)));
+    lines.extend(describe::interval_changes(profile));
     if inspected.is_none() {
         lines.push(format!("recorded for {}", text::duration(describe::duration_ns(profile))));
     }

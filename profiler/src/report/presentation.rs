@@ -3,14 +3,11 @@
 use std::fmt;
 use std::str::FromStr;
 
-use thiserror::Error;
-
 use super::text;
 use crate::ledger::totals::Totals;
 use crate::model::{CallsiteProfile, Profile};
-use crate::units::EstimatedVariance;
+use crate::units::{Amounts, EstimatedVariance};
 
-/// How a report is laid out.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Presentation {
     /// The quantity of formats that show one only; the one that the others show first.
@@ -30,7 +27,8 @@ impl From<View> for Presentation {
 }
 
 /// The quantity that a report shows.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, strum::Display, strum::IntoStaticStr)]
+#[strum(serialize_all = "kebab-case")]
 pub enum View {
     /// Bytes allocated and not freed.
     #[default]
@@ -44,22 +42,17 @@ pub enum View {
 }
 
 impl View {
-    /// All views, in the order in which they are listed to the user.
+    /// In the order in which they are listed to the user.
     pub const ALL: [Self; 4] = [Self::LiveBytes, Self::LiveCount, Self::AllocBytes, Self::AllocCount];
 
-    /// Whether the profile restricts this quantity to blocks above a minimum age.
-    pub const fn shows_old_blocks_only(self, profile: &Profile) -> bool {
-        matches!(self, Self::LiveBytes | Self::LiveCount) && profile.older_than_ns.is_some()
+    /// Name on the command line.
+    pub fn name(self) -> &'static str {
+        self.into()
     }
 
-    /// Name on the command line.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::LiveBytes => "live-bytes",
-            Self::LiveCount => "live-count",
-            Self::AllocBytes => "alloc-bytes",
-            Self::AllocCount => "alloc-count",
-        }
+    /// Name of a JSON field.
+    pub(super) fn field_name(self) -> String {
+        self.name().replace('-', "_")
     }
 
     /// Name in a sentence.
@@ -72,13 +65,21 @@ impl View {
         }
     }
 
-    /// `bytes` or `blocks`.
     pub const fn unit(self) -> &'static str {
         if self.is_bytes() { "bytes" } else { "blocks" }
     }
 
     pub(super) const fn is_bytes(self) -> bool {
         matches!(self, Self::LiveBytes | Self::AllocBytes)
+    }
+
+    pub(super) const fn is_live(self) -> bool {
+        matches!(self, Self::LiveBytes | Self::LiveCount)
+    }
+
+    /// Whether the profile restricts this quantity to blocks above a minimum age.
+    pub const fn shows_old_blocks_only(self, profile: &Profile) -> bool {
+        self.is_live() && profile.older_than_ns.is_some()
     }
 
     /// Sample type and unit, as Go's heap profiles name them.
@@ -91,21 +92,23 @@ impl View {
         }
     }
 
-    /// The quantity, rounded to a whole number.
+    /// Bytes and blocks of this view and of the other one of the same blocks.
+    pub(super) fn amounts(self, totals: &Totals) -> Amounts {
+        if self.is_live() { totals.live() } else { totals.allocated() }
+    }
+
     pub fn rounded(self, totals: &Totals) -> u64 {
-        match self {
-            Self::LiveBytes => totals.live_bytes().rounded(),
-            Self::LiveCount => totals.live_count().rounded(),
-            Self::AllocBytes => totals.alloc_bytes.rounded(),
-            Self::AllocCount => totals.alloc_count.rounded(),
-        }
+        self.rounded_of(&self.amounts(totals))
+    }
+
+    fn rounded_of(self, amounts: &Amounts) -> u64 {
+        if self.is_bytes() { amounts.bytes.rounded() } else { amounts.count.rounded() }
     }
 
     /// The quantity of a callsite as shown: of live blocks, only those that are old enough.
     pub fn of_callsite(self, callsite: &CallsiteProfile) -> u64 {
-        match (self, callsite.older) {
-            (Self::LiveBytes, Some(older)) => older.bytes.rounded(),
-            (Self::LiveCount, Some(older)) => older.count.rounded(),
+        match &callsite.older {
+            Some(older) if self.is_live() => self.rounded_of(older),
             _ => self.rounded(&callsite.totals),
         }
     }
@@ -115,37 +118,23 @@ impl View {
         if self.shows_old_blocks_only(profile) { 0 } else { self.rounded(&profile.others.folded_totals) }
     }
 
-    /// The 95 % confidence interval.
     pub fn confidence(self, totals: &Totals) -> [f64; 2] {
         Totals::confidence(self.estimate(totals), self.variance(totals))
     }
 
     /// The quantity, in bytes or blocks.
     pub fn estimate(self, totals: &Totals) -> f64 {
-        match self {
-            Self::LiveBytes => totals.live_bytes().to_f64(),
-            Self::LiveCount => totals.live_count().to_f64(),
-            Self::AllocBytes => totals.alloc_bytes.to_f64(),
-            Self::AllocCount => totals.alloc_count.to_f64(),
-        }
+        let amounts = self.amounts(totals);
+        if self.is_bytes() { amounts.bytes.to_f64() } else { amounts.count.to_f64() }
     }
 
-    /// The variance of [`Self::estimate`].
     pub fn variance(self, totals: &Totals) -> EstimatedVariance {
-        match self {
-            Self::LiveBytes => totals.live_variance.bytes,
-            Self::LiveCount => totals.live_variance.count,
-            Self::AllocBytes => totals.alloc_variance.bytes,
-            Self::AllocCount => totals.alloc_variance.count,
-        }
+        let variance = self.amounts(totals).variance;
+        if self.is_bytes() { variance.bytes } else { variance.count }
     }
 
-    /// Number of samples behind the estimate.
     pub fn samples(self, totals: &Totals) -> u64 {
-        match self {
-            Self::LiveBytes | Self::LiveCount => totals.live_samples,
-            Self::AllocBytes | Self::AllocCount => totals.alloc_samples,
-        }
+        self.amounts(totals).samples
     }
 
     /// Formats an amount of the quantity: `17.3 MiB`, `12 blocks`.
@@ -153,28 +142,6 @@ impl View {
         if self.is_bytes() { text::size(rounded) } else { text::counted(rounded, "block") }
     }
 }
-
-impl fmt::Display for View {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.name())
-    }
-}
-
-impl FromStr for View {
-    type Err = InvalidValue;
-
-    fn from_str(name: &str) -> Result<Self, InvalidValue> {
-        Self::ALL.into_iter().find(|view| view.name() == name).ok_or_else(|| {
-            let names = "`live-bytes`, `live-count`, `alloc-bytes` or `alloc-count`";
-            InvalidValue(format!("`{name}` is not a valid view; use {names}"))
-        })
-    }
-}
-
-/// An invalid value of an option.
-#[derive(Clone, Debug, PartialEq, Eq, Error)]
-#[error("{0}")]
-pub struct InvalidValue(String);
 
 /// A share of a whole, in millionths.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -200,18 +167,19 @@ impl fmt::Display for Share {
 }
 
 impl FromStr for Share {
-    type Err = InvalidValue;
+    type Err = String;
 
-    fn from_str(text: &str) -> Result<Self, InvalidValue> {
-        let error = |why| InvalidValue(format!("`{text}` is not a valid share: {why}"));
-        let percent = text.strip_suffix('%').ok_or_else(|| error("a share ends in `%`, as in `0.8%`"))?;
+    fn from_str(text: &str) -> Result<Self, String> {
+        let error = |why| Err(format!("`{text}` is not a valid share: {why}"));
+        let Some(percent) = text.strip_suffix('%') else { return error("a share ends in `%`, as in `0.8%`") };
+        // `f64` also parses signs, exponents and names.
         let is_number = percent.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.');
-        let percent: f64 = Some(percent)
-            .filter(|_| is_number)
-            .and_then(|percent| percent.parse().ok())
-            .ok_or_else(|| error("there is no number before the `%`"))?;
+        let percent: f64 = match percent.parse() {
+            Ok(percent) if is_number => percent,
+            _ => return error("there is no number before the `%`"),
+        };
         if percent > 100.0 {
-            return Err(error("it exceeds 100%"));
+            return error("it exceeds 100%");
         }
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "it is from 0 to 1,000,000")]
         let millionths = (percent * 10_000.0).round() as u32;
@@ -220,46 +188,23 @@ impl FromStr for Share {
 }
 
 /// A property that stacks can be grouped by.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, strum::IntoStaticStr)]
+#[strum(serialize_all = "kebab-case")]
 pub enum Group {
-    /// The thread that allocated.
     Thread,
     /// The program: `argv[0]`.
     Command,
-    /// The control group.
     Cgroup,
-    /// The heap.
     Heap,
 }
 
 impl Group {
-    /// All groupings, in the order in which they are listed to the user.
+    /// In the order in which they are listed to the user.
     pub const ALL: [Self; 4] = [Self::Thread, Self::Command, Self::Cgroup, Self::Heap];
 
     /// Name on the command line.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Thread => "thread",
-            Self::Command => "command",
-            Self::Cgroup => "cgroup",
-            Self::Heap => "heap",
-        }
-    }
-}
-
-impl fmt::Display for Group {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.name())
-    }
-}
-
-impl FromStr for Group {
-    type Err = InvalidValue;
-
-    fn from_str(name: &str) -> Result<Self, InvalidValue> {
-        Self::ALL.into_iter().find(|group| group.name() == name).ok_or_else(|| {
-            InvalidValue(format!("cannot group by `{name}`; use `thread`, `command`, `cgroup` or `heap`"))
-        })
+    pub fn name(self) -> &'static str {
+        self.into()
     }
 }
 

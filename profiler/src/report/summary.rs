@@ -8,16 +8,16 @@ use super::frames::group_frame;
 use super::function::chain;
 use super::page::{Column, HEADING, PLAIN, Page};
 use super::presentation::{Group, View};
-use super::{describe, text, window};
+use super::{caption, describe, text};
 use crate::ids::Pid;
 use crate::ledger::details::Ages;
+use crate::ledger::totals::Totals;
 use crate::model::{LeakCandidate, Leaks};
 use crate::model::{Profile, TargetProfile};
-use crate::units::{EstimatedBytes, EstimatedCount};
+use crate::units::{Amounts, EstimatedBytes, EstimatedCount};
 
 pub(super) mod health;
 
-/// Maximum number of targets listed.
 const TARGETS_MAX: usize = 10;
 
 /// Formats the summary with the `top` largest callsites. `width` is the terminal's, in columns; without one, lines are not truncated.
@@ -25,7 +25,7 @@ const TARGETS_MAX: usize = 10;
 pub fn summary(profile: &Profile, view: View, top: usize, width: Option<usize>, colour: bool) -> String {
     let mut page = Page::new(width, colour);
     page.header(profile);
-    if describe::total(profile, View::AllocCount) > 0 {
+    if View::AllocCount.rounded(&describe::totals(profile)) > 0 {
         match profile.targets.as_slice() {
             [target] if profile.others.folded_count == 0 => page.totals_of_one(profile, target),
             _ => page.totals_of_several(profile, view),
@@ -58,7 +58,7 @@ impl Page {
             self.line(PLAIN, &text::cut(&line, self.width.unwrap_or(usize::MAX)));
         }
         if profile.window.is_some() {
-            self.line(PLAIN, &format!("part of the recording: {}", window::outcome(profile)));
+            self.line(PLAIN, &format!("part of the recording: {}", caption::outcome(profile)));
         }
         describe::beginnings(profile).iter().for_each(|line| self.line(PLAIN, line));
         self.gap();
@@ -71,66 +71,51 @@ impl Page {
             vec![name.to_owned(), format!("{about}{}", text::size(bytes.rounded())), last]
         };
         let blocks = |count: EstimatedCount| format!("{about}{}", text::counted(count.rounded(), "block"));
-        let when = totals.peak_time.map(|time| profile.unix_ns(time).saturating_sub(profile.started_unix_ns));
-        let rows = vec![
+        let after = totals.peak_time.map(|time| {
+            let nanos = profile.unix_ns(time).saturating_sub(profile.started_unix_ns);
+            format!("after {}", text::duration(nanos))
+        });
+        let mut rows = vec![
             row("allocated", totals.alloc_bytes, blocks(totals.alloc_count)),
             row("freed", totals.free_bytes, blocks(totals.free_count)),
             row("live", totals.live_bytes(), blocks(totals.live_count())),
-            row(
-                "peak",
-                totals.peak_bytes,
-                when.map_or(String::new(), |nanos| format!("after {}", text::duration(nanos))),
-            ),
+            row("peak", totals.peak_bytes, after.unwrap_or_default()),
         ];
-        let inherited = (totals.opening_count > EstimatedCount::ZERO).then(|| {
-            row(
-                if profile.window.is_some() { "at the start" } else { "inherited" },
-                totals.opening_bytes,
-                blocks(totals.opening_count),
-            )
-        });
-        let rows = inherited.into_iter().chain(rows).collect();
+        if totals.opening_count > EstimatedCount::ZERO {
+            let name = if profile.window.is_some() { "at the start" } else { "inherited" };
+            rows.insert(0, row(name, totals.opening_bytes, blocks(totals.opening_count)));
+        }
         self.table(&[Column::Left(""), Column::Right(""), Column::Right("")], rows);
     }
 
     fn totals_of_several(&mut self, profile: &Profile, view: View) {
-        let size = |bytes: EstimatedBytes, is_exact: bool| {
-            format!("{}{}", describe::about(is_exact), text::size(bytes.rounded()))
+        let row = |name: String, totals: &Totals, peak: Option<EstimatedBytes>, is_exact: bool| {
+            let sizes = [Some(totals.alloc_bytes), Some(totals.free_bytes), Some(totals.live_bytes()), peak];
+            let size = |bytes: EstimatedBytes| format!("{}{}", describe::about(is_exact), text::size(bytes.rounded()));
+            sizes.map(|bytes| bytes.map(size).unwrap_or_default()).into_iter().chain([name]).collect::<Vec<_>>()
         };
         let mut targets: Vec<&TargetProfile> = profile.targets.iter().collect();
         targets.sort_by_key(|target| (Reverse(view.rounded(&target.totals)), target.facts.pid));
-        let mut rows: Vec<Vec<String>> = targets
-            .iter()
-            .take(TARGETS_MAX)
-            .map(|target| {
-                let totals = &target.totals;
-                let sizes = [totals.alloc_bytes, totals.free_bytes, totals.live_bytes(), totals.peak_bytes];
-                let sizes = sizes.map(|bytes| size(bytes, profile.is_exact_of(target)));
-                let name = format!("{}{}", describe::target(target), exit(target));
-                sizes.into_iter().chain([name]).collect()
-            })
-            .collect();
+        let listed = targets.iter().take(TARGETS_MAX).map(|target| {
+            let name = describe::target(target) + &exit(target);
+            row(name, &target.totals, Some(target.totals.peak_bytes), profile.is_exact_of(target))
+        });
+        let mut rows: Vec<_> = listed.collect();
         if targets.len() > TARGETS_MAX {
             let more = format!("and {} more", text::count((targets.len() - TARGETS_MAX) as u64));
             rows.push(["".into(), "".into(), "".into(), "".into(), more].into());
         }
-        let folded = &profile.others.folded_totals;
-        if profile.others.folded_count > 0 {
-            let sizes = [folded.alloc_bytes, folded.free_bytes, folded.live_bytes()];
-            let sizes = sizes.map(|bytes| size(bytes, profile.is_exact_of_folded()));
-            let name = describe::folded_processes(profile);
-            rows.push(sizes.into_iter().chain([String::new(), name]).collect());
-        }
-        let all = describe::totals(profile);
-        let sizes = [all.alloc_bytes, all.free_bytes, all.live_bytes()].map(|bytes| size(bytes, profile.is_exact()));
         // Peaks are at different times, so there is no sum.
-        rows.push(sizes.into_iter().chain([String::new(), "all together".to_owned()]).collect());
+        if profile.others.folded_count > 0 {
+            let name = describe::folded_processes(profile);
+            rows.push(row(name, &profile.others.folded_totals, None, profile.is_exact_of_folded()));
+        }
+        rows.push(row("all together".to_owned(), &describe::totals(profile), None, profile.is_exact()));
         let numbers = ["allocated", "freed", "live", "peak"].map(Column::Right);
         self.table(&[numbers.as_slice(), &[Column::Left("process")]].concat(), rows);
     }
 }
 
-/// How the target ended, if it did.
 fn exit(target: &TargetProfile) -> String {
     match (target.facts.exited, target.facts.exit_code) {
         (false, _) if target.facts.detached.is_some() => ", detached".to_owned(),
@@ -154,15 +139,12 @@ struct Location<'a> {
 #[derive(Default)]
 struct Sums {
     view: u64,
-    live_bytes: EstimatedBytes,
-    live_count: EstimatedCount,
-    alloc_bytes: EstimatedBytes,
-    alloc_count: EstimatedCount,
+    live: Amounts,
+    allocated: Amounts,
     ages: Ages,
 }
 
 impl Page {
-    /// Lists the locations with the largest amounts.
     fn callsites(&mut self, profile: &Profile, view: View, top: usize) {
         let locations = locations(profile, view);
         let which = match locations.len() {
@@ -174,10 +156,9 @@ impl Page {
 
         let several_targets = profile.targets.len() > 1;
         let several_heaps = profile.targets.iter().any(|target| target.heaps.len() > 1);
-        let live = matches!(view, View::LiveBytes | View::LiveCount);
+        let live = view.is_live();
         let quantities = if live { ["live", "blocks", "allocated"] } else { ["allocated", "blocks", "live"] };
-        let mut columns: Vec<Column> = quantities.map(Column::Right).into();
-        columns.push(Column::Right("share"));
+        let mut columns: Vec<Column> = quantities.into_iter().chain(["share"]).map(Column::Right).collect();
         // Allocated blocks that may be freed have no age.
         let aged = live && locations.iter().any(|(_, sums)| sums.ages.median_ns().is_some());
         columns.extend(aged.then_some(Column::Right("median age")));
@@ -187,16 +168,11 @@ impl Page {
         columns.extend(by_thread.then_some(Column::Left("thread")));
         columns.push(Column::Left("where"));
 
-        let whole = describe::total(profile, view);
+        let whole = view.rounded(&describe::totals(profile));
         let rows = locations.into_iter().take(top).map(|(location, sums)| {
-            let size = |bytes: EstimatedBytes| text::size(bytes.rounded());
-            let count = |count: EstimatedCount| text::count(count.rounded());
-            let mut cells = if live {
-                vec![size(sums.live_bytes), count(sums.live_count), size(sums.alloc_bytes)]
-            } else {
-                vec![size(sums.alloc_bytes), count(sums.alloc_count), size(sums.live_bytes)]
-            };
-            cells.push(share(sums.view, whole));
+            let [first, last] = if live { [sums.live, sums.allocated] } else { [sums.allocated, sums.live] };
+            let [size, last] = [first.bytes, last.bytes].map(|bytes| text::size(bytes.rounded()));
+            let mut cells = vec![size, text::count(first.count.rounded()), last, share(sums.view, whole)];
             cells.extend(aged.then(|| sums.ages.median_ns().map_or(String::new(), text::duration)));
             cells.extend(several_targets.then(|| location.pid.to_string()));
             cells.extend(several_heaps.then(|| text::printable(location.heap).into_owned()));
@@ -214,7 +190,6 @@ impl Page {
     }
 }
 
-/// All locations with an amount, the largest first.
 fn locations(profile: &Profile, view: View) -> Vec<(Location<'_>, Sums)> {
     let mut locations: BTreeMap<Location<'_>, Sums> = BTreeMap::new();
     for target in &profile.targets {
@@ -232,11 +207,8 @@ fn locations(profile: &Profile, view: View) -> Vec<(Location<'_>, Sums)> {
             let thread = callsite.thread.map(|_| group_frame(Group::Thread, target, callsite)).unwrap_or_default();
             let sums = locations.entry(Location { pid: target.facts.pid, heap, thread, chain }).or_default();
             sums.view = sums.view.saturating_add(value);
-            let live = callsite.older.unwrap_or_else(|| callsite.totals.live());
-            sums.live_bytes += live.bytes;
-            sums.live_count += live.count;
-            sums.alloc_bytes += callsite.totals.alloc_bytes;
-            sums.alloc_count += callsite.totals.alloc_count;
+            sums.live += callsite.older.unwrap_or_else(|| callsite.totals.live());
+            sums.allocated += callsite.totals.allocated();
             sums.ages.add(&callsite.details.ages);
         }
     }
@@ -250,7 +222,6 @@ fn share(part: u64, whole: u64) -> String {
     text::share(part as f64, whole as f64)
 }
 
-/// Maximum number of growing callsites listed.
 const GROWING_MAX: usize = 5;
 
 impl Page {

@@ -10,7 +10,7 @@
 
 use thiserror::Error;
 
-use crate::model::{Frame, FrameId};
+use crate::model::{CallsiteProfile, Frame, FrameId, LeakCandidate, Profile};
 
 /// A set of patterns, each of which suppresses the stacks with a matching frame.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -76,40 +76,51 @@ impl Suppressions {
     }
 }
 
-/// Pieces that must occur in order, the first at the start if the pattern starts with `^`, and the last at the end if it ends with `$`.
+/// The pieces between `*`: a name starts with the first one, ends with the last one, and has the others in order between them.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Pattern {
-    pieces: Vec<String>,
-    at_start: bool,
-    at_end: bool,
-}
+struct Pattern(Vec<String>);
 
 impl Pattern {
+    /// Text without `^` can have any start, text without `$` any end.
     fn new(text: &str) -> Self {
-        let (text, at_start) = text.strip_prefix('^').map_or((text, false), |rest| (rest, true));
-        let (text, at_end) = text.strip_suffix('$').map_or((text, false), |rest| (rest, true));
-        Self { pieces: text.split('*').map(str::to_owned).collect(), at_start, at_end }
+        let text = text.strip_prefix('^').map_or_else(|| format!("*{text}"), str::to_owned);
+        let text = text.strip_suffix('$').map_or_else(|| format!("{text}*"), str::to_owned);
+        Self(text.split('*').map(str::to_owned).collect())
     }
 
     fn matches(&self, name: &str) -> bool {
-        let [first, others @ ..] = self.pieces.as_slice() else { return true };
-        let rest = if self.at_start { name.strip_prefix(first.as_str()) } else { after(name, first) };
-        let Some(mut rest) = rest else { return false };
-        let Some((last, between)) = others.split_last() else {
-            // A single piece can match at the end even if its first occurrence is earlier.
-            return !self.at_end || if self.at_start { rest.is_empty() } else { name.ends_with(first.as_str()) };
-        };
+        let [first, between @ .., last] = self.0.as_slice() else { return self.0.iter().all(|only| only == name) };
+        let Some(mut rest) = name.strip_prefix(first.as_str()) else { return false };
         for piece in between {
-            let Some(next) = after(rest, piece) else { return false };
-            rest = next;
+            let Some(at) = rest.find(piece.as_str()) else { return false };
+            rest = &rest[at + piece.len()..];
         }
-        if self.at_end { rest.ends_with(last.as_str()) } else { rest.contains(last.as_str()) }
+        rest.ends_with(last.as_str())
     }
 }
 
-/// Returns the text after the first occurrence of the piece.
-fn after<'a>(text: &'a str, piece: &str) -> Option<&'a str> {
-    text.find(piece).map(|at| &text[at + piece.len()..])
+pub(crate) const CANDIDATES_MAX: usize = 100;
+
+impl Profile {
+    /// Removes and counts the candidates that a suppression matches, and truncates the rest to [`CANDIDATES_MAX`].
+    pub fn suppress(&mut self, suppressions: &Suppressions) {
+        let Self { targets, frames, .. } = self;
+        for target in targets {
+            let Some(leaks) = &mut target.leaks else { continue };
+            let callsites: &[CallsiteProfile] = &target.callsites;
+            let is_suppressed = |candidate: &LeakCandidate| {
+                let stack = callsites.get(candidate.callsite).map_or(&[][..], |callsite| &callsite.stack);
+                suppressions.matches_stack(stack, frames)
+            };
+            let (suppressed, kept) = leaks.candidates.iter().copied().partition(is_suppressed);
+            leaks.candidates = kept;
+            leaks.candidates.truncate(CANDIDATES_MAX);
+            let suppressed: Vec<LeakCandidate> = suppressed;
+            leaks.suppressed_count += suppressed.len() as u64;
+            let live = |candidate: &LeakCandidate| callsites[candidate.callsite].totals.live_bytes();
+            leaks.suppressed_bytes += suppressed.iter().map(live).sum();
+        }
+    }
 }
 
 #[cfg(test)]
@@ -117,6 +128,44 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::model::Leaks;
+    use crate::report::View;
+    use crate::report::summary::summary;
+    use crate::report::tests::profiles;
+
+    fn growing(candidates: usize, count: usize) -> Profile {
+        let mut profile = profiles::exact();
+        let candidate = |at: usize| LeakCandidate {
+            // The first four are of one callsite, the others of another.
+            callsite: usize::from(at >= 4),
+            bytes_per_second: 1.0,
+            margin: 0.5,
+            old_share: 0.5,
+            survival: None,
+            score: 1.0,
+        };
+        let candidates = (0..candidates).map(candidate).collect();
+        profile.targets[0].leaks = Some(Leaks { candidates, count, ..Leaks::default() });
+        profile
+    }
+
+    fn suppressed(mut profile: Profile, suppressions: &str) -> (Leaks, String) {
+        profile.suppress(&Suppressions::parse(suppressions).expect("good lines"));
+        let text = summary(&profile, View::LiveBytes, 10, None, false);
+        (profile.targets.swap_remove(0).leaks.expect("growth was computed"), text)
+    }
+
+    #[test]
+    fn suppressed_candidates_are_not_listed() {
+        let (leaks, text) = suppressed(growing(104, 120), "leak:^strdup$");
+        assert_eq!((leaks.candidates.len(), leaks.suppressed_count), (4, 100));
+        assert!(text.contains("first 4 of 20 growing callsites"), "{text}");
+        let (leaks, text) = suppressed(growing(104, 120), "");
+        assert_eq!((leaks.candidates.len(), leaks.suppressed_count), (CANDIDATES_MAX, 0));
+        assert!(text.contains("first 5 of 120 growing callsites"), "{text}");
+        let (leaks, _) = suppressed(growing(104, 104), "leak:main.c");
+        assert_eq!((leaks.candidates.len(), leaks.suppressed_count), (0, 104));
+    }
 
     #[test]
     fn patterns_match_like_in_the_sanitizers() {

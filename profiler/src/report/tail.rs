@@ -6,7 +6,6 @@
 //! view changes, and callsites of different processes, heaps or threads are never merged.
 
 use std::borrow::Cow;
-use std::hash::Hash;
 
 use rustc_hash::{FxHashMap, FxHashSet};
 
@@ -18,7 +17,6 @@ use crate::ledger::totals::Totals;
 use crate::model::history::{Change, HeapUsage};
 use crate::model::{CallsiteProfile, Frame, FrameId, Profile, TargetProfile};
 
-/// Name of the frame that replaces merged frames.
 pub(crate) const OTHER: &str = "<other>";
 
 impl Presentation {
@@ -104,7 +102,7 @@ fn merge_target(target: &mut TargetProfile, other: FrameId, kept: &[usize]) {
             target.callsites.push(callsite);
             continue;
         }
-        let index = *merged.entry(Key::of(&callsite)).or_insert(next);
+        let index = *merged.entry(key(&callsite)).or_insert(next);
         new_indices.push(index);
         match target.callsites.get_mut(index) {
             Some(sum) => add(sum, &callsite, &target.totals),
@@ -118,30 +116,13 @@ fn merge_target(target: &mut TargetProfile, other: FrameId, kept: &[usize]) {
 }
 
 /// Properties that merged callsites have in common.
-#[derive(PartialEq, Eq, Hash)]
-struct Key {
-    stack: Vec<FrameId>,
-    end: Option<&'static str>,
-    heap: usize,
-    thread: Option<usize>,
-    inherited: bool,
-    has_older: bool,
+type Key = (Vec<FrameId>, Option<&'static str>, usize, Option<usize>, bool, bool);
+
+fn key(callsite: &CallsiteProfile) -> Key {
+    let CallsiteProfile { stack, end, heap, thread, inherited, older, .. } = callsite;
+    (stack.clone(), end.map(|end| end.counter().name()), *heap, *thread, *inherited, older.is_some())
 }
 
-impl Key {
-    fn of(callsite: &CallsiteProfile) -> Self {
-        Self {
-            stack: callsite.stack.clone(),
-            end: callsite.end.map(|end| end.counter().name()),
-            heap: callsite.heap,
-            thread: callsite.thread,
-            inherited: callsite.inherited,
-            has_older: callsite.older.is_some(),
-        }
-    }
-}
-
-/// Adds another callsite of the same target.
 fn add(sum: &mut CallsiteProfile, more: &CallsiteProfile, target: &Totals) {
     let mut at_peak = sum.totals.at_peak;
     at_peak += more.totals.at_peak;
@@ -160,7 +141,6 @@ fn add(sum: &mut CallsiteProfile, more: &CallsiteProfile, target: &Totals) {
     sum.history = added(&sum.history, &more.history);
 }
 
-/// Adds two histories.
 fn added(one: &[Change], other: &[Change]) -> Vec<Change> {
     let mut sum = Vec::with_capacity(one.len() + other.len());
     let (mut held, mut rests) = ([HeapUsage::default(); 2], [one, other]);

@@ -4,6 +4,7 @@ use std::cmp::Reverse;
 use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
+use serde::Serialize;
 
 pub(crate) use crate::leak::fold::BlockTotals;
 use crate::model::{CallsiteProfile, Profile, TargetProfile, TypeEvidence, TypeName};
@@ -12,82 +13,96 @@ pub(crate) mod json;
 pub(crate) mod text;
 
 /// The result of a leak check of one process.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub(crate) struct Unreachable {
     /// The leaked blocks by callsite: a profile of one target whose live blocks are the leaked ones.
+    #[serde(skip)]
     pub profile: Profile,
     /// When the process was stopped, in nanoseconds since the Unix epoch.
     pub taken_unix_ns: u64,
-    /// Duration of the stop.
+    /// How long the process was stopped.
     pub pause_ns: u64,
-    /// How its memory was captured: `read` or `fork`.
+    /// How its memory was captured: `read` while it was stopped, or in a copy made by a `fork`.
     pub method: &'static str,
-    /// How long allocations were recorded before, in nanoseconds; `None` if they were not.
+    /// How long allocations had been recorded; null where they were not.
     pub watched_ns: Option<u64>,
-    /// The check ran at the exit of the process.
+    /// The program was exiting, and was checked before its memory was released.
     pub at_exit: bool,
-    /// All known blocks.
+    /// All known allocations.
     pub known: BlockTotals,
-    /// Unreachable blocks, without suppressed ones.
+    /// Unreachable allocations, without suppressed ones.
     pub leaked: BlockTotals,
-    /// Leaked blocks that no other leaked block references, apart from cycles.
+    /// Leaked allocations that no other leaked allocation references, except those that it references itself.
     pub direct: BlockTotals,
-    /// Direct leaks that suppressions match, and everything that is reachable from them only.
+    /// Allocations that suppressions match, and those reachable from these alone.
     pub suppressed: BlockTotals,
+    /// How completely each heap is known.
     pub heaps: Vec<HeapKnowledge>,
-    /// Limitations of the result: memory that could not be read, lost events and the like.
+    /// Limitations of the result, as text.
     pub caveats: Vec<String>,
-    /// Entries, the largest first, up to the requested limit.
+    /// The largest leaks, by falling `total_bytes`.
+    #[serde(skip)]
     pub leaks: Vec<Leak>,
-    /// Number of entries without the limit.
+    /// Number of leaks, including unlisted ones; similar leaks count once.
     pub leak_count: u64,
 }
 
-/// How completely the blocks of a heap are known.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// How completely the allocations of a heap are known.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub(crate) struct HeapKnowledge {
+    /// Name of the heap.
     pub name: String,
+    /// `watched`: all allocations were recorded. `walked`: all were found in the allocator's metadata; recorded ones have a
+    /// stack. `partial`: only recorded ones are known; the rest of the heap counts as reachable.
     pub precision: Precision,
+    /// Known allocations of the heap.
     pub known: BlockTotals,
-    /// Parts that could not be walked, each with the reason.
+    /// What could not be scanned, and why, as text.
     pub gaps: Vec<String>,
 }
 
 /// How the blocks of a heap were found.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+#[cfg_attr(test, derive(schemars::JsonSchema), schemars(inline))]
 pub(crate) enum Precision {
-    /// Complete: the allocation of every block was recorded.
     Watched,
-    /// Complete: from the allocator's own data structures; blocks whose allocation was recorded have a stack.
     Walked,
-    /// Only blocks whose allocation was recorded. The rest of the heap counts as roots: older blocks, and everything they reference, are
-    /// assumed to be reachable.
+    /// Older blocks, and everything they reference, are assumed to be reachable.
     Partial,
 }
 
-/// A directly leaked block, or a cycle of leaked blocks.
-#[derive(Clone, Debug, PartialEq)]
+/// An unreachable allocation, or several that reference each other in a cycle, with similar ones.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub(crate) struct Leak {
-    /// Address of the block; of a cycle, its first block by address.
+    /// Start address; of a cycle, that of the first allocation by address.
+    #[serde(skip)]
     pub address: u64,
+    /// Size of the allocation.
     pub size_bytes: u64,
     /// Index into the callsites of the profile's target.
+    #[serde(skip)]
     pub callsite: usize,
-    /// The allocation was recorded, so the callsite has a stack.
+    /// The allocation was recorded. Without that, it has no stack.
     pub watched: bool,
-    /// Type of the object, if it is known.
+    /// Type of the object in the allocation; null where unknown.
+    #[serde(rename = "type")]
     pub type_name: Option<TypeName>,
-    /// Age, if the allocation was recorded.
+    /// Age at the check, in nanoseconds; null where the allocation was not recorded.
     pub age_ns: Option<u64>,
     /// First bytes of the block: at most [`CONTENTS_BYTES_MAX`].
+    #[serde(skip)]
     pub contents: Vec<u8>,
-    /// Number of blocks of the cycle; 1 if it is none.
+    /// Number of allocations in the cycle; 1 without a cycle.
     pub cycle_count: u64,
-    /// Blocks reachable from it, without the block itself.
+    /// Everything reachable from the allocation, without itself. Allocations reachable from several leaks count for each.
     pub referenced: BlockTotals,
-    /// Further leaks merged into this entry.
+    /// Further leaks of the same callsite, or without a stack, of the same type.
     pub similar: BlockTotals,
-    /// Blocks reachable from those.
+    /// Everything reachable from the similar leaks.
     pub similar_referenced: BlockTotals,
 }
 
@@ -114,24 +129,6 @@ impl Unreachable {
 }
 
 impl Leak {
-    /// A recorded block that references nothing.
-    #[cfg(test)]
-    pub(crate) fn single(address: u64, size_bytes: u64, callsite: usize) -> Self {
-        Self {
-            address,
-            size_bytes,
-            callsite,
-            watched: true,
-            type_name: None,
-            age_ns: None,
-            contents: Vec::new(),
-            cycle_count: 1,
-            referenced: BlockTotals::default(),
-            similar: BlockTotals::default(),
-            similar_referenced: BlockTotals::default(),
-        }
-    }
-
     /// Bytes of the block, of similar leaks, and of everything reachable from them: the sort key of entries.
     pub(crate) fn total_bytes(&self) -> u64 {
         [self.referenced.bytes, self.similar.bytes, self.similar_referenced.bytes]
@@ -179,15 +176,8 @@ pub(crate) fn merge(leaks: Vec<Leak>, limit: usize) -> (Vec<Leak>, u64) {
 }
 
 fn absorb(first: &mut Leak, other: &Leak) {
-    add(&mut first.similar, BlockTotals { count: 1, bytes: other.size_bytes });
-    add(&mut first.similar, other.similar);
-    add(&mut first.similar_referenced, other.referenced);
-    add(&mut first.similar_referenced, other.similar_referenced);
-}
-
-fn add(sum: &mut BlockTotals, other: BlockTotals) {
-    sum.count = sum.count.saturating_add(other.count);
-    sum.bytes = sum.bytes.saturating_add(other.bytes);
+    first.similar = first.similar + BlockTotals { count: 1, bytes: other.size_bytes } + other.similar;
+    first.similar_referenced = first.similar_referenced + other.referenced + other.similar_referenced;
 }
 
 #[cfg(test)]
@@ -196,6 +186,25 @@ mod tests {
 
     use super::*;
     use crate::model::TypeName;
+
+    impl Leak {
+        /// A recorded block that references nothing.
+        pub(crate) fn single(address: u64, size_bytes: u64, callsite: usize) -> Self {
+            Self {
+                address,
+                size_bytes,
+                callsite,
+                watched: true,
+                type_name: None,
+                age_ns: None,
+                contents: Vec::new(),
+                cycle_count: 1,
+                referenced: BlockTotals::default(),
+                similar: BlockTotals::default(),
+                similar_referenced: BlockTotals::default(),
+            }
+        }
+    }
 
     fn typed(leak: Leak, name: &str, evidence: TypeEvidence) -> Leak {
         Leak { type_name: Some(TypeName { name: name.into(), evidence }), ..leak }

@@ -1,11 +1,9 @@
 //! Describes a difference as text: what was compared, how, and caveats.
 
-use super::comparison::{Delta, Diff, Program, Side};
-use super::matching::is_same_recording;
+use super::comparison::{Delta, Diff, Program, Side, is_same_recording};
 use crate::model::{Profile, Window, WindowReason};
 use crate::report::{View, describe, text};
 
-/// Maximum number of programs to list.
 const PROGRAMS_MAX: usize = 5;
 
 /// Maximum relative difference of lengths that count as equal.
@@ -26,7 +24,6 @@ pub(super) fn signed(view: View, amount: f64) -> String {
     format!("{sign}{}", view.amount(rounded))
 }
 
-/// An amount: `1.5 MiB`, `3 blocks`.
 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "`as` saturates")]
 pub(super) fn unsigned(view: View, amount: f64) -> String {
     view.amount(amount.round() as u64)
@@ -38,12 +35,10 @@ pub(super) fn range(view: View, delta: &Delta) -> Option<String> {
     (low < high).then(|| format!("{} to {}", signed(view, low), signed(view, high)))
 }
 
-/// The name of the file, printable.
 pub(super) fn name(side: Side<'_>) -> String {
     text::printable(side.name).into_owned()
 }
 
-/// The compared program, or the number of programs.
 pub(super) fn subject(diff: &Diff<'_>) -> String {
     match diff.programs.as_slice() {
         [] => "no process".to_owned(),
@@ -75,14 +70,13 @@ fn span(profile: &Profile) -> String {
     }
 }
 
-/// Caveats of the comparison, one per line.
 pub(super) fn notes(diff: &Diff<'_>, view: View) -> Vec<String> {
     let (before, after) = (diff.before.profile, diff.after.profile);
     let mut notes = Vec::new();
     if before.ended_unix_ns > after.ended_unix_ns {
         notes.push(format!("`{}` ended before `{}` did: are they in this order?", name(diff.after), name(diff.before)));
     }
-    if is_same_recording(before, after) {
+    if is_same_recording(before, after) && !diff.is_exact() {
         notes.push(
             "both are of one recording: blocks in both were sampled once, so the growth is more accurate than its 95 % interval"
                 .to_owned(),
@@ -95,8 +89,7 @@ pub(super) fn notes(diff: &Diff<'_>, view: View) -> Vec<String> {
             describe::interval(after)
         ));
     }
-    let allocated = matches!(view, View::AllocBytes | View::AllocCount);
-    if allocated && differ_in_length(before, after) {
+    if !view.is_live() && differ_in_length(before, after) {
         notes.push(format!(
             "before: {}, after: {}; the longer one has more allocations for that reason alone",
             span(before),
@@ -117,9 +110,6 @@ pub(super) fn notes(diff: &Diff<'_>, view: View) -> Vec<String> {
     }
     notes.extend(alone(&diff.programs, 0, "before"));
     notes.extend(alone(&diff.programs, 1, "after"));
-    if diff.is_exact() {
-        notes.retain(|note| !note.starts_with("both are of one"));
-    }
     notes
 }
 
@@ -129,7 +119,6 @@ fn differ_in_length(before: &Profile, after: &Profile) -> bool {
     (a - b).abs() > LENGTH_TOLERANCE * a.max(b)
 }
 
-/// Lists the programs that only one of the profiles has.
 fn alone(programs: &[Program], side: usize, when: &str) -> Option<String> {
     let names = programs.iter().filter(|program| program.targets[1 - side] == 0);
     let names: Vec<String> = names.map(|program| text::printable(&program.name()).into_owned()).collect();
@@ -148,7 +137,6 @@ pub(super) fn losses(diff: &Diff<'_>) -> Vec<String> {
         .collect()
 }
 
-/// Why no callsites are listed.
 pub(super) fn nothing(diff: &Diff<'_>, view: View) -> String {
     if diff.callsites.iter().any(|callsite| !callsite.delta.is_zero(view)) {
         return format!("No callsite has more or fewer {} than before.", view.title());

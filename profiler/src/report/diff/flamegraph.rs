@@ -1,20 +1,21 @@
-//! A differential flame graph: the stacks of one of the profiles, coloured by growth.
+//! The stacks of two profiles: as a differential flame graph, where those of one of them are coloured by growth, and folded with
+//! two values, before and after, as `difffolded.pl` and `inferno-diff-folded` write them.
 //!
 //! inferno colours a frame by the change in the frame itself without its callees, so that only leaf frames would have a
 //! colour. Here a frame's colour is the growth of the frame including its callees; inferno's image is recoloured.
 
 use std::io::{self, Write};
 
+use inferno::flamegraph::Options;
 use inferno::flamegraph::color::BackgroundColor;
-use inferno::flamegraph::{Direction, Options, TextTruncateDirection};
-
 use rustc_hash::FxHashMap;
 
-use super::comparison::{Delta, Diff, Side};
-use super::{describe as words, folded};
-use crate::report::flamegraph::{FRAME_CHARS_MAX, SUBTITLE_CHARS_MAX, SUM_MAX, TITLE_CHARS_MAX, draw_words};
-use crate::report::folded::Stacks;
-use crate::report::{ReportError, View, describe, text};
+use super::comparison::{Delta, Diff, Stack};
+use super::describe as words;
+use crate::model::Frame;
+use crate::report::flamegraph::{self, Header};
+use crate::report::folded::{Labels, Stacks, label};
+use crate::report::{ReportError, View, describe, frames};
 
 /// The profile that determines the widths of a flame graph's frames.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -26,128 +27,77 @@ pub enum Widths {
     After,
 }
 
-/// Options of the flame graph.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Drawing {
-    /// Determines the widths of frames.
     pub widths: Widths,
-    /// Outermost frames at the top.
     pub icicle: bool,
 }
 
 pub(super) fn write(diff: &Diff<'_>, view: View, drawing: Drawing, out: &mut dyn io::Write) -> Result<(), ReportError> {
     let Drawing { widths, icicle } = drawing;
-    let mut stacks = folded::merge(diff, view);
-    stacks.stacks.retain(|(_, delta)| width(view, widths, delta) > 0 || !delta.is_zero(view));
-    let sum: u128 = (0..stacks.len()).map(|i| u128::from(width(view, widths, &stacks.value(i)))).sum();
-    if sum == 0 {
-        return Ok(draw_nothing(diff, view, widths, out)?);
-    }
-    stacks.sort_by_frame();
-    let shift = (0..64).find(|&shift| sum >> shift <= SUM_MAX).unwrap_or(0);
-    let lines = (0..stacks.len()).filter_map(|i| {
-        let width = width(view, widths, &stacks.value(i)) >> shift;
-        (width > 0).then(|| format!("{} {width}", line(&stacks, i)))
-    });
-    let lines: Vec<String> = lines.collect();
-    let tree = Tree::new(&stacks, view, |delta| width(view, widths, delta) >> shift);
-
-    let mut options = Options::default();
-    options.title = title(diff, view);
-    options.subtitle = Some(subtitle(diff, view, widths));
-    options.notes = notes(diff, view);
-    options.count_name = view.unit().to_owned();
-    options.bgcolors = Some(BackgroundColor::Grey);
-    options.text_truncate_direction = TextTruncateDirection::Right;
-    options.deterministic = true;
-    if icicle {
-        options.direction = Direction::Inverted;
-    }
-    // inferno keeps the order of lines, from the last to the first: see the flame graph of one profile.
-    options.flame_chart = true;
-    let mut image = Vec::new();
-    inferno::flamegraph::from_lines(&mut options, lines.iter().rev().map(String::as_str), &mut image)?;
-    let image = String::from_utf8(image).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
-    recolour(&image, &tree, view, icicle, out)?;
-    Ok(())
-}
-
-/// The number that determines the widths of frames.
-fn width(view: View, widths: Widths, delta: &Delta) -> u64 {
-    match widths {
+    let width = |delta: &Delta| match widths {
         Widths::Before => view.rounded(&delta.before),
         Widths::After => view.rounded(&delta.after),
+    };
+    let header = header(diff, view, widths);
+    let mut stacks = merge(diff, view);
+    let (lines, shift) = flamegraph::lines(&mut stacks, width);
+    if lines.is_empty() {
+        return Ok(flamegraph::draw_words(&header, &[reason(diff, view, widths)], out)?);
     }
+    let tree = Tree::new(&stacks, view, |delta| width(delta) >> shift);
+    let mut image = Vec::new();
+    let style = |options: &mut Options<'_>| options.bgcolors = Some(BackgroundColor::Grey);
+    flamegraph::draw(header, view, icicle, &lines, style, &mut image)?;
+    let image = String::from_utf8(image).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
+    Ok(recolour(&image, &tree, view, icicle, out)?)
 }
 
-fn line(stacks: &Stacks<Delta>, i: usize) -> String {
-    let frames: Vec<_> = stacks.frames(i).map(|frame| text::cut(frame, FRAME_CHARS_MAX)).collect();
-    frames.join(";")
-}
-
-fn title(diff: &Diff<'_>, view: View) -> String {
-    let [before, after] = [diff.before, diff.after].map(words::name);
-    let title = format!("growth of {} of {} · {before} → {after}", view.title(), words::subject(diff));
-    text::cut(&title, TITLE_CHARS_MAX).into_owned()
-}
-
-fn subtitle(diff: &Diff<'_>, view: View, widths: Widths) -> String {
+fn header(diff: &Diff<'_>, view: View, widths: Widths) -> Header {
+    let sides = [diff.before, diff.after];
+    let [before, after] = sides.map(words::name);
     let total = diff.total();
-    let range = words::range(view, &total).map(|range| format!(" (95 %: {range})")).unwrap_or_default();
     let about = describe::about(diff.is_exact());
+    let range = words::range(view, &total).map(|range| format!(" (95 %: {range})")).unwrap_or_default();
     let noise = if diff.is_exact() { "" } else { ", grey within the noise" };
-    let colours = format!("red grew, blue shrank{noise}");
     let widths = match widths {
         Widths::Before => "widths: before",
         Widths::After => "widths: after",
     };
-    let intervals = [diff.before, diff.after].map(|side| describe::interval(side.profile));
-    let intervals = match &intervals {
-        [before, after] if before == after => before.clone(),
+    let intervals = match sides.map(|side| describe::interval(side.profile)) {
+        [before, after] if before == after => before,
         [before, after] => format!("{before}, then {after}"),
     };
     let mut parts = vec![
         format!("{about}{}{range}", words::signed(view, total.growth(view))),
-        colours,
+        format!("red grew, blue shrank{noise}"),
         widths.to_owned(),
         intervals,
     ];
     let incomplete = [("before", diff.before), ("after", diff.after)];
     let incomplete = incomplete.into_iter().filter(|(_, side)| side.profile.incomplete());
     parts.extend(incomplete.map(|(when, _)| format!("{when} is incomplete")));
-    text::cut(&parts.join(" · "), SUBTITLE_CHARS_MAX).into_owned()
+    let [before_details, after_details] = sides.map(|side| words::side(side.profile));
+    let version = env!("CARGO_PKG_VERSION");
+    Header {
+        title: format!("growth of {} of {} · {before} → {after}", view.title(), words::subject(diff)),
+        subtitle: parts.join(" · "),
+        notes: format!(
+            "heapbpf {version}; growth; view {view}; before: {before}: {before_details}; after: {after}: {after_details}"
+        ),
+    }
 }
 
-/// The origin of the file; inferno writes it into a comment.
-fn notes(diff: &Diff<'_>, view: View) -> String {
-    let side = |side: Side<'_>| format!("{}: {}", words::name(side), words::side(side.profile));
-    let notes = format!(
-        "heapbpf {}; growth; view {view}; before: {}; after: {}",
-        env!("CARGO_PKG_VERSION"),
-        side(diff.before),
-        side(diff.after),
-    );
-    // Hyphens could end the comment early.
-    notes.replace('-', "\u{2010}")
-}
-
-/// An image with the reason why there is no graph.
-fn draw_nothing(diff: &Diff<'_>, view: View, widths: Widths, out: &mut dyn io::Write) -> io::Result<()> {
-    let is_elsewhere = diff.callsites.iter().any(|callsite| !callsite.delta.is_zero(view));
+fn reason(diff: &Diff<'_>, view: View, widths: Widths) -> String {
     let (when, other) = match widths {
         Widths::Before => ("before", "after"),
         Widths::After => ("after", "before"),
     };
-    let why = if is_elsewhere {
-        format!(
-            "There are no {} {when}, so there is nothing to draw; `--widths {other}` draws the other profile.",
-            view.title()
-        )
-    } else {
-        words::nothing(diff, view)
-    };
-    let lines = [(title(diff, view), "18"), (subtitle(diff, view, widths), "12"), (why, "14")];
-    draw_words(&lines, &notes(diff, view), out)
+    if diff.callsites.iter().all(|callsite| callsite.delta.is_zero(view)) {
+        return words::nothing(diff, view);
+    }
+    let what = view.title();
+    format!("There are no {what} {when}, so there is nothing to draw; `--widths {other}` draws the other profile.")
 }
 
 /// Pixels from one row of frames to the next.
@@ -158,13 +108,11 @@ const FRAME: &str = "<g><title>";
 const TITLE_END: &str = "</title>";
 const FILL: &str = "fill=\"rgb(";
 
-/// The frames with a width, by start and depth.
 struct Tree {
     frames: FxHashMap<(u64, usize), Growth>,
     whole: f64,
 }
 
-/// Amounts of a frame including its callees.
 #[derive(Clone, Copy)]
 struct Growth {
     before: f64,
@@ -174,7 +122,6 @@ struct Growth {
     width: u64,
 }
 
-/// A frame with further stacks to add.
 struct Open {
     start: u64,
     delta: Delta,
@@ -244,7 +191,6 @@ impl Growth {
     }
 }
 
-/// Writes the image with new colours and titles of frames.
 fn recolour(image: &str, tree: &Tree, view: View, icicle: bool, out: &mut dyn Write) -> io::Result<()> {
     let mut pieces = image.split(FRAME);
     out.write_all(pieces.next().unwrap_or_default().as_bytes())?;
@@ -282,4 +228,53 @@ fn redrawn(piece: &str, growth: &Growth, view: View, whole: f64) -> Option<Strin
     let (_, rest) = rest.split_once(')')?;
     let words = growth.words(view, whole);
     Some(format!("{name} ({words}){TITLE_END}{before}{FILL}{}){rest}", growth.colour()))
+}
+
+pub(super) fn write_folded(diff: &Diff<'_>, view: View, out: &mut dyn io::Write) -> Result<(), ReportError> {
+    let mut stacks = merge(diff, view);
+    stacks.sort_by_line();
+    for i in 0..stacks.len() {
+        for (depth, frame) in stacks.frames(i).enumerate() {
+            if depth > 0 {
+                out.write_all(b";")?;
+            }
+            out.write_all(frame.as_bytes())?;
+        }
+        let delta = stacks.value(i);
+        writeln!(out, " {} {}", view.rounded(&delta.before), view.rounded(&delta.after))?;
+    }
+    Ok(())
+}
+
+/// The stacks of both profiles by their printed frames, without duplicates and without amounts of 0 in the view.
+fn merge(diff: &Diff<'_>, view: View) -> Stacks<Delta> {
+    let mut labels = Labels::default();
+    let programs: Vec<u32> = diff.programs.iter().map(|program| labels.intern(label(&program.name()))).collect();
+    let mut merged: FxHashMap<Box<[u32]>, Delta> = FxHashMap::default();
+    for callsite in &diff.callsites {
+        let delta = &callsite.delta;
+        if view.rounded(&delta.before) == 0 && view.rounded(&delta.after) == 0 {
+            continue;
+        }
+        let frames: Box<[u32]> = match &callsite.stack {
+            None => [labels.intern(words::FOLDED.to_owned())].into(),
+            Some(stack) => {
+                let mut frames = vec![programs[stack.program]];
+                frames.extend(stack.inherited.then(|| labels.intern(describe::INHERITED.to_owned())));
+                frames.extend(frames::end_frame(stack.end, stack.frames).map(|end| labels.intern(end)));
+                frames.extend(stack.frames().rev().map(|frame| labels.intern(frame_label(stack, frame))));
+                frames.into()
+            }
+        };
+        merged.entry(frames).and_modify(|merged| merged.add(delta)).or_insert(*delta);
+    }
+    Stacks { labels: labels.values.into_iter().collect(), stacks: merged.into_iter().collect() }
+}
+
+/// An address without a module is meaningless unless both profiles have the process.
+fn frame_label(stack: &Stack<'_>, frame: &Frame) -> String {
+    if frame.function.is_none() && frame.module.is_none() && !stack.of_same_process {
+        return "[no module]".to_owned();
+    }
+    label(&frame.label())
 }

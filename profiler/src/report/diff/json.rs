@@ -6,8 +6,7 @@ use std::io;
 use serde::ser::SerializeMap;
 use serde::{Serialize, Serializer};
 
-use super::comparison::{Callsite, Delta, Diff, Program, Side};
-use super::matching::is_same_recording;
+use super::comparison::{Callsite, Delta, Diff, Program, Side, is_same_recording};
 use crate::model::Loss;
 use crate::report::json::schema::Frame;
 use crate::report::json::values::{Amount, Counts};
@@ -127,21 +126,20 @@ impl Serialize for ChangeFields {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut map = serializer.serialize_map(Some(View::ALL.len()))?;
         for view in View::ALL {
-            map.serialize_entry(&view.name().replace('-', "_"), &quantity(view, &self.0, self.1))?;
+            map.serialize_entry(&view.field_name(), &quantity(view, &self.0, self.1))?;
         }
         map.end()
     }
 }
 
 fn quantity(view: View, change: &Delta, is_exact: bool) -> QuantityFields {
-    let (before, after) = (&change.before, &change.after);
-    let bytes = |before, after| [before, after, after - before].map(|bytes| Amount::of_bytes(bytes, is_exact));
-    let count = |before, after| [before, after, after - before].map(|count| Amount::of_count(count, is_exact));
-    let [before, after, growth] = match view {
-        View::LiveBytes => bytes(before.live_bytes(), after.live_bytes()),
-        View::LiveCount => count(before.live_count(), after.live_count()),
-        View::AllocBytes => bytes(before.alloc_bytes, after.alloc_bytes),
-        View::AllocCount => count(before.alloc_count, after.alloc_count),
+    let [before, after] = [&change.before, &change.after].map(|totals| view.amounts(totals));
+    let [before, after, growth] = if view.is_bytes() {
+        let bytes = [before.bytes, after.bytes, after.bytes - before.bytes];
+        bytes.map(|bytes| Amount::of_bytes(bytes, is_exact))
+    } else {
+        let counts = [before.count, after.count, after.count - before.count];
+        counts.map(|count| Amount::of_count(count, is_exact))
     };
     QuantityFields { before, after, growth, growth_95: (!is_exact).then(|| change.confidence(view)) }
 }

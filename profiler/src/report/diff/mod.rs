@@ -3,9 +3,7 @@
 mod comparison;
 mod describe;
 mod flamegraph;
-mod folded;
 mod json;
-mod matching;
 mod table;
 
 use std::io;
@@ -19,7 +17,6 @@ pub use flamegraph::Drawing;
 pub(crate) use flamegraph::Widths;
 pub use table::table;
 
-/// Formats that support differences.
 pub const FORMATS: [Format; 3] = [Format::Flamegraph, Format::Folded, Format::Json];
 
 impl Diff<'_> {
@@ -33,7 +30,7 @@ impl Diff<'_> {
     ) -> Result<(), ReportError> {
         match format {
             Format::Flamegraph => flamegraph::write(self, view, drawing, out),
-            Format::Folded => folded::write(self, view, out),
+            Format::Folded => flamegraph::write_folded(self, view, out),
             Format::Json => json::write(self, view, out),
             _ => Err(ReportError::NoDifference(format)),
         }

@@ -10,7 +10,6 @@ use crate::report::function::chain;
 use crate::report::page::{Column, HEADING, PLAIN, Page, WARNING};
 use crate::report::{View, describe, text};
 
-/// Key of a row.
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
 struct Row<'a> {
     program: Option<usize>,
@@ -47,7 +46,6 @@ impl Page {
         words::notes(diff, view).iter().for_each(|line| self.line(PLAIN, line));
     }
 
-    /// Totals of all views.
     fn change_of_all(&mut self, diff: &Diff<'_>) {
         let total = diff.total();
         let about = describe::about(diff.is_exact());
@@ -74,7 +72,6 @@ impl Page {
         self.table(&columns, rows);
     }
 
-    /// Callsites that grew, callsites that shrank, and the number of others.
     fn changed(&mut self, diff: &Diff<'_>, view: View, top: usize, threshold: u64) {
         let rows = rows(diff, view);
         let changed = || rows.iter().filter(|(_, delta)| delta.growth(view) != 0.0);

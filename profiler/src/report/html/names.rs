@@ -7,9 +7,9 @@ use std::borrow::Cow;
 use rustc_hash::FxHashMap;
 use serde::Serialize;
 
-use super::column::float;
 use crate::model::{Frame, FrameId, Profile, base_name};
 use crate::report::function;
+use crate::report::tables::Interner;
 
 /// Kinds of functions, for colours: see the page's `colour.js`.
 const PROGRAM: u32 = 0;
@@ -20,159 +20,142 @@ const NAMELESS: u32 = 3;
 /// Limit of offsets that JavaScript numbers represent.
 const OFFSET_MAX: u64 = 1 << 53;
 
-#[derive(Debug, Default)]
-pub(super) struct Strings<'a> {
-    known: FxHashMap<Cow<'a, str>, u32>,
-    all: Vec<Cow<'a, str>>,
-}
-
-impl<'a> Strings<'a> {
-    pub(super) fn number(&mut self, text: Cow<'a, str>) -> u32 {
-        if let Some(&known) = self.known.get(&text) {
-            return known;
-        }
-        let number = u32::try_from(self.all.len()).unwrap_or(u32::MAX);
-        self.all.push(text.clone());
-        self.known.insert(text, number);
-        number
-    }
-
-    /// 1 + number of the string; 0 for none.
-    pub(super) fn optional(&mut self, text: Option<&'a str>) -> u32 {
-        text.map_or(0, |text| self.number(Cow::Borrowed(text)) + 1)
-    }
-
-    /// By number.
-    pub(super) fn into_all(self) -> Vec<Cow<'a, str>> {
-        self.all
-    }
-}
-
-/// Functions; a module and offset or an address without a name.
-#[derive(Debug, Default, Serialize)]
-pub(super) struct Functions {
-    /// Strings.
-    name: Vec<u32>,
-    /// Strings: names without parameters and template arguments.
-    short: Vec<u32>,
+/// A function; a module and offset or an address without a name.
+#[derive(PartialEq, Eq, Hash)]
+struct FunctionFields {
+    /// A string.
+    name: u32,
+    /// A string: the name without parameters and template arguments.
+    short: u32,
     /// 1 + index of the string; 0 for none.
-    module: Vec<u32>,
+    module: u32,
     /// `PROGRAM` and the like.
+    kind: u32,
+}
+
+#[derive(PartialEq, Eq, Hash)]
+struct FrameFields {
+    function: u32,
+    /// 1 + index of the string; 0 for none.
+    file: u32,
+    /// 0 where unknown.
+    line: u32,
+    is_inlined: bool,
+    /// Offset in the module's file where the source file is unknown.
+    offset: Option<u64>,
+}
+
+/// Columns of [`FunctionFields`].
+#[derive(Serialize)]
+pub(super) struct Functions {
+    name: Vec<u32>,
+    short: Vec<u32>,
+    module: Vec<u32>,
     kind: Vec<u32>,
 }
 
-#[derive(Debug, Default, Serialize)]
+/// Columns of [`FrameFields`]; an offset is -1 for none.
+#[derive(Serialize)]
 pub(super) struct Frames {
     function: Vec<u32>,
-    /// 1 + index of the string; 0 for none.
     file: Vec<u32>,
-    /// 0 where unknown.
     line: Vec<u32>,
     inlined: Vec<u32>,
-    /// Offset in the module's file where the source file is unknown; -1 for none.
-    offset: Vec<f64>,
+    offset: Vec<i64>,
 }
 
-/// Collects names and frames.
-#[derive(Debug)]
 pub(super) struct Names<'a> {
     profile: &'a Profile,
-    pub(super) strings: Strings<'a>,
-    pub(super) functions: Functions,
-    pub(super) frames: Frames,
+    strings: Interner<Cow<'a, str>>,
+    functions: Interner<FunctionFields>,
+    frames: Interner<FrameFields>,
     /// The page's frame for each of the profile's.
     by_id: Vec<Option<u32>>,
-    known_functions: FxHashMap<(u32, u32), u32>,
-    known_frames: FxHashMap<(u32, u32, u32, bool, u64), u32>,
     /// The targets' executables, whose functions are not a library's.
     programs: Vec<&'a str>,
 }
 
 impl<'a> Names<'a> {
     pub(super) fn new(profile: &'a Profile) -> Self {
-        let programs = profile.targets.iter().map(|target| target.facts.comm.as_str()).collect();
         Self {
             profile,
-            strings: Strings::default(),
-            functions: Functions::default(),
-            frames: Frames::default(),
+            strings: Interner::default(),
+            functions: Interner::default(),
+            frames: Interner::default(),
             by_id: vec![None; profile.frames.len()],
-            known_functions: FxHashMap::default(),
-            known_frames: FxHashMap::default(),
-            programs,
+            programs: profile.targets.iter().map(|target| target.facts.comm.as_str()).collect(),
         }
     }
 
     /// `None` if the profile has no such frame.
-    pub(super) fn frame(&mut self, id: FrameId) -> Option<u32> {
+    fn frame(&mut self, id: FrameId) -> Option<u32> {
         let at = id.0 as usize;
         if let Some(known) = *self.by_id.get(at)? {
             return Some(known);
         }
-        let profile = self.profile;
-        let number = self.intern(profile.frames.get(at)?);
+        let frame = self.profile.frames.get(at)?;
+        let function = self.function(frame);
+        let file = self.optional(frame.file.as_deref());
+        let offset = frame.module_offset.filter(|&offset| file == 0 && offset < OFFSET_MAX);
+        let line = frame.line.unwrap_or(0);
+        let number = self.frames.intern(FrameFields { function, file, line, is_inlined: frame.inlined, offset });
         self.by_id[at] = Some(number);
         Some(number)
     }
 
-    fn intern(&mut self, frame: &'a Frame) -> u32 {
-        let function = self.function(frame);
-        let file = self.strings.optional(frame.file.as_deref());
-        let offset = frame.module_offset.filter(|&offset| file == 0 && offset < OFFSET_MAX);
-        let line = frame.line.unwrap_or(0);
-        let key = (function, file, line, frame.inlined, offset.unwrap_or(u64::MAX));
-        if let Some(&known) = self.known_frames.get(&key) {
-            return known;
-        }
-        let number = u32::try_from(self.frames.function.len()).unwrap_or(u32::MAX);
-        self.frames.function.push(function);
-        self.frames.file.push(file);
-        self.frames.line.push(line);
-        self.frames.inlined.push(u32::from(frame.inlined));
-        self.frames.offset.push(offset.map_or(-1.0, float));
-        self.known_frames.insert(key, number);
-        number
+    fn function(&mut self, frame: &'a Frame) -> u32 {
+        let (name, short) = match frame.function.as_deref() {
+            Some(name) => (Cow::Borrowed(name), Cow::Owned(function::short(name))),
+            None => (Cow::Owned(frame.label()), Cow::Owned(frame.label())),
+        };
+        let name = self.strings.intern(name);
+        let module = self.optional(frame.module.as_deref());
+        let short = self.strings.intern(short);
+        self.functions.intern(FunctionFields { name, short, module, kind: self.kind(frame) })
     }
 
-    fn function(&mut self, frame: &'a Frame) -> u32 {
-        let name: Cow<'a, str> = match frame.function.as_deref() {
-            Some(name) => Cow::Borrowed(name),
-            None => Cow::Owned(frame.label()),
-        };
-        let short = match frame.function.as_deref() {
-            Some(name) => Cow::Owned(function::short(name)),
-            None => name.clone(),
-        };
-        let name = self.strings.number(name);
-        let module = self.strings.optional(frame.module.as_deref());
-        if let Some(&known) = self.known_functions.get(&(name, module)) {
-            return known;
-        }
-        let number = u32::try_from(self.functions.name.len()).unwrap_or(u32::MAX);
-        self.functions.name.push(name);
-        let short = self.strings.number(short);
-        self.functions.short.push(short);
-        self.functions.module.push(module);
-        self.functions.kind.push(self.kind(frame));
-        self.known_functions.insert((name, module), number);
-        number
+    fn optional(&mut self, text: Option<&'a str>) -> u32 {
+        text.map_or(0, |text| self.strings.intern(Cow::Borrowed(text)) + 1)
     }
 
     fn kind(&self, frame: &Frame) -> u32 {
         let module = frame.module.as_deref().unwrap_or("");
+        let base = base_name(module);
         match frame.function {
             None => NAMELESS,
             Some(_) if function::is_plumbing(frame) => PLUMBING,
             // The kernel cuts a program's name to 15 bytes.
-            Some(_) if self.is_program(module) => PROGRAM,
+            Some(_) if self.programs.iter().any(|comm| !comm.is_empty() && base.starts_with(comm)) => PROGRAM,
             Some(_) if module.contains(".so") || module.starts_with('[') => LIBRARY,
             Some(_) => PROGRAM,
         }
     }
 
-    fn is_program(&self, module: &str) -> bool {
-        let base = base_name(module);
-        self.programs.iter().any(|comm| !comm.is_empty() && base.starts_with(comm))
+    pub(super) fn functions(&self) -> Functions {
+        let functions = self.functions.values.iter();
+        Functions {
+            name: functions.clone().map(|function| function.name).collect(),
+            short: functions.clone().map(|function| function.short).collect(),
+            module: functions.clone().map(|function| function.module).collect(),
+            kind: functions.map(|function| function.kind).collect(),
+        }
+    }
+
+    pub(super) fn frames(&self) -> Frames {
+        let frames = self.frames.values.iter();
+        Frames {
+            function: frames.clone().map(|frame| frame.function).collect(),
+            file: frames.clone().map(|frame| frame.file).collect(),
+            line: frames.clone().map(|frame| frame.line).collect(),
+            inlined: frames.clone().map(|frame| u32::from(frame.is_inlined)).collect(),
+            offset: frames
+                .map(|frame| frame.offset.and_then(|offset| i64::try_from(offset).ok()).unwrap_or(-1))
+                .collect(),
+        }
+    }
+
+    pub(super) fn into_strings(self) -> Vec<Cow<'a, str>> {
+        self.strings.values.into_iter().collect()
     }
 }
 
@@ -184,10 +167,9 @@ pub(super) struct Nodes {
     frame: Vec<u32>,
 }
 
-/// Collects stacks.
 #[derive(Debug, Default)]
 pub(super) struct Stacks {
-    nodes: Nodes,
+    pub(super) nodes: Nodes,
     children: FxHashMap<(u32, u32), u32>,
 }
 
@@ -197,23 +179,13 @@ impl Stacks {
         let mut parent = 0;
         for &id in stack.iter().rev() {
             let Some(frame) = names.frame(id) else { continue };
-            parent = match self.children.get(&(parent, frame)) {
-                Some(&known) => known,
-                None => self.add(parent, frame),
-            };
+            parent = *self.children.entry((parent, frame)).or_insert_with(|| {
+                self.nodes.frame.push(frame);
+                let node = u32::try_from(self.nodes.frame.len()).unwrap_or(u32::MAX);
+                self.nodes.back.push(node - parent);
+                node
+            });
         }
         parent
-    }
-
-    fn add(&mut self, parent: u32, frame: u32) -> u32 {
-        self.nodes.frame.push(frame);
-        let node = u32::try_from(self.nodes.frame.len()).unwrap_or(u32::MAX);
-        self.nodes.back.push(node - parent);
-        self.children.insert((parent, frame), node);
-        node
-    }
-
-    pub(super) fn into_nodes(self) -> Nodes {
-        self.nodes
     }
 }

@@ -6,10 +6,10 @@ use std::borrow::Cow;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::values::{Counts, Name};
+use super::values::Counts;
 use crate::ids::Pid;
-use crate::model::guardrails::{self, Action, Excess, ProbeCosts};
-use crate::model::{self, ChangeReason, Loss, NamesFrom, ProbeScope, UnfoundHook};
+use crate::model::guardrails::{self, Action, Excess, Usage};
+use crate::model::{self, IntervalChange, Loss, ProbeScope, SymbolizationFailure, UnfoundHook};
 
 /// Drops, and the cost of profiling.
 #[derive(Serialize, Deserialize)]
@@ -35,7 +35,7 @@ pub(in crate::report) struct Health<'a> {
     pub(super) agent_rss_bytes_max: u64,
     /// Changes of heaps' intervals, in the order of time.
     #[serde(default)]
-    pub(super) interval_changes: Vec<IntervalChange<'a>>,
+    pub(super) interval_changes: Cow<'a, [IntervalChange]>,
     /// Limits on the cost of profiling.
     #[serde(default)]
     pub(super) guardrails: Guardrails,
@@ -47,38 +47,12 @@ pub(in crate::report) struct Health<'a> {
     pub(super) symbolization: Symbolization<'a>,
 }
 
-/// A change of a heap's interval.
-#[derive(Serialize, Deserialize)]
-#[cfg_attr(test, derive(JsonSchema))]
-pub(crate) struct IntervalChange<'a> {
-    /// Time of the change, in nanoseconds since the Unix epoch.
-    pub(super) unix_ns: u64,
-    /// Name of the heap.
-    pub(super) heap: Cow<'a, str>,
-    /// Interval before the change.
-    pub(super) from_bytes: u64,
-    /// Interval after the change.
-    pub(super) to_bytes: u64,
-    /// Reason of the change.
-    pub(super) reason: Name<ChangeReason>,
-}
-
 /// Limits on the cost of profiling; null where none was set.
 #[derive(Default, Serialize, Deserialize)]
 #[cfg_attr(test, derive(JsonSchema))]
 pub(crate) struct Guardrails {
-    /// Limit on the memory of heapbpf and the kernel's maps, in bytes.
-    pub(super) memory_bytes_max: Option<u64>,
-    /// Peak of that memory.
-    pub(super) memory_bytes_highest: Option<u64>,
-    /// Limit on the CPU usage of heapbpf, in percent of one core.
-    pub(super) cpu_percent_max: Option<f64>,
-    /// Peak of that usage, over some seconds.
-    pub(super) cpu_percent_highest: Option<f64>,
-    /// Limit on the probes' share of a target's CPU time, in percent.
-    pub(super) overhead_percent_max: Option<f64>,
-    /// Cost of probes on this machine, where measured.
-    pub(super) probe_costs: Option<ProbeCosts>,
+    #[serde(flatten)]
+    pub(super) usage: Usage,
     /// Exceeded limits, in the order of time.
     pub(super) reached: Vec<Reached>,
 }
@@ -92,7 +66,7 @@ pub(crate) struct Reached {
     /// The exceeded limit; `keeper` if the keeper process exited prematurely.
     pub(super) limit: Limit,
     /// What heapbpf did in response.
-    pub(super) action: Name<Action>,
+    pub(super) action: Action,
     /// The target, for a limit per target.
     pub(super) pid: Option<u32>,
     /// Measured memory, in bytes.
@@ -121,25 +95,13 @@ pub(crate) struct Symbolization<'a> {
     /// What it was not isolated from, because the kernel refused.
     pub(super) isolation_missing: Vec<Cow<'a, str>>,
     /// Modules that could not be symbolized completely.
-    pub(super) failures: Vec<SymbolizationFailure<'a>>,
-}
-
-/// A module that could not be symbolized completely.
-#[derive(Serialize, Deserialize)]
-#[cfg_attr(test, derive(JsonSchema))]
-pub(crate) struct SymbolizationFailure<'a> {
-    /// Path of the module.
-    pub(super) module: Cow<'a, str>,
-    /// Why.
-    pub(super) reason: Cow<'a, str>,
-    /// Fallback source of names.
-    pub(super) names: Name<NamesFrom>,
+    pub(super) failures: Cow<'a, [SymbolizationFailure]>,
 }
 
 impl<'a> Health<'a> {
     pub(in crate::report) fn new(health: &'a model::Health) -> Self {
-        let model::Symbolization { failures, .. } = &health.symbolization;
         let isolated = |in_force| health.symbolization.isolated(in_force).map(Cow::Borrowed).collect();
+        let guardrails::Guardrails { usage, reached } = &health.guardrails;
         Self {
             events: health.events,
             lost: Counts(Cow::Borrowed(&health.lost)),
@@ -149,22 +111,21 @@ impl<'a> Health<'a> {
             resyncs: health.resyncs,
             agent_cpu_ns: health.agent_cpu_ns,
             agent_rss_bytes_max: health.agent_rss_bytes_max,
-            interval_changes: health.interval_changes.iter().map(IntervalChange::new).collect(),
-            guardrails: Guardrails::new(&health.guardrails),
+            interval_changes: Cow::Borrowed(&health.interval_changes),
+            guardrails: Guardrails { usage: *usage, reached: reached.iter().map(Reached::new).collect() },
             scope: health.scope.clone(),
             symbolization: Symbolization {
                 isolation: isolated(true),
                 isolation_missing: isolated(false),
-                failures: failures.iter().map(SymbolizationFailure::new).collect(),
+                failures: Cow::Borrowed(&health.symbolization.failures),
             },
         }
     }
 
     pub(super) fn into_model(self) -> Result<model::Health, String> {
-        let changes = self.interval_changes.into_iter().map(IntervalChange::into_model);
         let isolation = self.symbolization.isolation.into_iter().map(|name| (name.into_owned(), true));
         let missing = self.symbolization.isolation_missing.into_iter().map(|name| (name.into_owned(), false));
-        let failures = self.symbolization.failures.into_iter().map(SymbolizationFailure::into_model);
+        let reached = self.guardrails.reached.into_iter().map(Reached::into_model);
         Ok(model::Health {
             events: self.events,
             lost: self.lost.0.into_owned(),
@@ -172,65 +133,18 @@ impl<'a> Health<'a> {
             frame_pointer_modules: self.frame_pointer_modules.into_owned(),
             unfound: self.unfound.into_owned(),
             resyncs: self.resyncs,
-            interval_changes: changes.collect(),
+            interval_changes: self.interval_changes.into_owned(),
             agent_cpu_ns: self.agent_cpu_ns,
             agent_rss_bytes_max: self.agent_rss_bytes_max,
-            guardrails: self.guardrails.into_model()?,
+            guardrails: guardrails::Guardrails {
+                usage: self.guardrails.usage,
+                reached: reached.collect::<Result<_, _>>()?,
+            },
             scope: self.scope,
             symbolization: model::Symbolization {
                 isolation: isolation.chain(missing).collect(),
-                failures: failures.collect(),
+                failures: self.symbolization.failures.into_owned(),
             },
-        })
-    }
-}
-
-impl<'a> IntervalChange<'a> {
-    fn new(change: &'a model::IntervalChange) -> Self {
-        let model::IntervalChange { unix_ns, ref heap, from_bytes, to_bytes, reason } = *change;
-        Self { unix_ns, heap: Cow::Borrowed(heap), from_bytes, to_bytes, reason: Name(reason) }
-    }
-
-    fn into_model(self) -> model::IntervalChange {
-        let Self { unix_ns, heap, from_bytes, to_bytes, reason } = self;
-        model::IntervalChange { unix_ns, heap: heap.into_owned(), from_bytes, to_bytes, reason: reason.0 }
-    }
-}
-
-impl<'a> SymbolizationFailure<'a> {
-    fn new(failure: &'a model::SymbolizationFailure) -> Self {
-        let model::SymbolizationFailure { module, reason, names } = failure;
-        Self { module: Cow::Borrowed(module), reason: Cow::Borrowed(reason), names: Name(*names) }
-    }
-
-    fn into_model(self) -> model::SymbolizationFailure {
-        let Self { module, reason, names } = self;
-        model::SymbolizationFailure { module: module.into_owned(), reason: reason.into_owned(), names: names.0 }
-    }
-}
-
-impl Guardrails {
-    fn new(guardrails: &guardrails::Guardrails) -> Self {
-        Self {
-            memory_bytes_max: guardrails.memory_bytes_max,
-            memory_bytes_highest: guardrails.memory_bytes_highest,
-            cpu_percent_max: guardrails.cpu_percent_max,
-            cpu_percent_highest: guardrails.cpu_percent_highest,
-            overhead_percent_max: guardrails.overhead_percent_max,
-            probe_costs: guardrails.costs,
-            reached: guardrails.reached.iter().map(Reached::new).collect(),
-        }
-    }
-
-    fn into_model(self) -> Result<guardrails::Guardrails, String> {
-        Ok(guardrails::Guardrails {
-            memory_bytes_max: self.memory_bytes_max,
-            memory_bytes_highest: self.memory_bytes_highest,
-            cpu_percent_max: self.cpu_percent_max,
-            cpu_percent_highest: self.cpu_percent_highest,
-            overhead_percent_max: self.overhead_percent_max,
-            costs: self.probe_costs,
-            reached: self.reached.into_iter().map(Reached::into_model).collect::<Result<_, _>>()?,
         })
     }
 }
@@ -243,7 +157,7 @@ impl Reached {
             Excess::Overhead(pid, percent) => (Limit::Overhead, Some(pid.0), None, Some(percent)),
             Excess::Keeper => (Limit::Keeper, None, None, None),
         };
-        Self { unix_ns: reached.unix_ns, limit, action: Name(reached.action), pid, bytes, percent }
+        Self { unix_ns: reached.unix_ns, limit, action: reached.action, pid, bytes, percent }
     }
 
     fn into_model(self) -> Result<guardrails::Reached, String> {
@@ -254,6 +168,6 @@ impl Reached {
             (Limit::Keeper, ..) => Excess::Keeper,
             _ => return Err("the measurement of an exceeded limit is missing".to_owned()),
         };
-        Ok(guardrails::Reached { unix_ns: self.unix_ns, what, action: self.action.0 })
+        Ok(guardrails::Reached { unix_ns: self.unix_ns, what, action: self.action })
     }
 }

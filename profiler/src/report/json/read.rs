@@ -7,22 +7,22 @@ use std::borrow::Cow;
 use std::sync::Arc;
 
 use profiler_common::stack::StackEnd;
-use rustc_hash::FxHashMap;
 use serde::Deserialize;
 use thiserror::Error;
 
 use super::schema::{self, VERSION};
 use super::values::{Amount, Hex};
-use crate::ids::{Pid, Tid};
+use crate::ids::Pid;
 use crate::ledger::details::Ages;
 use crate::ledger::details::Details;
 use crate::ledger::details::Histogram;
 use crate::ledger::totals::Totals;
 use crate::model::history::{CurvePoint, HeapUsage, History};
 use crate::model::{
-    Beginning, CallsiteProfile, Frame, FrameId, HeapProfile, HookStatus, LeakCandidate, Leaks, MappingProfile,
-    ModuleProfile, Origin, Others, Profile, TargetFacts, TargetProfile, ThreadProfile,
+    Beginning, CallsiteProfile, Frame, FrameId, HeapProfile, LeakCandidate, Leaks, MappingProfile, ModuleProfile,
+    Origin, Others, Profile, TargetFacts, TargetProfile,
 };
+use crate::report::tables::Interner;
 use crate::report::text;
 use crate::units::{
     Amounts, EstimatedBytes, EstimatedCount, EstimatedMicros, EstimatedVariance, MonotonicNanos, Variance,
@@ -37,7 +37,6 @@ const NANOS_MAX: f64 = AMOUNT_MAX * (1_u64 << 20) as f64;
 /// Limit for variances: a standard deviation of 4 TiB. A million of these can be summed.
 const VARIANCE_MAX: f64 = AMOUNT_MAX * (1_u64 << 20) as f64;
 
-/// Limit for temporary blocks of a callsite.
 const TEMPORARY_COUNT_MAX: u64 = 1 << 43;
 
 /// Limit for points of a curve. Sessions keep fewer.
@@ -46,7 +45,6 @@ const CURVE_POINTS_MAX: usize = 4096;
 /// Maximum length of the kernel's name for a process.
 const COMM_BYTES_MAX: usize = 15;
 
-/// Why a text could not be read as a report.
 #[derive(Debug, Error)]
 pub enum ReadError {
     #[error("it is not JSON, or truncated: {0}")]
@@ -65,7 +63,6 @@ pub enum ReadError {
     Version { version: u64 },
 }
 
-/// The fields that identify a report.
 #[derive(Deserialize)]
 struct Opening {
     version: Option<u64>,
@@ -92,10 +89,10 @@ pub fn read(text: &[u8]) -> Result<Profile, ReadError> {
 }
 
 fn profile(report: schema::Report<'_>) -> Result<Profile, String> {
-    let mut interner = Interner::default();
-    let modules = report.modules.into_iter().map(|module| self::module(module, &mut interner));
+    let mut names = Names::default();
+    let modules = report.modules.into_iter().map(|module| self::module(module, &mut names));
     let modules = modules.collect::<Result<Vec<_>, _>>()?;
-    let targets = report.targets.into_iter().map(|target| self::target(target, modules.len(), &mut interner));
+    let targets = report.targets.into_iter().map(|target| self::target(target, modules.len(), &mut names));
     Ok(Profile {
         interval_bytes: report.interval_bytes,
         started_unix_ns: report.started_unix_ns,
@@ -116,23 +113,19 @@ fn profile(report: schema::Report<'_>) -> Result<Profile, String> {
             folded_interval_bytes: report.others.folded_interval_bytes,
         },
         health: report.health.into_model()?,
-        frames: interner.frames,
+        frames: names.frames.values.into_iter().collect(),
         modules,
     })
 }
 
 /// `modules` is the number of the report's modules.
-fn target(target: schema::Target<'_>, modules: usize, interner: &mut Interner) -> Result<TargetProfile, String> {
+fn target(target: schema::Target<'_>, modules: usize, names: &mut Names) -> Result<TargetProfile, String> {
     let heaps = target.heaps.into_iter().map(heap).collect::<Result<Vec<_>, _>>()?;
     let mappings = target.mappings.iter().map(|mapping| self::mapping(mapping, modules));
     let threads = target.threads.len();
-    let callsites = target.callsites.into_iter().map(|callsite| self::callsite(callsite, &heaps, threads, interner));
+    let callsites = target.callsites.into_iter().map(|callsite| self::callsite(callsite, &heaps, threads, names));
     let callsites = callsites.collect::<Result<Vec<_>, _>>()?;
-    let leaks = target.leak_candidates.map(|leaks| self::leaks(leaks, &heaps, &callsites, interner));
-    let thread = |thread: schema::Thread<'_>| ThreadProfile {
-        tid: Tid(thread.tid),
-        name: thread.name.as_deref().map(Into::into),
-    };
+    let leaks = target.leak_candidates.map(|leaks| self::leaks(leaks, &heaps, &callsites, names));
     Ok(TargetProfile {
         facts: TargetFacts {
             pid: Pid(target.pid),
@@ -147,7 +140,7 @@ fn target(target: schema::Target<'_>, modules: usize, interner: &mut Interner) -
             overhead: target.overhead,
         },
         mappings: mappings.collect::<Result<_, _>>()?,
-        threads: target.threads.into_iter().map(thread).collect(),
+        threads: target.threads.into_owned(),
         history: history(&target.curve)?,
         totals: totals(&target.totals.totals)?,
         leaks: leaks.transpose()?,
@@ -179,15 +172,12 @@ fn beginning(beginning: &schema::Beginning) -> Result<Beginning, String> {
 }
 
 fn heap(heap: schema::Heap<'_>) -> Result<HeapProfile, String> {
-    let hook = |hook: schema::Hook<'_>| HookStatus {
-        function: hook.function.into_owned(),
-        module: hook.module.into_owned(),
-        backend: hook.backend.into_owned(),
-        offset: hook.offset,
-        instruction: hook.instruction.map(Cow::into_owned),
-        emulated: hook.emulated,
-        required: hook.required,
-        error: hook.error.map(Cow::into_owned).or((!hook.attached).then(|| "unknown reason".to_owned())),
+    let hook = |schema::Hook { status, attached }: schema::Hook<'_>| {
+        let mut hook = status.into_owned();
+        if !attached && hook.error.is_none() {
+            hook.error = Some("unknown reason".to_owned());
+        }
+        hook
     };
     Ok(HeapProfile {
         name: heap.name.into_owned(),
@@ -219,22 +209,20 @@ fn history(curve: &[schema::CurvePoint]) -> Result<History, String> {
     }
 }
 
-fn module(module: schema::Module<'_>, interner: &mut Interner) -> Result<ModuleProfile, String> {
+fn module(module: schema::Module<'_>, names: &mut Names) -> Result<ModuleProfile, String> {
     Ok(ModuleProfile {
-        path: interner.name(&module.path),
+        path: names.name(&module.path),
         build_id: module.build_id.as_deref().map(build_id).transpose()?,
     })
 }
 
 /// Parses two hexadecimal digits for each byte.
 fn build_id(digits: &str) -> Result<Vec<u8>, String> {
-    let digit = |byte: &u8| char::from(*byte).to_digit(16).and_then(|digit| u8::try_from(digit).ok());
-    let byte = |pair: &[u8]| match pair {
-        [high, low] => Some(digit(high)? << 4 | digit(low)?),
-        _ => None,
-    };
-    let bytes: Option<Vec<u8>> = digits.as_bytes().chunks(2).map(byte).collect();
-    let bytes = bytes.filter(|bytes| !bytes.is_empty());
+    let byte = |at: usize| u8::from_str_radix(digits.get(at..at + 2)?, 16).ok();
+    let bytes: Option<Vec<u8>> = (0..digits.len()).step_by(2).map(byte).collect();
+    // `from_str_radix` accepts signs.
+    let is_hex = !digits.is_empty() && digits.bytes().all(|digit| digit.is_ascii_hexdigit());
+    let bytes = bytes.filter(|_| is_hex);
     bytes.ok_or_else(|| format!("`{}` is not a build id", text::printable(digits)))
 }
 
@@ -254,7 +242,7 @@ fn callsite(
     callsite: schema::Callsite<'_>,
     heaps: &[HeapProfile],
     threads: usize,
-    interner: &mut Interner,
+    names: &mut Names,
 ) -> Result<CallsiteProfile, String> {
     let end = callsite.end.map(|name| {
         let end = StackEnd::ALL.iter().copied().find(|end| end.counter().name() == name);
@@ -270,7 +258,7 @@ fn callsite(
         _ => None,
     };
     Ok(CallsiteProfile {
-        stack: interner.stack(callsite.stack)?,
+        stack: names.stack(callsite.stack)?,
         end: end.transpose()?,
         heap: heaps.iter().position(|heap| Some(&*heap.name) == callsite.heap.as_deref()).unwrap_or(heaps.len()),
         thread: callsite.thread,
@@ -287,10 +275,10 @@ fn leaks(
     leaks: schema::LeakCandidates<'_>,
     heaps: &[HeapProfile],
     callsites: &[CallsiteProfile],
-    interner: &mut Interner,
+    names: &mut Names,
 ) -> Result<Leaks, String> {
     let candidate = |candidate: schema::LeakCandidate<'_>| {
-        let stack = interner.stack(candidate.stack)?;
+        let stack = names.stack(candidate.stack)?;
         let matches = |callsite: &CallsiteProfile| {
             let heap = heaps.get(callsite.heap).map(|heap| heap.name.as_str());
             callsite.stack == stack && heap == candidate.heap.as_deref()
@@ -394,39 +382,34 @@ fn nanos(amount: Amount) -> Result<EstimatedMicros, String> {
 }
 
 fn bytes(amount: Amount) -> Result<EstimatedBytes, String> {
-    Ok(match amount {
-        Amount::Exact(bytes) => EstimatedBytes::exact(bytes),
-        amount => EstimatedBytes::from_f64(bounded(amount.to_f64(), AMOUNT_MAX)?),
-    })
+    estimate(amount, EstimatedBytes::exact, EstimatedBytes::from_f64)
 }
 
 fn count(amount: Amount) -> Result<EstimatedCount, String> {
-    Ok(match amount {
-        Amount::Exact(count) => EstimatedCount::exact(count),
-        amount => EstimatedCount::from_f64(bounded(amount.to_f64(), AMOUNT_MAX)?),
-    })
+    estimate(amount, EstimatedCount::exact, EstimatedCount::from_f64)
+}
+
+fn estimate<T>(amount: Amount, exact: fn(u64) -> T, from_f64: fn(f64) -> T) -> Result<T, String> {
+    match amount {
+        Amount::Exact(amount) => Ok(exact(amount)),
+        amount => bounded(amount.to_f64(), AMOUNT_MAX).map(from_f64),
+    }
 }
 
 fn bounded(amount: f64, max: f64) -> Result<f64, String> {
     (amount.abs() <= max).then_some(amount).ok_or_else(|| format!("`{amount:e}` exceeds the limit of {max:e}"))
 }
 
-/// Frames and their names, without duplicates.
 #[derive(Default)]
-struct Interner {
-    names: FxHashMap<Arc<str>, ()>,
-    ids: FxHashMap<Frame, FrameId>,
-    frames: Vec<Frame>,
+struct Names {
+    names: Interner<Arc<str>>,
+    frames: Interner<Frame>,
 }
 
-impl Interner {
+impl Names {
     fn name(&mut self, name: &str) -> Arc<str> {
-        if let Some((name, ())) = self.names.get_key_value(name) {
-            return Arc::clone(name);
-        }
-        let name: Arc<str> = name.into();
-        self.names.insert(Arc::clone(&name), ());
-        name
+        let index = self.names.intern_ref(name);
+        Arc::clone(&self.names.values[index as usize])
     }
 
     fn stack(&mut self, stack: Vec<schema::Frame<'_>>) -> Result<Vec<FrameId>, String> {
@@ -444,12 +427,6 @@ impl Interner {
             address,
             module_offset: frame.module_offset.map(|Hex(offset)| offset),
         };
-        if let Some(&id) = self.ids.get(&frame) {
-            return Ok(id);
-        }
-        let id = FrameId(u32::try_from(self.frames.len()).map_err(|_| "it has too many frames".to_owned())?);
-        self.frames.push(frame.clone());
-        self.ids.insert(frame, id);
-        Ok(id)
+        Ok(FrameId(self.frames.intern(frame)))
     }
 }

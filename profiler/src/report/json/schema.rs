@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use super::health::Health;
 use super::values::{Amount, Hex};
 use crate::model::guardrails::Overhead;
-use crate::model::{self, Profile, Skipped, Window};
+use crate::model::{self, HookStatus, Profile, Skipped, ThreadProfile, Window};
 
 /// Version of the report's shape. Raised by incompatible changes; a new field alone does not raise it.
 pub(crate) const VERSION: u32 = 1;
@@ -84,7 +84,7 @@ pub(crate) struct Target<'a, Callsites = Vec<Callsite<'a>>> {
     pub(super) mappings: Vec<Mapping>,
     /// Threads that callsites refer to.
     #[serde(default)]
-    pub(super) threads: Vec<Thread<'a>>,
+    pub(super) threads: Cow<'a, [ThreadProfile]>,
     /// Growing callsites; null where growth was not computed.
     pub(super) leak_candidates: Option<LeakCandidates<'a>>,
     /// Totals by stack and heap, the largest by the view first.
@@ -277,24 +277,10 @@ pub(crate) struct Heap<'a> {
 #[derive(Serialize, Deserialize)]
 #[cfg_attr(test, derive(JsonSchema))]
 pub(crate) struct Hook<'a> {
-    /// Symbol of the function.
-    pub(super) function: Cow<'a, str>,
-    /// Path of the module that defines it.
-    pub(super) module: Cow<'a, str>,
-    /// Attach backend: `perf`, `multi` or `session`.
-    pub(super) backend: Cow<'a, str>,
-    /// Offset of the probed instruction in the module's file, in bytes.
-    pub(super) offset: u64,
-    /// The probed instruction, in the syntax of GNU tools.
-    pub(super) instruction: Option<Cow<'a, str>>,
-    /// The kernel emulates the instruction, which makes the probe cheap.
-    pub(super) emulated: Option<bool>,
-    /// The profile is incomplete without this hook.
-    pub(super) required: bool,
+    #[serde(flatten)]
+    pub(super) status: Cow<'a, HookStatus>,
     /// The hook was attached.
     pub(super) attached: bool,
-    /// Why it was not attached.
-    pub(super) error: Option<Cow<'a, str>>,
 }
 
 /// Totals of a stack and heap.
@@ -428,22 +414,6 @@ pub(crate) struct Mapping {
     pub(super) bias: Option<Hex>,
     /// Index into the report's `modules`.
     pub(super) module: usize,
-}
-
-/// A thread.
-#[derive(Serialize, Deserialize)]
-#[cfg_attr(test, derive(JsonSchema))]
-pub(in crate::report) struct Thread<'a> {
-    /// Thread id.
-    pub(super) tid: u32,
-    /// The kernel's name for the thread at its first recorded allocation; null where it had exited before it was read.
-    pub(super) name: Option<Cow<'a, str>>,
-}
-
-impl<'a> Thread<'a> {
-    pub(in crate::report) fn new(thread: &'a model::ThreadProfile) -> Self {
-        Self { tid: thread.tid.0, name: thread.name.as_deref().map(Cow::Borrowed) }
-    }
 }
 
 /// A mapped file with code.

@@ -3,7 +3,6 @@
 use std::borrow::Cow;
 use std::fmt;
 use std::marker::PhantomData;
-use std::str::FromStr;
 
 use serde::de::{Error as _, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
@@ -24,18 +23,19 @@ pub(in crate::report) enum Amount {
 
 impl Amount {
     pub(in crate::report) fn of_bytes(bytes: EstimatedBytes, exact: bool) -> Self {
-        match exact {
-            true if bytes < EstimatedBytes::ZERO => Self::Below((EstimatedBytes::ZERO - bytes).rounded()),
-            true => Self::Exact(bytes.rounded()),
-            false => Self::Estimate(bytes.to_f64()),
-        }
+        Self::of(bytes.rounded(), (EstimatedBytes::ZERO - bytes).rounded(), bytes.to_f64(), exact)
     }
 
     pub(in crate::report) fn of_count(count: EstimatedCount, exact: bool) -> Self {
+        Self::of(count.rounded(), (EstimatedCount::ZERO - count).rounded(), count.to_f64(), exact)
+    }
+
+    /// `above` and `below` are the distances from 0.
+    fn of(above: u64, below: u64, estimate: f64, exact: bool) -> Self {
         match exact {
-            true if count < EstimatedCount::ZERO => Self::Below((EstimatedCount::ZERO - count).rounded()),
-            true => Self::Exact(count.rounded()),
-            false => Self::Estimate(count.to_f64()),
+            true if below > 0 => Self::Below(below),
+            true => Self::Exact(above),
+            false => Self::Estimate(estimate),
         }
     }
 
@@ -92,24 +92,6 @@ impl<'de> Deserialize<'de> for Hex {
     }
 }
 
-/// An enum of the model, by its variant's name in reports.
-#[derive(Clone, Copy)]
-pub(crate) struct Name<T>(pub(super) T);
-
-impl<T: Copy + Into<&'static str>> Serialize for Name<T> {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_str(self.0.into())
-    }
-}
-
-impl<'de, T: FromStr> Deserialize<'de> for Name<T> {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let name = Cow::<str>::deserialize(deserializer)?;
-        let unknown = |_| D::Error::custom(format_args!("unknown value `{}`", text::printable(&name)));
-        name.parse().map(Self).map_err(unknown)
-    }
-}
-
 /// Counts by reason: an object whose fields are in the order of the list.
 #[derive(Clone)]
 pub(in crate::report) struct Counts<'a, K: Clone>(pub(in crate::report) Cow<'a, [(K, u64)]>);
@@ -145,9 +127,4 @@ impl<'de, K: Clone + Deserialize<'de>> Deserialize<'de> for Counts<'_, K> {
 
         deserializer.deserialize_map(InOrder(PhantomData)).map(|counts| Self(Cow::Owned(counts)))
     }
-}
-
-/// Two hexadecimal digits for each byte.
-pub(in crate::report) fn hexadecimal(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }

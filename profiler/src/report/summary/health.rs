@@ -1,27 +1,24 @@
 //! The health section of the summary: how complete the profile is, and what it cost.
 
 use profiler_common::counter::Counter;
+use profiler_common::limits::STACK_FRAMES_MAX;
 
 use crate::model::guardrails::{Action, Excess, Guardrails, Reached};
 use crate::model::{
-    Health, HeapProfile, HookStatus, NamesFrom, Profile, ScopeKind, Symbolization, SymbolizationFailure,
+    Health, HeapProfile, HookStatus, Loss, NamesFrom, Profile, ScopeKind, Symbolization, SymbolizationFailure,
 };
-use crate::report::loss::{explain, explain_stack_end};
 use crate::report::page::{HEADING, PLAIN, Page, WARNING};
 use crate::report::presentation::View;
 use crate::report::{describe, text};
 
-/// Maximum number of hooks or modules listed.
 const HOOKS_MAX: usize = 5;
 
-/// Maximum number of reached limits listed.
 const REACHED_MAX: usize = 10;
 
 /// Minimum duration of a recording to report the agent's share of CPU time: startup dominates shorter ones.
 const SHARE_DURATION_NS_MIN: u64 = 1_000_000_000;
 
 impl Page {
-    /// Lists losses, missing hooks, how stacks ended, and what profiling cost.
     pub(in crate::report) fn health(&mut self, profile: &Profile, view: View) {
         if profile.incomplete() {
             self.line(WARNING, "health: this profile is incomplete");
@@ -54,8 +51,7 @@ impl Page {
                 self.line(PLAIN, &format!("    {remedy}"));
             }
         }
-        for (heap, changes) in describe::interval_changes(health) {
-            let line = describe::changed_interval(profile, heap, &changes);
+        for line in describe::interval_changes(profile) {
             self.line(PLAIN, &format!("  {line}"));
         }
         if health.resyncs > 0 {
@@ -72,19 +68,19 @@ impl Page {
             self.line(style, &format!("  {}", describe_reached(profile, reached)));
         }
         self.and_more("  ", guardrails.reached.len(), REACHED_MAX);
-        if let (Some(highest), Some(max)) = (guardrails.memory_bytes_highest, guardrails.memory_bytes_max) {
+        if let (Some(highest), Some(max)) = (guardrails.usage.memory_bytes_highest, guardrails.usage.memory_bytes_max) {
             let (highest, max) = (text::size(highest), text::size(max));
             self.line(PLAIN, &format!("  memory: at most {highest}, kernel maps and agent, of the {max} allowed"));
         }
         self.overheads(profile, guardrails);
     }
 
-    /// Reports the target with the highest overhead.
     fn overheads(&mut self, profile: &Profile, guardrails: &Guardrails) {
         let known = profile.targets.iter().filter_map(|target| Some((target, target.facts.overhead?)));
         let Some((target, overhead)) = known.max_by(|(_, a), (_, b)| a.percent.total_cmp(&b.percent)) else { return };
         let most = if profile.targets.len() > 1 { ", the most of all" } else { "" };
-        let max = guardrails.overhead_percent_max.map_or(String::new(), |max| format!(" ({} allowed)", percent(max)));
+        let max =
+            guardrails.usage.overhead_percent_max.map_or(String::new(), |max| format!(" ({} allowed)", percent(max)));
         let line = format!(
             "  overhead: probes took ≈ {} of the CPU time of {}{most}{max}",
             percent(overhead.percent),
@@ -247,21 +243,21 @@ fn heap_names(hooks: &[(&HeapProfile, &HookStatus)]) -> String {
 
 /// Describes which limit was reached when, and the action taken.
 pub(in crate::report) fn describe_reached(profile: &Profile, reached: &Reached) -> String {
-    let guardrails = &profile.health.guardrails;
+    let usage = &profile.health.guardrails.usage;
     let after = text::duration(reached.unix_ns.saturating_sub(profile.started_unix_ns));
     let limit = |max: Option<f64>| max.map_or(String::new(), |max| format!(", more than the {} allowed", percent(max)));
     let cause = match reached.what {
         Excess::Memory(bytes) => {
-            let max = text::size(guardrails.memory_bytes_max.unwrap_or(0));
+            let max = text::size(usage.memory_bytes_max.unwrap_or(0));
             format!("heapbpf and its kernel maps took {}, more than the {max} allowed", text::size(bytes))
         }
         Excess::Cpu(share) => {
-            format!("heapbpf took {} of a core{}", percent(share), limit(guardrails.cpu_percent_max))
+            format!("heapbpf took {} of a core{}", percent(share), limit(usage.cpu_percent_max))
         }
         Excess::Overhead(pid, share) => {
             let target = profile.targets.iter().find(|target| target.facts.pid == pid);
             let whose = target.map_or_else(|| format!("process {pid}"), describe::target);
-            let limit = limit(guardrails.overhead_percent_max);
+            let limit = limit(usage.overhead_percent_max);
             format!("probes took ≈ {} of the CPU time of {whose}{limit}", percent(share))
         }
         Excess::Keeper => "the keeper process, which owns the probes, exited".to_owned(),
@@ -297,4 +293,66 @@ pub(in crate::report) fn missing_isolation(symbolization: &Symbolization) -> Opt
         symbolization.isolated(false).map(|part| text::printable(part).replace('_', " ")).collect();
     (!missing.is_empty())
         .then(|| format!("symbolizer: not isolated ({}): the kernel refused; see `heapbpf doctor`", missing.join(", ")))
+}
+
+/// The meaning of a reason, and the remedy. `None` for a reason that only another version of heapbpf knows.
+pub(in crate::report) fn explain(loss: &Loss) -> Option<(&'static str, &'static str)> {
+    Some(match loss {
+        Loss::RingFull => ("the agent did not read events fast enough", "raise `--interval` or `--ring-size`"),
+        Loss::LiveSetFull => ("there were too many live blocks", "raise `--interval` or `--live-blocks`"),
+        Loss::InflightFull => {
+            ("too many threads were in allocator functions at once", "profile fewer processes at a time")
+        }
+        Loss::MissedReturn => (
+            "calls that were left by `longjmp`, or whose thread exited in the call",
+            "a few of these are normal; their blocks are missing",
+        ),
+        Loss::MissedFree => (
+            "the address of a live block was allocated again, so its free was missed",
+            "a function that is not hooked freed it; the JSON report lists the hooked functions",
+        ),
+        Loss::ResultUnreadable => (
+            "the result of `posix_memalign` could not be read from the process",
+            "a few of these are normal; their blocks are missing",
+        ),
+        Loss::MayThrow => (
+            "calls of `operator new` for a size so large that they may throw, which a return probe does not survive",
+            "their blocks are missing; a `malloc` of the same size would be recorded",
+        ),
+        Loss::ForkMissed => {
+            ("a forked process was not followed", "raise `--ring-size`, or specify the process itself with `--pid`")
+        }
+        Loss::ExecMissed => ("an exec was missed, so the report merges two programs", "raise `--ring-size`"),
+        Loss::TargetsFull => {
+            ("there were too many processes to profile them all", "select fewer with `--cmdline` or `--exclude`")
+        }
+        Loss::UnreadableRecord => ("the agent could not decode a record", "please report this"),
+        Loss::UnknownFree => {
+            ("a block was freed whose allocation was dropped", "the reasons of earlier drops apply here too")
+        }
+        Loss::ProbeMissed => (
+            "the kernel skipped a program because a preempted task was running it on the same CPU",
+            "please report this",
+        ),
+        Loss::StackLost => (
+            "callsites whose frames were dropped",
+            "their blocks are counted, under `[stack lost]`; raise `--ring-size` or `--interval`",
+        ),
+        Loss::Unknown(_) => return None,
+    })
+}
+
+/// Why a stack is truncated, by the name of its end.
+pub(in crate::report) fn explain_stack_end(end: &str) -> Option<String> {
+    let counter = Counter::ALL.iter().find(|counter| counter.name() == end)?;
+    Some(match counter {
+        Counter::StackTruncated => format!("deeper than {STACK_FRAMES_MAX} frames"),
+        Counter::StackUnreadable => "unreadable memory".to_owned(),
+        Counter::StackBrokenChain => "code without frame pointers".to_owned(),
+        Counter::StackNoScratch => "interrupted; only the caller is known".to_owned(),
+        Counter::StackMissingModule => "code whose unwind tables were not loaded yet".to_owned(),
+        Counter::StackNoRow => "code without unwind information".to_owned(),
+        Counter::StackUnsupportedRule => "an unwind rule that tables cannot express".to_owned(),
+        _ => return None,
+    })
 }

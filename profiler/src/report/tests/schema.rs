@@ -7,14 +7,13 @@ use std::path::Path;
 use schemars::generate::{SchemaGenerator, SchemaSettings};
 use schemars::{JsonSchema, Schema, json_schema};
 use serde_json::{Map, Value};
-use strum::VariantNames;
 
 use super::{guardrails, profiles, render};
 use crate::model::guardrails::ProbeCosts;
 use crate::model::{LeakCandidate, Leaks};
 use crate::model::{Profile, Window, WindowReason};
 use crate::report::json::schema;
-use crate::report::json::values::{Amount, Counts, Hex, Name};
+use crate::report::json::values::{Amount, Counts, Hex};
 use crate::report::{Format, View};
 use crate::units::EstimatedBytes;
 
@@ -61,7 +60,6 @@ macro_rules! inline_schema {
 inline_schema! {
     [] Amount: { "type": "number" };
     [] Hex: { "type": "string", "pattern": "^0x[0-9a-f]+$" };
-    [T: VariantNames] Name<T>: { "type": "string", "enum": T::VARIANTS };
     [K: Clone] Counts<'_, K>: { "type": "object", "additionalProperties": { "type": "integer", "minimum": 0 } };
 }
 
@@ -77,7 +75,7 @@ fn reports() -> Vec<Value> {
         merged_count: 1,
     });
     let mut limited = guardrails::limited();
-    limited.health.guardrails.costs = Some(ProbeCosts {
+    limited.health.guardrails.usage.probe_costs = Some(ProbeCosts {
         emulated_ns: 300.0,
         single_stepped_ns: 900.0,
         emulated_with_return_ns: 700.0,

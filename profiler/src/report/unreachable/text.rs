@@ -7,7 +7,6 @@ use crate::model::{Frame, TypeEvidence, TypeName};
 use crate::report::page::{HEADING, PLAIN, Page, WARNING};
 use crate::report::text;
 
-/// Bytes in a row of contents.
 const ROW_BYTES: usize = 16;
 
 /// Maximum characters of a type's name, so that the rest of the line stays visible.
@@ -16,16 +15,13 @@ const TYPE_CHARS_MAX: usize = 200;
 /// Minimum characters of a function's name, even if the terminal wraps the line.
 const FUNCTION_CHARS_MIN: usize = 40;
 
-/// Maximum number of gaps and of caveats listed.
 const REMARKS_MAX: usize = 10;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Style {
     /// The terminal's width, in columns; without one, lines are not truncated.
     pub width: Option<usize>,
-    /// Use ANSI escapes.
     pub colour: bool,
-    /// Show the first bytes of blocks.
     pub contents: bool,
 }
 
@@ -52,7 +48,6 @@ struct Text {
 }
 
 impl Text {
-    /// Truncates the line to the width of the terminal.
     fn line(&mut self, style: anstyle::Style, line: &str) {
         match self.style.width {
             Some(width) => self.page.line(style, &text::cut(line, width)),

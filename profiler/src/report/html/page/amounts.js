@@ -8,15 +8,15 @@ class Amounts {
   }
 
   // Columns of all views and of freed amounts, for all callsites.
-  of(period) {
+  during(period) {
     const key = `${period.from} ${period.to}`;
     if (!this.known.has(key)) {
-      this.known.set(key, this.gather(period));
+      this.known.set(key, this.computeDuring(period));
     }
     return this.known.get(key);
   }
 
-  gather(period) {
+  computeDuring(period) {
     const { callsites, count } = this.profile;
     const isAll = this.points.isAll(period);
     const before = isAll ? null : this.points.at(period.from);
@@ -64,15 +64,15 @@ class Amounts {
   // The view's quantity by callsite: `after` for the period, `before` for the period to compare with, or null.
   chosen(selection) {
     const mask = this.mask(selection);
-    const of = (period) => this.of(period)[field(selection.view)].map((amount, at) => (mask[at] ? amount : 0));
-    return { mask, after: of(selection.period), before: selection.base === null ? null : of(selection.base) };
+    const shown = (period) => this.during(period)[field(selection.view)].map((amount, at) => (mask[at] ? amount : 0));
+    return { mask, after: shown(selection.period), before: selection.base === null ? null : shown(selection.base) };
   }
 
   // Sums over the selected callsites.
   totals(selection, period) {
     const mask = this.mask(selection);
     const totals = {};
-    for (const [name, amounts] of Object.entries(this.of(period))) {
+    for (const [name, amounts] of Object.entries(this.during(period))) {
       totals[name] = amounts.reduce((sum, amount, at) => sum + (mask[at] ? amount : 0), 0);
     }
     return totals;

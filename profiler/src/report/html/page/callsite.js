@@ -52,7 +52,7 @@ function stackElement(profile, at) {
       { class: profile.functions.kind[number] === 0 ? "own" : null },
       wholeName(name),
       profile.frames.inlined[frame] ? element("span", { class: "tag" }, "inlined") : null,
-      element("span", { class: "quiet", title: cut(module, 1000) }, [profile.place(frame), baseName(module)].filter((part) => part !== "").map((part) => cut(part, 400)).join(" · ")),
+      element("span", { class: "quiet", title: cut(module, 1000) }, [profile.sourcePosition(frame), baseName(module)].filter((part) => part !== "").map((part) => cut(part, 400)).join(" · ")),
     );
   });
   return element("ol", {}, frames, gap.map((word) => element("li", { class: "quiet" }, word)).reverse());

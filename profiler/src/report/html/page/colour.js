@@ -37,7 +37,7 @@ class Colours {
   }
 
   // Colour of a node in the selected colour scheme.
-  of(tree, node, colour) {
+  ofNode(tree, node, colour) {
     if (tree.before !== null) {
       return this.growth(tree.before[node], tree.after[node]);
     }
@@ -54,7 +54,7 @@ class Colours {
   ofFunction(tree, node, colour) {
     const shade = (Math.imul(tree.key[node] + 1, 0x9e3779b1) >>> 24) / 255;
     if (colour === "kind") {
-      return this.kind(tree.profile.functions.kind[tree.key[node]], shade);
+      return this.ofKind(tree.profile.functions.kind[tree.key[node]], shade);
     }
     const module = tree.module(node);
     return module === "" ? this.grey(1) : this.ofModule(baseName(module), shade);
@@ -64,7 +64,7 @@ class Colours {
     return this.hue(hueOf(name), 62, shade);
   }
 
-  kind(kind, shade) {
+  ofKind(kind, shade) {
     return kind >= 3 ? this.grey(kind === 3 ? 1 : 0) : this.hue(KIND_HUES[kind], kind === 0 ? 85 : 60, shade);
   }
 

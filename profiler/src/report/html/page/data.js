@@ -90,7 +90,7 @@ class Profile {
 
   readCallsites() {
     this.count = this.targets.reduce((sum, target) => sum + target.callsites.count, 0);
-    this.callsites = { target: new Int32Array(this.count), place: new Int32Array(this.count) };
+    this.callsites = { target: new Int32Array(this.count), indexInTarget: new Int32Array(this.count) };
     for (const name of [...CALLSITE_COLUMNS, "shown_bytes", "shown_count"]) {
       this.callsites[name] = new Float64Array(this.count);
     }
@@ -107,7 +107,7 @@ class Profile {
       }
       for (let at = 0; at < callsites.count; at += 1) {
         this.callsites.target[first + at] = number;
-        this.callsites.place[first + at] = at;
+        this.callsites.indexInTarget[first + at] = at;
       }
       for (const name of ["sizes", "ages", "lifetimes"]) {
         callsites[name].from = starts(column(callsites[name].count, callsites.count));
@@ -134,7 +134,7 @@ class Profile {
   }
 
   // `/src/cache.c:42`, or `libx.so+0x123` where the source is unknown.
-  place(frame) {
+  sourcePosition(frame) {
     const file = this.string(this.frames.file[frame] - 1);
     const line = this.frames.line[frame];
     if (file !== "") {
@@ -167,7 +167,7 @@ class Profile {
   // The buckets of a callsite's histogram: `[bucket, blocks]`.
   histogram(callsite, name) {
     const columns = this.targets[this.callsites.target[callsite]].callsites[name];
-    const at = this.callsites.place[callsite];
+    const at = this.callsites.indexInTarget[callsite];
     const buckets = [];
     for (let bucket = columns.from[at]; bucket < columns.from[at + 1]; bucket += 1) {
       buckets.push([columns.bucket[bucket], columns.blocks[bucket]]);

@@ -26,12 +26,12 @@ class Flame {
     this.zoomed = zoomed;
     this.colour = colour;
     this.colours = new Colours();
-    this.place();
+    this.layOut();
     this.draw();
   }
 
   // Boxes of all visible nodes: the zoomed node at full width, with its callers above.
-  place() {
+  layOut() {
     const width = this.scroller.clientWidth;
     this.width = width;
     this.boxes = [];
@@ -111,7 +111,7 @@ class Flame {
     const { context, tree, found } = this;
     const isDim = isAbove || (found !== null && found[node] === 0);
     context.globalAlpha = isDim ? 0.5 : 1;
-    context.fillStyle = found !== null && found[node] === 1 ? (this.colours.dark ? "#a2387f" : "#f39ad6") : this.colours.of(tree, node, this.colour);
+    context.fillStyle = found !== null && found[node] === 1 ? (this.colours.dark ? "#a2387f" : "#f39ad6") : this.colours.ofNode(tree, node, this.colour);
     const wide = Math.max(width - (width > 3 ? GAP : 0.2), 0.5);
     context.fillRect(x, y, wide, ROW - GAP);
     context.globalAlpha = 1;
@@ -119,7 +119,7 @@ class Flame {
     if (letters >= 2) {
       context.fillStyle = this.colours.text;
       context.globalAlpha = isDim ? 0.75 : 1;
-      context.fillText(cut(tree.label(node), letters), x + 4, y + ROW / 2);
+      context.fillText(cut(tree.shortName(node), letters), x + 4, y + ROW / 2);
       context.globalAlpha = 1;
     }
     if (node === this.chosen || node === this.hovered) {
@@ -137,7 +137,7 @@ class Flame {
   }
 
   // Makes a node's row visible.
-  reveal(node) {
+  revealNode(node) {
     const box = this.boxOf.get(node);
     if (!box) {
       return;

@@ -10,14 +10,14 @@ class FlamePanel {
     this.flame = new Flame(this.scroller, byId("flame-canvas"), byId("flame-spacer"));
     this.treeKey = "";
     this.zoomPath = [];
-    byId("flame-search").addEventListener("input", () => this.search());
+    byId("flame-search").addEventListener("input", () => this.applySearch());
     byId("flame-reverse").addEventListener("click", () => selection.change({ isReversed: !selection.isReversed }));
     byId("flame-reset").addEventListener("click", () => this.reset());
     byId("flame-colour").addEventListener("change", (event) => selection.change({ colour: event.target.value }));
     this.scroller.addEventListener("mousemove", (event) => this.hover(event));
     this.scroller.addEventListener("mouseleave", () => this.leave());
     this.scroller.addEventListener("click", (event) => this.click(event));
-    this.scroller.addEventListener("keydown", (event) => this.key(event));
+    this.scroller.addEventListener("keydown", (event) => this.onKey(event));
     new ResizeObserver(() => this.resize()).observe(this.scroller);
     selection.listen(() => this.update());
   }
@@ -32,7 +32,7 @@ class FlamePanel {
     }
     const sumsKey = selection.sumsKey();
     if (this.sumsKey !== sumsKey) {
-      this.tree.sum(this.amounts.chosen(selection));
+      this.tree.addAmounts(this.amounts.chosen(selection));
       this.sumsKey = sumsKey;
     }
     if (!(this.tree.width[this.zoomed] > 0)) {
@@ -41,7 +41,7 @@ class FlamePanel {
     byId("flame-reverse").setAttribute("aria-pressed", String(selection.isReversed));
     this.describe();
     this.zoom(this.zoomed);
-    this.search();
+    this.applySearch();
   }
 
   resize() {
@@ -69,11 +69,11 @@ class FlamePanel {
     byId("flame-colour-label").hidden = selection.base !== null;
     if (selection.base !== null) {
       const colours = new Colours();
-      const key = (before, after, text) => this.legendKey(colours.growth(before, after), text);
-      fill(legend, key(1, 4, "grew"), key(1, 1, "the same"), key(4, 1, "shrank"), "Width: the larger of both.");
+      const swatch = (before, after, text) => this.legendKey(colours.growth(before, after), text);
+      fill(legend, swatch(1, 4, "grew"), swatch(1, 1, "the same"), swatch(4, 1, "shrank"), "Width: the larger of both.");
     } else if (selection.colour === "kind") {
       const colours = new Colours();
-      fill(legend, KINDS.map((kind, at) => this.legendKey(colours.kind(at), kind)));
+      fill(legend, KINDS.map((kind, at) => this.legendKey(colours.ofKind(at), kind)));
     } else {
       const colours = new Colours();
       fill(legend, tree.modules(LEGEND_MAX).map((module) => this.legendKey(colours.ofModule(module), cut(module, 40))));
@@ -109,18 +109,18 @@ class FlamePanel {
 
   choose(node) {
     this.flame.chosen = node;
-    this.flame.reveal(node);
+    this.flame.revealNode(node);
     this.flame.draw();
     this.showDetail(node);
   }
 
-  search() {
+  applySearch() {
     const text = byId("flame-search").value.trim();
     const matched = byId("flame-matched");
     this.flame.found = null;
     matched.textContent = "";
     if (text !== "" && this.tree) {
-      const { found, width, before, after } = this.tree.search(text);
+      const { found, width, before, after } = this.tree.find(text);
       this.flame.found = found;
       const { view } = this.selection;
       const amount = this.tree.before === null ? amountText(view, width) : `${amountText(view, before)} → ${amountText(view, after)}`;
@@ -222,7 +222,7 @@ class FlamePanel {
     }
   }
 
-  key(event) {
+  onKey(event) {
     const { tree, flame } = this;
     const node = flame.chosen;
     const beside = () => flame.beside(node);

@@ -12,7 +12,7 @@ class Header {
     const commands = new Set(profile.targets.map(({ command }) => command));
     const command = commands.size === 1 ? cut([...commands][0], 120) : "";
     const recorded = [header.interval, `recorded for ${header.duration}`, `from ${header.started.replace("T", " ").replace("Z", " UTC")}`];
-    const observed = header.checked === undefined ? recorded : [header.checked.replace("T", " ").replace("Z", " UTC")];
+    const observed = header.checked === null ? recorded : [header.checked.replace("T", " ").replace("Z", " UTC")];
     fill(
       byId("facts"),
       [command, ...observed, header.window, this.ending()]

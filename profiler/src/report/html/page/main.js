@@ -15,7 +15,7 @@ function hideHistory() {
   }
 }
 
-function show(json) {
+function showProfile(json) {
   const isOfLeaks = json.header.unreachable === true;
   if (isOfLeaks) {
     tellLeaks();
@@ -30,13 +30,13 @@ function show(json) {
   const flame = new FlamePanel(profile, points, amounts, selection);
   const table = new CallsiteTable(profile, points, amounts, selection);
   flame.onCallsites = (key) => {
-    table.ofFunction(key);
+    table.filterByFunction(key);
     byId("callsites").scrollIntoView();
     byId("table-filter").focus({ preventScroll: true });
   };
   const showCallsite = (at) => {
     selection.change({ target: selection.target < 0 ? -1 : profile.callsites.target[at], heap: "", period: points.all(), base: null });
-    table.reveal(at);
+    table.revealCallsite(at);
   };
   selection.listen((changes) => {
     if (Object.keys(changes).length === 0 || "target" in changes) {
@@ -61,7 +61,7 @@ async function main() {
   const began = performance.now();
   try {
     const json = JSON.parse(await unpack(byId("profile").textContent));
-    show(json);
+    showProfile(json);
     byId("opening").hidden = true;
     // The layout is painted with the next frame.
     requestAnimationFrame(() => setTimeout(() => {

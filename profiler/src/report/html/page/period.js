@@ -54,7 +54,7 @@ class Points {
 
   // Whether nothing happened after a point.
   isFinal(point) {
-    const { live_bytes: live, alloc_bytes: allocated } = this.gather(point);
+    const { live_bytes: live, alloc_bytes: allocated } = this.computeAt(point);
     const { callsites } = this.profile;
     return live.every((bytes, at) => bytes === callsites.live_bytes[at] && allocated[at] === callsites.alloc_bytes[at]);
   }
@@ -68,7 +68,7 @@ class Points {
     return this.list.length > 1;
   }
 
-  label(at) {
+  pointName(at) {
     const { time, occasion, is } = this.list[at];
     const when = this.timeText(at);
     if (is !== undefined && occasion === 0) {
@@ -98,12 +98,12 @@ class Points {
   // Callsite totals at a point, in four columns: live, and allocated since the recording started.
   at(point) {
     if (!this.held.has(point)) {
-      this.held.set(point, this.gather(point));
+      this.held.set(point, this.computeAt(point));
     }
     return this.held.get(point);
   }
 
-  gather(point) {
+  computeAt(point) {
     const { callsites, count, targets } = this.profile;
     const { is, time } = this.list[point];
     if (is === "end" && this.isWhole) {
@@ -127,7 +127,7 @@ class Points {
       for (let at = 0; at < columns.count; at += 1) {
         let change = -1;
         for (let next = changes.from[at]; next < changes.from[at + 1]; next += 1) {
-          if ((instants.time[changes.instant[next] ?? 0] ?? 0) <= time) {
+          if ((instants.time[changes.point[next] ?? 0] ?? 0) <= time) {
             change = next;
           }
         }
@@ -191,6 +191,6 @@ class Points {
       const span = this.any ? ` (${durationText(this.list[this.last].time - this.list[0].time)})` : "";
       return `${this.isWhole ? "the whole recording" : "the whole window"}${span}`;
     }
-    return `${this.label(period.from)} to ${this.label(period.to)}`;
+    return `${this.pointName(period.from)} to ${this.pointName(period.to)}`;
   }
 }

@@ -22,10 +22,10 @@ function chainElement(profile, callsite) {
   }
   names.push(...(profile.gaps[profile.callsites.gap[callsite]] ?? []).map((name) => ({ name, times: 1 })));
   const [first, ...rest] = names.map(({ name, times }) => (times > 1 ? `${name} ×${times}` : name));
-  const place = own.length > 0 ? cut(baseName(profile.place(own[0])), 60) : "";
+  const position = own.length > 0 ? cut(baseName(profile.sourcePosition(own[0])), 60) : "";
   return [
     element("span", { class: "chain" }, first ?? "[no frames]"),
-    place === "" ? null : element("span", { class: "quiet place" }, ` ${place}`),
+    position === "" ? null : element("span", { class: "quiet place" }, ` ${position}`),
     rest.length === 0 ? null : element("span", { class: "chain callers" }, ` ← ${rest.join(" ← ")}`),
   ];
 }
@@ -39,7 +39,7 @@ class CallsiteTable {
     this.open = new Set();
     this.function = null;
     byId("table-filter").addEventListener("input", () => this.filter());
-    byId("table-function").addEventListener("click", () => this.ofFunction(null));
+    byId("table-function").addEventListener("click", () => this.filterByFunction(null));
     byId("table-more").addEventListener("click", () => {
       const next = this.rows[this.shown];
       this.shown += ROWS_MORE;
@@ -52,7 +52,7 @@ class CallsiteTable {
   columns() {
     const { callsites } = this.profile;
     const { view, base, period } = this.selection;
-    const now = this.amounts.of(period);
+    const now = this.amounts.during(period);
     const chosen = now[field(view)];
     const size = (name) => ({ value: (at) => now[name][at], text: (amount) => sizeText(amount) });
     const number = (name) => ({ value: (at) => now[name][at], text: (amount) => countText(amount) });
@@ -85,7 +85,7 @@ class CallsiteTable {
       { id: "share", label: "Share", value: (at) => chosen[at], text: (amount) => shareText(amount, this.whole) },
     ];
     if (base !== null) {
-      const before = this.amounts.of(base)[field(view)];
+      const before = this.amounts.during(base)[field(view)];
       columns.unshift({ id: "growth", label: "Growth", value: (at) => chosen[at] - before[at], text: (amount) => changeText(view, amount) });
     }
     return columns;
@@ -103,7 +103,7 @@ class CallsiteTable {
     }
     this.key = key;
     this.mask = this.amounts.mask(selection);
-    this.chosenAmounts = this.amounts.of(selection.period)[field(selection.view)];
+    this.chosenAmounts = this.amounts.during(selection.period)[field(selection.view)];
     this.whole = this.chosenAmounts.reduce((sum, amount, at) => sum + (this.mask[at] ? amount : 0), 0);
     this.filter();
   }
@@ -118,7 +118,7 @@ class CallsiteTable {
     return profile.functions.name.map((_, at) => `${profile.functionName(at)}\n${profile.functionModule(at)}`.toLowerCase().includes(text));
   }
 
-  ofFunction(key) {
+  filterByFunction(key) {
     this.function = key;
     const button = byId("table-function");
     button.hidden = key === null;
@@ -129,8 +129,8 @@ class CallsiteTable {
   filter() {
     const { profile } = this;
     const wanted = this.wanted();
-    const now = this.amounts.of(this.selection.period);
-    const before = this.selection.base === null ? null : this.amounts.of(this.selection.base)[field(this.selection.view)];
+    const now = this.amounts.during(this.selection.period);
+    const before = this.selection.base === null ? null : this.amounts.during(this.selection.base)[field(this.selection.view)];
     const columns = this.columns().map(({ id }) => id);
     if (!columns.includes(this.sort)) {
       this.sort = field(this.selection.view);
@@ -218,9 +218,9 @@ class CallsiteTable {
   }
 
   // Expands a callsite's row, after clearing filters that hide it.
-  reveal(at) {
+  revealCallsite(at) {
     byId("table-filter").value = "";
-    this.ofFunction(null);
+    this.filterByFunction(null);
     this.open.add(at);
     this.shown = Math.max(this.shown, this.rows.indexOf(at) + 1);
     this.draw();

@@ -54,17 +54,17 @@ class Timeline {
 
   wire() {
     const { selection, points } = this;
-    const choose = (name, end) => (event) => {
+    const chooser = (name, end) => (event) => {
       const period = { ...selection[name], [end]: Number(event.target.value) };
       if (period.from >= period.to) {
         period[end === "from" ? "to" : "from"] = end === "from" ? Math.min(points.last, period.from + 1) : Math.max(0, period.to - 1);
       }
       selection.change({ [name]: period });
     };
-    byId("period-from").addEventListener("change", choose("period", "from"));
-    byId("period-to").addEventListener("change", choose("period", "to"));
-    byId("base-from").addEventListener("change", choose("base", "from"));
-    byId("base-to").addEventListener("change", choose("base", "to"));
+    byId("period-from").addEventListener("change", chooser("period", "from"));
+    byId("period-to").addEventListener("change", chooser("period", "to"));
+    byId("base-from").addEventListener("change", chooser("base", "from"));
+    byId("base-to").addEventListener("change", chooser("base", "to"));
     byId("period-all").addEventListener("click", () => selection.change({ period: points.all() }));
     byId("period-previous").addEventListener("click", () => this.step(-1));
     byId("period-next").addEventListener("click", () => this.step(1));
@@ -108,7 +108,7 @@ class Timeline {
     if (!points.any) {
       return;
     }
-    const options = points.list.map((_, at) => [at, points.label(at)]);
+    const options = points.list.map((_, at) => [at, points.pointName(at)]);
     for (const [name, period] of [["period", selection.period], ["base", selection.base]]) {
       if (period !== null) {
         fillSelect(byId(`${name}-from`), options.slice(0, -1), Math.max(0, period.from));
@@ -169,7 +169,7 @@ class Timeline {
         ],
         series: [{}, { stroke: colour("--accent"), width: 2, fill: colour("--accent-weak"), paths: isCoarse ? uPlot.paths.linear() : uPlot.paths.stepped({ align: 1 }), points: { show: isCoarse } }],
         hooks: {
-          drawClear: [(chart) => this.shade(chart, colour)],
+          drawClear: [(chart) => this.shadePeriod(chart, colour)],
           draw: [(chart) => this.mark(chart, colour)],
           setCursor: [(chart) => this.hover(chart)],
           setSelect: [(chart) => this.drag(chart)],
@@ -218,7 +218,7 @@ class Timeline {
     text.textContent = at === null || at === undefined ? "" : `${durationText(this.data[0][at] * 1000)}: ${amountText(view, this.data[1][at])} (${wholeText(view, this.data[1][at])})`;
   }
 
-  shade(chart, colour) {
+  shadePeriod(chart, colour) {
     const { points, selection } = this;
     const band = (period, fillStyle) => {
       const [from, to] = [period.from, period.to].map((at) => chart.valToPos(points.list[at].time / 1000, "x", true));

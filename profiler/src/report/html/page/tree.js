@@ -147,7 +147,7 @@ class Tree {
   }
 
   // Sums by node. Without `before` a node is as wide as `after`; with it, as wide as its callsites' larger amounts.
-  sum({ after, before }) {
+  addAmounts({ after, before }) {
     this.after = this.sumOf(after);
     this.before = before === null ? null : this.sumOf(before);
     this.width = before === null ? this.after : this.sumOf(after.map((amount, at) => Math.max(amount, before[at], 0)));
@@ -184,7 +184,7 @@ class Tree {
     return this.isFunction(node) ? this.profile.functionName(key) : this.words[key - this.profile.functions.name.length];
   }
 
-  label(node) {
+  shortName(node) {
     return this.isFunction(node) ? this.profile.functionShort(this.key[node]) : this.name(node);
   }
 
@@ -211,7 +211,7 @@ class Tree {
   }
 
   // Matching nodes, and the total width and amounts below these.
-  search(text) {
+  find(text) {
     const wanted = text.toLowerCase();
     const functions = this.profile.functions.name.map((_, at) => this.profile.functionName(at).toLowerCase().includes(wanted));
     const matches = functions.concat(this.words.map((word) => word.toLowerCase().includes(wanted)));

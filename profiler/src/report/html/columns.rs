@@ -1,0 +1,230 @@
+//! Callsites and history of a target, in columns of numbers with as few digits as possible.
+
+use std::collections::BTreeMap;
+
+use serde::{Serialize, Serializer};
+
+use super::names::{Names, Stacks};
+use crate::ledger::details::Histogram;
+use crate::model::history::{Change, CurvePoint, HeapUsage, SampleTrigger};
+use crate::model::{CallsiteProfile, Profile, TargetProfile};
+use crate::report::frames;
+use crate::units::{EstimatedCount, MonotonicNanos};
+
+/// Integers beyond this are not exact as floats.
+const EXACT_MAX: f64 = 9_007_199_254_740_992.0;
+
+/// A number rounded to a hundredth, which is far below the error of estimates.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(super) struct Number(pub(super) f64);
+
+impl Serialize for Number {
+    #[expect(clippy::cast_possible_truncation, reason = "whole and below `EXACT_MAX`")]
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let rounded = (self.0 * 100.0).round() / 100.0;
+        match rounded {
+            _ if !self.0.is_finite() => serializer.serialize_i64(0),
+            _ if self.0.abs() >= EXACT_MAX => serializer.serialize_f64(self.0),
+            whole if whole.fract() == 0.0 => serializer.serialize_i64(whole as i64),
+            rounded => serializer.serialize_f64(rounded),
+        }
+    }
+}
+
+/// A counter or a time as a float.
+#[expect(clippy::cast_precision_loss, reason = "the page shows fewer digits than 2^53 has")]
+pub(super) fn float(number: u64) -> f64 {
+    number as f64
+}
+
+/// A time of the ledger in milliseconds since the recording started; negative before that.
+#[expect(clippy::cast_precision_loss, reason = "the page shows milliseconds")]
+pub(super) fn millis(profile: &Profile, time: MonotonicNanos) -> Number {
+    let since = i128::from(time.0) - i128::from(profile.started_monotonic_ns);
+    Number((since as f64 / 1e6).round())
+}
+
+/// One number for each item of a list; empty where all are 0.
+#[derive(Debug, Default)]
+struct Column(Vec<Number>);
+
+impl FromIterator<f64> for Column {
+    fn from_iter<I: IntoIterator<Item = f64>>(numbers: I) -> Self {
+        numbers.into_iter().map(Number).collect()
+    }
+}
+
+impl FromIterator<Number> for Column {
+    fn from_iter<I: IntoIterator<Item = Number>>(numbers: I) -> Self {
+        Self(numbers.into_iter().collect())
+    }
+}
+
+impl Serialize for Column {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let is_empty = self.0.iter().all(|number| number.0 == 0.0);
+        if is_empty { &[] } else { self.0.as_slice() }.serialize(serializer)
+    }
+}
+
+type Columns = BTreeMap<&'static str, Column>;
+
+/// Name of a column, and the number of an item in it.
+type Getter<T> = (&'static str, fn(&T) -> f64);
+
+#[derive(Debug, Serialize)]
+pub(super) struct CallsiteColumns {
+    count: usize,
+    #[serde(flatten)]
+    columns: Columns,
+    sizes: HistogramColumns,
+    /// In microseconds.
+    ages: HistogramColumns,
+    lifetimes: HistogramColumns,
+}
+
+/// Columns that follow from the callsite alone.
+const CALLSITE: [Getter<CallsiteProfile>; 13] = [
+    ("opening_bytes", |callsite| callsite.totals.opening_bytes.to_f64()),
+    ("opening_count", |callsite| callsite.totals.opening_count.to_f64()),
+    ("alloc_bytes", |callsite| callsite.totals.alloc_bytes.to_f64()),
+    ("alloc_count", |callsite| callsite.totals.alloc_count.to_f64()),
+    ("live_bytes", |callsite| callsite.totals.live_bytes().to_f64()),
+    ("live_count", |callsite| callsite.totals.live_count().to_f64()),
+    ("peak_bytes", |callsite| callsite.totals.peak_bytes.to_f64()),
+    ("at_peak_bytes", |callsite| callsite.totals.at_peak.bytes.to_f64()),
+    // Number of samples behind the estimates.
+    ("alloc_samples", |callsite| float(callsite.totals.alloc_samples)),
+    ("live_samples", |callsite| float(callsite.totals.live_samples)),
+    ("oldest", |callsite| age_millis(callsite.details.ages.oldest_ns)),
+    ("median", |callsite| age_millis(callsite.details.ages.median_ns())),
+    // 1 + number of temporary blocks; 0 where unknown.
+    ("temporary", |callsite| callsite.details.temporary_count.map_or(0.0, |count| float(count) + 1.0)),
+];
+
+/// Live blocks above the minimum age, where one was requested.
+const OLDER: [Getter<CallsiteProfile>; 2] = [
+    ("older_bytes", |callsite| callsite.older.unwrap_or_else(|| callsite.totals.live()).bytes.to_f64()),
+    ("older_count", |callsite| callsite.older.unwrap_or_else(|| callsite.totals.live()).count.to_f64()),
+];
+
+/// -1 where nothing is live.
+fn age_millis(nanos: Option<u64>) -> f64 {
+    nanos.map_or(-1.0, |nanos| (float(nanos) / 1e6).round())
+}
+
+impl CallsiteColumns {
+    pub(super) fn new(
+        target: &TargetProfile,
+        names: &mut Names<'_>,
+        stacks: &mut Stacks,
+        gaps: &mut Vec<Vec<String>>,
+    ) -> Self {
+        let callsites = &target.callsites;
+        let has_older = callsites.iter().any(|callsite| callsite.older.is_some());
+        let older = OLDER.into_iter().filter(|_| has_older);
+        let column = |(name, of): Getter<CallsiteProfile>| (name, callsites.iter().map(of).collect());
+        let mut columns: Columns = CALLSITE.into_iter().chain(older).map(column).collect();
+        let node = callsites.iter().map(|callsite| f64::from(stacks.node(&callsite.stack, names)));
+        columns.insert("node", node.collect());
+        // Index of the labels between the process and the stack.
+        columns.insert("gap", callsites.iter().map(|callsite| float(gap(callsite, gaps) as u64)).collect());
+        // Past the end where the heap is unknown.
+        let heaps = target.heaps.len();
+        columns.insert("heap", callsites.iter().map(|callsite| float(callsite.heap.min(heaps) as u64)).collect());
+        // 1 + index of the target's threads; 0 for none.
+        let thread = |callsite: &CallsiteProfile| callsite.thread.filter(|&thread| thread < target.threads.len());
+        let thread = callsites.iter().map(|callsite| thread(callsite).map_or(0.0, |thread| float(thread as u64 + 1)));
+        columns.insert("thread", thread.collect());
+        Self {
+            count: callsites.len(),
+            columns,
+            sizes: HistogramColumns::new(callsites.iter().map(|callsite| &callsite.details.sizes)),
+            ages: HistogramColumns::new(callsites.iter().map(|callsite| &callsite.details.ages.histogram)),
+            lifetimes: HistogramColumns::new(callsites.iter().map(|callsite| &callsite.details.lifetimes)),
+        }
+    }
+}
+
+/// Index of the labels before a callsite's stack; there are few distinct ones.
+fn gap(callsite: &CallsiteProfile, gaps: &mut Vec<Vec<String>>) -> usize {
+    let labels: Vec<String> = frames::gap_frames(callsite).collect();
+    gaps.iter().position(|known| *known == labels).unwrap_or_else(|| {
+        gaps.push(labels);
+        gaps.len() - 1
+    })
+}
+
+/// A histogram for each callsite: the number of its buckets, and all buckets concatenated. A bucket is 0 for the value 0, else
+/// 1 + log2 of its smallest value.
+#[derive(Debug, Serialize)]
+struct HistogramColumns {
+    count: Column,
+    bucket: Vec<u32>,
+    blocks: Vec<Number>,
+}
+
+impl HistogramColumns {
+    fn new<'a>(histograms: impl Iterator<Item = &'a Histogram> + Clone) -> Self {
+        let count = histograms.clone().map(|histogram| float(histogram.iter().count() as u64)).collect();
+        let bucket =
+            |(smallest, blocks): (u64, EstimatedCount)| (u64::BITS - smallest.leading_zeros(), Number(blocks.to_f64()));
+        let (bucket, blocks) = histograms.flat_map(Histogram::iter).map(bucket).unzip();
+        Self { count, bucket, blocks }
+    }
+}
+
+const HELD: [Getter<HeapUsage>; 4] = [
+    ("live_bytes", |held| held.live_bytes),
+    ("live_count", |held| held.live_count),
+    ("alloc_bytes", |held| held.alloc_bytes),
+    ("alloc_count", |held| held.alloc_count),
+];
+
+fn held<'a>(held: impl Iterator<Item = &'a HeapUsage> + Clone) -> Columns {
+    HELD.into_iter().map(|(name, of)| (name, held.clone().map(of).collect())).collect()
+}
+
+/// The history of a target's heap. Times are in milliseconds since the recording started.
+#[derive(Debug, Serialize)]
+pub(super) struct HistoryColumns {
+    /// Totals over time.
+    curve: Columns,
+    /// An occasion is 0 for a periodic point, -1 for a mark, else the number of the window that ended.
+    instants: Columns,
+    /// Changes by callsite, then by time; `count` is their number for each callsite.
+    changes: Columns,
+}
+
+impl HistoryColumns {
+    pub(super) fn new<'a>(profile: &Profile, target: &'a TargetProfile) -> Self {
+        let mut moments: Vec<&CurvePoint> = target.history.curve.iter().collect();
+        moments.sort_by_key(|moment| moment.time);
+        let mut curve = held(moments.iter().map(|moment| &moment.held));
+        curve.insert("time", moments.iter().map(|moment| millis(profile, moment.time)).collect());
+
+        let instants = &target.history.instants;
+        let occasion = |occasion: Option<SampleTrigger>| match occasion {
+            None => 0.0,
+            Some(SampleTrigger::Mark) => -1.0,
+            Some(SampleTrigger::Dump(number)) => f64::from(number),
+        };
+        let known = |callsite: &'a CallsiteProfile| {
+            let is_known = |change: &&Change| (change.instant as usize) < instants.len();
+            callsite.history.iter().filter(is_known)
+        };
+        let all = target.callsites.iter().flat_map(known);
+        let mut changes = held(all.clone().map(|change| &change.held));
+        let count = target.callsites.iter().map(|callsite| float(known(callsite).count() as u64));
+        changes.insert("count", count.collect());
+        changes.insert("point", all.map(|change| f64::from(change.instant)).collect());
+        Self {
+            curve,
+            instants: BTreeMap::from([
+                ("time", instants.iter().map(|instant| millis(profile, instant.time)).collect()),
+                ("occasion", instants.iter().map(|instant| occasion(instant.trigger)).collect()),
+            ]),
+            changes,
+        }
+    }
+}
