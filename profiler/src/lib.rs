@@ -82,7 +82,9 @@ pub mod internals {
     pub use crate::report::json::read::read as read_report;
     pub use crate::report::suppressions::Suppressions;
     pub use crate::report::{Format, Group, Presentation, View, summary};
-    pub use crate::session::{Control, DumpPlan, Hold, OverloadPolicy, RawSample, Session, SessionConfig, UnwindMode};
+    pub use crate::session::{
+        Control, DumpPlan, Hold, OverloadPolicy, RawSample, ScopeChoice, Session, SessionConfig, UnwindMode,
+    };
     pub use crate::snapshot::Scope;
     pub use crate::symbolize::profile::profile;
     pub use crate::symbolize::resolver::Resolver;

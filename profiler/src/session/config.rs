@@ -46,7 +46,7 @@ pub struct SessionConfig {
     pub unwind: UnwindMode,
     pub backend: BackendChoice,
     /// Which processes meet the probes.
-    pub(crate) scope: ScopeChoice,
+    pub scope: ScopeChoice,
     /// Kernel memory for unwind tables.
     pub unwind_bytes_max: u64,
     /// File to record events to, and its maximum size.
@@ -113,7 +113,7 @@ pub enum Hold {
 
 /// Which processes meet the probes: see [`Scope`](super::scope::Scope).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum ScopeChoice {
+pub enum ScopeChoice {
     /// The cheaper for the machine as a whole.
     Auto,
     Only(ScopeKind),

@@ -26,8 +26,8 @@ mod unwinding;
 mod windows;
 
 pub(crate) use command::{Command, Launched};
-pub use config::{Control, Hold, SessionConfig, UnwindMode};
-pub(crate) use config::{Listener, Progress, ScopeChoice};
+pub use config::{Control, Hold, ScopeChoice, SessionConfig, UnwindMode};
+pub(crate) use config::{Listener, Progress};
 pub(crate) use discovery::{Leftovers, hooks_of, remove_leftovers};
 pub(crate) use guard::TooSmall;
 pub use overload::OverloadPolicy;
