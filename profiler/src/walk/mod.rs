@@ -19,9 +19,10 @@ pub fn walk(scene: &Scene<'_>) -> Vec<Walk> {
     WALKERS.iter().flat_map(|(_, walk)| walk(scene)).collect()
 }
 
+type Walker = fn(&Scene<'_>) -> Option<Walk>;
+
 /// Walkers by allocator.
-const WALKERS: [(&str, fn(&Scene<'_>) -> Option<Walk>); 3] =
-    [("glibc", glibc::walk), ("musl", musl::walk), ("jemalloc", jemalloc::walk)];
+const WALKERS: [(&str, Walker); 3] = [("glibc", glibc::walk), ("musl", musl::walk), ("jemalloc", jemalloc::walk)];
 
 /// The allocators whose heaps can be walked, for messages.
 pub(crate) fn allocators() -> String {

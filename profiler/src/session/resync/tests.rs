@@ -63,8 +63,7 @@ fn during_drops_passes_take_a_tenth_of_the_time() {
 
 #[test]
 fn a_requested_pass_is_made_once() {
-    let mut schedule = Schedule::default();
-    schedule.requested = true;
+    let mut schedule = Schedule { requested: true, ..Schedule::default() };
     assert!(schedule.is_due(at(1)) && !schedule.is_needed());
     schedule.begin(at(1));
     schedule.end(Duration::from_millis(1));
