@@ -38,7 +38,8 @@ pub(super) fn table(sources: &[Source]) -> String {
     }
     let is_documentation = |path: &str| path == "README.md" || path.starts_with("docs/") && path.ends_with(".md");
     let pages = sources.iter().filter(|source| is_documentation(source.path));
-    let words: usize = pages.map(|page| page.text.split_whitespace().count()).sum();
+    let tokens: Vec<&str> = pages.flat_map(|page| page.text.split_whitespace()).collect();
+    let words = tokens.iter().filter(|token| token.contains(char::is_alphanumeric)).count();
     let mut total = Size::default();
     let mut text = format!(
         "Rust without tests: `tests.rs`, folders `tests`, and files and items declared `#[cfg(test)]` are excluded\n{:<36} \
@@ -54,7 +55,8 @@ pub(super) fn table(sources: &[Source]) -> String {
     }
     line("total", &total);
     folders.iter().for_each(|(folder, size)| line(&format!("  {folder}"), size));
-    let _ = writeln!(text, "\nwords in docs/*.md and README.md: {words}");
+    let tokens = tokens.len();
+    let _ = writeln!(text, "\nwords in docs/*.md and README.md: {words} ({tokens} with table rules and other signs)");
     text
 }
 
