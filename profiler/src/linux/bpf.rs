@@ -112,7 +112,8 @@ fn count(length: usize) -> io::Result<u32> {
     u32::try_from(length).map_err(|_| io::Error::from_raw_os_error(libc::E2BIG))
 }
 
-pub(super) fn number(fd: impl AsFd) -> u32 {
+/// Borrows: a descriptor that is passed by value would be closed before the kernel sees its number.
+pub(super) fn number(fd: &impl AsFd) -> u32 {
     fd.as_fd().as_raw_fd().unsigned_abs()
 }
 
@@ -160,7 +161,7 @@ fn try_load(program: ProgramLoad<'_>, log: &mut [u8]) -> io::Result<OwnedFd> {
         *to = from.cast_signed();
     }
     if let Some(ProgramBtf { btf, functions, lines }) = program.btf {
-        load.prog_btf_fd = number(btf);
+        load.prog_btf_fd = number(&btf);
         let records = |(bytes, size): (&[u8], usize)| {
             io::Result::Ok((address(bytes), count(size)?, count(bytes.len().checked_div(size).unwrap_or(0))?))
         };
@@ -190,7 +191,7 @@ pub fn link_multi(program: impl AsFd, attach_type: AttachType, link: MultiLink<'
         return Err(io::Error::from_raw_os_error(libc::EINVAL));
     }
     let path = CString::new(link.path.as_os_str().as_bytes())?;
-    let mut attr = link_attributes(program, attach_type);
+    let mut attr = link_attributes(&program, attach_type);
     // SAFETY: a structure of integers.
     let multi = unsafe { &mut attr.link_create.__bindgen_anon_3.uprobe_multi };
     multi.path = path.as_ptr() as u64;
@@ -204,7 +205,7 @@ pub fn link_multi(program: impl AsFd, attach_type: AttachType, link: MultiLink<'
     unsafe { open(bpf_cmd::BPF_LINK_CREATE, &mut attr) }
 }
 
-fn link_attributes(program: impl AsFd, attach_type: AttachType) -> bpf_attr {
+fn link_attributes(program: &impl AsFd, attach_type: AttachType) -> bpf_attr {
     let mut attr = attributes();
     attr.link_create.__bindgen_anon_1.prog_fd = number(program);
     attr.link_create.attach_type = attach_type as u32;
@@ -213,8 +214,8 @@ fn link_attributes(program: impl AsFd, attach_type: AttachType) -> bpf_attr {
 
 /// Links a program to a perf event, with a cookie (Linux 5.15).
 pub(crate) fn link_perf(program: impl AsFd, event: impl AsFd, cookie: u64) -> io::Result<OwnedFd> {
-    let mut attr = link_attributes(program, AttachType::PerfEvent);
-    attr.link_create.__bindgen_anon_2.target_fd = number(event);
+    let mut attr = link_attributes(&program, AttachType::PerfEvent);
+    attr.link_create.__bindgen_anon_2.target_fd = number(&event);
     attr.link_create.__bindgen_anon_3.perf_event.bpf_cookie = cookie;
     // SAFETY: `attr` contains no pointers.
     unsafe { open(bpf_cmd::BPF_LINK_CREATE, &mut attr) }
@@ -278,7 +279,7 @@ fn no_information() -> bpf_prog_info {
 /// `info` must be 0 except for pairs of an address and a length, each of memory that the kernel may write to.
 unsafe fn program_info(program: impl AsFd, info: &mut bpf_prog_info) -> io::Result<()> {
     let mut attr = attributes();
-    attr.info.bpf_fd = number(program);
+    attr.info.bpf_fd = number(&program);
     attr.info.info_len = count(size_of::<bpf_prog_info>())?;
     attr.info.info = std::ptr::from_mut(info) as u64;
     // SAFETY: the kernel writes at most `info_len` bytes to `info`, which outlives the call; the caller guarantees the

@@ -45,7 +45,7 @@ fn batch_attributes<K, V>(map: &impl AsFd, keys: *const K, values: *const V, cou
     attr.batch.keys = keys as u64;
     attr.batch.values = values as u64;
     attr.batch.count = count;
-    attr.batch.map_fd = number(map);
+    attr.batch.map_fd = number(&map);
     attr
 }
 

@@ -28,7 +28,8 @@ pub struct Health {
     /// Peak resident set size of the agent, in bytes.
     pub agent_rss_bytes_max: u64,
     pub guardrails: Guardrails,
-    /// `None` in recordings of versions before 0.3.
+    /// `None` where a recording does not have it.
+    #[serde(with = "in_text")]
     pub scope: Option<ProbeScope>,
     /// Known when a report is written; recordings store it next to their names.
     #[serde(skip)]
@@ -118,6 +119,19 @@ impl From<String> for Loss {
 impl From<Loss> for String {
     fn from(loss: Loss) -> Self {
         loss.name().to_owned()
+    }
+}
+
+/// A field that self-describing formats have, and the layout of folds in recordings does not.
+mod in_text {
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    pub(super) fn serialize<T: Serialize, S: Serializer>(value: &T, serializer: S) -> Result<S::Ok, S::Error> {
+        if serializer.is_human_readable() { value.serialize(serializer) } else { serializer.serialize_unit() }
+    }
+
+    pub(super) fn deserialize<'a, T: Default + Deserialize<'a>, D: Deserializer<'a>>(from: D) -> Result<T, D::Error> {
+        if from.is_human_readable() { T::deserialize(from) } else { <()>::deserialize(from).map(|()| T::default()) }
     }
 }
 
