@@ -1,15 +1,11 @@
-//! Limits on the cost of profiling, and how often they were exceeded.
-
 use serde::{Deserialize, Serialize};
 
 use crate::ids::Pid;
 
-/// The limits of a recording, and when they were exceeded.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Guardrails {
     pub usage: Usage,
-    /// Exceeded limits, in the order of time.
     pub reached: Vec<Reached>,
 }
 
@@ -46,16 +42,13 @@ pub struct ProbeCosts {
     pub single_stepped_with_return_ns: f64,
 }
 
-/// An exceeded limit.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Reached {
-    /// In nanoseconds since the Unix epoch.
     pub unix_ns: u64,
     pub what: Excess,
     pub action: Action,
 }
 
-/// An exceeded limit with the measured value.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Excess {
     /// Bytes of the agent and the kernel's maps.
@@ -87,7 +80,6 @@ impl Guardrails {
         self.reached.iter().any(|reached| reached.action != Action::IntervalsRaised)
     }
 
-    /// Whether an exceeded limit stopped the recording.
     pub fn stopped(&self) -> bool {
         self.reached.iter().any(|reached| reached.action == Action::Stopped)
     }

@@ -1,19 +1,14 @@
-//! Drops, and the cost of a recording.
-
 use profiler_common::counter::Counter;
 use serde::{Deserialize, Serialize};
 
 use super::guardrails::Guardrails;
 
-/// Drops, and the cost of profiling.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Health {
-    /// Number of records that the kernel side wrote.
     pub events: u64,
     /// Drops by reason, without reasons that did not occur.
     pub lost: Vec<(Loss, u64)>,
-    /// Number of stacks, by how unwinding ended.
     pub unwind: Vec<(String, u64)>,
     /// Modules without unwind tables, which were unwound by frame pointers.
     pub frame_pointer_modules: Vec<String>,
@@ -21,11 +16,8 @@ pub struct Health {
     pub unfound: Vec<UnfoundHook>,
     /// Number of times the ledger was resynced from the kernel's live set.
     pub resyncs: u64,
-    /// Changes of heaps' intervals, in the order of time.
     pub interval_changes: Vec<IntervalChange>,
-    /// CPU time of the agent, in nanoseconds.
     pub agent_cpu_ns: u64,
-    /// Peak resident set size of the agent, in bytes.
     pub agent_rss_bytes_max: u64,
     pub guardrails: Guardrails,
     /// `None` where a recording does not have it.
@@ -43,8 +35,7 @@ impl Health {
         }
     }
 
-    /// The difference to `base`, the health of the same recording at an earlier time. Fields that are not counters stay:
-    /// modules, hooks, peaks.
+    /// The difference to the health of the same recording at an earlier time; modules, hooks and peaks stay.
     pub fn since(&self, base: &Self) -> Self {
         fn since<K: Clone + PartialEq>(now: &[(K, u64)], base: &[(K, u64)]) -> Vec<(K, u64)> {
             let before = |key: &K| base.iter().find(|(known, _)| known == key).map_or(0, |(_, count)| *count);
@@ -61,13 +52,11 @@ impl Health {
         }
     }
 
-    /// Number of drops, over all reasons.
     pub fn lost_total(&self) -> u64 {
         self.lost.iter().map(|(_, count)| count).sum()
     }
 }
 
-/// Why records or blocks are missing from a profile.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, strum::EnumString, strum::IntoStaticStr)]
 #[serde(from = "String", into = "String")]
 #[strum(serialize_all = "snake_case")]
@@ -82,7 +71,6 @@ pub enum Loss {
     ForkMissed,
     ExecMissed,
     TargetsFull,
-    /// The agent could not decode a record.
     UnreadableRecord,
     /// A free of a block whose allocation was dropped.
     UnknownFree,
@@ -101,7 +89,6 @@ impl Loss {
         Self::from(counter.name().to_owned())
     }
 
-    /// The name in reports and recordings.
     pub fn name(&self) -> &str {
         match self {
             Self::Unknown(name) => name,
@@ -213,18 +200,15 @@ impl ChangeReason {
     }
 }
 
-/// How addresses were symbolized.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Symbolization {
     /// Parts of the symbolizer's isolation, and whether each was in force; empty where nothing was symbolized.
     pub isolation: Vec<(String, bool)>,
-    /// Modules that could not be symbolized completely.
     pub failures: Vec<SymbolizationFailure>,
 }
 
 impl Symbolization {
-    /// The parts of the isolation that were in force, or those that were not.
     pub fn isolated(&self, in_force: bool) -> impl Iterator<Item = &str> {
         self.isolation.iter().filter(move |(_, is_in_force)| *is_in_force == in_force).map(|(name, _)| name.as_str())
     }

@@ -1,5 +1,4 @@
-//! Plain data about targets and recordings: earlier stages of the pipeline collect it, recordings store it, reports print
-//! it.
+//! Plain data: earlier stages of the pipeline collect it, recordings store it, reports print it.
 
 pub(crate) mod guardrails;
 pub(crate) mod history;

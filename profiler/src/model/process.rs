@@ -1,5 +1,3 @@
-//! Facts about processes: identity, lifetime and hooks.
-
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
@@ -9,7 +7,6 @@ use crate::ids::Pid;
 use crate::ledger::totals::Totals;
 use crate::units::MonotonicNanos;
 
-/// What is known of a target besides its ledger.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TargetFacts {
     pub pid: Pid,
@@ -28,12 +25,10 @@ pub struct TargetFacts {
     pub exit_code: Option<i32>,
     /// When its probes were detached because they exceeded a limit. The profile is as of then.
     pub detached: Option<MonotonicNanos>,
-    /// Cost of its probes, where known.
     pub overhead: Option<Overhead>,
 }
 
 impl TargetFacts {
-    /// Facts about a running process.
     pub fn running(pid: Pid, command: &str, comm: &str, beginning: Beginning) -> Self {
         Self {
             pid,
@@ -50,7 +45,6 @@ impl TargetFacts {
     }
 }
 
-/// How and when a process became a target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Beginning {
     pub origin: Origin,
@@ -71,9 +65,7 @@ impl Beginning {
 /// How a process became a target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Origin {
-    /// It ran already.
     Running,
-    /// This target forked it.
     Forked(Pid),
     Executed,
     /// heapbpf started it.
@@ -103,7 +95,6 @@ pub struct HookStatus {
 }
 
 impl HookStatus {
-    /// Whether the profile is incomplete because the hook is not attached.
     pub fn is_missing(&self) -> bool {
         self.required && self.error.is_some()
     }
@@ -128,7 +119,6 @@ pub struct Skipped {
 pub struct Others {
     /// The first processes that could not be profiled.
     pub skipped: Vec<Skipped>,
-    /// Number of processes that could not be profiled.
     pub skipped_count: u64,
     /// Number of processes that exited before their probes were attached.
     pub short_lived_count: u64,
@@ -136,7 +126,6 @@ pub struct Others {
     pub not_inherited_count: u64,
     /// Number of exited processes of which only totals are kept.
     pub folded_count: u64,
-    /// Totals of these processes.
     pub folded_totals: Totals,
     /// Largest interval of their heaps, in bytes; `None` where they had none.
     pub folded_interval_bytes: Option<u64>,

@@ -1,5 +1,4 @@
-//! A profile: a snapshot with names, and all that a reader needs to interpret it. Every report is made from this value
-//! alone.
+//! A profile: a snapshot with names. Every report is made from this value alone.
 
 use std::sync::Arc;
 
@@ -19,9 +18,7 @@ use crate::units::{Amounts, EstimatedBytes, MonotonicNanos};
 pub struct Profile {
     /// The requested interval, in bytes.
     pub interval_bytes: u64,
-    /// Start of the recording, in nanoseconds since the Unix epoch.
     pub started_unix_ns: u64,
-    /// Time of the snapshot, in nanoseconds since the Unix epoch.
     pub ended_unix_ns: u64,
     /// `CLOCK_MONOTONIC` at `started_unix_ns`, to convert the ledger's times.
     pub started_monotonic_ns: u64,
@@ -31,7 +28,6 @@ pub struct Profile {
     pub older_than_ns: Option<u64>,
     /// The live blocks are the unreachable ones only: a leak report.
     pub unreachable: bool,
-    /// The profiled processes.
     pub targets: Vec<TargetProfile>,
     /// Processes that match the selection and are not in `targets`.
     pub others: Others,
@@ -39,22 +35,17 @@ pub struct Profile {
     pub frames: Vec<Frame>,
     /// Files whose code the targets executed, without duplicates.
     pub modules: Vec<ModuleProfile>,
-    /// Drops, and the cost of profiling.
     pub health: Health,
 }
 
-/// One process of a profile.
 #[derive(Clone, Debug)]
 pub struct TargetProfile {
-    /// Identity and lifetime of the process.
     pub facts: TargetFacts,
     /// Over all heaps.
     pub totals: Totals,
-    /// Totals by heap.
     pub heaps: Vec<HeapProfile>,
     /// Where its modules' code was mapped, by address. Includes unmapped ranges, so ranges can overlap.
     pub mappings: Vec<MappingProfile>,
-    /// Threads that callsites refer to.
     pub threads: Vec<ThreadProfile>,
     /// Empty where unknown.
     pub history: History,
@@ -64,7 +55,6 @@ pub struct TargetProfile {
     pub callsites: Vec<CallsiteProfile>,
 }
 
-/// One heap of a target.
 #[derive(Clone, Debug)]
 pub struct HeapProfile {
     /// `libc`, `jemalloc`, ….
@@ -81,14 +71,12 @@ pub struct HeapProfile {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct FrameId(pub u32);
 
-/// One callsite with names.
 #[derive(Clone, Debug)]
 pub struct CallsiteProfile {
     /// Leaf first; inlined calls are frames of their own. Empty where the stack was dropped.
     pub stack: Vec<FrameId>,
     /// Why the stack ends where it does; `None` where the stack was dropped.
     pub end: Option<StackEnd>,
-    /// Index into the target's heaps.
     pub heap: usize,
     /// Index into the target's threads, where callsites are split by thread.
     pub thread: Option<usize>,
@@ -109,14 +97,12 @@ pub struct Frame {
     pub function: Option<Arc<str>>,
     /// Path as the target sees it (`[vdso]` and the like for special modules).
     pub module: Option<Arc<str>>,
-    /// Source file.
     pub file: Option<Arc<str>>,
     pub line: Option<u32>,
     /// The call was inlined into the next frame.
     pub inlined: bool,
     /// Return address in the target.
     pub address: u64,
-    /// Offset of the address in the module's file.
     pub module_offset: Option<u64>,
 }
 
@@ -125,17 +111,14 @@ pub struct Frame {
 pub struct ModuleProfile {
     /// As in [`Frame::module`].
     pub path: Arc<str>,
-    /// GNU build id.
     pub build_id: Option<Vec<u8>>,
 }
 
-/// A mapped range of a module's code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MappingProfile {
     pub start: u64,
     /// Exclusive.
     pub end: u64,
-    /// Offset in the file.
     pub offset: u64,
     /// Load bias: difference between an address and the ELF headers' value, where known.
     pub bias: Option<u64>,
@@ -220,14 +203,12 @@ impl WindowReason {
     }
 }
 
-/// The last component of a path.
 pub(crate) fn base_name(path: &str) -> &str {
     path.rsplit('/').next().unwrap_or(path)
 }
 
 impl Profile {
-    /// Whether data is missing: dropped events, required hooks that were not found or not attached, or an exceeded limit.
-    /// Exit code 3.
+    /// Data is missing: exit code 3.
     pub fn incomplete(&self) -> bool {
         self.health.lost_total() > 0
             || self.health.guardrails.cut_short()
@@ -235,7 +216,6 @@ impl Profile {
             || self.hooks().any(|(_, hook)| hook.is_missing())
     }
 
-    /// All hooks with their heaps.
     pub fn hooks(&self) -> impl Iterator<Item = (&HeapProfile, &HookStatus)> {
         self.targets
             .iter()
@@ -243,7 +223,6 @@ impl Profile {
             .flat_map(|heap| heap.hooks.iter().map(move |hook| (heap, hook)))
     }
 
-    /// Whether all numbers are exact: every allocation of every heap was recorded.
     pub fn is_exact(&self) -> bool {
         let mut heaps = self.targets.iter().flat_map(|target| &target.heaps).peekable();
         let folded = self.others.folded_interval_bytes;
@@ -253,7 +232,6 @@ impl Profile {
         heaps.all(HeapProfile::is_exact) && folded.is_none_or(|bytes| bytes <= 1)
     }
 
-    /// Whether the totals of the target are exact.
     pub fn is_exact_of(&self, target: &TargetProfile) -> bool {
         match target.heaps.as_slice() {
             [] => self.interval_bytes <= 1,
@@ -261,12 +239,10 @@ impl Profile {
         }
     }
 
-    /// Whether the totals of the processes of which only totals are kept are exact.
     pub fn is_exact_of_folded(&self) -> bool {
         self.others.folded_interval_bytes.unwrap_or(self.interval_bytes) <= 1
     }
 
-    /// Converts a time of the ledger to nanoseconds since the Unix epoch.
     pub fn unix_ns(&self, time: MonotonicNanos) -> u64 {
         // A block can be older than the session's first reading of the clocks.
         match time.0.checked_sub(self.started_monotonic_ns) {
@@ -282,14 +258,12 @@ impl Profile {
 }
 
 impl HeapProfile {
-    /// Whether its totals, and its callsites', are exact: its interval was always 1.
     pub fn is_exact(&self) -> bool {
         self.interval_bytes <= 1 && self.interval_bytes_max <= 1
     }
 }
 
 impl Frame {
-    /// The function, else `module+0x…`, else the address.
     pub fn label(&self) -> String {
         match (&self.function, &self.module, self.module_offset) {
             (Some(function), _, _) => function.to_string(),
@@ -300,10 +274,8 @@ impl Frame {
     }
 }
 
-/// Growth of a target's callsites.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Leaks {
-    /// Observed time span, in nanoseconds.
     pub span_ns: u64,
     /// The recording is too short for a statement on growth.
     pub too_short: bool,
@@ -311,15 +283,12 @@ pub struct Leaks {
     pub candidates: Vec<LeakCandidate>,
     /// Number of growing callsites, including suppressed and unlisted ones.
     pub count: usize,
-    /// Number of callsites that suppressions match.
     #[serde(skip)]
     pub suppressed_count: u64,
-    /// Live bytes of the suppressed callsites.
     #[serde(skip)]
     pub suppressed_bytes: EstimatedBytes,
 }
 
-/// A growing callsite.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LeakCandidate {
     /// Index into the target's callsites: those of the ledger in a snapshot, the named ones in a profile.
