@@ -1,5 +1,3 @@
-//! Facts that formats show beside the data: what a profile is of, how it was recorded, how exact it is, and what is missing.
-
 use super::presentation::View;
 use super::{describe, text};
 use crate::model::{Profile, Window, WindowReason};
@@ -9,11 +7,9 @@ pub(super) use describe::total;
 
 pub(super) struct Caption {
     pub(super) title: String,
-    /// Process and window: `redis (pid 12), window 3 (10s to 20s)`.
     pub(super) subject: String,
     /// The part of the recording that the profile covers: `, window 3 (10s to 20s)`, `, at the peak`; empty for all of it.
     pub(super) window: String,
-    /// Total of all processes: `≈ 12.3 MiB (95 %: …)`.
     pub(super) total: String,
     pub(super) interval: String,
     pub(super) losses: String,
@@ -50,17 +46,15 @@ pub(super) fn command(profile: &Profile) -> String {
     }
 }
 
-/// Start of the profile, or of its window, in nanoseconds since the Unix epoch.
 pub(super) fn start_unix_ns(profile: &Profile) -> u64 {
     profile.window.map_or(profile.started_unix_ns, |window| window.start_unix_ns)
 }
 
-/// End of the profile, or of its window; not before the start.
 pub(super) fn end_unix_ns(profile: &Profile) -> u64 {
     profile.window.map_or(profile.ended_unix_ns, |window| window.end_unix_ns).max(start_unix_ns(profile))
 }
 
-/// Formats why a window ended, its span, and its live bytes: `signal, 10s to 20s, 3.1 MiB retained, +1.2 MiB`.
+/// `signal, 10s to 20s, 3.1 MiB retained, +1.2 MiB`
 pub(crate) fn outcome(profile: &Profile) -> String {
     let Some(window) = &profile.window else { return String::new() };
     let retained = describe::totals(profile).live_bytes().rounded();
@@ -81,7 +75,6 @@ pub(crate) fn outcome(profile: &Profile) -> String {
     )
 }
 
-/// Formats the change of live bytes: `+1.2 MiB`, `−512 B`.
 pub(super) fn delta(profile: &Profile) -> String {
     let delta = describe::totals(profile).delta_bytes();
     let (sign, distance) =
@@ -89,7 +82,6 @@ pub(super) fn delta(profile: &Profile) -> String {
     format!("{sign}{}", text::size(distance.rounded()))
 }
 
-/// Formats the span relative to the start of the recording: `10s to 20s`, `from the mark at 10s to 20s`.
 fn span(profile: &Profile) -> String {
     let Some(window) = &profile.window else { return String::new() };
     let after = |unix_ns: u64| text::duration(unix_ns.saturating_sub(profile.started_unix_ns));

@@ -1,6 +1,3 @@
-//! Describes a profile as text, for formats that people read: what was recorded, how, what is missing, and why there may
-//! be no data.
-
 use std::collections::HashMap;
 
 use super::{View, text};
@@ -8,7 +5,6 @@ use crate::ledger::totals::Totals;
 use crate::model::{Beginning, HeapProfile, HookStatus, Origin, Profile, TargetProfile};
 use crate::units::EstimatedBytes;
 
-/// Marks blocks that a forked process copied from its parent.
 pub(super) const INHERITED: &str = "[inherited at the fork]";
 
 pub(super) fn target(target: &TargetProfile) -> String {
@@ -16,7 +12,6 @@ pub(super) fn target(target: &TargetProfile) -> String {
     format!("{} (pid {})", if comm.is_empty() { "[no name]" } else { &comm }, target.facts.pid)
 }
 
-/// The process, or the number of processes.
 pub(super) fn subject(profile: &Profile) -> String {
     match profile.targets.as_slice() {
         [] => "no process".to_owned(),
@@ -25,8 +20,7 @@ pub(super) fn subject(profile: &Profile) -> String {
     }
 }
 
-/// The sampling interval: `every allocation`, `sampled every 4 KiB`; with intervals of single heaps `every allocation (libc: sampled
-/// every 64 KiB)`.
+/// `every allocation`, `sampled every 4 KiB`, `every allocation (libc: sampled every 64 KiB)`
 pub(super) fn interval(profile: &Profile) -> String {
     let words = |bytes: u64| match bytes {
         0 | 1 => "every allocation".to_owned(),
@@ -48,13 +42,11 @@ pub(super) fn interval(profile: &Profile) -> String {
     }
 }
 
-/// Time of the check, for a leak report: `checked on 2026-05-01T12:00:00Z`.
 pub(super) fn checked_at(profile: &Profile) -> Option<String> {
     profile.unreachable.then(|| format!("checked on {}", text::moment(profile.ended_unix_ns)))
 }
 
-/// Changes of intervals, a line per heap: `heap libc was sampled every 64 KiB at most instead of every 4 KiB: the ring buffer
-/// was full (after 3s); every 4 KiB at the end (5 changes)`.
+/// One line per heap: `heap libc was sampled every 64 KiB at most instead of every 4 KiB: … (after 3s)`.
 pub(super) fn interval_changes(profile: &Profile) -> Vec<String> {
     let changes = &profile.health.interval_changes;
     let mut heaps: Vec<&str> = Vec::new();
@@ -83,7 +75,6 @@ pub(super) fn interval_changes(profile: &Profile) -> Vec<String> {
     heaps.into_iter().filter_map(line).collect()
 }
 
-/// Heaps whose interval differs from the recording's, with that interval, without duplicates.
 pub(super) fn own_intervals(profile: &Profile) -> Vec<(&str, u64)> {
     let mut own: Vec<(&str, u64)> = Vec::new();
     for heap in profile.targets.iter().flat_map(|target| &target.heaps) {
@@ -94,7 +85,6 @@ pub(super) fn own_intervals(profile: &Profile) -> Vec<(&str, u64)> {
     own
 }
 
-/// Whether a heap has the recording's interval, or there are no heaps.
 fn has_common_interval(profile: &Profile) -> bool {
     let mut heaps = profile.targets.iter().flat_map(|target| &target.heaps).peekable();
     heaps.peek().is_none() || heaps.any(|heap| heap.interval_bytes == profile.interval_bytes)
@@ -120,7 +110,7 @@ pub(super) fn accuracy(profile: &Profile, view: View) -> String {
     format!(" (95 %: {low} to {high}, {})", text::counted(view.samples(&totals), "sample"))
 }
 
-/// The quantity of the view: `live bytes`, `live bytes older than 30s`, or for a leak report `leaked bytes`.
+/// `live bytes`, `live bytes older than 30s`, or for a leak report `leaked bytes`
 pub(super) fn title(profile: &Profile, view: View) -> String {
     if profile.unreachable {
         // All blocks in it leaked, live or allocated.
@@ -132,7 +122,6 @@ pub(super) fn title(profile: &Profile, view: View) -> String {
     }
 }
 
-/// The restriction to old blocks, if any: `of what is live at the end, blocks older than 30s only`.
 pub(super) fn older(profile: &Profile) -> Option<String> {
     let age = text::duration(profile.older_than_ns?);
     Some(format!("of what is live at the end, blocks older than {age} only"))
@@ -158,12 +147,10 @@ pub(super) fn duration_ns(profile: &Profile) -> u64 {
     }
 }
 
-/// `12 events lost`; `None` for 0.
 fn some(count: u64, noun: &str, what: &str) -> Option<String> {
     (count > 0).then(|| format!("{} {what}", text::counted(count, noun)))
 }
 
-/// Summarizes what is missing: `no losses`, `12 events lost, 1 hook not attached`.
 pub(super) fn losses(profile: &Profile) -> String {
     let health = &profile.health;
     let missing = each_once(profile).iter().filter(|(_, hook)| hook.is_missing()).count();
@@ -180,11 +167,9 @@ pub(super) fn losses(profile: &Profile) -> String {
     if losses.is_empty() { "no losses".to_owned() } else { losses.join(", ") }
 }
 
-/// Since when the processes were profiled, and which could not be: one line per fact.
 pub(super) fn beginnings(profile: &Profile) -> Vec<String> {
     let beginnings = || profile.targets.iter().map(|target| &target.facts.beginning);
     let whole = beginnings().filter(|beginning| beginning.from_first_call).count() as u64;
-    // Of processes that started during the recording, unless their probes were attached before the first call.
     let is_late = |it: &&Beginning| it.origin != Origin::Running && !it.from_first_call;
     let late: Vec<u64> = beginnings().filter(is_late).filter_map(|beginning| beginning.delay_ns).collect();
     let latest = late.iter().max().map(|&latest| text::duration(latest));
@@ -234,14 +219,12 @@ pub(super) fn each_once(profile: &Profile) -> Vec<(&HeapProfile, &HookStatus)> {
     hooks
 }
 
-/// Totals over all processes, including those of which only totals are kept.
 pub(super) fn totals(profile: &Profile) -> Totals {
     let mut totals = profile.others.folded_totals;
     profile.targets.iter().for_each(|target| totals.add(&target.totals));
     totals
 }
 
-/// The view's total with its confidence interval: `≈ 12.3 MiB (95 %: …)`.
 pub(super) fn total(profile: &Profile, view: View) -> String {
     let amount = view.amount(view.rounded(&totals(profile)));
     format!("{}{amount}{}", about(profile.is_exact()), accuracy(profile, view))
@@ -254,7 +237,6 @@ pub(super) fn folded(profile: &Profile, view: View) -> Option<String> {
     (amount > 0).then(|| format!("{about}{}", view.amount(amount)))
 }
 
-/// The processes of which only totals are kept: `5 processes that exited`.
 pub(super) fn folded_processes(profile: &Profile) -> String {
     format!("{} that exited", text::counted(profile.others.folded_count, "process"))
 }
@@ -304,7 +286,7 @@ pub(super) fn nothing(profile: &Profile, view: View) -> Vec<String> {
     lines
 }
 
-/// The intervals, and the options to record every block: a line for the recording, and one for each heap with its own interval.
+/// A line for the recording, and one for each heap with its own interval.
 fn sampling(profile: &Profile) -> Vec<String> {
     let common = (String::new(), profile.interval_bytes, "--interval 1".to_owned());
     let own = own_intervals(profile).into_iter().map(|(heap, bytes)| {

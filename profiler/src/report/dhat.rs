@@ -1,5 +1,5 @@
-//! The format of valgrind's DHAT, version 2: per stack what was allocated, what was live at the peak and at the end, and how long blocks
-//! lived. Times are in microseconds since the start of the profile. All quantities are included, whatever the view.
+//! The format of valgrind's DHAT, version 2. Times are in microseconds since the start of the profile. All
+//! quantities are included, whatever the view.
 
 use std::io;
 
@@ -101,7 +101,6 @@ const SUMS: [Sum; 9] = [
 #[derive(Default)]
 struct Point {
     sums: [u64; SUMS.len()],
-    /// Indices into the table of frames.
     frames: Vec<u32>,
 }
 

@@ -1,6 +1,4 @@
-//! The state of a profile's processes at the dumps of the recording, for formats that hold several dumps.
-//!
-//! Accepts any profile: its history may be out of order.
+//! A profile's state at the dumps of the recording. Accepts any profile: its history may be out of order.
 
 use rustc_hash::FxHashSet;
 

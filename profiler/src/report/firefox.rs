@@ -1,7 +1,5 @@
-//! The Firefox Profiler's processed profile format.
-//!
-//! Written by hand, in version 55 of the format, which newer profilers upgrade: the crate for it does not support source files and
-//! lines, and gives a process's allocations to one thread. The tables of one thread at a time are in memory.
+//! The Firefox Profiler's processed profile format, in version 55, which newer profilers upgrade. Written by hand:
+//! the crate for it does not support source files and lines, and gives a process's allocations to one thread.
 
 use std::io;
 
@@ -73,7 +71,6 @@ fn meta(context: Context) -> Value {
     })
 }
 
-/// How the profile was recorded, how exact it is, and what is missing.
 fn facts(profile: &Profile, presentation: &Presentation, caption: Caption) -> Vec<Value> {
     // The total includes young blocks even if the samples do not.
     let only_old = presentation.view.shows_old_blocks_only(profile);
@@ -127,7 +124,6 @@ fn threads(context: Context<'_>) -> Vec<Thread<'_>> {
     threads
 }
 
-/// Formats numbers as distinct texts: repeated ones get a suffix.
 #[derive(Default)]
 struct Unique(FxHashMap<u32, u32>);
 
@@ -139,7 +135,6 @@ impl Unique {
     }
 }
 
-/// Live bytes over time, for the processes that have a history.
 fn counters(threads: &[Thread]) -> Vec<Value> {
     let first = threads.iter().enumerate().filter(|(_, thread)| thread.is_first);
     let counters = first.filter(|(_, thread)| !thread.target.history.curve.is_empty());

@@ -1,5 +1,3 @@
-//! Interactive flame graphs in SVG, drawn by inferno from folded stacks.
-
 use std::io;
 
 use inferno::flamegraph::color::{BasicPalette, Palette};
@@ -12,13 +10,10 @@ use super::presentation::{Presentation, View};
 use super::{describe, text};
 use crate::model::Profile;
 
-/// Maximum characters of the title and of the line below it: what fits 1200 pixels.
+/// What fits 1200 pixels.
 const TITLE_CHARS_MAX: usize = 110;
 const SUBTITLE_CHARS_MAX: usize = 165;
-
-/// Maximum characters of a line that explains why there is no graph.
 const REASON_CHARS_MAX: usize = 140;
-
 const HOOKS_MAX: usize = 5;
 
 /// Maximum characters of a frame: all lines are in memory at once, and the target chooses the names.
@@ -30,7 +25,6 @@ const SUM_MAX: u128 = 1 << 53;
 pub(super) struct Header {
     pub(super) title: String,
     pub(super) subtitle: String,
-    /// The file's origin, written as a comment.
     pub(super) notes: String,
 }
 
@@ -82,8 +76,7 @@ pub(super) fn write(profile: &Profile, presentation: &Presentation, out: &mut dy
     draw(header, view, icicle, &lines, style, out)
 }
 
-/// Sorts the stacks and formats them as lines for inferno, without those that have no width. Widths are shifted right so that
-/// their sum stays exact.
+/// Leaves out stacks without a width. Widths are shifted right so that their sum stays exact.
 pub(super) fn lines<V: Copy>(stacks: &mut Stacks<V>, width: impl Fn(&V) -> u64) -> (Vec<String>, u32) {
     stacks.sort_by_frame();
     let sum: u128 = stacks.stacks.iter().map(|(_, value)| u128::from(width(value))).sum();
@@ -96,7 +89,7 @@ pub(super) fn lines<V: Copy>(stacks: &mut Stacks<V>, width: impl Fn(&V) -> u64) 
     (lines.collect(), shift)
 }
 
-/// Draws lines that are sorted by frame.
+/// `lines` are sorted by frame.
 pub(super) fn draw(
     header: Header,
     view: View,
@@ -117,8 +110,8 @@ pub(super) fn draw(
     options.text_truncate_direction = TextTruncateDirection::Right;
     // Colours depend on names and not on chance, so that the same profile gives the same bytes.
     options.deterministic = true;
-    // If inferno sorted the lines, it would draw a frame in two pieces where another frame's name starts with its name. This
-    // option keeps the order of the input, from the last line to the first.
+    // If inferno sorted the lines, it would draw a frame in two pieces where another frame's name starts with its
+    // name. This option draws the lines from the last to the first.
     options.flame_chart = true;
     style(&mut options);
     inferno::flamegraph::from_lines(&mut options, lines.iter().rev().map(String::as_str), out)
@@ -132,7 +125,6 @@ fn comment(notes: &str) -> String {
 fn reasons(profile: &Profile, view: View) -> Vec<String> {
     let mut unattached = describe::each_once(profile);
     unattached.retain(|(_, hook)| hook.error.is_some());
-    // Required hooks first.
     unattached.sort_by_key(|(_, hook)| !hook.is_missing());
     let unattached = unattached.into_iter().take(HOOKS_MAX).map(|(_, hook)| describe::unattached(hook));
     describe::nothing(profile, view).into_iter().chain(unattached).collect()

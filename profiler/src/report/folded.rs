@@ -1,5 +1,4 @@
-//! Folded stacks: a line per stack, the outermost frame first, `;` between frames, then a space and a whole number. The outermost
-//! frame is the process. Incomplete stacks have a frame with the reason.
+//! Folded stacks, the outermost frame, which is the process, first. Incomplete stacks have a frame with the reason.
 
 use std::cmp::Ordering;
 use std::io;
@@ -27,8 +26,7 @@ pub(super) fn write(profile: &Profile, presentation: &Presentation, out: &mut dy
     Ok(())
 }
 
-/// The distinct stacks of a profile by the labels of their frames, each with its value. Frames are kept as indices because the text
-/// of all lines can be far larger than the profile.
+/// Distinct stacks by the labels of their frames, as indices: the text of all lines can be far larger than the profile.
 pub(super) struct Stacks<V = u64> {
     pub(super) labels: Vec<String>,
     pub(super) stacks: Vec<(Box<[u32]>, V)>,
@@ -58,7 +56,6 @@ impl Stacks {
 }
 
 impl<V: Copy> Stacks<V> {
-    /// Sorts the stacks by the bytes of their lines.
     pub(super) fn sort_by_line(&mut self) {
         let labels = &self.labels;
         self.stacks.sort_unstable_by(|(a, _), (b, _)| {
@@ -67,8 +64,7 @@ impl<V: Copy> Stacks<V> {
         });
     }
 
-    /// Sorts the stacks frame by frame, so that all stacks through a frame are adjacent. Sorting by line does not give that: in
-    /// `f`, `f::g`, `f;h` the second separates the two stacks through `f`.
+    /// Makes all stacks through a frame adjacent. Sorting by line does not: see `f`, `f::g`, `f;h`.
     pub(super) fn sort_by_frame(&mut self) {
         let labels = &self.labels;
         self.stacks.sort_unstable_by(|(a, _), (b, _)| {
@@ -84,7 +80,7 @@ impl<V: Copy> Stacks<V> {
         self.stacks.len()
     }
 
-    /// The frames of a stack, the outermost first.
+    /// The outermost first.
     pub(super) fn frames(&self, i: usize) -> impl Iterator<Item = &str> {
         self.stacks[i].0.iter().map(|&label| self.labels[label as usize].as_str())
     }
@@ -105,9 +101,8 @@ fn line_rest<'a>(labels: &'a [String], stack: &'a [u32], from: usize) -> impl It
 
 pub(super) type Labels = Interner<String>;
 
-/// Converts a name to a frame of a line, so that no name changes the line's structure: `;` separates frames, so it becomes `:` (as in
-/// FlameGraph's collapsers); a trailing number would be parsed as the value, so `_` joins it to the word before; a leading `#` would
-/// start a comment.
+/// Makes a name safe for a line: `;` separates frames, so it becomes `:` (as in FlameGraph's collapsers); a trailing
+/// number would be the value, so `_` joins it to the word before; a leading `#` would start a comment.
 pub(super) fn label(name: &str) -> String {
     let mut label = text::printable(name).replace(';', ":");
     if label.is_empty() {

@@ -1,5 +1,3 @@
-//! The table of file formats, and how a name or a path selects one.
-
 use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -13,7 +11,6 @@ use super::{
 };
 use crate::model::Profile;
 
-/// Properties of a file format.
 struct Spec {
     name: &'static str,
     extension: &'static str,
@@ -32,10 +29,9 @@ const fn binary(name: &'static str, extension: &'static str, description: &'stat
     Spec { name, extension, description, is_text: false, write }
 }
 
-/// Defines [`Format`] from the table of formats, in the order in which they are listed to the user.
+/// The order is that of lists for the user.
 macro_rules! formats {
     ($($format:ident: $spec:expr,)*) => {
-        /// A file format.
         #[expect(missing_docs, reason = "the table describes them")]
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         pub enum Format {
@@ -43,7 +39,6 @@ macro_rules! formats {
         }
 
         impl Format {
-            /// All formats, in the order of the table.
             pub const ALL: [Self; [$(Self::$format,)*].len()] = [$(Self::$format,)*];
 
             const fn spec(self) -> Spec {
@@ -73,22 +68,18 @@ formats! {
 }
 
 impl Format {
-    /// Name on the command line.
     pub const fn name(self) -> &'static str {
         self.spec().name
     }
 
-    /// End of the file names that select the format, without the leading dot.
     pub const fn extension(self) -> &'static str {
         self.spec().extension
     }
 
-    /// Name in messages.
     pub const fn description(self) -> &'static str {
         self.spec().description
     }
 
-    /// A terminal can show the output.
     pub const fn is_text(self) -> bool {
         self.spec().is_text
     }
@@ -98,7 +89,6 @@ impl Format {
         self.spec().write.is_none()
     }
 
-    /// Writes a whole profile. Formats that show one quantity show the one of the presentation's view.
     pub fn write(
         self,
         profile: &Profile,
@@ -109,12 +99,10 @@ impl Format {
         Ok(write(profile, presentation, out)?)
     }
 
-    /// The names of all formats, for help texts: "`svg`, `html`, …".
     pub fn names() -> String {
         list(|format| format!("`{format}`"))
     }
 
-    /// Selects the format by the extension of a path, ignoring case.
     pub fn of_path(path: &Path) -> Result<Self, FormatError> {
         match (Self::split(path), path.extension()) {
             (Some((_, format)), _) => Ok(format),
@@ -126,8 +114,7 @@ impl Format {
         }
     }
 
-    /// Returns the number of bytes of the file name before the extension's dot, and the format. The longest matching extension wins:
-    /// `x.dhat.json` is DHAT.
+    /// The length of the file name before the extension's dot. The longest extension wins: `x.dhat.json` is DHAT.
     pub fn split(path: &Path) -> Option<(usize, Self)> {
         let name = path.file_name()?.as_encoded_bytes();
         let stem = |format: Self| {
@@ -154,7 +141,6 @@ impl fmt::Display for Format {
     }
 }
 
-/// Why no format was selected.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum FormatError {
     #[error("`{}` has no extension to select a format by; use one of {}, as in `-o heap.svg`, or `--format`", path.display(), extensions())]
@@ -173,7 +159,6 @@ fn list(entry: impl Fn(Format) -> String) -> String {
     Format::ALL.map(entry).join(", ")
 }
 
-/// Why a report could not be written.
 #[derive(Debug, Error)]
 pub enum ReportError {
     #[error("the report could not be written")]

@@ -1,13 +1,10 @@
-//! Stack frames as all formats write them: physical calls, the module and mapping of an address, and the synthetic frames that
-//! stand above a stack.
-
 use profiler_common::stack::StackEnd;
 
 use super::describe;
 use super::presentation::{Group, Presentation};
 use crate::model::{CallsiteProfile, Frame, FrameId, MappingProfile, ModuleProfile, Profile, TargetProfile};
 
-/// Looks up a frame; a report that was read from a file can reference frames that it does not contain.
+/// A report that was read from a file can reference frames that it does not contain.
 pub(super) fn frame(profile: &Profile, id: FrameId) -> Option<&Frame> {
     profile.frames.get(id.0 as usize)
 }
@@ -23,7 +20,6 @@ pub(super) fn call_address(frame: &Frame) -> u64 {
     frame.address.saturating_sub(1)
 }
 
-/// Formats bytes as two lower-case hexadecimal digits each.
 pub(super) fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
@@ -62,8 +58,8 @@ impl<'a> CodeLocation<'a> {
     }
 }
 
-/// The frames above a callsite's own, the outermost first: its groups, its process, and what is missing from its stack. Names are
-/// raw: formats that separate frames by characters must escape those.
+/// The frames above a callsite's own, the outermost first. Names are raw: formats that separate frames by
+/// characters must escape those.
 pub(super) fn synthetic_frames(
     target: &TargetProfile,
     callsite: &CallsiteProfile,
@@ -73,7 +69,6 @@ pub(super) fn synthetic_frames(
     groups.chain([process_frame(target)]).chain(gap_frames(callsite)).collect()
 }
 
-/// The group that a callsite belongs to.
 pub(super) fn group_frame(group: Group, target: &TargetProfile, callsite: &CallsiteProfile) -> String {
     match group {
         Group::Thread => match callsite.thread.and_then(|thread| target.threads.get(thread)) {
@@ -94,13 +89,11 @@ pub(super) fn process_frame(target: &TargetProfile) -> String {
     format!("{} ({})", target.facts.comm, target.facts.pid)
 }
 
-/// The frames between the process and a callsite's own: that its blocks were inherited, and that its stack is incomplete.
 pub(super) fn gap_frames(callsite: &CallsiteProfile) -> impl DoubleEndedIterator<Item = String> {
     let inherited = callsite.inherited.then(|| describe::INHERITED.to_owned());
     inherited.into_iter().chain(end_frame(callsite.end, &callsite.stack))
 }
 
-/// The frame that replaces the missing outer frames of an incomplete stack.
 pub(super) fn end_frame(end: Option<StackEnd>, stack: &[FrameId]) -> Option<String> {
     match end {
         None if stack.is_empty() => Some("[stack lost]".to_owned()),

@@ -7,10 +7,9 @@ use super::frames::end_frame;
 use super::text;
 use crate::model::{Frame, FrameId, Profile, base_name};
 
-/// Maximum number of functions in a line; terminals cut it sooner.
 const FUNCTIONS_MAX: usize = 8;
 
-/// Maximum characters of one name, so that a long name does not push out its callers.
+/// So that a long name does not push out its callers.
 const NAME_CHARS_MAX: usize = 60;
 
 /// Prefixes of the modules of allocators and language runtimes, whose callers are of interest.
@@ -29,7 +28,6 @@ const PLUMBING_MODULES: &[&str] = &[
     "libmimalloc",
 ];
 
-/// Short names of allocator and runtime functions, for programs that contain them.
 const PLUMBING_FUNCTIONS: &[&str] = &[
     "malloc",
     "calloc",
@@ -52,7 +50,6 @@ const PLUMBING_FUNCTIONS: &[&str] = &[
     "rust_begin_unwind",
 ];
 
-/// Prefixes of the short names of such functions.
 const PLUMBING_PREFIXES: &[&str] = &[
     "std::",
     "__gnu_cxx::",
@@ -70,7 +67,6 @@ const PLUMBING_PREFIXES: &[&str] = &[
     "__libc_",
 ];
 
-/// Whether the frame belongs to an allocator or a runtime, judging by its name and module.
 pub(super) fn is_plumbing(frame: &Frame) -> bool {
     let module = frame.module.as_deref().map_or("", base_name);
     if PLUMBING_MODULES.iter().any(|prefix| module.starts_with(prefix)) {
@@ -86,8 +82,7 @@ pub(super) fn is_plumbing(frame: &Frame) -> bool {
         || PLUMBING_PREFIXES.iter().any(|prefix| name.starts_with(prefix))
 }
 
-/// Removes parameters and template arguments from a name: `std::map<int, Foo>::insert(Foo&&) const` becomes `std::map::insert`.
-/// Names with unbalanced brackets are returned unchanged.
+/// `std::map<int, Foo>::insert(Foo&&) const` becomes `std::map::insert`; unbalanced brackets change nothing.
 pub(super) fn short(function: &str) -> String {
     let mut short = String::with_capacity(function.len());
     let mut rest = function;
@@ -126,7 +121,6 @@ pub(super) fn short(function: &str) -> String {
     if short.is_empty() { function.to_owned() } else { short.to_owned() }
 }
 
-/// Removes everything in angle brackets.
 fn without_arguments(text: &str) -> String {
     let mut depth = 0_usize;
     let mut before = ' ';
@@ -185,7 +179,7 @@ pub(super) fn chain(profile: &Profile, stack: &[FrameId], end: Option<StackEnd>)
     names.join(" ← ")
 }
 
-/// The program's named frames; if there are none, its frames; if there are none either, all frames.
+/// Falls back to the program's frames without names, then to all frames.
 fn program_frames<'a>(frames: &[&'a Frame]) -> Vec<&'a Frame> {
     let program: Vec<&Frame> = frames.iter().copied().filter(|frame| !is_plumbing(frame)).collect();
     let named: Vec<&Frame> = program.iter().copied().filter(|frame| frame.function.is_some()).collect();
@@ -218,7 +212,6 @@ fn name(frame: &Frame) -> String {
     text::cut(&text::printable(&name), NAME_CHARS_MAX).into_owned()
 }
 
-/// `file.c:42`, without directories.
 fn source_line(frame: &Frame) -> Option<String> {
     let file = text::printable(frame.file.as_deref()?);
     let file = text::cut(base_name(&file), NAME_CHARS_MAX).into_owned();

@@ -1,5 +1,4 @@
 //! The text format of gperftools' heap profiler: a line of hexadecimal addresses per stack, and where files were mapped.
-//!
 //! The format has no names (its reader looks them up in the files), heaps, threads, processes, losses or incomplete stacks. All processes
 //! are mapped into one address space, and numbers are corrected for the reader's own unsampling.
 
@@ -15,8 +14,6 @@ use crate::model::{FrameId, Profile, TargetProfile};
 
 /// The address of stacks without any; no code has it. Readers skip lines without an address.
 const NO_STACK: u64 = 1;
-
-/// Quantities of a line, in its order.
 const VIEWS: [View; 4] = [View::LiveCount, View::LiveBytes, View::AllocCount, View::AllocBytes];
 
 pub(super) fn write(profile: &Profile, _: &Presentation, out: &mut dyn io::Write) -> io::Result<()> {
@@ -45,7 +42,6 @@ pub(super) fn write(profile: &Profile, _: &Presentation, out: &mut dyn io::Write
     space.write(out)
 }
 
-/// The distinct stacks of all processes by their addresses, with the quantities of a line.
 fn stacks(profile: &Profile, space: &mut AddressSpace) -> OrderedMap<Vec<u64>, [u64; 4]> {
     let mut stacks = OrderedMap::default();
     let mut add_stack = |stack: Vec<u64>, values: [u64; 4]| {
@@ -83,19 +79,15 @@ fn numbers([live_count, live_bytes, alloc_count, alloc_bytes]: [u64; 4]) -> Stri
 
 /// Start of the range for mappings whose own addresses are taken. In practice, programs map nothing there.
 const FREE_START: u64 = 0x1000_0000_0000;
-
 const PAGE_BYTES: u64 = 4096;
 
-/// One address space for all processes: each mapping of a file has one range in it, that of the first process that maps it, or a free
-/// one.
+/// One address space: mappings have the range of the first process that maps them, or a free one.
 #[derive(Default)]
 struct AddressSpace {
     starts: FxHashMap<Mapped, u64>,
-    /// By start address.
     ranges: BTreeMap<u64, Mapped>,
 }
 
-/// A part of a file.
 #[derive(Clone, PartialEq, Eq, Hash)]
 struct Mapped {
     path: Box<str>,
@@ -137,7 +129,6 @@ impl AddressSpace {
         start.checked_add(size_bytes).is_some() && self.overlap(start, size_bytes).is_none()
     }
 
-    /// Returns the end of the last range that overlaps this one.
     fn overlap(&self, start: u64, size_bytes: u64) -> Option<u64> {
         let end = start.saturating_add(size_bytes);
         let (&last, mapped) = self.ranges.range(..end).next_back()?;
@@ -145,7 +136,6 @@ impl AddressSpace {
         (last_end > start && last_end < u64::MAX).then_some(last_end)
     }
 
-    /// Writes the mappings in the syntax of `/proc/PID/maps`.
     fn write(&self, out: &mut dyn io::Write) -> io::Result<()> {
         for (start, Mapped { path, offset, size_bytes }) in &self.ranges {
             let end = start.saturating_add(*size_bytes);
@@ -159,21 +149,17 @@ impl AddressSpace {
 /// Mean size from which 1 − e^(−mean) is exactly 1 in floating-point arithmetic.
 const MEAN_BYTES_PLAIN: u64 = 38;
 
-/// Corrects amounts so that the reader's unsampling yields the real ones.
-///
 /// google-pprof takes a line's blocks for samples of their mean size, and multiplies by 1 / (1 − e^(−mean/T)). At T = 1 that is exactly 1
 /// from a mean of 38 bytes on, and nearly so from 16 on; for smaller blocks, smaller numbers must be written. Numbers are whole, so they
 /// are rounded up, never down, and the excess is subtracted from the following lines, so that sums are right.
 #[derive(Default)]
 struct Unsampled {
-    /// Excess so far.
     blocks: f64,
     bytes: f64,
 }
 
 impl Unsampled {
-    /// Returns the numbers of blocks and bytes to write. Blocks with a mean size below 1 byte are not written: without bytes the reader
-    /// would divide by 0.
+    /// Blocks with a mean size below 1 byte are not written: without bytes the reader would divide by 0.
     #[expect(
         clippy::cast_precision_loss,
         clippy::cast_possible_truncation,

@@ -1,6 +1,4 @@
-//! The format of heaptrack: every single allocation and free. It is written while a recording is read; the profile only supplies the
-//! names.
-//!
+//! The format of heaptrack: every single allocation and free, written while a recording is read.
 //! Lines of text; numbers are hexadecimal. Ids start at 1, those of allocations at 0:
 //!
 //! ```text
@@ -33,7 +31,6 @@ type Table<T> = IndexSet<T, FxBuildHasher>;
 
 #[derive(PartialEq, Eq, Hash)]
 enum Instruction {
-    /// A physical call, with all functions that were inlined there.
     Call(Box<[FrameId]>),
     Synthetic(String),
 }
@@ -55,7 +52,6 @@ pub(crate) struct Events<'a, W> {
 }
 
 impl<'a, W: io::Write> Events<'a, W> {
-    /// Starts a file.
     pub(crate) fn new(mut out: W, profile: &'a Profile, presentation: &'a Presentation) -> io::Result<Self> {
         writeln!(out, "v {VERSIONS}")?;
         writeln!(
@@ -98,13 +94,12 @@ impl<'a, W: io::Write> Events<'a, W> {
         self.event('+', target, callsite, bytes)
     }
 
-    /// Writes a free of bytes that a callsite allocated.
     pub(crate) fn free(&mut self, target: usize, callsite: usize, bytes: u64) -> io::Result<()> {
         self.event('-', target, callsite, bytes)
     }
 
-    /// Writes a correction: bytes were not freed after all, or live bytes have a larger weight. It must not count as an allocation, so it
-    /// is written as a free of a negative size: readers subtract sizes in 64-bit arithmetic, where that wraps to the right sum.
+    /// Bytes were not freed after all, or live bytes have a larger weight. It must not count as an allocation, so it is
+    /// a free of a negative size: readers subtract in 64-bit arithmetic, where that wraps to the right sum.
     pub(crate) fn unfree(&mut self, target: usize, callsite: usize, bytes: u64) -> io::Result<()> {
         self.free(target, callsite, bytes.wrapping_neg())
     }
@@ -131,7 +126,6 @@ impl<'a, W: io::Write> Events<'a, W> {
         writeln!(self.out, "{kind} {info:x}")
     }
 
-    /// Returns the trace of a callsite: its synthetic frames and its own, the outermost first.
     fn trace_of(&mut self, target: usize, callsite: usize) -> io::Result<Option<u32>> {
         if let Some(&trace) = self.known.get(&(target, callsite)) {
             return Ok(Some(trace));
@@ -187,7 +181,6 @@ impl<'a, W: io::Write> Events<'a, W> {
         Ok(line)
     }
 
-    /// Returns the id of a string; 0 for none.
     fn optional(&mut self, string: Option<&Arc<str>>) -> io::Result<u32> {
         string.map_or(Ok(0), |string| self.string(string))
     }

@@ -1,8 +1,5 @@
-//! The HTML report: one interactive page that needs no network.
-//!
-//! The page consists of static parts (`html/page.html`, `html/style/*.css`, `html/page/*.js`, and the time chart's library
-//! in `html/vendor`), a content security policy that allows these parts only, and the profile's data, compressed and in
-//! base64, so that no name of a target is part of the page's markup.
+//! The HTML report: one interactive page that needs no network. The profile's data is compressed and in base64, so
+//! that no name of a target is part of the page's markup.
 
 use std::borrow::Cow;
 use std::io::{self, Write};
@@ -27,7 +24,6 @@ use names::{Frames, Functions, Names, Nodes, Stacks};
 mod columns;
 mod names;
 
-/// The page, with `{{…}}` as placeholders for parts.
 const PAGE: &str = include_str!("html/page.html");
 
 const STYLE: &str = concat!(
@@ -38,7 +34,6 @@ const STYLE: &str = concat!(
 );
 
 const CHART: &str = include_str!("html/vendor/uplot/uPlot.iife.min.js");
-
 const LICENCE: &str = include_str!("html/vendor/uplot/LICENSE");
 
 /// The page's own script: one function, so that its modules share a scope of their own.
@@ -85,8 +80,7 @@ pub(super) fn write(profile: &Profile, presentation: &Presentation, out: &mut dy
     out.write_all(rest.as_bytes())
 }
 
-/// The content security policy: the page runs its own two scripts and its style, identified by their hashes, and can neither
-/// load nor send anything.
+/// Allows the page's own scripts and style by their hashes, and neither loading nor sending anything.
 fn policy() -> String {
     let hash = |text: &str| format!("'sha256-{}'", STANDARD.encode(Sha256::digest(text.as_bytes())));
     format!(
@@ -113,7 +107,6 @@ const HOOKS_MAX: usize = 500;
 #[derive(Serialize)]
 struct Document<'a> {
     version: u32,
-    /// The view to show first.
     view: &'static str,
     by: Vec<&'static str>,
     header: Value,
@@ -239,18 +232,15 @@ fn header(profile: &Profile) -> Value {
         "estimates": estimates(&totals, profile.is_exact()),
         "freed_bytes": Number(totals.free_bytes.to_f64()),
         "freed_count": Number(totals.free_count.to_f64()),
-        // Exited processes of which only totals are kept.
         "folded": (profile.others.folded_count > 0).then(|| json!({
             "processes": describe::folded_processes(profile),
             "estimates": estimates(&profile.others.folded_totals, profile.is_exact_of_folded()),
         })),
-        // Views without data, and why.
         "nothing": nothing.collect::<Vec<_>>(),
     })
 }
 
-/// For each view the amount; where it is an estimate, also the bounds of its 95 % confidence interval and the number of
-/// samples.
+/// Amounts by view; of estimates also the bounds of the 95 % confidence interval, and the number of samples.
 fn estimates(totals: &Totals, is_exact: bool) -> Map<String, Value> {
     let estimate = |view: View| {
         let mut numbers = vec![Number(view.estimate(totals))];

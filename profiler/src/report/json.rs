@@ -1,5 +1,4 @@
 //! The JSON report: the whole profile, for programs and tests. Its shape is a contract (see `json/schema.rs`).
-//!
 //! Targets and callsites are serialized one by one, so that the report is never in memory as a whole.
 
 pub(super) mod health;
@@ -44,7 +43,6 @@ pub(super) fn write(profile: &Profile, presentation: &Presentation, out: &mut dy
     write_line(&report, out)
 }
 
-/// Writes a JSON report with `\n` at the end.
 pub(super) fn write_line(report: &impl Serialize, out: &mut dyn io::Write) -> io::Result<()> {
     serde_json::to_writer(&mut *out, report)?;
     out.write_all(b"\n")
@@ -104,7 +102,6 @@ fn beginning(profile: &Profile, beginning: &Beginning) -> schema::Beginning {
     }
 }
 
-/// `index` is the heap's in the target.
 fn heap<'a>(profile: &Profile, target: &TargetProfile, heap: &'a HeapProfile, index: usize) -> schema::Heap<'a> {
     let callsites = target.callsites.iter().filter(|callsite| callsite.heap == index);
     let hook =
@@ -140,7 +137,6 @@ fn module(module: &ModuleProfile) -> schema::Module<'_> {
     }
 }
 
-/// `None` if the profile does not have its module.
 fn mapping(profile: &Profile, mapping: &MappingProfile) -> Option<schema::Mapping> {
     let MappingProfile { start, end, offset, bias, module } = *mapping;
     let fields = schema::Mapping { start: Hex(start), end: Hex(end), offset: Hex(offset), bias: bias.map(Hex), module };
@@ -182,7 +178,6 @@ fn callsite<'a>(
     }
 }
 
-/// `order` has the indices of the target's callsites in the order of the report.
 fn leak_candidates<'a>(
     profile: &'a Profile,
     target: &'a TargetProfile,
@@ -215,7 +210,6 @@ fn leak_candidates<'a>(
     }
 }
 
-/// `exact`: every allocation is recorded.
 fn totals(profile: &Profile, totals: &Totals, exact: bool) -> schema::Totals {
     let bytes = |bytes| Amount::of_bytes(bytes, exact);
     let count = |count| Amount::of_count(count, exact);
@@ -253,7 +247,6 @@ fn totals(profile: &Profile, totals: &Totals, exact: bool) -> schema::Totals {
     }
 }
 
-/// `exact`: every allocation is recorded.
 fn details(details: &Details, exact: bool) -> schema::Details {
     let buckets = |histogram: &Histogram, unit: u64| {
         let bucket = |(value, count): (u64, EstimatedCount)| {

@@ -1,5 +1,5 @@
-//! The format of valgrind's massif: live bytes over time, with the stacks of live blocks at the peak, at dumps and marks, and at the end.
-//! Times are in milliseconds since the start of the profile. The format is line-based text, and readers take `#` for a comment.
+//! The format of valgrind's massif. Times are in milliseconds since the start of the profile. The format is
+//! line-based text, and readers take `#` for a comment.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -37,7 +37,6 @@ pub(super) fn write(profile: &Profile, presentation: &Presentation, out: &mut dy
     Ok(())
 }
 
-/// Escapes text that would change the structure of the file.
 fn one_line(text: &str) -> String {
     printable(text).replace('#', "_")
 }
@@ -45,17 +44,14 @@ fn one_line(text: &str) -> String {
 /// Maximum number of points without details: no terminal has more columns, and viewers can still draw as many.
 const POINTS_MAX: u64 = 1000;
 
-/// Live bytes at a point in time.
 struct Point {
     unix_ns: u64,
     bytes: u64,
     detail: Detail,
 }
 
-/// Breakdown of the live bytes of a point.
 enum Detail {
     None,
-    /// A dump or a mark.
     At(MonotonicNanos),
     End,
     /// The peak of the only process.
@@ -111,7 +107,6 @@ fn held_at(target: &TargetProfile, callsite: &CallsiteProfile, time: MonotonicNa
     latest.map_or(0, |change| rounded(change.held.live_bytes))
 }
 
-/// All points, in the order of time, from the start to the end of the profile.
 fn timeline(profile: &Profile, curve: &Curve) -> Vec<Point> {
     let (start_ns, end_ns) = (start_unix_ns(profile), end_unix_ns(profile));
     let opening: EstimatedBytes = profile.targets.iter().map(|target| target.totals.opening_bytes).sum();
@@ -134,7 +129,6 @@ fn timeline(profile: &Profile, curve: &Curve) -> Vec<Point> {
     points
 }
 
-/// Live bytes of all targets together, during the profile.
 struct Curve {
     /// Time, target, and its live bytes.
     samples: Vec<(MonotonicNanos, usize, u64)>,
@@ -197,13 +191,11 @@ const DEPTH_MAX: usize = 2048;
 
 /// The stacks of live blocks as a tree from the allocation to its callers.
 struct Tree {
-    /// Nodes and bytes, sorted.
     paths: Paths,
     /// Prefix sums of the bytes; one more than there are paths.
     sums: Vec<u64>,
 }
 
-/// A pending line.
 enum Line {
     Node { paths: Range<usize>, depth: usize, node: Option<u32> },
     Folded { depth: usize, bytes: u64, count: usize },
@@ -229,7 +221,6 @@ impl Tree {
         self.sums[paths.end] - self.sums[paths.start]
     }
 
-    /// Writes a line per node. `text` returns its name.
     fn write(&self, text: impl Fn(u32) -> String, out: &mut dyn io::Write) -> io::Result<()> {
         let mut lines = vec![Line::Node { paths: 0..self.paths.len(), depth: 0, node: None }];
         while let Some(line) = lines.pop() {

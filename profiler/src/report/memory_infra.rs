@@ -46,7 +46,6 @@ fn other_data(profile: &Profile, caption: &Caption) -> Value {
     })
 }
 
-/// The name of the process, with its command and how it was recorded as labels.
 fn metadata(profile: &Profile, caption: &Caption, target: &TargetProfile, pid: u32) -> [Value; 2] {
     let event = |name: &str, args: Value| json!({ "ph": "M", "cat": "__metadata", "pid": pid, "tid": 0, "ts": 0, "name": name, "args": args });
     let labels = [&target.facts.command, &caption.interval, &caption.losses].into_iter().cloned();
@@ -65,7 +64,6 @@ type Amount = [u64; 2];
 /// The live amount at each dump and at the end, by node and type.
 type Slots = OrderedMap<(u32, u32), Vec<Amount>>;
 
-/// `args.dumps` of an event.
 #[derive(Serialize)]
 struct ProcessDump<'a> {
     level_of_detail: &'static str,
@@ -80,7 +78,6 @@ struct HeapDumps<'a> {
     allocators: BTreeMap<&'a str, Columns>,
 }
 
-/// The slots of an allocator, as parallel lists.
 #[derive(Default, Serialize)]
 struct Columns {
     counts: Vec<u64>,
@@ -140,7 +137,6 @@ fn microseconds(time: MonotonicNanos) -> f64 {
     time.0 as f64 / 1000.0
 }
 
-/// The heaps of a target by name, in the order of heaps.
 fn allocators(
     target: &TargetProfile,
     presentation: &Presentation,
@@ -162,7 +158,6 @@ fn allocators(
     allocators
 }
 
-/// The live amount of a callsite at each dump and at the end.
 fn callsite_amounts(callsite: &CallsiteProfile, dumps: &[Dump]) -> impl Iterator<Item = Amount> {
     let earlier = dumps.iter().map(|dump| {
         let held = held(callsite, dump);
@@ -171,7 +166,6 @@ fn callsite_amounts(callsite: &CallsiteProfile, dumps: &[Dump]) -> impl Iterator
     earlier.chain([[View::LiveBytes, View::LiveCount].map(|view| view.of_callsite(callsite))])
 }
 
-/// The slots that are not empty.
 fn columns(slots: &Slots, at: usize) -> Columns {
     let mut columns = Columns::default();
     for (&(node, r#type), amounts) in slots {
@@ -208,7 +202,6 @@ struct Ids {
     string: u32,
     node: u32,
     r#type: u32,
-    /// Of an allocator's total.
     guid: u64,
 }
 
@@ -219,13 +212,10 @@ struct Maps<'a> {
     strings: Interner<String>,
     /// Parent, 0 for roots, and name.
     nodes: Interner<(u32, u32)>,
-    /// Names of types.
     types: Interner<u32>,
-    /// String ids of the profile's frames.
     frames: Vec<Option<u32>>,
 }
 
-/// The tables as they are written.
 #[derive(Default, Serialize)]
 struct Tables {
     strings: Vec<Entry>,
@@ -252,7 +242,6 @@ impl<'a> Maps<'a> {
         Self { profile, base, strings, nodes, types, frames }
     }
 
-    /// Node and type of a callsite.
     fn slot(&mut self, target: &TargetProfile, callsite: &CallsiteProfile, presentation: &Presentation) -> (u32, u32) {
         let groups: Vec<String> = presentation.by.iter().map(|group| group_frame(*group, target, callsite)).collect();
         let groups = if groups.is_empty() { "[unknown]".to_owned() } else { groups.join(", ") };

@@ -1,5 +1,5 @@
-//! Reports: one file per format, each a pure function of a [`Profile`](crate::model::Profile). No clock, file or terminal is involved;
-//! the caller opens the output. A new format is one file, and one line in the table in `format.rs`.
+//! Reports: one file per format, each a pure function of a [`Profile`](crate::model::Profile), without clock, file
+//! or terminal. A new format is one file, and one line in the table in `format.rs`.
 
 pub use format::Format;
 pub(crate) use format::{FormatError, ReportError};

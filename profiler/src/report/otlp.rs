@@ -51,7 +51,6 @@ fn of_target<'a>(
     ResourceProfiles { resource: Some(resource(target)), scope_profiles, schema_url: String::new() }
 }
 
-/// The process, by OpenTelemetry's attribute names.
 fn resource(target: &TargetProfile) -> Resource {
     let cgroup = target.facts.cgroup.as_deref();
     let text = |key, value: &str| (key, Value::StringValue(value.to_owned()));
@@ -76,7 +75,6 @@ fn container_id(cgroup: &str) -> Option<&str> {
     cgroup.rsplit(|c| !is_digit(c)).find(|digits| digits.len() == 64)
 }
 
-/// How the profile was recorded, and what is missing.
 fn profile_attributes(profile: &Profile, dictionary: &mut Dictionary<'_>) -> Vec<i32> {
     let window = profile.window.as_ref().map(|window| Attribute::Text(window.reason.name().to_owned()));
     let older_than_ns = profile.older_than_ns.map(|age_ns| Attribute::Int(signed(age_ns)));
@@ -130,7 +128,6 @@ struct Dictionary<'a> {
     stacks: Interner<Vec<u32>>,
 }
 
-/// Value of an attribute.
 #[derive(Clone, PartialEq, Eq, Hash)]
 enum Attribute {
     Text(String),
@@ -163,7 +160,6 @@ impl<'a> Dictionary<'a> {
         number(self.attributes.intern((key, attribute)))
     }
 
-    /// The sample of a callsite, without values.
     fn sample(
         &mut self,
         target: &'a TargetProfile,
@@ -244,7 +240,6 @@ fn number(index: u32) -> i32 {
     i32::try_from(index).unwrap_or(0)
 }
 
-/// Converts to the format's signed numbers; saturates.
 fn signed(number: u64) -> i64 {
     i64::try_from(number).unwrap_or(i64::MAX)
 }

@@ -1,10 +1,7 @@
-//! Text for terminals: styled lines, and tables that fit the width.
-
 use anstyle::{AnsiColor, Style};
 use comfy_table::{CellAlignment, ColumnConstraint, ContentArrangement, Row, Table, Width, presets};
 
 const WIDTH_MIN: usize = 80;
-
 pub(super) const HEADING: Style = Style::new().bold();
 pub(super) const WARNING: Style = AnsiColor::Yellow.on_default().bold();
 pub(super) const PLAIN: Style = Style::new();
@@ -44,8 +41,6 @@ impl Page {
 }
 
 const GAP: u16 = 2;
-
-/// Minimum width of the last column, however narrow the terminal is.
 const LAST_WIDTH_MIN: u16 = 16;
 
 #[derive(Clone, Copy)]
@@ -63,8 +58,7 @@ impl Column {
     }
 }
 
-/// Formats a table without lines, at most as wide as the terminal: the headings, if there are any, then a line per row. The last column is
-/// truncated if necessary.
+/// At most as wide as the terminal; the last column is truncated if necessary.
 pub(crate) fn table_lines(columns: &[Column], rows: Vec<Vec<String>>, width: Option<usize>) -> Vec<String> {
     let mut table = Table::new();
     table.load_style(presets::NOTHING).set_content_arrangement(ContentArrangement::Dynamic);

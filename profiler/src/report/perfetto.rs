@@ -26,7 +26,6 @@ const PACKET_BYTES: usize = 400_000;
 
 /// Maximum bytes of a sample: five numbers with their tags.
 const SAMPLE_BYTES: usize = 64;
-
 const CLOCK_MONOTONIC: u32 = 3;
 
 pub(super) fn write(profile: &Profile, presentation: &Presentation, out: &mut dyn io::Write) -> io::Result<()> {
@@ -152,7 +151,6 @@ fn write_track(
     Ok(())
 }
 
-/// Facts that a trace has no other place for: how the profile was recorded, how exact it is, and what is missing.
 fn description(profile: &Profile) -> String {
     let interval = describe::interval(profile);
     let accuracy = describe::accuracy(profile, View::LiveBytes);
@@ -160,7 +158,6 @@ fn description(profile: &Profile) -> String {
     format!("heapbpf: {interval}{accuracy}; {}{}", describe::losses(profile), older.unwrap_or_default())
 }
 
-/// A target with its stacks.
 struct TargetStacks<'a> {
     target: &'a TargetProfile,
     pid: u32,
@@ -169,7 +166,6 @@ struct TargetStacks<'a> {
     stacks: Stacks,
 }
 
-/// Writes the interned tables, then all dumps in the order of time, then symbols.
 fn write_heaps(
     profile: &Profile,
     presentation: &Presentation,
@@ -203,7 +199,6 @@ fn write_heaps(
     Ok(())
 }
 
-/// Writes the tables of strings, mappings, frames and stacks, split into packets.
 fn write_tables(code: &mut Code<'_>, sequence: &mut Sequence<'_>) -> io::Result<()> {
     let (frames, frame_ids) = code.frames();
     let mappings = code.mappings();
@@ -231,7 +226,6 @@ fn write_tables(code: &mut Code<'_>, sequence: &mut Sequence<'_>) -> io::Result<
     data.flush()
 }
 
-/// Table entries, buffered until they fill a packet.
 struct Chunks<'s, 'o> {
     data: InternedData,
     bytes: usize,
@@ -256,8 +250,7 @@ impl Chunks<'_, '_> {
     }
 }
 
-/// The packets of a target's heaps at a dump, or at the end. A dump contains the stacks that changed since the previous one, the end
-/// contains all.
+/// A dump contains the stacks that changed since the previous one, the end contains all.
 fn packets(profile: &Profile, target: &TargetStacks<'_>, at: usize, index: &mut u64) -> Vec<ProfilePacket> {
     let is_end = at + 1 == target.times.len();
     let heap_count = target.target.heaps.len();
@@ -298,7 +291,6 @@ fn sample(iid: u64, [alloc_bytes, alloc_count, free_bytes, free_count]: Tally) -
     }
 }
 
-/// Facts about a heap besides its stacks.
 fn header(profile: &Profile, target: &TargetStacks<'_>, heap: usize, at: usize) -> ProcessHeapSamples {
     let process = target.target;
     let known = process.heaps.get(heap);
@@ -329,7 +321,6 @@ fn header(profile: &Profile, target: &TargetStacks<'_>, heap: usize, at: usize) 
     }
 }
 
-/// Numbers of samples with incomplete stacks, and of all samples.
 fn stats(target: &TargetProfile, heap: usize) -> ProcessStats {
     let callsites = || target.callsites.iter().filter(|callsite| callsite.heap.min(target.heaps.len()) == heap);
     let count = |samples: &mut dyn Iterator<Item = u64>| Some(samples.fold(0, u64::saturating_add));

@@ -1,8 +1,6 @@
-//! The format of pprof (`profile.proto`), compressed.
-//!
-//! A sample is a stack with labels and four values. Processes, heaps and threads are labels rather than frames, so that stacks that
-//! several processes share add up; `-tagroot` turns labels into frames. Sums over all samples are the totals of the JSON report,
-//! rounded by callsite.
+//! The format of pprof (`profile.proto`), compressed. Processes, heaps and threads are labels rather than frames, so
+//! that stacks that several processes share add up; `-tagroot` turns labels into frames. Sums over all samples are the
+//! totals of the JSON report, rounded by callsite.
 
 use std::borrow::Cow;
 use std::io;
@@ -20,8 +18,6 @@ use crate::model::{CallsiteProfile, Profile, TargetProfile};
 
 /// Values of a sample, in the order of Go's heap profiles.
 const VIEWS: [View; 4] = [View::AllocCount, View::AllocBytes, View::LiveCount, View::LiveBytes];
-
-/// The only frame of the sample for processes of which only totals are kept.
 const FOLDED: &str = "[processes that exited, only totals kept]";
 
 pub(super) fn write(profile: &Profile, presentation: &Presentation, out: &mut dyn io::Write) -> io::Result<()> {
@@ -107,8 +103,7 @@ impl<'a> Tables<'a> {
         self.label_sets.intern(labels)
     }
 
-    /// Indices of the mappings in the order of the file. Readers take the first mapping for the program, so the first file that is
-    /// not named like a library is moved there.
+    /// Readers take the first mapping for the program, so the first file not named like a library is moved there.
     fn mapping_order(&self) -> Vec<usize> {
         let mappings = &self.code.mappings.values;
         let mut order: Vec<usize> = (1..mappings.len()).collect();
@@ -177,7 +172,6 @@ impl<'a> Tables<'a> {
         }
     }
 
-    /// Everything but the lists that grow with the profile.
     fn header(&mut self, presentation: &Presentation) -> proto::Profile {
         let profile = self.profile;
         let sample_type = VIEWS.map(|view| self.value_type(view.sample_type())).to_vec();
@@ -198,7 +192,6 @@ impl<'a> Tables<'a> {
     }
 }
 
-/// Lines about how the profile was recorded, how exact it is, and what is missing.
 fn comments(profile: &Profile, presentation: &Presentation) -> Vec<String> {
     let caption = Caption::new(profile, presentation.view);
     let inspected = describe::checked_at(profile);
@@ -234,7 +227,6 @@ fn comments(profile: &Profile, presentation: &Presentation) -> Vec<String> {
     lines
 }
 
-/// Converts to the format's signed numbers; saturates.
 fn signed(number: u64) -> i64 {
     i64::try_from(number).unwrap_or(i64::MAX)
 }

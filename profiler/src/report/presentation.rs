@@ -26,18 +26,15 @@ impl From<View> for Presentation {
     }
 }
 
-/// The quantity that a report shows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, strum::Display, strum::IntoStaticStr)]
 #[strum(serialize_all = "kebab-case")]
 pub enum View {
-    /// Bytes allocated and not freed.
+    /// Not freed.
     #[default]
     LiveBytes,
-    /// Blocks allocated and not freed.
     LiveCount,
-    /// Bytes allocated, freed or not.
+    /// Freed or not.
     AllocBytes,
-    /// Blocks allocated, freed or not.
     AllocCount,
 }
 
@@ -45,17 +42,14 @@ impl View {
     /// In the order in which they are listed to the user.
     pub const ALL: [Self; 4] = [Self::LiveBytes, Self::LiveCount, Self::AllocBytes, Self::AllocCount];
 
-    /// Name on the command line.
     pub fn name(self) -> &'static str {
         self.into()
     }
 
-    /// Name of a JSON field.
     pub(super) fn field_name(self) -> String {
         self.name().replace('-', "_")
     }
 
-    /// Name in a sentence.
     pub const fn title(self) -> &'static str {
         match self {
             Self::LiveBytes => "live bytes",
@@ -122,7 +116,6 @@ impl View {
         Totals::confidence(self.estimate(totals), self.variance(totals))
     }
 
-    /// The quantity, in bytes or blocks.
     pub fn estimate(self, totals: &Totals) -> f64 {
         let amounts = self.amounts(totals);
         if self.is_bytes() { amounts.bytes.to_f64() } else { amounts.count.to_f64() }
@@ -137,7 +130,6 @@ impl View {
         self.amounts(totals).samples
     }
 
-    /// Formats an amount of the quantity: `17.3 MiB`, `12 blocks`.
     pub(super) fn amount(self, rounded: u64) -> String {
         if self.is_bytes() { text::size(rounded) } else { text::counted(rounded, "block") }
     }
@@ -151,7 +143,6 @@ impl Share {
     pub const ZERO: Self = Self(0);
     pub const ALL: Self = Self(1_000_000);
 
-    /// Whether a part amounts to at least this share of the whole.
     pub fn is_reached(self, part: u128, whole: u128) -> bool {
         // Neither product overflows: both are sums of fewer than 2^32 numbers of 64 bits.
         part.saturating_mul(Self::ALL.0.into()) >= whole.saturating_mul(self.0.into())
@@ -187,7 +178,6 @@ impl FromStr for Share {
     }
 }
 
-/// A property that stacks can be grouped by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, strum::IntoStaticStr)]
 #[strum(serialize_all = "kebab-case")]
 pub enum Group {
@@ -199,10 +189,8 @@ pub enum Group {
 }
 
 impl Group {
-    /// In the order in which they are listed to the user.
     pub const ALL: [Self; 4] = [Self::Thread, Self::Command, Self::Cgroup, Self::Heap];
 
-    /// Name on the command line.
     pub fn name(self) -> &'static str {
         self.into()
     }

@@ -1,5 +1,3 @@
-//! The protobuf messages of pprof and Perfetto, one line per field.
-
 /// Defines prost messages. The brackets contain the arguments of `#[prost]`.
 macro_rules! messages {
     ($(
@@ -16,7 +14,6 @@ macro_rules! messages {
     )*};
 }
 
-/// The messages of `profile.proto`.
 pub(super) mod pprof {
     /// Index into the string table.
     type Text = i64;
@@ -31,13 +28,11 @@ pub(super) mod pprof {
             function: Vec<Function> = [message, repeated, tag = "5"],
             /// The first text is empty.
             string_table: Vec<String> = [string, repeated, tag = "6"],
-            /// Start, since the Unix epoch.
             time_nanos: i64 = [int64, tag = "9"],
             duration_nanos: i64 = [int64, tag = "10"],
             period_type: Option<ValueType> = [message, optional, tag = "11"],
             period: i64 = [int64, tag = "12"],
             comment: Vec<Text> = [int64, repeated, tag = "13"],
-            /// The kind of a sample type.
             default_sample_type: Text = [int64, tag = "14"],
         }
 
@@ -54,7 +49,6 @@ pub(super) mod pprof {
             label: Vec<Label> = [message, repeated, tag = "3"],
         }
 
-        /// A property of a sample: a text or a number.
         #[derive(Eq, Hash)]
         Label {
             key: Text = [int64, tag = "1"],
@@ -92,16 +86,14 @@ pub(super) mod pprof {
         Function {
             id: u64 = [uint64, tag = "1"],
             name: Text = [int64, tag = "2"],
-            /// The linker's name. Left empty: if it equals the name, `go tool pprof` demangles the name and drops everything in
-            /// brackets.
+            /// Left empty: if it equals the name, `go tool pprof` demangles it and drops everything in brackets.
             system_name: Text = [int64, tag = "3"],
             filename: Text = [int64, tag = "4"],
         }
     }
 }
 
-/// The messages of a trace with a heap profile, with the field numbers of `protos/perfetto/trace/`. Strings that Perfetto fills with
-/// bytes (a module's build id) are bytes here.
+/// Field numbers are of `protos/perfetto/trace/`. Strings that Perfetto fills with bytes (build ids) are bytes here.
 pub(super) mod perfetto {
     #[derive(Clone, PartialEq, prost::Oneof)]
     pub(in crate::report) enum Data {
@@ -129,7 +121,6 @@ pub(super) mod perfetto {
             data: Option<Data> = [oneof = "Data", tags = "2, 6, 11, 37, 60, 61"],
         }
 
-        /// Readings of several clocks at one point in time.
         ClockSnapshot {
             clocks: Vec<Clock> = [message, repeated, tag = "1"],
         }
@@ -180,7 +171,6 @@ pub(super) mod perfetto {
             end: Option<u64> = [uint64, optional, tag = "5"],
             /// Virtual address of the segment in the file minus its offset.
             load_bias: Option<u64> = [uint64, optional, tag = "6"],
-            /// The path's components.
             path_string_ids: Vec<u64> = [uint64, repeated, packed = "false", tag = "7"],
             exact_offset: Option<u64> = [uint64, optional, tag = "8"],
         }
@@ -205,7 +195,6 @@ pub(super) mod perfetto {
             index: Option<u64> = [uint64, optional, tag = "7"],
         }
 
-        /// One heap of one process.
         ProcessHeapSamples {
             pid: Option<u64> = [uint64, optional, tag = "1"],
             samples: Vec<HeapSample> = [message, repeated, tag = "2"],

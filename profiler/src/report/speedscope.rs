@@ -1,5 +1,4 @@
-//! The format of speedscope (its `file-format-schema.json`): a profile per view of all processes together, and of each process if
-//! there are several.
+//! The format of speedscope (its `file-format-schema.json`): profiles of all processes together, then of each.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -85,7 +84,6 @@ struct File<'a> {
 #[derive(PartialEq, Eq, Hash, Serialize)]
 struct FrameFields {
     name: String,
-    /// Source file; if unknown, the module.
     #[serde(skip_serializing_if = "Option::is_none")]
     file: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -1,5 +1,4 @@
-//! The summary printed after a run: what was recorded, totals, the largest callsites, and how complete the profile is. The text is for
-//! people and not stable: programs read the JSON report.
+//! The summary printed after a run. The text is for people and not stable: programs read the JSON report.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -20,8 +19,7 @@ pub(super) mod health;
 
 const TARGETS_MAX: usize = 10;
 
-/// Formats the summary with the `top` largest callsites. `width` is the terminal's, in columns; without one, lines are not truncated.
-/// `colour` allows ANSI escapes.
+/// `width` is the terminal's, in columns; without one, lines are not truncated. `colour` allows ANSI escapes.
 pub fn summary(profile: &Profile, view: View, top: usize, width: Option<usize>, colour: bool) -> String {
     let mut page = Page::new(width, colour);
     page.header(profile);
@@ -131,7 +129,6 @@ fn exit(target: &TargetProfile) -> String {
 struct Location<'a> {
     pid: Pid,
     heap: &'a str,
-    /// Empty if the recording does not distinguish threads.
     thread: String,
     chain: String,
 }
@@ -225,7 +222,6 @@ fn share(part: u64, whole: u64) -> String {
 const GROWING_MAX: usize = 5;
 
 impl Page {
-    /// Lists the growing callsites of all targets, or reports why there are none.
     fn leaks(&mut self, profile: &Profile) {
         let all: Vec<(&TargetProfile, &Leaks)> =
             profile.targets.iter().filter_map(|target| Some((target, target.leaks.as_ref()?))).collect();

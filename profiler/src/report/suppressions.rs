@@ -1,18 +1,10 @@
-//! Suppressions in the syntax of LeakSanitizer
-//! (<https://clang.llvm.org/docs/AddressSanitizer.html#suppressing-memory-leaks>): known leaks that reports leave out.
-//!
-//! ```text
-//! # A comment.
-//! leak:create_registry
-//! leak:^libcrypto.so*
-//! leak:/third_party/*.c$
-//! ```
+//! Suppressions in the syntax of LeakSanitizer: known leaks that reports leave out, as in `leak:^libcrypto.so*`.
+//! See <https://clang.llvm.org/docs/AddressSanitizer.html#suppressing-memory-leaks>.
 
 use thiserror::Error;
 
 use crate::model::{CallsiteProfile, Frame, FrameId, LeakCandidate, Profile};
 
-/// A set of patterns, each of which suppresses the stacks with a matching frame.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Suppressions {
     patterns: Vec<Pattern>,
@@ -29,7 +21,6 @@ pub enum SuppressionError {
 }
 
 impl Suppressions {
-    /// Parses the text of a file. Lines are numbered from 1 in errors.
     pub fn parse(text: &str) -> Result<Self, SuppressionError> {
         let mut patterns = Vec::new();
         for (line, text) in (1..).zip(text.lines()) {
@@ -59,18 +50,17 @@ impl Suppressions {
         self.patterns.is_empty()
     }
 
-    /// Whether a pattern matches the frame's function, module or source file.
     pub(crate) fn matches(&self, frame: &Frame) -> bool {
         let names = [&frame.function, &frame.module, &frame.file];
         names.into_iter().flatten().any(|name| self.matches_name(name))
     }
 
-    /// Whether a pattern matches a frame of the stack. Pass whole stacks, even if reports show only a part of them.
+    /// Pass whole stacks, even if reports show only a part of them.
     pub(crate) fn matches_stack(&self, stack: &[FrameId], frames: &[Frame]) -> bool {
         !self.is_empty() && stack.iter().filter_map(|id| frames.get(id.0 as usize)).any(|frame| self.matches(frame))
     }
 
-    /// Whether a pattern matches a name: for blocks without a stack, the only candidate is the name of their type.
+    /// For blocks without a stack, whose only candidate is the name of their type.
     pub fn matches_name(&self, name: &str) -> bool {
         self.patterns.iter().any(|pattern| pattern.matches(name))
     }

@@ -10,7 +10,6 @@ use super::frames::{CodeLocation, call_address, calls, frame, gap_frames, group_
 use super::presentation::Presentation;
 use crate::model::{CallsiteProfile, Frame, FrameId, Profile, TargetProfile};
 
-/// Values by distinct keys, in order of first use.
 pub(super) type OrderedMap<K, V> = IndexMap<K, V, FxBuildHasher>;
 
 pub(super) struct Interner<T> {
@@ -29,7 +28,6 @@ impl<T: Hash + Eq> Interner<T> {
         [empty].into_iter().collect()
     }
 
-    /// Returns the index of the value, which is added if it is new.
     pub(super) fn intern(&mut self, value: T) -> u32 {
         index(self.values.insert_full(value).0)
     }
@@ -86,7 +84,6 @@ pub(super) struct Location {
     pub(super) lines: Box<[(u32, u32)]>,
 }
 
-/// The locations of the calls of a target.
 pub(super) type KnownCalls<'a> = FxHashMap<&'a [FrameId], u32>;
 
 impl<'a> CodeTables<'a> {
@@ -130,7 +127,6 @@ impl<'a> CodeTables<'a> {
         self.locations.intern(Location { mapping, address: physical.map_or(0, call_address), lines })
     }
 
-    /// A location that is not code.
     pub(super) fn named_location(&mut self, name: impl Into<Cow<'a, str>>) -> u32 {
         let name = self.string(name);
         let lines = [(self.functions.intern([name, 0]), 0)].into();
@@ -155,15 +151,15 @@ impl<'a> CodeTables<'a> {
     }
 }
 
-/// Frames of the paths in valgrind's formats: indices of the profile's frames, followed by those of synthetic frames. Its trees grow
-/// from the allocation to its callers, so groups come first, and the frame that replaces missing callers comes last.
+/// Indices of the profile's frames, then of synthetic ones. Trees of valgrind's formats grow from the allocation to
+/// its callers, so groups come first, and the frame that replaces missing callers comes last.
 #[derive(Default)]
 pub(super) struct ValgrindFrames {
     synthetic: Interner<String>,
 }
 
 impl ValgrindFrames {
-    /// Returns the path from the node below the root to the outermost function. If there are several processes, it contains the process.
+    /// From the node below the root to the outermost function. If there are several processes, it contains the process.
     pub(super) fn path(
         &mut self,
         profile: &Profile,

@@ -1,9 +1,8 @@
 //! `--threshold`: merges the small frames of a profile into `<other>`.
-//!
-//! Stacks form a tree as in the flame graph. Below each frame, the callees that reach the threshold, a share of the view's total, are
-//! kept; all others, with everything they call, are merged into one frame, `<other>`. (Chrome thinned its heap dumps like this, at
-//! 0.8 %.) Synthetic frames above a callsite's own are always kept, and so are the whole stacks of leak candidates. No total of any
-//! view changes, and callsites of different processes, heaps or threads are never merged.
+//! Below each frame, callees that reach the threshold, a share of the view's total, are kept; all others, with
+//! everything they call, become one frame, `<other>`. (Chrome thinned its heap dumps like this, at 0.8 %.) Synthetic
+//! frames above a callsite's own and the whole stacks of leak candidates are kept. No total of any view changes, and
+//! callsites of different processes, heaps or threads are never merged.
 
 use std::borrow::Cow;
 
@@ -20,7 +19,6 @@ use crate::model::{CallsiteProfile, Frame, FrameId, Profile, TargetProfile};
 pub(crate) const OTHER: &str = "<other>";
 
 impl Presentation {
-    /// Returns the profile with frames below the threshold merged, and callsites that became equal merged too.
     pub fn thinned<'a>(&self, profile: &'a Profile) -> Cow<'a, Profile> {
         self.cut_each(profile, merge_target)
     }
@@ -38,7 +36,7 @@ impl Presentation {
     }
 }
 
-/// Cuts the stacks of a target, given the frame that replaces merged ones and the number of outermost frames of each callsite to keep.
+/// Arguments: the frame that replaces merged ones, and the number of outermost frames of each callsite to keep.
 type CutTarget = fn(&mut TargetProfile, FrameId, &[usize]);
 
 fn cut(profile: &Profile, presentation: &Presentation, threshold: Share, cut_target: CutTarget) -> Profile {
@@ -78,7 +76,7 @@ fn cut_target(target: &mut TargetProfile, other: FrameId, kept: &[usize]) {
     }
 }
 
-/// Replaces everything below the `kept` outermost frames by `other`. Returns whether there was something to replace.
+/// Replaces everything below the `kept` outermost frames. Returns whether there was something to replace.
 fn cut_stack(stack: &mut Vec<FrameId>, other: FrameId, kept: usize) -> bool {
     match stack.len().saturating_sub(kept) {
         0 => false,
@@ -90,7 +88,6 @@ fn cut_stack(stack: &mut Vec<FrameId>, other: FrameId, kept: usize) -> bool {
     }
 }
 
-/// Like [`cut_target`], and merges callsites that became equal.
 fn merge_target(target: &mut TargetProfile, other: FrameId, kept: &[usize]) {
     let callsites = std::mem::take(&mut target.callsites);
     let mut new_indices = Vec::with_capacity(callsites.len());
@@ -115,7 +112,6 @@ fn merge_target(target: &mut TargetProfile, other: FrameId, kept: &[usize]) {
     }
 }
 
-/// Properties that merged callsites have in common.
 type Key = (Vec<FrameId>, Option<&'static str>, usize, Option<usize>, bool, bool);
 
 fn key(callsite: &CallsiteProfile) -> Key {
@@ -177,7 +173,6 @@ impl Tree {
         let mut labels = Labels::default();
         let frames: Vec<u32> = profile.frames.iter().map(|frame| labels.intern(label(&frame.label()))).collect();
         let mut nodes: FxHashMap<(u32, u32), u32> = FxHashMap::default();
-        // The root, above all processes.
         let mut values = vec![0];
         let mut callsites = Vec::with_capacity(profile.targets.len());
         for target in &profile.targets {

@@ -9,26 +9,23 @@ use num_format::{Buffer, Locale};
 
 const SECOND_NS: u64 = 1_000_000_000;
 
-/// Formats a size in binary units: `17.3 MiB`, `512 B`.
 pub(super) fn size(bytes: u64) -> String {
     ByteSize::b(bytes).display().iec().to_string()
 }
 
-/// Formats a size that the user chose, which is mostly round: `4 KiB` rather than `4.0 KiB`.
+/// Sizes that the user chose are mostly round: `4 KiB` rather than `4.0 KiB`.
 pub(crate) fn round_size(bytes: u64) -> String {
     let size = size(bytes);
     let exact = size.parse::<ByteSize>().is_ok_and(|parsed| parsed.as_u64() == bytes);
     if exact { size.replace(".0 ", " ") } else { size }
 }
 
-/// Formats a number with thousands separators: `12,345`.
 pub(crate) fn count(number: u64) -> String {
     let mut buffer = Buffer::new();
     buffer.write_formatted(&number, &Locale::en);
     buffer.as_str().to_owned()
 }
 
-/// Formats a number with its noun: `1 block`, `12,345 blocks`.
 pub(crate) fn counted(number: u64, noun: &str) -> String {
     let ending = match number {
         1 => "",
@@ -38,7 +35,7 @@ pub(crate) fn counted(number: u64, noun: &str) -> String {
     format!("{} {noun}{ending}", count(number))
 }
 
-/// Formats a duration in nanoseconds to about three digits: `250µs`, `120ms`, `30.5s`, `2m 5s`.
+/// To about three digits: `250µs`, `120ms`, `30.5s`, `2m 5s`.
 pub(super) fn duration(nanos: u64) -> String {
     let step = match nanos {
         0..1_000_000 => 1_000,
@@ -58,7 +55,6 @@ pub(super) fn duration(nanos: u64) -> String {
     printer.duration_to_string(&SignedDuration::from_nanos(i64::try_from(rounded).unwrap_or(i64::MAX)))
 }
 
-/// Formats a time since the Unix epoch, in UTC to the second: `2026-11-21T10:00:00Z`.
 pub(super) fn moment(unix_ns: u64) -> String {
     let seconds = i64::try_from(unix_ns / SECOND_NS).unwrap_or(i64::MAX);
     Timestamp::from_second(seconds).map_or_else(|_| "an unknown time".to_owned(), |time| time.to_string())
@@ -77,8 +73,8 @@ pub(super) fn share(part: f64, whole: f64) -> String {
     }
 }
 
-/// Makes a name from a target safe for terminals and XML: replaces control characters (which can break lines, move the cursor, or are
-/// not allowed in XML) by spaces and bidirectional controls by `\u{fffd}`, and trims white space.
+/// For terminals and XML: control characters, which can break lines, move the cursor, or are not allowed in XML,
+/// become spaces, bidirectional ones `\u{fffd}`. Trims white space.
 pub(crate) fn printable(name: &str) -> Cow<'_, str> {
     let name = name.trim_matches(is_blank);
     if !name.contains(|c| is_blank(c) && c != ' ' || is_deceptive(c)) {
@@ -94,8 +90,7 @@ pub(crate) fn printable(name: &str) -> Cow<'_, str> {
         .into()
 }
 
-/// Makes text safe for a terminal: keeps newlines, tabs and colours (`ESC [ … m`), and replaces all other control characters and
-/// bidirectional controls by `\u{fffd}`.
+/// Keeps newlines, tabs and colours (`ESC [ … m`); other control and all bidirectional characters become `\u{fffd}`.
 pub(crate) fn on_terminal(text: &str) -> Cow<'_, str> {
     let is_safe = |c: char| matches!(c, '\n' | '\t') || !c.is_control() && !is_deceptive(c);
     if text.chars().all(is_safe) {
@@ -134,7 +129,6 @@ fn is_deceptive(c: char) -> bool {
     matches!(c, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{fffe}' | '\u{ffff}')
 }
 
-/// Truncates the text to a number of characters, with `…` at the end.
 pub(super) fn cut(text: &str, chars_max: usize) -> Cow<'_, str> {
     if text.chars().nth(chars_max).is_none() {
         return Cow::Borrowed(text);

@@ -106,7 +106,6 @@ pub(crate) struct Leak {
     pub similar_referenced: BlockTotals,
 }
 
-/// Maximum number of bytes of a leaked block that are shown.
 pub(crate) const CONTENTS_BYTES_MAX: usize = 32;
 
 impl Unreachable {
@@ -137,7 +136,6 @@ impl Leak {
     }
 }
 
-/// Properties that merged leaks have in common.
 #[derive(PartialEq, Eq, Hash)]
 struct MergeKey {
     callsite: usize,
@@ -154,11 +152,9 @@ impl MergeKey {
     }
 }
 
-/// Merges similar leaks. Returns at most `limit` entries and the number without the limit.
-///
-/// Leaks of one callsite are one entry, which has the address of the first one, unless their virtual tables show different types. Blocks
-/// without a stack are merged by virtual table only. Entries are sorted by [`total_bytes`](Leak::total_bytes), the largest first, then by
-/// address.
+/// At most `limit` entries, and the number without the limit. Leaks of one callsite are one entry, with the first
+/// one's address, unless their virtual tables show different types; blocks without a stack are merged by virtual table.
+/// Sorted by [`total_bytes`](Leak::total_bytes), the largest first, then by address.
 pub(crate) fn merge(leaks: Vec<Leak>, limit: usize) -> (Vec<Leak>, u64) {
     let mut indices: FxHashMap<MergeKey, usize> = FxHashMap::default();
     let mut entries: Vec<Leak> = Vec::new();

@@ -1,12 +1,9 @@
 //! The comparison of two profiles: matched callsites, and how much they grew.
-//!
-//! Profiles are compared as they are: neither scaled to the same duration nor corrected for losses.
-//!
-//! Callsites of the same program and heap match if their frames have the same names. A program is identified by its name, not
-//! its pid; a frame by its function and its module's name, not by its address or line: a restarted program has other
-//! addresses, a rebuilt one has other lines. A frame without a function is identified by its offset in the module's file.
-//! Addresses are meaningless in other processes, so all frames without a module match, except where both profiles have the
-//! same process.
+//! Profiles are neither scaled to the same duration nor corrected for losses.
+//! Callsites of the same program and heap match if their frames have the same names. Addresses, lines and pids are not
+//! compared, because a restarted or rebuilt program has others: a program is identified by its name, a frame by its
+//! function and module name, or without a function, by its offset in the module's file. All frames without a module
+//! match, except where both profiles have the same process.
 
 use profiler_common::interval::Interval;
 use profiler_common::stack::StackEnd;
@@ -20,7 +17,6 @@ use crate::units::Amounts;
 
 #[derive(Clone, Copy, Debug)]
 pub struct Side<'a> {
-    /// The file that it was read from, as specified.
     pub name: &'a str,
     pub profile: &'a Profile,
 }
@@ -30,20 +26,16 @@ pub struct Diff<'a> {
     pub before: Side<'a>,
     pub after: Side<'a>,
     pub programs: Vec<Program>,
-    /// All callsites of both profiles, including unchanged ones.
     pub callsites: Vec<Callsite<'a>>,
 }
 
-/// All targets of a command.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Program {
     /// Name before and after. They differ only if neither profile has another program.
     pub names: [Option<String>; 2],
-    /// Number of its targets, before and after.
     pub targets: [usize; 2],
 }
 
-/// A callsite of either profile, or of both.
 #[derive(Clone, Debug)]
 pub struct Callsite<'a> {
     /// `None` for the exited processes of which only totals are kept.
@@ -116,7 +108,6 @@ impl<'a> Diff<'a> {
         self.before.profile.is_exact() && self.after.profile.is_exact()
     }
 
-    /// Whether either profile is incomplete. Exit code 3.
     pub fn incomplete(&self) -> bool {
         self.before.profile.incomplete() || self.after.profile.incomplete()
     }
@@ -130,7 +121,6 @@ impl<'a> Diff<'a> {
 }
 
 impl Program {
-    /// `app`, or `app-1 → app-2`.
     pub(super) fn name(&self) -> String {
         match &self.names {
             [Some(before), Some(after)] if before != after => format!("{before} → {after}"),
@@ -151,7 +141,6 @@ pub struct Delta {
 }
 
 impl Delta {
-    /// Whether both amounts of the view are 0.
     pub fn is_zero(&self, view: View) -> bool {
         view.estimate(&self.before) == 0.0 && view.estimate(&self.after) == 0.0
     }
@@ -162,12 +151,9 @@ impl Delta {
         if view.is_bytes() { (after.bytes - before.bytes).to_f64() } else { (after.count - before.count).to_f64() }
     }
 
-    /// 95 % confidence interval of the growth.
-    ///
-    /// The variances of both estimates are summed. That is exact for independent samples, and conservative for two profiles of
-    /// one recording: blocks in both were sampled once, so their errors cancel in the difference. Each side counts one
-    /// additional sample of the callsite's mean size, because the variance is itself estimated from the samples, and too
-    /// small, or 0, where there are few.
+    /// 95 %, from the sum of both variances: exact for independent samples, conservative for profiles of one recording,
+    /// where blocks in both were sampled once, so their errors cancel. Each side counts one more sample of the mean
+    /// size, because variances are estimated from the samples themselves, and too small, or 0, where there are few.
     pub fn confidence(&self, view: View) -> [f64; 2] {
         let estimated = view.variance(&self.before).to_f64() + view.variance(&self.after).to_f64();
         let one_more: f64 =
@@ -193,7 +179,6 @@ impl Delta {
         if view.is_bytes() { variance.bytes.to_f64() } else { variance.count.to_f64() }
     }
 
-    /// Whether the change is insignificant: the confidence interval contains 0.
     pub fn is_noise(&self, view: View) -> bool {
         let [low, high] = self.confidence(view);
         low <= 0.0 && high >= 0.0
@@ -254,14 +239,12 @@ pub(super) fn is_same_recording(before: &Profile, after: &Profile) -> bool {
     before.targets.iter().any(|a| after.targets.iter().any(|b| is_same(before, a, after, b)))
 }
 
-/// Whether both targets are the same process, profiled since the same time.
 fn is_same(before: &Profile, a: &TargetProfile, after: &Profile, b: &TargetProfile) -> bool {
     a.facts.pid == b.facts.pid
         && a.facts.command == b.facts.command
         && before.unix_ns(a.facts.beginning.time) == after.unix_ns(b.facts.beginning.time)
 }
 
-/// The programs by name, without duplicates, in the order of first occurrence.
 fn programs(sides: [&Profile; 2]) -> Vec<Program> {
     let mut programs: Vec<Program> = Vec::new();
     let mut numbers: FxHashMap<&str, usize> = FxHashMap::default();
@@ -357,7 +340,6 @@ impl<'a> Matching<'a> {
         if side == 0 { &mut delta.before } else { &mut delta.after }.add(&callsite.totals);
     }
 
-    /// Adds the exited processes of which only totals are kept.
     fn folded(&mut self) {
         let [before, after] = self.sides.map(|profile| profile.others.folded_totals);
         if self.sides.iter().any(|profile| profile.others.folded_count > 0) {

@@ -1,5 +1,3 @@
-//! Describes a difference as text: what was compared, how, and caveats.
-
 use super::comparison::{Delta, Diff, Program, Side, is_same_recording};
 use crate::model::{Profile, Window, WindowReason};
 use crate::report::{View, describe, text};
@@ -8,8 +6,6 @@ const PROGRAMS_MAX: usize = 5;
 
 /// Maximum relative difference of lengths that count as equal.
 const LENGTH_TOLERANCE: f64 = 0.1;
-
-/// Label of the exited processes of which only totals are kept.
 pub(super) const FOLDED: &str = "[processes that exited, of which only totals are kept]";
 
 /// An amount with its sign: `+1.5 MiB`, `-3 blocks`, `0 B`.
@@ -29,7 +25,6 @@ pub(super) fn unsigned(view: View, amount: f64) -> String {
     view.amount(amount.round() as u64)
 }
 
-/// Confidence interval of the growth: `+1.0 MiB to +1.5 MiB`; `None` where it is exact.
 pub(super) fn range(view: View, delta: &Delta) -> Option<String> {
     let [low, high] = delta.confidence(view);
     (low < high).then(|| format!("{} to {}", signed(view, low), signed(view, high)))
@@ -47,7 +42,6 @@ pub(super) fn subject(diff: &Diff<'_>) -> String {
     }
 }
 
-/// How a profile was recorded: `app (pid 900) · from … · recorded for 30.5s · sampled every 4 KiB · no losses`.
 pub(super) fn side(profile: &Profile) -> String {
     [
         describe::subject(profile),
@@ -59,7 +53,6 @@ pub(super) fn side(profile: &Profile) -> String {
     .join(" · ")
 }
 
-/// The length of a profile: `recorded for 30.5s`, `window of 10s`.
 fn span(profile: &Profile) -> String {
     let length = text::duration(describe::duration_ns(profile));
     match profile.window {
@@ -128,7 +121,6 @@ fn alone(programs: &[Program], side: usize, when: &str) -> Option<String> {
     (!names.is_empty()).then(|| format!("only {when}: {}{more}", shown.join(", ")))
 }
 
-/// Losses of the incomplete profiles: `before: 12 events lost`.
 pub(super) fn losses(diff: &Diff<'_>) -> Vec<String> {
     [("before", diff.before.profile), ("after", diff.after.profile)]
         .into_iter()

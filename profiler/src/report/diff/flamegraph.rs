@@ -1,8 +1,6 @@
-//! The stacks of two profiles: as a differential flame graph, where those of one of them are coloured by growth, and folded with
-//! two values, before and after, as `difffolded.pl` and `inferno-diff-folded` write them.
-//!
-//! inferno colours a frame by the change in the frame itself without its callees, so that only leaf frames would have a
-//! colour. Here a frame's colour is the growth of the frame including its callees; inferno's image is recoloured.
+//! Differential flame graphs, and stacks folded with two values, before and after, as `difffolded.pl` writes them.
+//! inferno colours a frame by its own change without its callees, which leaves all but leaf frames without a colour.
+//! Its image is recoloured here by growth including callees.
 
 use std::io::{self, Write};
 
@@ -102,8 +100,6 @@ fn reason(diff: &Diff<'_>, view: View, widths: Widths) -> String {
 
 /// Pixels from one row of frames to the next.
 const ROW_HEIGHT: i64 = 16;
-
-/// Markup of a frame in inferno's image.
 const FRAME: &str = "<g><title>";
 const TITLE_END: &str = "</title>";
 const FILL: &str = "fill=\"rgb(";
@@ -246,7 +242,6 @@ pub(super) fn write_folded(diff: &Diff<'_>, view: View, out: &mut dyn io::Write)
     Ok(())
 }
 
-/// The stacks of both profiles by their printed frames, without duplicates and without amounts of 0 in the view.
 fn merge(diff: &Diff<'_>, view: View) -> Stacks<Delta> {
     let mut labels = Labels::default();
     let programs: Vec<u32> = diff.programs.iter().map(|program| labels.intern(label(&program.name()))).collect();

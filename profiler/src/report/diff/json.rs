@@ -110,7 +110,6 @@ impl<'a> CallsiteFields<'a> {
     }
 }
 
-/// The four quantities, and whether they are exact.
 struct ChangeFields(Delta, bool);
 
 #[derive(Serialize)]

@@ -1,5 +1,3 @@
-//! Growth between two profiles, by callsite.
-
 mod comparison;
 mod describe;
 mod flamegraph;
@@ -20,7 +18,6 @@ pub use table::table;
 pub const FORMATS: [Format; 3] = [Format::Flamegraph, Format::Folded, Format::Json];
 
 impl Diff<'_> {
-    /// Writes the difference in a format. `view` selects the quantity of formats that show one only.
     pub fn write(
         &self,
         format: Format,

@@ -1,6 +1,4 @@
-//! The printed difference: totals, and the callsites that grew and shrank most.
-//!
-//! Callsites whose lines would be the same are one row, as in the summary of one profile.
+//! The printed difference. Callsites whose lines would be the same are one row, as in the summary of one profile.
 
 use std::collections::BTreeMap;
 
@@ -17,8 +15,7 @@ struct Row<'a> {
     chain: String,
 }
 
-/// Returns the text, with `\n` after each line. Lists up to `top` callsites that grew, and as many that shrank, by at least
-/// `threshold` bytes or blocks. `width`: of the terminal, in columns; `None` for no limit. `colour`: use ANSI escapes.
+/// Lists up to `top` callsites that grew, and as many that shrank, by at least `threshold` bytes or blocks.
 pub fn table(diff: &Diff<'_>, view: View, top: usize, threshold: u64, width: Option<usize>, colour: bool) -> String {
     let mut page = Page::new(width, colour);
     page.compared(diff, view);
@@ -144,7 +141,6 @@ impl Page {
     }
 }
 
-/// The callsites by row, by falling absolute growth.
 fn rows<'a>(diff: &'a Diff<'_>, view: View) -> Vec<(Row<'a>, Delta)> {
     let mut rows: BTreeMap<Row<'a>, Delta> = BTreeMap::new();
     for Callsite { stack, delta } in diff.by_growth(view) {

@@ -37,16 +37,13 @@ fn part(target: &TargetProfile, callsite: &CallsiteProfile) -> Part {
     callsite.thread.filter(|&thread| thread < target.threads.len())
 }
 
-/// Paths of the modules of frames.
 pub(super) type Libs<'a> = Interner<&'a str>;
 
-/// Inputs that all threads share.
 #[derive(Clone, Copy)]
 pub(super) struct Context<'a> {
     pub(super) profile: &'a Profile,
     pub(super) presentation: &'a Presentation,
     libs: &'a Libs<'a>,
-    /// The time that the profile covers.
     pub(super) start_unix_ns: u64,
     duration_ns: u64,
 }
@@ -80,7 +77,6 @@ impl Serialize for Thread<'_> {
     }
 }
 
-/// Converts nanoseconds to the format's unit.
 #[expect(clippy::cast_precision_loss, reason = "for display; 53 bits are enough")]
 pub(super) fn millis(ns: u64) -> f64 {
     ns as f64 / 1e6
@@ -94,7 +90,6 @@ struct Table<R: 'static> {
     weight_type: Option<&'static str>,
 }
 
-/// Names, and the value of a row.
 type Columns<R> = &'static [(&'static str, fn(&R) -> Value)];
 
 impl<R> Table<R> {
@@ -139,7 +134,6 @@ struct ThreadFields {
     string_array: Vec<String>,
 }
 
-/// The view's quantity of a callsite.
 struct Sample {
     time_ns: u64,
     stack: Option<u32>,
@@ -168,7 +162,6 @@ const EVENTS: Columns<Event> = &[
     ("threadId", |_| 0.into()),
 ];
 
-/// A library.
 #[derive(PartialEq, Eq, Hash)]
 struct Resource {
     lib: usize,
@@ -300,7 +293,6 @@ fn name(target: &TargetProfile, part: Part, is_first: bool) -> String {
     }
 }
 
-/// The tables of a thread as they are filled.
 struct Tables<'a> {
     context: Context<'a>,
     target: &'a TargetProfile,
@@ -354,7 +346,6 @@ impl<'a> Tables<'a> {
         self.stacks.intern(StackRow { prefix, frame })
     }
 
-    /// `None` if the profile does not have the frame.
     fn frame(&mut self, id: FrameId, depth: usize) -> Option<u32> {
         if let Some(&known) = self.known.get(&(id, depth)) {
             return Some(known);
@@ -375,7 +366,6 @@ impl<'a> Tables<'a> {
         Some(index)
     }
 
-    /// Address in the module, as its symbols have it; -1 if unknown.
     fn address(&self, frame: &Frame) -> i64 {
         let location = CodeLocation::of(self.context.profile, self.target, frame);
         let bias = location.mapping.and_then(|mapping| mapping.bias);
@@ -384,7 +374,6 @@ impl<'a> Tables<'a> {
         address.and_then(|address| u32::try_from(address).ok()).map_or(-1, i64::from)
     }
 
-    /// The dumps and marks of the target, on its first thread.
     fn markers(&mut self, is_first: bool) -> Value {
         let instants = self.target.history.instants.iter().filter(|_| is_first);
         let marker = |point: &TimelinePoint| {
@@ -419,11 +408,10 @@ struct Allocation {
     bytes: u64,
 }
 
-/// Synthetic allocations and frees that add up to what a callsite did. The profiler works with single blocks (a block is retained if it
-/// was allocated and not freed), so there is one for everything allocated by one point in time and freed by another. Live
-/// ones add up to its live bytes, allocated ones to its allocated bytes, freed ones to its freed bytes. Exception: inherited bytes that
-/// were not freed count as allocated, because the profiler must show them as retained. If the profile shows old blocks only, young ones
-/// are left out.
+/// Synthetic allocations and frees that add up to the callsite's live, allocated and freed bytes. The profiler works
+/// with single blocks, which are retained if not freed, so there is one for everything allocated by one point in time
+/// and freed by another. Inherited bytes that were not freed count as allocated, so that they are shown as retained.
+/// If the profile shows old blocks only, young ones are left out.
 fn allocations(context: &Context, target: &TargetProfile, callsite: &CallsiteProfile) -> Vec<Allocation> {
     let totals = &callsite.totals;
     let live = View::LiveBytes.of_callsite(callsite);
@@ -444,7 +432,6 @@ fn allocations(context: &Context, target: &TargetProfile, callsite: &CallsitePro
     allocations
 }
 
-/// Cumulative sums at a point in time.
 #[derive(Clone, Copy, Default)]
 struct Sums {
     allocated: u64,

@@ -1,5 +1,3 @@
-//! Callsites and history of a target, in columns of numbers with as few digits as possible.
-
 use std::collections::BTreeMap;
 
 use serde::{Serialize, Serializer};
@@ -31,7 +29,6 @@ impl Serialize for Number {
     }
 }
 
-/// A counter or a time as a float.
 #[expect(clippy::cast_precision_loss, reason = "the page shows fewer digits than 2^53 has")]
 pub(super) fn float(number: u64) -> f64 {
     number as f64
@@ -68,8 +65,6 @@ impl Serialize for Column {
 }
 
 type Columns = BTreeMap<&'static str, Column>;
-
-/// Name of a column, and the number of an item in it.
 type Getter<T> = (&'static str, fn(&T) -> f64);
 
 #[derive(Debug, Serialize)]
@@ -83,7 +78,6 @@ pub(super) struct CallsiteColumns {
     lifetimes: HistogramColumns,
 }
 
-/// Columns that follow from the callsite alone.
 const CALLSITE: [Getter<CallsiteProfile>; 13] = [
     ("opening_bytes", |callsite| callsite.totals.opening_bytes.to_f64()),
     ("opening_count", |callsite| callsite.totals.opening_count.to_f64()),
@@ -93,7 +87,6 @@ const CALLSITE: [Getter<CallsiteProfile>; 13] = [
     ("live_count", |callsite| callsite.totals.live_count().to_f64()),
     ("peak_bytes", |callsite| callsite.totals.peak_bytes.to_f64()),
     ("at_peak_bytes", |callsite| callsite.totals.at_peak.bytes.to_f64()),
-    // Number of samples behind the estimates.
     ("alloc_samples", |callsite| float(callsite.totals.alloc_samples)),
     ("live_samples", |callsite| float(callsite.totals.live_samples)),
     ("oldest", |callsite| age_millis(callsite.details.ages.oldest_ns)),
@@ -127,7 +120,6 @@ impl CallsiteColumns {
         let mut columns: Columns = CALLSITE.into_iter().chain(older).map(column).collect();
         let node = callsites.iter().map(|callsite| f64::from(stacks.node(&callsite.stack, names)));
         columns.insert("node", node.collect());
-        // Index of the labels between the process and the stack.
         columns.insert("gap", callsites.iter().map(|callsite| float(gap(callsite, gaps) as u64)).collect());
         // Past the end where the heap is unknown.
         let heaps = target.heaps.len();
@@ -146,7 +138,6 @@ impl CallsiteColumns {
     }
 }
 
-/// Index of the labels before a callsite's stack; there are few distinct ones.
 fn gap(callsite: &CallsiteProfile, gaps: &mut Vec<Vec<String>>) -> usize {
     let labels: Vec<String> = frames::gap_frames(callsite).collect();
     gaps.iter().position(|known| *known == labels).unwrap_or_else(|| {
@@ -155,8 +146,7 @@ fn gap(callsite: &CallsiteProfile, gaps: &mut Vec<Vec<String>>) -> usize {
     })
 }
 
-/// A histogram for each callsite: the number of its buckets, and all buckets concatenated. A bucket is 0 for the value 0, else
-/// 1 + log2 of its smallest value.
+/// All buckets, concatenated, and their `count` by callsite. A bucket is 0, or 1 + log2 of its smallest value.
 #[derive(Debug, Serialize)]
 struct HistogramColumns {
     count: Column,
@@ -188,7 +178,6 @@ fn held<'a>(held: impl Iterator<Item = &'a HeapUsage> + Clone) -> Columns {
 /// The history of a target's heap. Times are in milliseconds since the recording started.
 #[derive(Debug, Serialize)]
 pub(super) struct HistoryColumns {
-    /// Totals over time.
     curve: Columns,
     /// An occasion is 0 for a periodic point, -1 for a mark, else the number of the window that ended.
     instants: Columns,

@@ -1,6 +1,4 @@
-//! Strings, functions, frames and stacks of the page's data, without duplicates and referred to by index.
-//!
-//! Names are complete and unescaped: the page shortens them, and never parses them as markup.
+//! Names of the page's data: complete and unescaped. The page shortens them, and never parses them as markup.
 
 use std::borrow::Cow;
 
@@ -29,7 +27,6 @@ struct FunctionFields {
     short: u32,
     /// 1 + index of the string; 0 for none.
     module: u32,
-    /// `PROGRAM` and the like.
     kind: u32,
 }
 
@@ -45,7 +42,6 @@ struct FrameFields {
     offset: Option<u64>,
 }
 
-/// Columns of [`FunctionFields`].
 #[derive(Serialize)]
 pub(super) struct Functions {
     name: Vec<u32>,
@@ -69,7 +65,6 @@ pub(super) struct Names<'a> {
     strings: Interner<Cow<'a, str>>,
     functions: Interner<FunctionFields>,
     frames: Interner<FrameFields>,
-    /// The page's frame for each of the profile's.
     by_id: Vec<Option<u32>>,
     /// The targets' executables, whose functions are not a library's.
     programs: Vec<&'a str>,
@@ -87,7 +82,6 @@ impl<'a> Names<'a> {
         }
     }
 
-    /// `None` if the profile has no such frame.
     fn frame(&mut self, id: FrameId) -> Option<u32> {
         let at = id.0 as usize;
         if let Some(known) = *self.by_id.get(at)? {

@@ -1,7 +1,4 @@
-//! Reads a JSON report back as the profile that it was written from, so that `heapbpf diff` and `heapbpf convert` accept
-//! files.
-//!
-//! Unknown fields are ignored. Invalid numbers, other JSON and reports of other versions are refused.
+//! Reads JSON reports. Unknown fields are ignored; invalid numbers, other JSON and other versions are refused.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -30,19 +27,14 @@ use crate::units::{
 
 /// Limit for bytes and blocks: beyond any heap, and small enough for sums over a report not to overflow.
 const AMOUNT_MAX: f64 = 18_446_744_073_709_551_616.0;
-
-/// Limit for sums of ages and lifetimes.
 const NANOS_MAX: f64 = AMOUNT_MAX * (1_u64 << 20) as f64;
 
 /// Limit for variances: a standard deviation of 4 TiB. A million of these can be summed.
 const VARIANCE_MAX: f64 = AMOUNT_MAX * (1_u64 << 20) as f64;
-
 const TEMPORARY_COUNT_MAX: u64 = 1 << 43;
 
 /// Limit for points of a curve. Sessions keep fewer.
 const CURVE_POINTS_MAX: usize = 4096;
-
-/// Maximum length of the kernel's name for a process.
 const COMM_BYTES_MAX: usize = 15;
 
 #[derive(Debug, Error)]
@@ -69,8 +61,7 @@ struct Opening {
     kind: Option<String>,
 }
 
-/// Returns the profile that the report was written from. Times of the ledger are on the Unix clock; sums of estimates beyond
-/// 2^53 / 2^20 (8 GiB) have 53 significant bits.
+/// Times of the ledger are on the Unix clock; sums of estimates beyond 2^53 / 2^20 (8 GiB) have 53 significant bits.
 pub fn read(text: &[u8]) -> Result<Profile, ReadError> {
     let refused = |error: serde_json::Error| match error.classify() {
         serde_json::error::Category::Data => ReadError::NotReport(error.to_string()),
@@ -118,7 +109,6 @@ fn profile(report: schema::Report<'_>) -> Result<Profile, String> {
     })
 }
 
-/// `modules` is the number of the report's modules.
 fn target(target: schema::Target<'_>, modules: usize, names: &mut Names) -> Result<TargetProfile, String> {
     let heaps = target.heaps.into_iter().map(heap).collect::<Result<Vec<_>, _>>()?;
     let mappings = target.mappings.iter().map(|mapping| self::mapping(mapping, modules));
@@ -149,7 +139,6 @@ fn target(target: schema::Target<'_>, modules: usize, names: &mut Names) -> Resu
     })
 }
 
-/// The kernel's name for a program with this `argv[0]`.
 fn comm_of(command: &str) -> String {
     let name = crate::model::base_name(command);
     name[..name.floor_char_boundary(COMM_BYTES_MAX)].to_owned()
@@ -216,7 +205,6 @@ fn module(module: schema::Module<'_>, names: &mut Names) -> Result<ModuleProfile
     })
 }
 
-/// Parses two hexadecimal digits for each byte.
 fn build_id(digits: &str) -> Result<Vec<u8>, String> {
     let byte = |at: usize| u8::from_str_radix(digits.get(at..at + 2)?, 16).ok();
     let bytes: Option<Vec<u8>> = (0..digits.len()).step_by(2).map(byte).collect();
@@ -237,7 +225,6 @@ fn mapping(mapping: &schema::Mapping, modules: usize) -> Result<MappingProfile, 
     Ok(MappingProfile { start, end, offset, bias: bias.map(|Hex(bias)| bias), module })
 }
 
-/// `threads` is the number of the target's threads.
 fn callsite(
     callsite: schema::Callsite<'_>,
     heaps: &[HeapProfile],

@@ -1,10 +1,7 @@
-//! Stacks and their code as a trace numbers them, and what each stack did until each dump.
-//!
-//! A physical call (a run of inlined functions and the function that contains them) is one frame of the trace; the names and lines of the
-//! run go into the symbols of the module. Perfetto looks symbols up by module and address, so if two runs differ at one address,
-//! neither gets symbols, and each of their functions is a frame.
-//!
-//! Amounts are cumulative and never decrease from one dump to the next, which a reader would take for a broken trace.
+//! A physical call (a function with the functions inlined into it) is one frame; its names and lines are symbols of
+//! the module. Perfetto looks symbols up by module and address, so if two calls differ at one address, neither gets
+//! symbols, and each of their functions is a frame.
+//! Amounts are cumulative and never decrease from one dump to the next, which readers would take for a broken trace.
 
 use std::borrow::Cow;
 
@@ -76,7 +73,6 @@ impl<'a> Code<'a> {
         self.calls.intern(Call { mapping, rel_pc: 0, run: Box::default(), label })
     }
 
-    /// `run` is a run of inlined functions and the function that contains them, the innermost first.
     fn call(&mut self, target: &'a TargetProfile, run: &[FrameId]) -> Option<u32> {
         let frame = self.profile.frames.get(run.last()?.0 as usize)?;
         let (module, range, rel_pc) = locate(self.profile, target, frame);
@@ -89,7 +85,6 @@ impl<'a> Code<'a> {
         Some(call)
     }
 
-    /// Returns the table of mappings. Adds their paths and build ids to the tables of strings.
     pub(super) fn mappings(&mut self) -> Vec<messages::Mapping> {
         let mut mapping = |(iid, (module, range)): (u64, &(Module<'a>, [u64; 4]))| {
             let [start, end, offset, load_bias] = *range;
@@ -107,7 +102,6 @@ impl<'a> Code<'a> {
         (1..).zip(&self.mappings.values).map(&mut mapping).collect()
     }
 
-    /// The frames of a call, the innermost first.
     fn run(&self, call: u32) -> impl DoubleEndedIterator<Item = &'a Frame> {
         let profile = self.profile;
         self.calls.values[call as usize].run.iter().map(|&id| profile.frame(id))
@@ -178,7 +172,7 @@ impl<'a> Code<'a> {
         AddressSymbols { address: Some(address), lines: lines.collect() }
     }
 
-    /// The stack with its synthetic frames, the outermost first; never empty.
+    /// The outermost frame first; never empty.
     fn stack(
         &mut self,
         target: &'a TargetProfile,
@@ -198,7 +192,6 @@ impl<'a> Code<'a> {
     }
 }
 
-/// Ids in a trace start at 1.
 fn id(index: u32) -> u64 {
     u64::from(index) + 1
 }
@@ -226,8 +219,7 @@ fn components(path: &str) -> impl Iterator<Item = &str> {
     path.split('/').filter(|part| !part.is_empty())
 }
 
-/// Everything allocated and freed until some time, including what was live at the start: allocated bytes and blocks, freed bytes and
-/// blocks.
+/// Allocated bytes and blocks and freed ones until some time, including what was live at the start.
 pub(super) type Tally = [u64; 4];
 
 /// At the end. The difference is what reports show as live.
@@ -253,8 +245,8 @@ fn tally([alloc_bytes, alloc_count]: [u64; 2], [live_bytes, live_count]: [u64; 2
 /// The tallies of a stack of one heap at each dump and at the end, by its id in the trace and the index of the heap.
 pub(super) type Stacks = OrderedMap<(u64, usize), Vec<Tally>>;
 
-/// The stacks of a target, in the order of callsites. Perfetto adds amounts by process and stack regardless of the heap, so a stack
-/// that occurs in several heaps gets an outermost frame with the heap's name, in all heaps but the first.
+/// Perfetto adds amounts by process and stack regardless of the heap, so a stack that occurs in several heaps gets
+/// an outermost frame with the heap's name, in all heaps but the first.
 pub(super) fn stacks<'a>(
     target: &'a TargetProfile,
     presentation: &Presentation,
@@ -282,7 +274,6 @@ pub(super) fn stacks<'a>(
     stacks
 }
 
-/// The tallies of a callsite at each dump and at the end.
 fn tallies(callsite: &CallsiteProfile, dumps: &[Dump]) -> impl Iterator<Item = Tally> {
     let end = tally_at_end(callsite);
     let mut last = Tally::default();

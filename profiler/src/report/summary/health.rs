@@ -1,5 +1,3 @@
-//! The health section of the summary: how complete the profile is, and what it cost.
-
 use profiler_common::counter::Counter;
 use profiler_common::limits::STACK_FRAMES_MAX;
 
@@ -12,7 +10,6 @@ use crate::report::presentation::View;
 use crate::report::{describe, text};
 
 const HOOKS_MAX: usize = 5;
-
 const REACHED_MAX: usize = 10;
 
 /// Minimum duration of a recording to report the agent's share of CPU time: startup dominates shorter ones.
@@ -60,7 +57,6 @@ impl Page {
         }
     }
 
-    /// Lists the limits that were reached, and how close the others came.
     fn guardrails(&mut self, profile: &Profile) {
         let guardrails = &profile.health.guardrails;
         for reached in guardrails.reached.iter().take(REACHED_MAX) {
@@ -101,7 +97,6 @@ impl Page {
         self.unfound(profile);
     }
 
-    /// Lists the number of attached functions, and why others are not attached: required ones first.
     fn attached(&mut self, hooks: &[(&HeapProfile, &HookStatus)]) {
         let is_attached = |(_, hook): &&(&HeapProfile, &HookStatus)| hook.error.is_none();
         let attached = hooks.iter().filter(is_attached).count();
@@ -121,8 +116,7 @@ impl Page {
         self.and_more("    ", unattached.len(), HOOKS_MAX);
     }
 
-    /// Lists functions that the user specified and that no module has. Built-in specs have many functions, and few programs have all of
-    /// them: these heaps are listed only if all of their functions are missing.
+    /// Built-in specs have many functions, few programs have all: their heaps are listed only if all are missing.
     fn unfound(&mut self, profile: &Profile) {
         let (required, optional): (Vec<_>, Vec<_>) = profile.health.unfound.iter().partition(|hook| hook.required);
         let whose = match profile.targets.as_slice() {
@@ -197,7 +191,6 @@ impl Page {
         }
     }
 
-    /// Reports what shared probes cost the processes that are not targets.
     fn scope(&mut self, health: &Health) {
         let Some(scope) = health.scope.as_ref().filter(|scope| scope.kind == ScopeKind::Inode) else { return };
         let reason = text::printable(&scope.reason);
@@ -226,7 +219,6 @@ impl Page {
     }
 }
 
-/// ` of libc`, ` of 2 heaps (libc, pool)`.
 fn heap_names(hooks: &[(&HeapProfile, &HookStatus)]) -> String {
     let mut names: Vec<&str> = Vec::new();
     for (heap, _) in hooks {
@@ -241,7 +233,6 @@ fn heap_names(hooks: &[(&HeapProfile, &HookStatus)]) -> String {
     }
 }
 
-/// Describes which limit was reached when, and the action taken.
 pub(in crate::report) fn describe_reached(profile: &Profile, reached: &Reached) -> String {
     let usage = &profile.health.guardrails.usage;
     let after = text::duration(reached.unix_ns.saturating_sub(profile.started_unix_ns));
@@ -271,12 +262,10 @@ pub(in crate::report) fn describe_reached(profile: &Profile, reached: &Reached) 
     }
 }
 
-/// Formats a percentage, with a decimal below 10 % only.
 fn percent(percent: f64) -> String {
     if percent < 10.0 { format!("{percent:.1}%") } else { format!("{percent:.0}%") }
 }
 
-/// A line for each module whose function names are missing.
 pub(in crate::report) fn missing_names(symbolization: &Symbolization) -> impl Iterator<Item = String> {
     symbolization.failures.iter().map(|SymbolizationFailure { module, reason, names }| {
         let names = match names {
@@ -287,7 +276,6 @@ pub(in crate::report) fn missing_names(symbolization: &Symbolization) -> impl It
     })
 }
 
-/// The isolation that the symbolizer process lacks.
 pub(in crate::report) fn missing_isolation(symbolization: &Symbolization) -> Option<String> {
     let missing: Vec<String> =
         symbolization.isolated(false).map(|part| text::printable(part).replace('_', " ")).collect();
@@ -342,7 +330,6 @@ pub(in crate::report) fn explain(loss: &Loss) -> Option<(&'static str, &'static 
     })
 }
 
-/// Why a stack is truncated, by the name of its end.
 pub(in crate::report) fn explain_stack_end(end: &str) -> Option<String> {
     let counter = Counter::ALL.iter().find(|counter| counter.name() == end)?;
     Some(match counter {

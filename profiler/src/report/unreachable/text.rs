@@ -14,7 +14,6 @@ const TYPE_CHARS_MAX: usize = 200;
 
 /// Minimum characters of a function's name, even if the terminal wraps the line.
 const FUNCTION_CHARS_MIN: usize = 40;
-
 const REMARKS_MAX: usize = 10;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -189,7 +188,6 @@ impl Text {
         }
     }
 
-    /// Explains how to get stacks if leaks have none because they were allocated before the recording.
     fn no_stacks(&mut self, check: &Unreachable) {
         let is_complete = check.heaps.iter().all(|heap| heap.precision == Precision::Watched);
         if is_complete || check.at_exit || check.leaks.iter().all(|leak| leak.watched) {
@@ -218,13 +216,11 @@ impl Text {
     }
 }
 
-/// `1 byte`, `4,096 bytes (4.0 KiB)`.
 fn size(bytes: u64) -> String {
     let exact = text::counted(bytes, "byte");
     if bytes < 1024 { exact } else { format!("{exact} ({})", text::size(bytes)) }
 }
 
-/// `3 allocations of 96 B`.
 fn amount(sum: BlockTotals) -> String {
     format!("{} of {}", text::counted(sum.count, "allocation"), text::size(sum.bytes))
 }
@@ -238,7 +234,6 @@ fn of_type(known: &TypeName) -> String {
     }
 }
 
-/// ` in insert`, if the name is known.
 fn function(frame: &Frame, chars_max: Option<usize>) -> String {
     match frame.function.as_deref().map(text::printable) {
         Some(name) if !name.is_empty() => format!(" in {}", text::cut(&name, chars_max.unwrap_or(usize::MAX))),
