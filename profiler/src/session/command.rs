@@ -16,11 +16,8 @@ use crate::process::launch::{LaunchError, shell_code};
 
 pub struct Command {
     pub(super) launch: Launch,
-    /// Signals its exit.
     pub(super) child: Signal,
-    /// Its stops, reported by the keeper.
     pub(super) stops: Readiness,
-    /// End of following its execs, while it is traced.
     pub(super) followed_until: Option<Instant>,
 }
 
@@ -32,7 +29,6 @@ pub(super) struct Held {
     pub(super) since_exec: bool,
 }
 
-/// Pid of a command started by a session.
 #[derive(Clone, Copy, Debug)]
 pub struct Launched(pub(super) Pid);
 
@@ -41,14 +37,10 @@ pub(super) const FOLLOW: Duration = Duration::from_secs(1);
 
 /// Period of polling a command that is stopped at its exit, in case no signal reports it.
 pub(super) const FOLLOW_PERIOD: Duration = Duration::from_millis(50);
-
 const RELEASE_PERIOD: Duration = Duration::from_millis(50);
-
-/// Period of polling a command for its exit, in case no signal reports it.
 const REAP_PERIOD: Duration = Duration::from_millis(200);
 
 impl Launched {
-    /// Forwards a signal that was sent to heapbpf.
     pub fn signal(self, signal: rustix::process::Signal) {
         if let Some(pid) = raw_pid(self.0)
             && let Err(error) = kill_process(pid, signal)
@@ -69,7 +61,6 @@ impl Command {
         Launched(self.launch.pid())
     }
 
-    /// Stops tracing it, now or as soon as it can be stopped.
     pub(super) fn release(&mut self) {
         self.followed_until = None;
         if let Err(error) = self.launch.release() {
@@ -79,7 +70,6 @@ impl Command {
         }
     }
 
-    /// Waits until a traced command stops, exits or is due to be polled.
     pub(super) async fn stirs(command: &mut Option<Self>) {
         match command {
             Some(Self { child, stops, followed_until: Some(until), .. }) => tokio::select! {

@@ -27,11 +27,9 @@ use crate::units::EstimatedBytes;
 #[derive(Clone, Debug)]
 pub struct SessionConfig {
     pub selection: Selection,
-    /// Record children that targets fork.
     pub follow_forks: bool,
     /// Allocator functions named by the user.
     pub functions: HookSet,
-    /// Heaps to record, and their intervals.
     pub heaps: HeapSelection,
     pub hold: Hold,
     /// Mean bytes between samples.
@@ -39,19 +37,15 @@ pub struct SessionConfig {
     pub duration: Option<Duration>,
     pub dumps: DumpPlan,
     pub ring_bytes: u32,
-    /// Capacity of the live set.
     pub live_blocks_max: u32,
     pub on_overload: OverloadPolicy,
     pub placement: PlacementMode,
     pub unwind: UnwindMode,
     pub backend: BackendChoice,
-    /// Which processes meet the probes.
     pub scope: ScopeChoice,
-    /// Kernel memory for unwind tables.
     pub unwind_bytes_max: u64,
     /// File to record events to, and its maximum size.
     pub recording: Option<(PathBuf, Option<u64>)>,
-    /// Keep callsites of different threads apart.
     pub by_thread: bool,
     /// Minimum age of live blocks in reports; `None` for all blocks.
     pub older_than: Option<Duration>,
@@ -92,26 +86,21 @@ impl Default for SessionConfig {
 }
 
 impl SessionConfig {
-    /// Delay of process changes, so that processes that exit within it cost nothing. With `--all`, many processes are too
-    /// short-lived to be profiled: most helpers of compilers and shells.
+    /// Delay of process changes: with `--all`, most helpers of compilers and shells are too short-lived to be profiled.
     pub(super) fn grace(&self) -> Duration {
         if self.selection.all { Duration::from_millis(50) } else { Duration::ZERO }
     }
 }
 
-/// Which new processes are stopped until their probes are attached. They are stopped by ptrace, invisibly to their parents, for
-/// about ten milliseconds.
+/// Which new processes are stopped (by ptrace, unseen by their parents, about 10 ms) until their probes are attached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Hold {
     /// None: allocations before the probes are attached are missed.
     Never,
-    /// Processes that called exec.
     Execs,
-    /// Forked children as well.
     Forks,
 }
 
-/// Which processes meet the probes: see [`Scope`](super::scope::Scope).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ScopeChoice {
     /// The cheaper for the machine as a whole.
@@ -119,7 +108,6 @@ pub enum ScopeChoice {
     Only(ScopeKind),
 }
 
-/// How stacks are unwound.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum UnwindMode {
     /// By tables built from the modules' unwind information; by frame pointers in code without it.
@@ -137,7 +125,7 @@ pub enum Request {
     Mark,
 }
 
-/// Receives requests. While it exists, its signals do not terminate heapbpf. Pending signals of the same kind count once.
+/// While it exists, its signals do not terminate heapbpf. Pending signals of the same kind count once.
 #[derive(Debug, Default)]
 pub struct Control {
     signals: Option<(Signal, Signal)>,
@@ -152,7 +140,6 @@ impl Control {
         Self::default()
     }
 
-    /// Waits for the next request. If both are pending, the dump comes first: after the mark its window would be empty.
     pub async fn next(&mut self) -> Request {
         let Some((dump, mark)) = &mut self.signals else { return std::future::pending().await };
         tokio::select! {
@@ -165,13 +152,10 @@ impl Control {
 
 /// Callbacks for session events. The ring buffer is not drained meanwhile, so they must return immediately.
 pub trait Listener {
-    /// Called every half second.
     fn progress(&mut self, _progress: &Progress) {}
 
-    /// A window ended; the snapshot contains it.
     fn dumped(&mut self, _snapshot: Snapshot) {}
 
-    /// A target was inspected for leaks, or could not be.
     fn inspected(&mut self, _inspected: Result<HeapSnapshot>) {}
 
     /// A mark was set at this time since the start: later windows start there.
@@ -195,10 +179,8 @@ pub struct Progress {
     pub elapsed: Duration,
     pub duration: Option<Duration>,
     pub targets: usize,
-    /// Over the last period.
     pub events_per_second: f64,
     /// Of all running targets.
     pub live_bytes: EstimatedBytes,
-    /// Dropped events of all reasons.
     pub lost: u64,
 }

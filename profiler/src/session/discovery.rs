@@ -29,7 +29,6 @@ pub(super) struct Discovery {
     definitions: Definitions,
     jumps: Jumps,
     functions: HookSet,
-    /// Which of the functions were found in a target.
     found: Vec<bool>,
     heaps: HeapSelection,
 }
@@ -59,7 +58,6 @@ impl Discovery {
         Some(own)
     }
 
-    /// Opens a running process and discovers its allocators. Fails if it cannot be profiled.
     pub(super) fn open(&mut self, pid: Pid) -> Result<Target> {
         let mut target = Target::open(pid, Origin::Running, None)?;
         target.refresh_mappings(&mut self.modules);
@@ -67,7 +65,6 @@ impl Discovery {
         Ok(target)
     }
 
-    /// Adds the hooks of a target's current mappings, and returns their ids. Fails without an allocator.
     pub(super) fn discover(&mut self, target: &mut Target) -> Result<Vec<HookId>> {
         let found = self.find(&target.mappings.space, target.mappings.link_map.as_ref());
         let found = found.with_context(|| format!("cannot profile process `{}`", target.pid))?;
@@ -119,7 +116,6 @@ pub(super) struct Own {
     pub(super) hooks: Hooks,
 }
 
-/// Returns the hooks that a recording of this process would attach.
 pub(crate) fn hooks_of(pid: Pid, placement: PlacementMode) -> Result<Vec<PlannedHook>> {
     let mut discovery = Discovery::new(placement, HookSet::default(), HeapSelection::default());
     let target = discovery.open(pid)?;
@@ -129,16 +125,13 @@ pub(crate) fn hooks_of(pid: Pid, placement: PlacementMode) -> Result<Vec<Planned
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Leftovers {
     pub processes: usize,
-    /// Number of removed breakpoints, which had no owner.
     pub removed: usize,
-    /// Number of processes that had such breakpoints.
     pub processes_with_removed: usize,
     /// Number of breakpoints of running tools.
     pub others: usize,
 }
 
-/// Searches all processes for breakpoints that a killed heapbpf left at functions which a recording would probe, and removes them.
-/// Takes some milliseconds per process.
+/// Removes breakpoints of a killed heapbpf from all processes. Takes some milliseconds per process.
 pub(crate) fn remove_leftovers(kind: LinkKind) -> Result<Leftovers, KeeperError> {
     let mut discovery = Discovery::new(PlacementMode::Auto, HookSet::default(), HeapSelection::default());
     let selection = Selection { all: true, ..Selection::default() };
@@ -146,7 +139,6 @@ pub(crate) fn remove_leftovers(kind: LinkKind) -> Result<Leftovers, KeeperError>
     let mut keeper: Option<Keeper> = None;
     for facts in selection::scan(&selection).unwrap_or_default() {
         let pid: Pid = facts.pid();
-        // Processes without an allocator have no probes.
         let Ok(target) = discovery.open(pid) else { continue };
         leftovers.processes += 1;
         // With `--placement entry`, probes are at the first instruction.

@@ -57,7 +57,6 @@ impl Session {
         settled
     }
 
-    /// Attaches to a process that matches, or reports why that fails.
     pub(super) fn begin_found(&mut self, target: Target, identity: Identity) {
         let command = target.command.clone();
         if let Err(error) = self.begin_target(target) {
@@ -115,7 +114,6 @@ impl Session {
         }
     }
 
-    /// Polls targets for allocators that they have mapped meanwhile.
     pub(super) fn poll_targets(&mut self) {
         if self.lifecycle.is_scan_due(&self.config.selection) {
             self.scan();
@@ -164,7 +162,6 @@ impl Session {
         }
         if let Some(mut target) = self.processes.remove(pid) {
             self.discard(&mut target);
-            // An exited process is not worth a message.
             if target.is_gone() {
                 self.processes.count_short_lived();
             } else {
@@ -174,12 +171,11 @@ impl Session {
         }
     }
 
-    /// Makes a forked child of a target a target. Returns its pid if its blocks must still be entered into the live set.
+    /// Makes a forked child a target. Returns its pid if its blocks must still be entered into the live set.
     fn follow_fork(&mut self, birth: Birth) -> Option<Pid> {
         let child = birth.fork.child;
         self.close_if_gone(child);
         if self.processes.get(child).is_some() {
-            // A scan found it before its fork was reported.
             self.processes.count_not_inherited();
             return None;
         }
@@ -204,12 +200,11 @@ impl Session {
         let mut target = Target::forked(process, birth);
         // If the kernel's map of targets was full at the fork, it may have room now.
         self.mark(child);
-        // A running child is probed first: an early free of an inherited block is missed either way, its allocations are not.
+        // A running child is probed first: an early free of an inherited block is missed anyway.
         if let Err(error) = self.probes.attach(&mut target, &mut self.rates) {
             warn!("process {child}: {error:#}");
         }
         if target.is_gone() && target.hooks.first_error().is_some() {
-            // It exited while probes were being attached.
             self.discard(&mut target);
             self.processes.count_short_lived();
             return None;
@@ -228,7 +223,6 @@ impl Session {
         stopped.is_none().then_some(child)
     }
 
-    /// Reports a process that should become a target and cannot be opened.
     fn count_missed(&mut self, pid: Pid, error: &TargetError) {
         match error {
             TargetError::NotFound(_) | TargetError::Ended(_) | TargetError::Proc(_) => {
@@ -266,7 +260,6 @@ impl Session {
         self.begin_program(target, held);
     }
 
-    /// Closes a target that called exec and whose new program is not recorded.
     fn close_program(&mut self, exec: &Exec, before: Ledger) {
         let Some(mut target) = self.processes.remove(exec.pid) else { return };
         let after = std::mem::replace(&mut target.ledger, before);
@@ -279,14 +272,12 @@ impl Session {
         self.processes.keep(target, &self.probes.discovery.plan);
     }
 
-    /// Closes targets whose execs were not handled before the recording ended.
     pub(super) fn close_replaced(&mut self) {
         for (exec, before) in self.lifecycle.take_executed() {
             self.close_program(&exec, before);
         }
     }
 
-    /// Adds a program that was just executed, stopped or not, and attaches its probes.
     fn begin_program(&mut self, mut target: Target, held: Option<Launch>) {
         let pid = target.pid;
         let held = held.or_else(|| self.hold(pid));
@@ -308,7 +299,6 @@ impl Session {
         }
     }
 
-    /// Handles the start of a process that is not a target, which may be selected.
     fn consider(&mut self, exec: &Exec, origin: Origin, descent: Option<Descent>) {
         // The pid may have been a target's.
         self.close_if_gone(exec.pid);
@@ -329,7 +319,6 @@ impl Session {
         }
     }
 
-    /// Opens the process if it is selected. Fails if it has exited and was or may have been selected.
     fn open_selected(&self, exec: &Exec, origin: Origin, requested: bool) -> Result<Option<Target>, TargetError> {
         let selection = &self.config.selection;
         if !(requested || selection.matches_new()) || exec.pid.0 == std::process::id() {
@@ -364,7 +353,6 @@ impl Session {
         }
     }
 
-    /// Closes a target that has exited. Its modules stay open for symbolization.
     pub(super) fn close(&mut self, pid: Pid) {
         self.lifecycle.settled(pid);
         self.complete_pass_for(pid);
@@ -381,10 +369,8 @@ impl Session {
         }
     }
 
-    /// Detaches from a running target and closes its ledger: later allocations and frees are not recorded. Returns false if it has
-    /// exited or executed another program.
+    /// Later allocations and frees are not recorded. False if the target has exited or executed another program.
     pub(super) fn detach_target(&mut self, pid: Pid) -> bool {
-        // Stops sampling; samples taken so far are in the ring buffer.
         self.probes.forget(pid);
         let now = clock::now().monotonic;
         while !self.drain() {}

@@ -1,5 +1,4 @@
-//! Enforcement of cost limits every half second: reads memory and CPU time, and raises intervals or ends the recording. Which limit is
-//! exceeded, `guardrail` decides.
+//! Enforces the cost limits of `guardrail` every half second: reads memory and CPU time, and raises intervals.
 
 use anyhow::{Context, Result};
 use bytesize::ByteSize;
@@ -18,12 +17,10 @@ use crate::model::guardrails::{Action, Excess, Guardrails, ProbeCosts, Reached, 
 use crate::probe::cost::Costs;
 use crate::probe::plan::Plan;
 
-/// The memory limit is exceeded before anything is attached.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("{0}")]
 pub(crate) struct TooSmall(String);
 
-/// Fails if the agent and the empty kernel maps exceed the memory limit.
 fn check_sizes(limit_bytes: u64, own_bytes: u64, maps: &KernelMaps) -> Result<(), TooSmall> {
     let maps_bytes = maps.empty_bytes();
     if own_bytes + maps_bytes <= limit_bytes {
@@ -77,7 +74,6 @@ impl Guard {
         self.reached.push(Reached { unix_ns: clock::now().unix_ns, what, action });
     }
 
-    /// Returns false if the memory limit ends the recording.
     pub(super) fn check_memory(&mut self, live_blocks: u64) -> bool {
         let Some(limit) = self.limits.memory_bytes_max else { return true };
         let bytes = memory::resident_bytes() + self.maps.bytes(live_blocks);
@@ -91,7 +87,7 @@ impl Guard {
         false
     }
 
-    /// Raises intervals if the agent exceeds its CPU limit. Returns false if they cannot grow: the limit ends the recording.
+    /// Raises intervals if the agent exceeds its CPU limit. Returns false if they cannot grow, which ends the recording.
     pub(super) fn check_cpu(&mut self, rates: &mut Rates, kernel: &mut Kernel) -> Result<bool> {
         let Some(limit) = self.limits.cpu_percent_max else { return Ok(true) };
         let percent = self.cpu.observe(clock::now().monotonic, clock::cpu_ns(), limit);
@@ -107,7 +103,6 @@ impl Guard {
         Ok(false)
     }
 
-    /// Returns the targets that exceed the overhead limit, with the percentage of their CPU time spent in probes.
     pub(super) fn check_overhead(&self, processes: &mut ProcessTable, plan: &Plan) -> Vec<(Pid, f64)> {
         let (Some(limit), Some(costs)) = (self.limits.overhead_percent_max, self.costs) else { return Vec::new() };
         let mut excesses = Vec::new();

@@ -37,7 +37,6 @@ pub(super) struct Hooks {
     backend: &'static str,
 }
 
-/// A link of a target, which may share it.
 #[derive(Debug)]
 pub(super) struct OwnLink {
     #[expect(dead_code, reason = "dropping the last clone detaches it")]
@@ -67,7 +66,6 @@ enum State {
 const THROWS: &str = "it may throw a C++ exception, which only session links survive (Linux 6.13)";
 
 impl Hooks {
-    /// Adds hooks. Returns the ids of all, including those added before.
     pub(super) fn add(
         &mut self,
         found: &[ResolvedHook],
@@ -92,22 +90,19 @@ impl Hooks {
         Ok(ids)
     }
 
-    /// Adds a hook of the plan, to be attached.
     pub(super) fn want(&mut self, id: HookId) {
         if self.states.iter().all(|hook| hook.id != id) {
             self.states.push(HookState { id, reached: false, required: false, mapped: false, state: State::Wanted });
         }
     }
 
-    /// The same hooks for a forked child, not attached.
     pub(super) fn for_child(&self) -> Self {
         let unattached = |hook: &HookState| HookState { state: State::Wanted, ..hook.clone() };
         let mapped = self.states.iter().filter(|hook| hook.mapped);
         Self { states: mapped.map(unattached).collect(), ..Self::default() }
     }
 
-    /// Hooks after an exec. The links stay with the process and take effect again where the new program maps the same modules.
-    /// `self` keeps its states, for reports.
+    /// Hooks after an exec: links take effect again where the same modules are mapped. `self` keeps its states.
     pub(super) fn succeed(&mut self) -> Self {
         let unmapped = |hook: &HookState| HookState { mapped: false, ..hook.clone() };
         Self {
@@ -117,9 +112,8 @@ impl Hooks {
         }
     }
 
-    /// Attaches the hooks that are not yet, freeing functions first, so that frees of tracked blocks are not missed. All hooks of a
-    /// module are attached at once; if that fails, one by one, so that one bad hook does not affect the others. Fails when a module
-    /// has no file; a hook that cannot be attached keeps the reason.
+    /// Attaches freeing functions first, to miss no free of a tracked block. All hooks of a module are attached at
+    /// once; if that fails, one by one. Fails when a module has no file; a hook keeps the reason of its failure.
     pub(super) fn attach(
         &mut self,
         pid: Pid,
@@ -174,8 +168,7 @@ impl Hooks {
         Ok(())
     }
 
-    /// Attaches shared probes beside the target's own ones, and returns the latter: from now on, they have no effect once the kernel
-    /// side is informed. On errors nothing has changed.
+    /// Returns the replaced links, which have no effect once the kernel side is informed. On errors, nothing changes.
     pub(super) fn share(
         &mut self,
         kernel: &Kernel,
@@ -203,7 +196,7 @@ impl Hooks {
         Ok(own)
     }
 
-    /// Notes which modules are mapped. Hooks in others are not reported, but their probes stay in case the modules are mapped later.
+    /// Hooks in other modules are not reported, but their probes stay in case the modules are mapped later.
     pub(super) fn mark_mapped(&mut self, plan: &Plan, mapped: &[ModuleId]) {
         for hook in &mut self.states {
             hook.mapped |= mapped.contains(&plan.hook(hook.id).hook.module);
@@ -214,7 +207,6 @@ impl Hooks {
         modules_of(self.states.iter(), plan)
     }
 
-    /// Ids of hooks in mapped modules.
     pub(super) fn ids(&self) -> impl Iterator<Item = HookId> {
         self.mapped().map(|hook| hook.id)
     }
@@ -223,12 +215,10 @@ impl Hooks {
         self.states.is_empty()
     }
 
-    /// Number of attached hooks in mapped modules.
     pub(super) fn attached_count(&self) -> usize {
         self.mapped().filter(|hook| hook.state == State::Attached).count()
     }
 
-    /// Ids of attached hooks, whether their modules are mapped or not.
     pub(super) fn attached_ids(&self) -> Vec<HookId> {
         self.states.iter().filter(|hook| hook.state == State::Attached).map(|hook| hook.id).collect()
     }
@@ -237,7 +227,6 @@ impl Hooks {
         self.states.iter().filter(|hook| hook.mapped)
     }
 
-    /// Why the first failed hook could not be attached.
     pub(super) fn first_error(&self) -> Option<&str> {
         self.mapped().find_map(|hook| match &hook.state {
             State::Failed(reason) => Some(reason.as_str()),
@@ -245,12 +234,10 @@ impl Hooks {
         })
     }
 
-    /// Instructions where probes are or will be attached.
     pub(super) fn places<'a>(&'a self, plan: &'a Plan) -> impl Iterator<Item = (HookId, CodeLocation)> + 'a {
         self.states.iter().map(|hook| place_of(hook, plan))
     }
 
-    /// Instructions where probes will be attached.
     pub(super) fn unattached_places<'a>(&'a self, plan: &'a Plan) -> impl Iterator<Item = (HookId, CodeLocation)> + 'a {
         self.states.iter().filter(|hook| hook.state == State::Wanted).map(|hook| place_of(hook, plan))
     }
@@ -264,8 +251,7 @@ impl Hooks {
         self.mapped().map(|hook| plan.hook(hook.id))
     }
 
-    /// Mean costs of calls through the attached probes; of functions that few programs call only if there are no others. `None`
-    /// when nothing is attached.
+    /// Mean costs of calls; of rarely called functions only if there are no others. `None` when nothing is attached.
     pub(super) fn call_costs(&self, plan: &Plan, costs: &Costs) -> Option<CallCosts> {
         let attached: Vec<&HookState> = self.mapped().filter(|hook| hook.state == State::Attached).collect();
         let mean = |allocates: bool| {
@@ -289,7 +275,6 @@ impl Hooks {
             .then(|| CallCosts { alloc_ns: alloc_ns.unwrap_or(0.0), free_ns: free_ns.unwrap_or(0.0) })
     }
 
-    /// Heaps with their hooks: those with events, then those without.
     pub(super) fn heaps(&self, totals: &[(HeapId, Totals)], plan: &Plan, rates: &Rates) -> Vec<HeapFacts> {
         let heap = |id: HeapId| HeapFacts {
             id,
@@ -364,21 +349,19 @@ fn probe(planned: &PlannedHook, kind: LinkKind, limits: &OnceCell<Option<String>
     Ok(Probe { offset: planned.offset(), cookie })
 }
 
-/// Links by which probes are attached: of single targets, or shared by all processes that map a file.
+/// Links of single targets, or shared by all processes that map a file.
 ///
-/// The kernel's work for a link of a single process grows with the number of links at the same instruction, both at a hit (see
-/// [`Scope`]) and at closing one of N: every process that maps the file is checked against each of the other links. Detaching from
-/// 2,000 processes took 90 s.
+/// The kernel's work for a link of a single process grows with the number of links at the same instruction, both at a
+/// hit (see [`Scope`]) and at closing, which checks each process that maps the file. Detaching from 2,000 took 90 s.
 #[derive(Debug)]
 pub(super) struct Links {
     keeper: Keeper,
     pub(super) scope: Scope,
     shared: FxHashMap<HookId, Weak<Link>>,
-    /// Links that shared ones have replaced, and since when. Calls that they have recorded at the entry may not have returned yet.
+    /// Replaced by shared ones at these times. Calls that they have recorded at the entry may not have returned yet.
     replaced: Vec<(Instant, OwnLink)>,
 }
 
-/// How long replaced links stay attached.
 const REPLACED_DURATION: Duration = Duration::from_millis(200);
 
 impl Links {
@@ -390,18 +373,15 @@ impl Links {
         &self.keeper
     }
 
-    /// Whether a shared link has a probe at this hook.
     pub(super) fn is_shared(&self, hook: HookId) -> bool {
         self.shared.get(&hook).is_some_and(|link| link.strong_count() > 0)
     }
 
-    /// Keeps links attached for a short time.
     pub(super) fn replace(&mut self, links: Vec<OwnLink>) {
         let now = Instant::now();
         self.replaced.extend(links.into_iter().map(|link| (now, link)));
     }
 
-    /// Detaches replaced links whose time is over.
     pub(super) fn detach_replaced(&mut self) {
         self.replaced.retain(|(since, _)| since.elapsed() < REPLACED_DURATION);
     }
@@ -410,8 +390,7 @@ impl Links {
         self.replaced.clear();
     }
 
-    /// Attaches probes of one file, all or none. Functions that may throw always have a link per process, because it depends on the
-    /// process whether they may be probed.
+    /// All or none. Functions that may throw always have a link per process: whether they may be probed depends on it.
     fn attach(
         &mut self,
         kernel: &Kernel,
@@ -446,7 +425,6 @@ impl Links {
         Ok(Some(OwnLink { link: Arc::new(link), scope }))
     }
 
-    /// The links that have these probes for all processes; one is attached for those that have none.
     fn attach_shared(
         &mut self,
         kernel: &Kernel,

@@ -54,7 +54,6 @@ impl Session {
         self.command.as_ref().map(Command::launched)
     }
 
-    /// Runs a process that is stopped at an exec until its modules are mapped, attaching probes to each as it is mapped.
     fn step(&mut self, launch: &mut Launch) -> Result<(), LaunchError> {
         let pid = launch.pid();
         self.held = Some(Held { pid, is_alone: launch.is_alone(), since_exec: false });
@@ -74,8 +73,7 @@ impl Session {
         Ok(())
     }
 
-    /// Stops a new process. Should precede everything else, because the process starts up meanwhile. `None` if it cannot or should
-    /// not be stopped, or is already.
+    /// Stops a new process, which starts up meanwhile: call this first. `None` if it cannot or should not be stopped.
     pub(super) fn hold(&self, pid: Pid) -> Option<Launch> {
         if self.config.hold == Hold::Never
             || !self.config.grace().is_zero()
@@ -87,8 +85,7 @@ impl Session {
         Launch::hold(self.probes.keeper(), pid).inspect_err(|error| debug!("{error}")).ok()
     }
 
-    /// Steps a stopped process until it has mapped its initial modules, so that it calls no allocator before probes are attached;
-    /// then resumes it.
+    /// Lets a stopped process run until it has mapped its initial modules, so that no allocation precedes its probes.
     pub(super) fn step_and_release(&mut self, mut launch: Launch) {
         let result = self.step(&mut launch).and_then(|()| launch.release());
         if let Err(error) = result {
@@ -97,14 +94,12 @@ impl Session {
         self.prepare_to_hold();
     }
 
-    /// Prepares the keeper, to save time when the next process starts.
     pub(super) fn prepare_to_hold(&self) {
         if self.config.hold != Hold::Never && self.config.grace().is_zero() {
             self.probes.keeper().prepare_tracer();
         }
     }
 
-    /// Handles stops and the exit of the command, and the end of following it.
     pub(super) fn attend_command(&mut self, listener: &mut dyn Listener) {
         let Some(mut command) = self.command.take() else { return };
         if let Err(error) = self.follow(&mut command, listener) {
@@ -134,7 +129,6 @@ impl Session {
         Ok(())
     }
 
-    /// Inspects the command, if it can be stopped and is not exiting.
     pub(super) fn inspect_command(&mut self, method: Method, listener: &mut dyn Listener) {
         let Some(mut command) = self.command.take() else { return };
         match command.launch.stop() {

@@ -18,12 +18,10 @@ pub(super) enum ProcessChange {
     Forked(Box<Birth>),
     /// A target executed another program; with the ledger of the program before.
     Executed(Exec, Box<Ledger>),
-    /// A process that is not a target started or executed a program.
     Started(Exec, Origin, Option<Descent>),
 }
 
 impl ProcessChange {
-    /// The process that changed; for a fork, the child.
     fn pid(&self) -> Pid {
         match self {
             Self::Forked(birth) => birth.fork.child,
@@ -36,13 +34,11 @@ pub(super) struct Lifecycle {
     changes: VecDeque<(Instant, ProcessChange)>,
     /// Children that run in a target's memory until they call exec.
     borrowers: BTreeMap<Pid, Descent>,
-    /// Processes started since the last call to [`take_started`](Self::take_started), whose forks matter before they are targets.
+    /// Since the last [`take_started`](Self::take_started). Their forks matter before they are targets.
     started: Vec<Pid>,
     /// New processes whose allocator is not mapped yet, and since when.
     settling: BTreeMap<Pid, Instant>,
-    /// When those were last polled.
     polled: Instant,
-    /// When to scan for matching processes that have grown.
     next_scan: Instant,
 }
 
@@ -68,7 +64,7 @@ impl Lifecycle {
         }
     }
 
-    /// Queues the fork of a target. Must be called in the order of events: the child inherits the parent's current ledger.
+    /// Must be called in the order of events: the child inherits the parent's current ledger.
     pub(super) fn forked(&mut self, fork: Fork, processes: &mut ProcessTable, config: &SessionConfig) {
         if !config.follow_forks {
             return;
@@ -93,7 +89,6 @@ impl Lifecycle {
                 let change = ProcessChange::Started(started, Origin::Forked(fork.parent), descent);
                 return self.changes.push_back((due, change));
             }
-            // Not a target, or not any more.
             (None, _) => return,
         };
         // The live set must have room for more than inherited blocks.
@@ -103,7 +98,6 @@ impl Lifecycle {
         self.changes.push_back((due, ProcessChange::Forked(Box::new(birth))));
     }
 
-    /// Number of blocks in ledgers of children that are not targets yet.
     fn unborn_blocks(&self) -> usize {
         let blocks = |(_, change): &(Instant, ProcessChange)| match change {
             ProcessChange::Forked(birth) => birth.ledger.live_blocks(),
@@ -112,7 +106,6 @@ impl Lifecycle {
         self.changes.iter().map(blocks).sum()
     }
 
-    /// Returns processes that started and are not targets yet.
     pub(super) fn take_started(&mut self) -> Vec<Pid> {
         std::mem::take(&mut self.started)
     }
@@ -142,12 +135,10 @@ impl Lifecycle {
         self.changes.push_back((Instant::now() + grace, change));
     }
 
-    /// Whether a change of this process is queued.
     pub(super) fn awaits(&self, pid: Pid) -> bool {
         self.changes.iter().any(|(_, change)| change.pid() == pid)
     }
 
-    /// Removes and returns vfork children that exited without an exec.
     pub(super) fn take_exited_borrowers(&mut self, has_exited: impl Fn(Pid) -> bool) -> Vec<Pid> {
         let exited: Vec<Pid> = self.borrowers.keys().copied().filter(|&pid| has_exited(pid)).collect();
         self.borrowers.retain(|pid, _| !exited.contains(pid));
@@ -160,17 +151,14 @@ impl Lifecycle {
         self.changes.remove(at).map(|(_, change)| change)
     }
 
-    /// Ends the queue. Returns all queued execs of targets, with the ledgers of the programs before.
     pub(super) fn take_executed(&mut self) -> Vec<(Exec, Ledger)> {
         let executed = |(_, change)| match change {
             ProcessChange::Executed(exec, before) => Some((exec, *before)),
             ProcessChange::Forked(_) | ProcessChange::Started(..) => None,
         };
-        // The recording has ended: no other change is handled any more.
         self.changes.drain(..).filter_map(executed).collect()
     }
 
-    /// Polls a new process until it is [settled](Self::settled).
     pub(super) fn settle(&mut self, pid: Pid) {
         self.settling.insert(pid, Instant::now());
     }
@@ -190,7 +178,6 @@ impl Lifecycle {
         self.settling.iter().filter(|(_, since)| young(since)).map(|(&pid, _)| pid).collect()
     }
 
-    /// Whether a process has had time enough to map its allocator.
     pub(super) fn is_overdue(&self, pid: Pid) -> bool {
         self.settling.get(&pid).is_none_or(|since| since.elapsed() > SETTLE_MAX)
     }

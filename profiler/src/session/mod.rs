@@ -1,5 +1,4 @@
-//! One recording, from attaching to the last snapshot. [`session`] is the loop; the other files are owners of its parts, and what it
-//! does with them.
+//! One recording, from attaching to the last snapshot. [`session`] is the loop over the parts in the other files.
 
 mod command;
 mod config;

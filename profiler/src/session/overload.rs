@@ -1,8 +1,6 @@
-//! Overload policy: doubles the sampling intervals of heaps while the ring buffer or the live set fills, and halves them again
-//! after a quiet period. Pure: takes times and numbers, returns intervals.
+//! Overload policy: doubles heaps' sampling intervals while ring buffer or live set fill, and later halves them again.
 //!
-//! The effect of a step is predicted from the sizes of the sampled blocks: doubling T halves the samples of small blocks but keeps
-//! all blocks larger than T, so a single doubling would often have no effect.
+//! The effect of a step is predicted from the sizes of the sampled blocks: doubling T keeps all blocks larger than T.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -13,25 +11,19 @@ use crate::ids::HeapId;
 use crate::model::ChangeReason;
 use crate::units::MonotonicNanos;
 
-/// Behaviour when events arrive faster than they can be processed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OverloadPolicy {
-    /// Keep the interval; drop and count events.
     Drop,
     /// Raise the interval, up to this maximum.
     Adapt(Interval),
 }
 
-/// Fill levels and drop counters when the ring buffer was drained.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Load {
     pub(super) time: MonotonicNanos,
-    /// Unread bytes in the ring buffer before it was drained.
     pub(super) fill_bytes: u64,
-    /// Records dropped since the recording started because the ring buffer was full.
     pub(super) ring_dropped: u64,
     pub(super) live_blocks: u64,
-    /// Blocks dropped since the recording started because the live set was full.
     pub(super) live_dropped: u64,
 }
 
@@ -63,9 +55,7 @@ pub(super) struct Overload {
     /// Time of the last halving, until a relapse.
     lowered: Option<MonotonicNanos>,
     thinned: Option<MonotonicNanos>,
-    /// Minimum time until the next thinning.
     thin_period: Duration,
-    /// Quiet time required before an interval is halved.
     patience: Duration,
 }
 
@@ -89,17 +79,13 @@ struct Traffic {
     dropped: u64,
 }
 
-/// Sizes of live blocks by heap and by the interval that determines their weight.
 pub(super) type LiveSizes = BTreeMap<(HeapId, Interval), Sizes>;
 
-/// Longest expected pause between two drains, during which the ring buffer should fill by at most half. The agent wakes at a
-/// quarter, but competes for CPUs and spends time attaching probes.
+/// Longest expected pause between drains: the agent wakes at a quarter, but competes for CPUs and attaches probes.
 const PAUSE: Duration = Duration::from_millis(100);
 
 /// Minimum time to measure a rate. Also excludes records sampled before a rate change.
 const SETTLE: Duration = Duration::from_millis(20);
-
-/// Period over which rates are measured.
 const PERIOD: Duration = Duration::from_millis(100);
 
 /// Quiet time required before the first halving, and between two halvings.
@@ -110,8 +96,7 @@ const PATIENCE_NEXT: Duration = Duration::from_secs(1);
 /// Congestion within this time after a halving is attributed to it.
 const RELAPSE: Duration = Duration::from_secs(10);
 
-/// Time between two thinnings of the live set. Doubles after each that has no effect, because planning one scans all live blocks
-/// while the ring buffer is not drained.
+/// Doubles after each thinning without effect: planning one scans all live blocks while the ring buffer is not drained.
 const THIN_PERIOD: Duration = Duration::from_millis(100);
 const THIN_PERIOD_MAX: Duration = Duration::from_secs(10);
 
@@ -142,7 +127,7 @@ impl Overload {
         self.heaps.push(Heap { requested, now: requested, largest: requested, is_fixed, sizes: Sizes::default() });
     }
 
-    /// Changes the interval to which a heap falls back. Returns the interval to sample at, which is larger during overload.
+    /// Changes the interval to which a heap falls back. Returns the one to sample at, which is larger during overload.
     pub(super) fn request(&mut self, id: HeapId, requested: Interval) -> Interval {
         let Some(heap) = self.heaps.get_mut(usize::from(id.0)) else { return requested };
         heap.requested = requested;
@@ -151,7 +136,6 @@ impl Overload {
         heap.now
     }
 
-    /// Largest interval of a heap so far; `None` for an unknown heap.
     pub(super) fn largest(&self, heap: HeapId) -> Option<Interval> {
         self.heaps.get(usize::from(heap.0)).map(|heap| heap.largest)
     }
@@ -198,8 +182,7 @@ impl Overload {
         full && due && self.policy != OverloadPolicy::Drop
     }
 
-    /// Returns the intervals to which to thin the live set, by heap, so that about half of it remains, and the rate changes that
-    /// keep it from filling up again. Both are empty if thinning has no effect.
+    /// Intervals, by heap, at which half of the live set remains, and rate changes; empty if thinning has no effect.
     pub(super) fn thin(&mut self, load: &Load, live: &LiveSizes) -> (Vec<(HeapId, Interval)>, Vec<RateChange>) {
         let OverloadPolicy::Adapt(interval_max) = self.policy else { return Default::default() };
         self.thinned = Some(load.time);
@@ -224,7 +207,6 @@ impl Overload {
         (floors, changes)
     }
 
-    /// Doubles intervals until the predicted traffic is sustainable.
     fn raise(&mut self, time: MonotonicNanos, interval_max: Interval, reason: ChangeReason) -> Vec<RateChange> {
         let traffic = if time.since(self.now.started) < SETTLE { self.before.joined(&self.now) } else { self.now };
         let rate = traffic.bytes_per_second(time);
@@ -240,8 +222,7 @@ impl Overload {
         (0u8..).map(HeapId).zip(to).filter_map(|(heap, to)| self.change(time, heap, to, reason)).collect()
     }
 
-    /// Repeatedly doubles the interval of the heap with the most expected samples, until their sum is at most `wanted` or no
-    /// interval can grow.
+    /// Repeatedly doubles the interval of the heap with the most expected samples, until their sum is at most `wanted`.
     fn double_largest(
         &self,
         interval_max: Interval,
@@ -261,7 +242,6 @@ impl Overload {
         }
     }
 
-    /// Halves one heap's interval after a quiet period, if the predicted traffic stays sustainable.
     fn lower(&mut self, load: &Load) -> Vec<RateChange> {
         let quiet = load.time.since(self.congested);
         if quiet < self.patience || load.time.since(self.changed) < PATIENCE_NEXT {
@@ -290,7 +270,6 @@ impl Overload {
         self.change(load.time, HeapId(id), half, ChangeReason::Quiet).into_iter().collect()
     }
 
-    /// Whether ring buffer and live set have room for a heap's samples at this interval.
     fn is_sustainable(&self, load: &Load, heap: usize, to: Interval) -> bool {
         let Heap { now, ref sizes, .. } = self.heaps[heap];
         let all: f64 = self.heaps.iter().map(|heap| heap.sizes.total()).sum();
@@ -322,7 +301,6 @@ impl Overload {
         (self.rate_max, self.fill_max) = (0.0, 0);
     }
 
-    /// Starts a new period when the current one is over.
     fn roll(&mut self, time: MonotonicNanos) {
         if time.since(self.now.started) >= PERIOD {
             self.rate_max = self.rate_max.max(self.now.bytes_per_second(time));
@@ -347,7 +325,6 @@ impl Traffic {
         }
     }
 
-    /// Bytes per second, including dropped records.
     #[expect(clippy::cast_precision_loss, reason = "a prediction")]
     fn bytes_per_second(&self, time: MonotonicNanos) -> f64 {
         let seconds = time.since(self.started).as_secs_f64().max(1e-3);
@@ -372,7 +349,6 @@ impl Default for Sizes {
     }
 }
 
-/// Returns the probability that a block of this size is sampled.
 #[expect(clippy::cast_precision_loss, reason = "a prediction")]
 pub(super) fn probability(size_bytes: u64, interval: Interval) -> f64 {
     let (size_bytes, interval_bytes) = (size_bytes.max(1), u64::from(interval.bytes()));
@@ -390,7 +366,6 @@ impl Sizes {
         self.count.iter().copied().map(f64::from).sum()
     }
 
-    /// Expected number of samples at the interval `to`, given these samples at `from`.
     fn expected(&self, from: Interval, to: Interval) -> f64 {
         let classes = self.count.iter().zip(self.bytes).filter(|(count, _)| **count > 0);
         classes

@@ -1,5 +1,4 @@
-//! Kernel side shared by all targets: programs, unwind tables, hooks and links. Attaches and detaches probes of targets; the session
-//! decides when.
+//! Kernel side shared by all targets; the session decides when to attach and detach.
 
 use std::collections::{BTreeSet, HashMap};
 use std::io;
@@ -47,7 +46,6 @@ pub(super) struct Probes {
 }
 
 impl Probes {
-    /// Sizes of the kernel maps; `tables` are those that the first targets need.
     pub(super) fn map_sizes(config: &SessionConfig, tables: &Tables) -> KernelMaps {
         KernelMaps {
             ring_bytes: u64::from(config.ring_bytes),
@@ -57,7 +55,6 @@ impl Probes {
         }
     }
 
-    /// Loads the kernel side and starts the keeper.
     pub(super) fn load(config: &SessionConfig, discovery: Discovery, tables: Tables) -> Result<Self> {
         let row_cells = tables.cells(config.unwind_bytes_max);
         let links = choose(config.backend)?;
@@ -81,8 +78,7 @@ impl Probes {
         Ok(Self { kernel, discovery, unwinding, predictions, links, targets_unmarked: 0 })
     }
 
-    /// Reads a target's mappings and attaches probes to allocators that were added. `is_stopped` if no thread of the target runs
-    /// meanwhile. Fails if the target cannot be profiled as it is now.
+    /// `is_stopped` if no thread of the target runs meanwhile. Fails if the target cannot be profiled as it is now.
     pub(super) fn settle(&mut self, target: &mut Target, is_stopped: bool, rates: &mut Rates) -> Result<()> {
         let attached_before = target.hooks.attached_ids();
         target.refresh_mappings(&mut self.discovery.modules);
@@ -132,7 +128,6 @@ impl Probes {
         Ok(())
     }
 
-    /// Attaches probes to files that a new program will probably map.
     pub(super) fn probe_ahead(&mut self, target: &mut Target, rates: &mut Rates) {
         let executable = maps::executable_identity(target.pid).ok();
         let likely = self.predictions.of(executable);
@@ -154,7 +149,6 @@ impl Probes {
         self.predictions.learn(None, hooks, &self.discovery.plan);
     }
 
-    /// Attaches a target's hooks, after setting the rates of their heaps.
     pub(super) fn attach(&mut self, target: &mut Target, rates: &mut Rates) -> Result<()> {
         self.remove_leftovers(target);
         let Discovery { plan, modules, .. } = &self.discovery;
@@ -195,8 +189,7 @@ impl Probes {
         }
     }
 
-    /// Replaces a target's probes by shared ones: both are attached for a short time, and the kernel side switches between them with
-    /// one flag, so that no call is missed or counted twice.
+    /// Both kinds are attached for a short time, and one flag switches: no call is missed or counted twice.
     fn share(&mut self, target: &mut Target) {
         let Discovery { plan, modules, .. } = &self.discovery;
         let replaced = target.hooks.share(&self.kernel, &mut self.links, modules, plan);
@@ -210,7 +203,6 @@ impl Probes {
         }
     }
 
-    /// Which processes meet the probes, for reports.
     pub(super) fn scope(&self, foreign_calls: u64) -> ProbeScope {
         self.links.scope.facts(foreign_calls)
     }
@@ -224,25 +216,21 @@ impl Probes {
         cost::calibrate(&mut self.kernel, self.links.keeper())
     }
 
-    /// Uploads a target's unwind tables.
     pub(super) fn register(&mut self, target: &Target) {
         if let Err(error) = self.unwinding.register(&target.mappings.space, &self.discovery.modules) {
             warn!("{error:#}");
         }
     }
 
-    /// Removes the unwind tables of a process that executed another program.
     pub(super) fn unregister(&mut self, pid: Pid) {
         self.unwinding.forget(pid);
     }
 
-    /// Modules without unwind tables, whose code is unwound by frame pointers.
     pub(super) fn by_frame_pointer(&self) -> &[String] {
         self.unwinding.by_frame_pointer()
     }
 
-    /// Enters a forked target's inherited blocks into the kernel's live set. Returns false if the live set is full: frees of the
-    /// others are missed.
+    /// Returns false if the live set is full: frees of the other inherited blocks are missed.
     pub(super) fn inherit(&mut self, target: &Target) -> bool {
         let blocks = target.ledger.live().map(|block| {
             let LiveAllocation { address, size_bytes, interval, stack, heap, time } = block;
@@ -254,14 +242,12 @@ impl Probes {
         })
     }
 
-    /// Removes a target from the kernel side and detaches its probes soon.
     pub(super) fn release(&mut self, target: &mut Target) {
         self.unwinding.forget(target.pid);
         self.forget(target.pid);
         target.hooks.detach();
     }
 
-    /// Replaces the hooks of a target whose links have no effect any more.
     pub(super) fn reset(&mut self, target: &mut Target) {
         target.hooks.detach();
         target.hooks = target.hooks.for_child();
@@ -292,22 +278,19 @@ impl Probes {
         }
     }
 
-    /// Reads the kernel's counters, and adds those of the agent.
     pub(super) fn counters(&self) -> Result<Counters> {
         let mut counters = Counters::read(&self.kernel)?;
         counters.add(Counter::TargetsFull, self.targets_unmarked);
         Ok(counters)
     }
 
-    /// Stops the kernel side from sampling this process and reporting its forks and execs.
     pub(super) fn forget(&mut self, pid: Pid) {
         if let Err(error) = self.kernel.forget_target(pid) {
             debug!("process {pid}: {error}");
         }
     }
 
-    /// Removes breakpoints that a killed heapbpf left where probes of this target will be attached. A forked child has copies of its
-    /// parent's breakpoints, which are in use.
+    /// Removes breakpoints of a killed heapbpf. Those of a forked child are copies of its parent's, which are in use.
     fn remove_leftovers(&mut self, target: &Target) {
         if matches!(target.beginning.origin, Origin::Forked(_)) {
             return;
@@ -339,7 +322,7 @@ impl Probes {
         leftover::breakpoints(&target.mappings.space, &self.discovery.modules, places.into_iter())
     }
 
-    /// Waits until all probes are detached. If the keeper was killed, removes the breakpoints that it left in these targets.
+    /// If the keeper was killed, removes the breakpoints that it left in these targets.
     pub(super) fn finish_detaching<'a>(&mut self, targets: impl Iterator<Item = &'a Target>) {
         self.links.detach_all_replaced();
         if self.keeper().settle().is_ok() {
@@ -386,19 +369,16 @@ impl KeeperMonitor {
         Ok(())
     }
 
-    /// Also true while it exits: the kernel first closes its links, which takes seconds if there are many, and only then reports the
-    /// exit.
+    /// Also true while it exits: the kernel first closes its links, which takes seconds if there are many.
     pub(super) fn has_exited(&self) -> bool {
         self.process.has_ended().unwrap_or(true) || Stat::read(self.pid).is_ok_and(|stat| stat.has_ended())
     }
 }
 
-/// Predicts the hooks of a new program before it maps its modules: probes can be attached to a file for a process that has not mapped
-/// it yet, and take effect when it does.
+/// Predicts a new program's hooks: probes can be attached to a file before a process maps it.
 #[derive(Debug, Default)]
 struct Predictions {
     by_executable: HashMap<FileIdentity, Vec<HookId>>,
-    /// Hooks for unknown executables.
     c_libraries: Vec<Vec<HookId>>,
 }
 
@@ -407,7 +387,6 @@ const C_LIBRARIES: [&str; 2] = ["libc", "musl"];
 
 /// C libraries predicted for unknown executables: each costs a link.
 const C_LIBRARIES_MAX: usize = 2;
-
 const EXECUTABLES_MAX: usize = 4096;
 
 impl Predictions {

@@ -25,9 +25,7 @@ use crate::units::{EstimatedBytes, MonotonicNanos};
 #[derive(Default)]
 pub(super) struct ProcessTable {
     running: BTreeMap<Pid, Target>,
-    /// Ended targets that are kept individually.
     pub(super) ended: Vec<Target>,
-    /// Processes that are not reported individually.
     pub(super) others: Others,
     window: OthersWindow,
     /// `None` in tests.
@@ -41,10 +39,8 @@ pub(super) struct ProcessTable {
     pub(super) heaps_folded: BTreeSet<HeapId>,
 }
 
-/// Sums of other processes in the current window.
 #[derive(Default)]
 struct OthersWindow {
-    /// Sums at the start of the window.
     base: Others,
     /// Targets of the window of which only sums are kept.
     folded_count: u64,
@@ -53,7 +49,6 @@ struct OthersWindow {
 
 /// Ended targets that are kept individually. Beyond it, those that allocated least are folded into sums.
 const ENDED_MAX: usize = 1000;
-
 const SKIPPED_MAX: usize = 100;
 
 /// Thread names read at once, so that it takes a millisecond, and for a snapshot.
@@ -81,7 +76,6 @@ impl ProcessTable {
         self.recorder.as_mut()
     }
 
-    /// Takes the recorder out; [`start_recorder`](Self::start_recorder) puts it back.
     pub(super) fn take_recorder(&mut self) -> Option<Recorder> {
         self.recorder.take()
     }
@@ -95,7 +89,6 @@ impl ProcessTable {
         }
     }
 
-    /// Reads all thread names again.
     pub(super) fn refresh_thread_names(&mut self) {
         let mut left = NAMES_REFRESHED_MAX;
         for target in self.running.values_mut().filter(|target| !target.is_gone()) {
@@ -123,7 +116,6 @@ impl ProcessTable {
         self.running.len()
     }
 
-    /// All recorded targets in order of their beginning.
     pub(super) fn all(&self) -> Vec<&Target> {
         let running = self.running.values().filter(|target| target.was_recorded());
         let mut all: Vec<&Target> = self.ended.iter().chain(running).collect();
@@ -162,8 +154,7 @@ impl ProcessTable {
         Some(before)
     }
 
-    /// Enters an event in its target's ledger. Ignores events of other processes: with perf events, a vfork child hits its parent's
-    /// probes.
+    /// Ignores events of processes that are not targets: with perf events, a vfork child hits its parent's probes.
     pub(super) fn enter(&mut self, event: Event) {
         if let Some(target) = self.running.get_mut(&event.pid()) {
             if let Some(recorder) = &mut self.recorder {
@@ -173,7 +164,7 @@ impl ProcessTable {
         }
     }
 
-    /// Adds the live bytes of callsites to the timelines: for a trigger to all, otherwise to those for which it is time.
+    /// Adds the live bytes of callsites to the timelines: for a trigger to all, otherwise to those that are due.
     pub(super) fn note(&mut self, time: MonotonicNanos, trigger: Option<SampleTrigger>) {
         self.record_corrections();
         for target in self.running.values_mut() {
@@ -202,8 +193,7 @@ impl ProcessTable {
         }
     }
 
-    /// Starts an empty ledger for a target that called exec, and returns the one so far. `None` if the process is no target but
-    /// another one that reuses the pid of a target.
+    /// Returns the ledger of the program before. `None` if the process is no target but reuses the pid of one.
     pub(super) fn exec(&mut self, exec: &Exec) -> Option<Ledger> {
         let target = self.running.get_mut(&exec.pid)?;
         if target.process.as_ref().is_some_and(Process::is_pid_reused) {
@@ -224,7 +214,6 @@ impl ProcessTable {
         Some(target)
     }
 
-    /// Keeps an ended target for reports, unless it was never probed.
     pub(super) fn keep(&mut self, mut target: Target, plan: &Plan) {
         if target.hooks.is_empty() && target.ledger.totals().is_empty() {
             return;
@@ -248,7 +237,6 @@ impl ProcessTable {
         }
     }
 
-    /// Reports a selected process that cannot be profiled.
     pub(super) fn skip(&mut self, pid: Pid, command: String, reason: String) {
         self.others.skipped_count += 1;
         if self.others.skipped.len() < SKIPPED_MAX {
@@ -260,12 +248,11 @@ impl ProcessTable {
         self.others.short_lived_count += 1;
     }
 
-    /// Counts a child whose inherited blocks are not all known.
     pub(super) fn count_not_inherited(&mut self) {
         self.others.not_inherited_count += 1;
     }
 
-    /// Reports a matching process that cannot be profiled, and ignores it from now on. One that has exited is only counted.
+    /// Ignores the process from now on. One that has exited is only counted.
     pub(super) fn decline(&mut self, identity: Identity, command: String, error: &anyhow::Error) {
         if Stat::read(identity.pid).is_ok_and(|stat| stat.is_of(identity) && !stat.has_ended()) {
             self.ignore(identity);
@@ -279,14 +266,12 @@ impl ProcessTable {
         self.declined.insert(identity);
     }
 
-    /// Removes ignored processes from those that a scan found.
     pub(super) fn retain_new(&mut self, found: &mut Vec<ProcessFacts>) {
         let running: BTreeSet<Identity> = found.iter().map(|facts| facts.identity).collect();
         self.declined.retain(|identity| running.contains(identity));
         found.retain(|facts| !self.declined.contains(&facts.identity));
     }
 
-    /// The part of [`others`](Self::others) in the current window.
     pub(super) fn others_of_window(&self) -> Others {
         let OthersWindow { base, folded_count, folded_totals } = &self.window;
         Others {
@@ -300,7 +285,6 @@ impl ProcessTable {
         }
     }
 
-    /// Reports running targets that never had probes, at the end of the recording.
     pub(super) fn skip_unprofilable(&mut self) {
         for pid in self.running.keys().copied().collect::<Vec<_>>() {
             let Some(target) = self.running.get_mut(&pid) else { continue };
@@ -315,7 +299,6 @@ impl ProcessTable {
         self.ended.iter_mut().for_each(Target::update_exit_code);
     }
 
-    /// Bytes allocated by all targets since the recording started.
     pub(super) fn alloc_bytes(&self) -> EstimatedBytes {
         let kept = self.running.values().chain(&self.ended).map(|target| target.ledger.totals().alloc_bytes);
         kept.sum::<EstimatedBytes>() + self.others.folded_totals.alloc_bytes
@@ -325,7 +308,6 @@ impl ProcessTable {
         self.running.values().map(|target| target.ledger.totals().live_bytes()).sum()
     }
 
-    /// Number of live sampled blocks of running targets.
     pub(super) fn live_blocks(&self) -> usize {
         self.running.values().map(|target| target.ledger.live_blocks()).sum()
     }

@@ -1,7 +1,5 @@
-//! Sampling intervals of all heaps: the only writer of the kernel's sampling rates.
-//!
-//! A heap's interval is the configured one, doubled for each time that a cost limit was exceeded, and raised further by
-//! [`Overload`] while events arrive too fast.
+//! The only writer of the kernel's sampling rates. An interval is the configured one, doubled each time that a cost
+//! limit was exceeded, and raised further by [`Overload`] while events arrive too fast.
 
 use std::time::Duration;
 
@@ -28,12 +26,9 @@ pub(super) struct Rates {
     interval: Interval,
     selection: HeapSelection,
     functions: HookSet,
-    /// Heaps whose rate is set, by id.
     heaps: Vec<Heap>,
-    /// How often cost limits have doubled all intervals.
     doublings: u32,
     overload: Overload,
-    /// When [`adapt`](Self::adapt) was last due.
     adapted: MonotonicNanos,
     changes: Vec<RateChange>,
 }
@@ -110,7 +105,6 @@ impl Rates {
         u64::from(interval.bytes())
     }
 
-    /// Largest interval of a heap so far, in bytes.
     pub(super) fn interval_bytes_max(&self, heap: HeapId) -> u64 {
         let raised = self.overload.largest(heap).map_or(0, |interval| u64::from(interval.bytes()));
         raised.max(self.interval_bytes(heap))
@@ -152,7 +146,6 @@ impl Rates {
         is_due
     }
 
-    /// Raises or lowers intervals according to the load.
     pub(super) fn adapt(&mut self, load: &Load, kernel: &mut Kernel) -> Result<(), LoadError> {
         let changes = self.overload.observe(load);
         self.apply(changes, kernel)

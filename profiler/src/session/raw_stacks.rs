@@ -5,18 +5,14 @@ use rustc_hash::FxHashMap;
 use crate::ids::{Pid, StackId};
 use crate::ingest::event::{Event, RawStack, Stack};
 
-/// A stack as memory and as frames, for verifying the kernel side's unwinder.
 #[derive(Clone, Debug)]
 pub struct RawSample {
     pub pid: Pid,
     pub id: StackId,
-    /// Stack memory, and the registers that unwinding started with.
     pub raw: RawStack,
-    /// The frames found by the kernel side.
     pub stack: Stack,
 }
 
-/// Raw stacks that were not returned yet, and all frames.
 #[derive(Debug, Default)]
 pub(super) struct RawStacks {
     copies: Vec<(Pid, StackId, RawStack)>,
@@ -24,7 +20,6 @@ pub(super) struct RawStacks {
 }
 
 impl RawStacks {
-    /// Keeps the event if it belongs to a raw stack, of which `copies_max` are kept.
     pub(super) fn enter(&mut self, event: &Event, copies_max: usize) {
         match event {
             Event::RawStack(pid, id, raw) if self.copies.len() < copies_max => {

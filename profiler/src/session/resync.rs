@@ -1,11 +1,8 @@
 //! Resync: corrects ledgers from the kernel's live set after records were dropped, and thins both.
 //!
-//! After a drop, only the live set has the live blocks. Reading a million blocks takes up to a second, during which the ring buffer
-//! must be drained, so a thread of its own reads them: reading in slices between two drains would delay those as often as a small
-//! ring buffer fills. Events that arrive meanwhile are entered as usual and their addresses noted, because there the ledger is newer
-//! than the live set.
-//!
-//! [`Schedule`] and [`Reading`] are pure.
+//! After a drop, only the live set has the live blocks. Reading a million blocks takes up to a second, during which the
+//! ring buffer must be drained, so a thread reads them. The addresses of events that arrive meanwhile are noted,
+//! because there the ledger is newer than the live set.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -33,17 +30,14 @@ use crate::linux::clock;
 use crate::model::Origin;
 use crate::units::MonotonicNanos;
 
-/// Decides when a resync is due, and performs it.
 pub(super) struct Resync {
     reader: Arc<LiveReader>,
     thinnings: Thinnings,
     schedule: Schedule,
     pass: Option<Pass>,
-    /// Number of completed passes.
     pub(super) completed: u64,
     /// When the live set was last counted, and its number of blocks.
     counted: (MonotonicNanos, u64),
-    /// Exited processes whose blocks may still be in the live set.
     unswept: Vec<Pid>,
 }
 
@@ -97,45 +91,37 @@ impl Resync {
         self.counted.1
     }
 
-    /// Takes the number of records dropped since the recording started.
     pub(super) fn note_drops(&mut self, drops: u64) {
         self.schedule.note_drops(drops, clock::now().monotonic);
     }
 
-    /// Whether a pass is running or waiting to be finished.
     pub(super) fn is_running(&self) -> bool {
         self.pass.is_some()
     }
 
-    /// Whether a pass has read the live set and can be [finished](Self::finish) once all events up to now are entered.
     pub(super) fn is_read(&self) -> bool {
         self.pass.as_ref().is_some_and(|pass| pass.reader.is_finished())
     }
 
-    /// Whether to begin a pass now.
     pub(super) fn is_due(&self, now: MonotonicNanos) -> bool {
         self.pass.is_none() && self.schedule.is_due(now)
     }
 
-    /// Whether records were dropped since the last pass began.
     pub(super) fn is_needed(&self) -> bool {
         self.schedule.is_needed()
     }
 
-    /// Whether a running pass covers this target. It must be finished before the target's ledger is closed, because it may have
-    /// thinned the target's part of the live set already.
+    /// A pass that covers a target must be finished before its ledger is closed: it may have thinned the live set.
     pub(super) fn covers(&self, pid: Pid) -> bool {
         self.pass.as_ref().is_some_and(|pass| pass.targets.contains_key(&pid))
     }
 
-    /// Whether to make a pass before the ledger of an exited target is closed, because its blocks are too many to be read at once.
-    /// With other targets only if a pass is due: many may exit one after the other.
+    /// An exited target's blocks may be too many to read at once. Many targets may exit in succession.
     pub(super) fn is_needed_at_exit(&self, is_only_target: bool) -> bool {
         let is_wanted = self.is_needed() && (is_only_target || self.schedule.is_due(clock::now().monotonic));
         is_wanted && self.reader.count() > READ_AT_EXIT_MAX
     }
 
-    /// Thins the live set to these intervals, by a pass that begins now.
     pub(super) fn thin(&mut self, floors: Vec<(HeapId, Interval)>, processes: &ProcessTable) {
         let now = clock::now().monotonic;
         for (heap, interval) in floors {
@@ -165,8 +151,7 @@ impl Resync {
         schedule.end(FAILED_PASS);
     }
 
-    /// Corrects the ledgers from what a pass has read. All events up to the end of the reading must have been entered. Waits for
-    /// the end of the reading.
+    /// All events up to the end of the reading, for which it waits, must have been entered.
     pub(super) fn finish(
         &mut self,
         processes: &mut ProcessTable,
@@ -211,7 +196,7 @@ impl Resync {
         );
     }
 
-    /// Removes blocks of gone processes and programs from the live set. `is_known` are processes that are or may become targets.
+    /// `is_known` are processes that are or may become targets.
     fn remove_strays(
         &mut self,
         reading: &Reading,
@@ -237,8 +222,7 @@ impl Resync {
         self.unswept.retain(|pid| targets.contains_key(pid));
     }
 
-    /// Corrects the ledger of an exited target from its blocks in the live set, and removes those. [Drops](Self::note_drops) must
-    /// be up to date.
+    /// [Drops](Self::note_drops) must be up to date.
     pub(super) fn settle_exit(&mut self, target: &mut Target, kernel: &mut Kernel) {
         if self.schedule.drops == 0 {
             return;
@@ -268,7 +252,7 @@ impl Resync {
         }
     }
 
-    /// Removes blocks of an earlier process with this pid from the live set. Must precede the new process becoming a target.
+    /// Of an earlier process with this pid. Must precede the new process becoming a target.
     pub(super) fn sweep(&mut self, pid: Pid, kernel: &mut Kernel) {
         if let Some(at) = self.unswept.iter().position(|&unswept| unswept == pid) {
             self.unswept.swap_remove(at);
@@ -278,7 +262,6 @@ impl Resync {
         }
     }
 
-    /// Corrects a target's ledger from what was read, and thins it like the live set.
     fn reconcile(
         &self,
         target: &mut Target,
@@ -297,14 +280,10 @@ impl Resync {
 
 #[derive(Debug, Default)]
 struct Schedule {
-    /// Dropped records so far, and at the beginning of the last pass.
     drops: u64,
     covered: u64,
-    /// When records were last dropped.
     dropped: MonotonicNanos,
-    /// A pass is requested without drops.
     requested: bool,
-    /// When the last pass began, and how long it took.
     last: Option<(MonotonicNanos, Duration)>,
 }
 
@@ -316,14 +295,12 @@ const SHARE: u32 = 10;
 const PERIOD_MIN: Duration = Duration::from_millis(250);
 
 impl Schedule {
-    /// Takes the number of records dropped since the recording started.
     fn note_drops(&mut self, drops: u64, now: MonotonicNanos) {
         if drops > self.drops {
             (self.drops, self.dropped) = (drops, now);
         }
     }
 
-    /// Whether ledgers may differ from the live set.
     fn is_needed(&self) -> bool {
         self.drops > self.covered
     }
@@ -340,7 +317,6 @@ impl Schedule {
         paced || ended
     }
 
-    /// A pass begins; it covers all drops until now.
     fn begin(&mut self, now: MonotonicNanos) {
         (self.covered, self.requested) = (self.drops, false);
         self.last = Some((now, Duration::ZERO));
@@ -379,7 +355,6 @@ impl Program {
 struct Reading {
     /// Blocks of targets, with the interval that determines their weight.
     live: FxHashMap<Pid, Vec<(TargetAddr, LiveBlock)>>,
-    /// Blocks removed from the live set by thinning.
     thinned: FxHashMap<Pid, Vec<(TargetAddr, LiveBlock)>>,
     /// Blocks so new that they arrive as events: the ledger is more up to date.
     recent: Touched,
@@ -437,7 +412,6 @@ struct Pass {
 }
 
 impl Pass {
-    /// Starts to read the live set in a thread.
     fn begin(reader: Arc<LiveReader>, sieve: Sieve) -> io::Result<Self> {
         let targets = sieve.targets.clone();
         let read = move || {

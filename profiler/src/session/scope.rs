@@ -1,10 +1,10 @@
 //! Whether each target has probes of its own, or all processes that map a hooked file share them.
 //!
-//! A link that is limited to one process is a consumer of the function's uprobe, and the kernel calls every consumer for every hit,
-//! in whichever process (`handler_chain` in kernel/events/uprobes.c). For a process that is not its own, a session link also requests the
-//! return (`uprobe_multi_link_handler` in kernel/trace/bpf_trace.c, up to 7.3). So with K targets, each call of a target costs up to K
-//! times as much. A link without a process costs the same for any number of targets, but the other processes that map the file pay
-//! for a trap too. This module chooses the cheaper.
+//! A link that is limited to one process is a consumer of the function's uprobe, and the kernel calls every consumer
+//! for every hit, in whichever process (`handler_chain` in kernel/events/uprobes.c). A session link requests the return
+//! even for other processes (`uprobe_multi_link_handler` in kernel/trace/bpf_trace.c, up to 7.3). So with K targets,
+//! each call costs up to K times as much. A link without a process costs the same for any number of targets, but other
+//! processes that map the file pay for a trap too. This module chooses the cheaper.
 
 use std::collections::BTreeSet;
 
@@ -28,8 +28,8 @@ pub(super) struct Scope {
     check_at: Option<usize>,
 }
 
-/// Cost that each further target adds to a malloc/free pair of a target, in traps: 0.10 at malloc, 0.03 at free, and the return trap
-/// that the first of them adds (measured on Linux 6.18; see docs/overhead.md).
+/// Traps that each further target adds to a malloc/free pair: 0.10 at malloc, 0.03 at free, and the return trap that
+/// the first of them adds (measured on Linux 6.18; see docs/overhead.md).
 const FILTER_TRAPS: f64 = 0.13;
 const RETURN_TRAPS: f64 = 0.45;
 
@@ -40,7 +40,6 @@ const FOREIGN_TRAPS: f64 = 2.0 * 2.0;
 const ACTIVITY_MIN: f64 = 0.01;
 
 impl Scope {
-    /// Fails if the requested scope is impossible.
     pub(super) fn new(config: &SessionConfig, kind: LinkKind) -> Result<Self> {
         let selection = &config.selection;
         let individual = match kind {
@@ -71,13 +70,12 @@ impl Scope {
         ProbeScope { foreign_calls, ..self.facts.clone() }
     }
 
-    /// Whether [`choose`](Self::choose) is due for this number of targets: at 2, and whenever the number has grown by half.
+    /// Whether [`choose`](Self::choose) is due: at two targets, and whenever their number has grown by half.
     pub(super) fn is_due(&self, targets: usize) -> bool {
         self.check_at.is_some_and(|check_at| targets >= check_at)
     }
 
-    /// Chooses for these targets and the files that are hooked. Returns whether probes are to be shared from now on. Reads the
-    /// mappings of all processes, about 0.2 ms each.
+    /// Returns whether to share probes from now on. Reads the mappings of all processes, about 0.2 ms each.
     pub(super) fn choose(&mut self, targets: &BTreeSet<Pid>, files: &[FileIdentity]) -> bool {
         let load = Load::measure(targets, files);
         let (own, shared) = load.traps();
@@ -101,15 +99,13 @@ impl Scope {
         is_shared
     }
 
-    /// Keeps probes of single processes, because shared ones cannot be attached.
     pub(super) fn refuse(&mut self, reason: String) {
         self.facts = ProbeScope { kind: ScopeKind::Process, reason, other_processes: None, foreign_calls: 0 };
         self.check_at = None;
     }
 }
 
-/// Processes that map the hooked files, with the CPUs that they have used on average: how often they allocate is not known before
-/// they are probed.
+/// Processes that map the hooked files, and their mean CPU use: how often they allocate is not known yet.
 #[derive(Debug, Default)]
 struct Load {
     targets: u64,
@@ -139,7 +135,7 @@ impl Load {
         load
     }
 
-    /// Additional traps per pair of each process, weighted by CPUs: with probes of single processes, and with shared ones.
+    /// Additional traps per pair, weighted by CPUs: with probes of single processes, and with shared ones.
     #[expect(clippy::cast_precision_loss, reason = "processes count by the thousand")]
     fn traps(&self) -> (f64, f64) {
         let further = self.targets.saturating_sub(1);

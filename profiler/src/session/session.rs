@@ -41,7 +41,6 @@ pub struct Session {
     pub(super) rates: Rates,
     ring: Ring,
     raw_stacks: RawStacks,
-    /// Records that could not be decoded.
     pub(super) records_unreadable: u64,
     pub(super) resync: Resync,
     pub(super) processes: ProcessTable,
@@ -50,17 +49,13 @@ pub struct Session {
     pub(super) guard: Guard,
     keeper: KeeperMonitor,
     pub(super) command: Option<Command>,
-    /// The process that is stopped at present.
     pub(super) held: Option<Held>,
-    /// How often all targets were polled.
     pub(super) polls: u32,
-    /// Processes that were found at the start and not attached to yet.
     found: VecDeque<Target>,
     own: Option<Own>,
     /// The part of the selection that no process matched at the start.
     pub(super) unmatched: Selection,
     first_attached: Option<Instant>,
-    /// When dropped records were last logged, and their number.
     drops_logged: (MonotonicNanos, u64),
 }
 
@@ -74,13 +69,10 @@ const GUARD_PERIOD: Duration = Duration::from_millis(500);
 
 /// Period of polling targets for allocators that they have mapped meanwhile.
 const POLL_PERIOD: Duration = Duration::from_millis(250);
-
-/// Minimum time between two messages about dropped records.
 const DROPS_LOG_PERIOD: Duration = Duration::from_millis(200);
 
 impl Session {
-    /// Finds the targets and their allocators, and loads the programs; [`attach`](Self::attach) is next. Fails if an individually
-    /// selected process cannot be profiled.
+    /// [`attach`](Self::attach) is next. Fails if an individually selected process cannot be profiled.
     pub fn start(config: SessionConfig) -> Result<Self> {
         let mut discovery = Discovery::new(config.placement, config.functions.clone(), config.heaps.clone());
         let mut processes = ProcessTable::new()?;
@@ -135,9 +127,9 @@ impl Session {
         })
     }
 
-    /// Attaches to the processes that were found. When this returns, all their allocations are sampled. Stops between two processes
-    /// if `is_to_stop` returns true or the duration is over; the others are then listed as skipped. Fails if an individually selected
-    /// process cannot be profiled; hooks that cannot be attached and other processes are listed in the profile instead.
+    /// Attaches to the processes that were found. When this returns, all their allocations are sampled. Stops between
+    /// two processes if `is_to_stop` returns true or the duration is over; the others are listed as skipped. Fails if
+    /// an individually selected process cannot be profiled; the profile lists other failures.
     pub async fn attach(&mut self, mut is_to_stop: impl AsyncFnMut() -> bool) -> Result<()> {
         // Without the tracepoints, only running processes are targets.
         if let Err(error) = self.probes.kernel.attach_tracepoints() {
@@ -183,7 +175,6 @@ impl Session {
         self.first_attached.is_some()
     }
 
-    /// Whether the process that owns the probes has exited prematurely.
     pub fn has_lost_keeper(&self) -> bool {
         self.keeper.has_exited()
     }
@@ -199,8 +190,7 @@ impl Session {
             && self.deadline(Instant::now()).is_some_and(|deadline| deadline <= Instant::now())
     }
 
-    /// Records until `stop` resolves, the duration is over, or all targets have exited and none can start. Fails if the ring buffer
-    /// or the kernel's maps cannot be read.
+    /// Records until `stop` resolves, the duration is over, or all targets have exited and none can start.
     pub async fn run(
         &mut self,
         stop: impl Future<Output = ()>,
@@ -273,7 +263,6 @@ impl Session {
         }
     }
 
-    /// Enforces all limits. Returns false if one ends the recording.
     fn keep_limits(&mut self) -> Result<bool> {
         for (pid, percent) in self.guard.check_overhead(&mut self.processes, &self.probes.discovery.plan) {
             if self.detach_target(pid) {
@@ -326,7 +315,7 @@ impl Session {
         count < BATCH_MAX
     }
 
-    /// Adapts the sampling rates after a drain, and advances the resync. `fill_bytes` were in the ring buffer before the drain.
+    /// `fill_bytes` were in the ring buffer before the drain.
     fn balance(&mut self, fill_bytes: u64) {
         let now = clock::now().monotonic;
         let is_filling = fill_bytes > u64::from(self.config.ring_bytes) / 2;
@@ -363,8 +352,7 @@ impl Session {
         Ok(())
     }
 
-    /// Passes the number of dropped records to the resync. Returns those dropped because the ring buffer was full; `None` if the
-    /// kernel's counter cannot be read.
+    /// Returns the records dropped because the ring buffer was full; `None` if the kernel's counter cannot be read.
     fn note_drops(&mut self) -> Option<u64> {
         let read = Counters::read_one(&self.probes.kernel, Counter::RingFull);
         let ring_dropped = read.inspect_err(|error| debug!("{error}")).ok()?;
@@ -386,7 +374,6 @@ impl Session {
         self.resync.finish(&mut self.processes, &self.lifecycle, &mut self.probes.kernel, started);
     }
 
-    /// Waits for a running pass, draining the ring buffer meanwhile.
     fn complete_pass(&mut self) {
         while self.resync.is_running() && !self.resync.is_read() {
             if self.take_records() {
@@ -397,14 +384,12 @@ impl Session {
         self.finish_pass();
     }
 
-    /// Completes a running pass that covers a target whose ledger is about to be closed.
     pub(super) fn complete_pass_for(&mut self, pid: Pid) {
         if self.resync.covers(pid) {
             self.complete_pass();
         }
     }
 
-    /// Resyncs an exited target's ledger if that takes long, draining the ring buffer meanwhile.
     pub(super) fn resync_exited(&mut self) {
         self.note_drops();
         if self.resync.is_needed_at_exit(self.processes.count() == 1) {
@@ -414,13 +399,11 @@ impl Session {
         }
     }
 
-    /// Corrects the ledger of a target that is about to be closed.
     pub(super) fn settle_drops_of(&mut self, target: &mut Target) {
         self.note_drops();
         self.resync.settle_exit(target, &mut self.probes.kernel);
     }
 
-    /// Resyncs a last time if needed, while nothing is sampled.
     pub(super) fn resync_at_end(&mut self) {
         if self.resync.is_running() {
             self.complete_pass();
@@ -432,13 +415,11 @@ impl Session {
         }
     }
 
-    /// Returns the raw stacks since the last call whose frames are known.
     pub fn take_raw_stacks(&mut self) -> Vec<RawSample> {
         self.raw_stacks.take()
     }
 
-    /// Exits the recording now: stops sampling, enters the last events, and closes the targets' kernel side. The counters are read
-    /// before anything is detached: a call whose return probe is removed before its entry probe would be counted as not returning.
+    /// Reads counters before it detaches: a call whose return probe is removed first would count as not returning.
     fn stop(&mut self) -> Result<(clock::Instant, Counters)> {
         self.rates.stop(&mut self.probes.kernel)?;
         let now = clock::now();
@@ -458,8 +439,7 @@ impl Session {
         Ok(ended)
     }
 
-    /// Stops, and waits until all probes are detached. Returns the last snapshot, the launched command, which may still run, and the
-    /// recording, which lacks only names.
+    /// Waits until all probes are detached. The returned command may still run; the recording lacks only names.
     pub fn finish(mut self) -> Result<(Snapshot, Option<Command>, Option<Recorder>)> {
         let (ended, counters) = self.stop()?;
         self.processes.update_exit_codes();

@@ -1,5 +1,4 @@
-//! Output of a session: descriptions, windows, snapshots of the ledgers, heap snapshots for leak checks, health and the recording's facts.
-//! Snapshots contain addresses only, because symbolization takes long and the ring buffer fills meanwhile.
+//! Output of a session. Contains addresses only: symbolization takes long and the ring buffer fills meanwhile.
 
 use anyhow::{Context, Result, bail};
 use profiler_common::counter::Counter;
@@ -23,12 +22,10 @@ use crate::recording::recorder::Recorder;
 use crate::report::text::printable;
 use crate::snapshot::{Snapshot, TargetState};
 
-/// Maximum number of drains before a dump: the ring buffer holds at most this many batches, and a target that allocates permanently
-/// must not delay the dump forever.
+/// A target that allocates permanently must not delay a dump forever. The ring buffer holds at most this many batches.
 const DRAINS_MAX: u32 = 16;
 
 impl Session {
-    /// Describes targets and attached hooks in one line.
     pub fn describe(&self) -> String {
         const NAMED_MAX: usize = 5;
         let running = self.processes.running().take(NAMED_MAX);
@@ -80,7 +77,6 @@ impl Session {
         }
     }
 
-    /// Exits the window at the end of the recording, if it differs from the whole recording.
     pub(super) fn last_window(&mut self, ended: clock::Instant) -> Option<Window> {
         self.windows.has_last().then(|| self.end_window(WindowReason::End, ended))
     }
@@ -107,7 +103,6 @@ impl Session {
         Ok(())
     }
 
-    /// Starts later windows now, until the next mark.
     fn set_mark(&mut self, listener: &mut dyn Listener) -> Result<()> {
         self.empty_ring();
         let (now, counters) = (clock::now(), self.probes.counters()?);
@@ -120,7 +115,6 @@ impl Session {
         Ok(())
     }
 
-    /// Enters all records written to the ring buffer until now.
     fn empty_ring(&mut self) {
         for _ in 0..DRAINS_MAX {
             if self.drain() {
@@ -166,13 +160,11 @@ impl Session {
         Others { folded_interval_bytes: interval_bytes.max(), ..others }
     }
 
-    /// States of all targets, or of those in the current window.
     fn states(&self, now: clock::Instant, of_window: bool) -> Vec<TargetState> {
         let targets = self.processes.all().into_iter().filter(|target| !(of_window && target.is_past()));
         targets.map(|target| target.state(now.monotonic, &self.probes.discovery.plan, &self.rates)).collect()
     }
 
-    /// Losses and costs since the recording started.
     fn health(&self, counters: &Counters) -> Health {
         let mut lost: Vec<_> = counters.losses().map(|(counter, count)| (Loss::of(counter), count)).collect();
         let own =
@@ -198,7 +190,6 @@ impl Session {
         health
     }
 
-    /// Starts to record events to the configured file, if any.
     pub(super) fn start_recorder(&mut self) -> Result<()> {
         let Some((path, size_bytes_max)) = &self.config.recording else { return Ok(()) };
         let started = self.windows.started;
@@ -268,7 +259,6 @@ fn health_facts(now: clock::Instant, health: Health, others: Others) -> HealthFa
 }
 
 impl Session {
-    /// Inspects all running targets, one after the other.
     pub fn inspect_all(&mut self, method: Method, listener: &mut dyn Listener) {
         let pids: Vec<Pid> = self.processes.running().map(|target| target.pid).collect();
         self.inspect_command(method, listener);
@@ -278,7 +268,6 @@ impl Session {
         }
     }
 
-    /// Inspects the launched command while all its threads are stopped; `at_exit` for the last time.
     pub(super) fn inspect_launched(&mut self, launch: &Launch, method: Method, at_exit: bool) -> Result<HeapSnapshot> {
         // An exiting process cannot be forked.
         let method = if at_exit { Method::Read } else { method };
@@ -289,8 +278,7 @@ impl Session {
         })
     }
 
-    /// Inspects a target: stops it, enters all its events, takes a heap snapshot and resumes it. Fails if it is not a target, has
-    /// exited or cannot be collected.
+    /// Stops the target, enters its events and takes a heap snapshot. Fails if it is not a target or has exited.
     pub fn inspect(&mut self, pid: Pid, method: Method) -> Result<HeapSnapshot> {
         let keeper = self.probes.keeper().clone();
         self.inspect_by(pid, false, TRIES_MAX, |while_stopped| {
@@ -345,7 +333,6 @@ impl Session {
         })
     }
 
-    /// Enters all events of a stopped target, and resyncs if records were dropped.
     fn catch_up_stopped(&mut self) {
         for _ in 0..DRAINS_MAX {
             if self.take_records() {

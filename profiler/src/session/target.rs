@@ -50,12 +50,10 @@ pub(super) struct Target {
     pub(super) requested: bool,
     /// Minimum age of blocks counted in [`AgeStatistics::older`].
     pub(super) older_than: Option<Duration>,
-    /// Live bytes of callsites over time. Shared with snapshots.
     pub(super) timeline: Arc<Timeline>,
     phase: Phase,
     /// Of its live blocks when the ledger was closed.
     pub(super) age_statistics: Option<AgeStatistics>,
-    /// Start of the current window in the ledger.
     base: Base,
     pub(super) opened: Instant,
 }
@@ -66,12 +64,9 @@ enum Phase {
     Ended { end: End, was_recorded: bool },
 }
 
-/// State of a target without probes.
 #[derive(Default)]
 pub(super) struct Starting {
-    /// Probes were attached to files before the process mapped them.
     pub(super) is_probed_ahead: bool,
-    /// The process was stopped before it mapped its allocator, or at its exec.
     pub(super) is_held_before_mapping: bool,
     /// Why no probe can be attached. The process remains a target because it may execute another program.
     pub(super) unprofilable: Option<String>,
@@ -80,13 +75,11 @@ pub(super) struct Starting {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum End {
     Exited(Exit),
-    /// Executed another program.
     Replaced,
     /// Continues to run without probes since this time, because they exceeded the overhead limit.
     Detached(MonotonicNanos),
 }
 
-/// A target whose allocations this process descends from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Descent {
     /// The parent was selected individually: its children are targets whatever they execute.
@@ -104,7 +97,6 @@ pub(super) struct Birth {
 }
 
 impl Birth {
-    /// Child of a target.
     pub(super) fn of(parent: &Target, fork: Fork) -> Self {
         Self {
             fork,
@@ -116,7 +108,6 @@ impl Birth {
         }
     }
 
-    /// Child of a child that is not a target yet.
     pub(super) fn fork(&self, fork: Fork) -> Self {
         Self {
             fork,
@@ -129,12 +120,10 @@ impl Birth {
     }
 }
 
-/// Statistics of live blocks by age.
 #[derive(Clone, Debug)]
 pub(super) struct AgeStatistics {
     pub(super) counted: MonotonicNanos,
     growths: Leaks,
-    /// Blocks older than [`Target::older_than`], by callsite index.
     older: Option<Vec<Amounts>>,
 }
 
@@ -167,7 +156,6 @@ impl Target {
         }
     }
 
-    /// A forked child, with the mappings and the ledger of its parent at the fork.
     pub(super) fn forked(process: Process, birth: Birth) -> Self {
         let Birth { fork, ledger, space, hooks, threads, requested } = birth;
         let target = Self::new(process, Origin::Forked(fork.parent), Some(fork.time));
@@ -179,8 +167,7 @@ impl Target {
         Ok(Self::new(Process::open(pid)?, origin, born))
     }
 
-    /// Replaces the program after an exec. `self` becomes the new program; returns the old one as an ended target with `ledger`.
-    /// Links stay with the process.
+    /// Makes `self` the new program; returns the old one as ended target with `ledger`. Links stay with the process.
     pub(super) fn replace(&mut self, ledger: Ledger, process: Process, born: MonotonicNanos) -> Self {
         let mut next = Self::new(process, Origin::Executed, Some(born));
         std::mem::swap(&mut next.ledger, &mut self.ledger);
@@ -194,7 +181,6 @@ impl Target {
         before
     }
 
-    /// Whether its probes are or were attached.
     pub(super) fn was_recorded(&self) -> bool {
         match &self.phase {
             Phase::Starting(_) => false,
@@ -246,7 +232,6 @@ impl Target {
         self.process.as_ref().is_none_or(Process::has_ended)
     }
 
-    /// Whether its dynamic linker may still be mapping modules.
     pub(super) fn is_young(&self) -> bool {
         self.opened.elapsed() < YOUNG
     }
@@ -270,7 +255,6 @@ impl Target {
         self.ledger.enter(event);
     }
 
-    /// Adds the current live bytes of all callsites to the timeline and to the recording.
     pub(super) fn note(&mut self, instant: TimelinePoint, recorder: Option<&mut Recorder>) {
         Arc::make_mut(&mut self.timeline).note(instant, &self.ledger);
         if let Some(recorder) = recorder {
@@ -291,7 +275,6 @@ impl Target {
         self.close_ledger(now);
     }
 
-    /// Removes its blocks from the ledger, and keeps their age statistics as of `now`.
     pub(super) fn close_ledger(&mut self, now: MonotonicNanos) {
         if matches!(self.phase, Phase::Ended { was_recorded: true, .. }) && self.age_statistics.is_none() {
             self.age_statistics = Some(self.count_by_age(now));
@@ -299,7 +282,6 @@ impl Target {
         self.ledger.close(now);
     }
 
-    /// Takes one or two passes over the live blocks.
     fn count_by_age(&self, now: MonotonicNanos) -> AgeStatistics {
         let nanos = |duration: Duration| u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX);
         let older: Option<Vec<Amounts>> = self.older_than.map(|age| {
@@ -354,12 +336,10 @@ impl Target {
         }
     }
 
-    /// Whether it ended before the current window started.
     pub(super) fn is_past(&self) -> bool {
         matches!(self.base, Base::Ended)
     }
 
-    /// Starts a window at this state of the ledger.
     pub(super) fn start_window(&mut self, ledger: Arc<TargetSnapshot>) {
         self.base = if self.end().is_some() { Base::Ended } else { Base::At(ledger) };
     }
@@ -374,22 +354,18 @@ impl Target {
     }
 }
 
-/// Mappings of a target, and when to read them again.
 pub(super) struct Mappings {
-    /// Shared with snapshots.
     pub(super) space: Arc<AddressSpace>,
     /// The dynamic linker's list when the mappings were last read.
     pub(super) link_map: Option<LinkMap>,
     /// A stack contains code outside all known mappings.
     is_stale: bool,
-    /// Modules were added that were not searched for allocators yet.
     pub(super) is_unsearched: bool,
     read: Instant,
     period: Duration,
 }
 
-/// Minimum time between two reads due to stale stacks. Doubles while reads find nothing new, because a stack may contain garbage that
-/// no mapping will ever cover.
+/// Between reads due to stale stacks. Doubles while reads find nothing new: stacks may contain garbage.
 const READ_PERIOD: Duration = Duration::from_millis(100);
 const READ_PERIOD_MAX: Duration = Duration::from_secs(5);
 
@@ -409,7 +385,6 @@ impl Mappings {
         self.is_stale && self.read.elapsed() >= self.period
     }
 
-    /// Whether the dynamic linker's list has changed since the mappings were last read.
     fn has_changed(&self) -> bool {
         self.link_map.as_ref().is_some_and(LinkMap::changed)
     }

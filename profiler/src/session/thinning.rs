@@ -1,11 +1,8 @@
-//! Thinning of the live set: decides which sampled live blocks remain. Pure: the decision depends only on the block and on the
-//! intervals that its heap was thinned to, so it is the same whenever it is evaluated.
+//! Thinning of the live set: a pure decision by the block and the intervals that its heap was thinned to.
 //!
-//! A block of s bytes sampled at T₀ remains at T′ with probability p(s, T′) / p(s, T₀), and thus with p(s, T′) overall, as if it had
-//! been sampled at T′ from the start: it has the weight and the variance of T′. The random number that decides belongs to the block,
-//! so a block that remains at 2 T′ also remains at T′, and thinning twice equals thinning once to the larger interval.
-//!
-//! The kernel's entries keep the interval that they were sampled at; their weight follows from [`Thinnings`].
+//! A block of s bytes sampled at T₀ remains at T′ with probability p(s, T′) / p(s, T₀), and thus with p(s, T′) overall:
+//! it has the weight and the variance of T′. The random number that decides belongs to the block, so thinning to T′ and
+//! then to 2 T′ equals thinning once to 2 T′. The kernel's entries keep the interval that they were sampled at.
 
 use std::collections::BTreeMap;
 use std::hash::{BuildHasher, Hasher, RandomState};
@@ -19,12 +16,10 @@ use crate::ids::{HeapId, Pid};
 use crate::ingest::event::Allocation;
 use crate::units::MonotonicNanos;
 
-/// Intervals that live blocks were thinned to, by heap and time.
 #[derive(Clone, Debug)]
 pub(super) struct Thinnings {
     seed: u64,
-    /// Per heap in order of time, with decreasing intervals: earlier thinnings to smaller intervals are superseded. The largest
-    /// interval among the thinnings that are later than a block applies to it.
+    /// By time, with decreasing intervals. The largest interval of thinnings later than a block applies to it.
     floors: BTreeMap<HeapId, Vec<(MonotonicNanos, Interval)>>,
 }
 
@@ -65,8 +60,7 @@ impl Thinnings {
         self.interval(pid, address, &live).unwrap_or(interval)
     }
 
-    /// Random number in [0, 1) that belongs to the block. It depends on the process, because the copy of a block in a forked child
-    /// is another block: one that was thinned before the fork must be sampled independently.
+    /// In [0, 1). Depends on the process: the copy of a block in a forked child must be sampled independently.
     #[expect(clippy::cast_precision_loss, reason = "53 bits")]
     fn random(&self, pid: Pid, address: TargetAddr, block: &LiveBlock) -> f64 {
         let mut state = self.seed;
@@ -77,7 +71,7 @@ impl Thinnings {
     }
 }
 
-/// 64-bit bijection in which each output bit depends on all input bits: one step of `SplitMix64` (Steele, Lea and Flood, 2014).
+/// One step of `SplitMix64` (Steele, Lea and Flood, 2014): each output bit depends on all input bits.
 fn mixed(state: u64) -> u64 {
     let mut z = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -85,7 +79,7 @@ fn mixed(state: u64) -> u64 {
     z ^ (z >> 31)
 }
 
-/// Returns a number that targets cannot guess. The standard library seeds its hash maps from the system's random source.
+/// A number that targets cannot guess: the standard library seeds hash maps from the system's random source.
 pub(super) fn random_seed() -> u64 {
     RandomState::new().build_hasher().finish()
 }

@@ -1,5 +1,5 @@
-//! Names of a target's threads. Read from `/proc` between drains of the ring buffer: milliseconds after the first allocation of a
-//! thread, twice again later, because a new thread has its parent's name until it is renamed, and for each snapshot.
+//! Names of a target's threads. Read from `/proc` between drains: milliseconds after the first allocation of a thread,
+//! twice again later, because a new thread has its parent's name until it is renamed, and for each snapshot.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -14,8 +14,6 @@ use crate::snapshot::ThreadNames;
 
 /// Threads of a target whose names are read; others are reported by number.
 const THREADS_MAX: usize = 2048;
-
-/// Delays after which names are read again.
 const AGAIN: [Duration; 2] = [Duration::from_millis(250), Duration::from_secs(5)];
 
 #[derive(Debug, Default)]
@@ -26,12 +24,10 @@ pub(super) struct Threads {
     /// Thread of the last event: most events have the same thread as the one before.
     latest: Option<Tid>,
     new: VecDeque<Tid>,
-    /// To be read again, by number of repetitions.
     again: [VecDeque<(Instant, Tid)>; AGAIN.len()],
 }
 
 impl Threads {
-    /// Threads of a forked child, which inherits blocks of threads with these names.
     pub(super) fn of_child(names: &Arc<ThreadNames>) -> Self {
         Self { names: Arc::clone(names), ..Self::default() }
     }
@@ -79,7 +75,6 @@ impl Threads {
         seen.len()
     }
 
-    /// The next thread to read, and how often it was read before.
     fn next(&mut self, now: Instant) -> Option<(Tid, usize)> {
         if let Some(tid) = self.new.pop_front() {
             return Some((tid, 0));
@@ -88,7 +83,6 @@ impl Threads {
         queue.pop_front().map(|(_, tid)| (tid, at + 1))
     }
 
-    /// Reads a name. An exited thread keeps its last one.
     fn read_name(&mut self, pid: Pid, tid: Tid) {
         if let Ok(name) = thread_name(pid, tid)
             && self.names.get(&tid).is_none_or(|known| **known != *name)

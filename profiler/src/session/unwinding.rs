@@ -23,17 +23,13 @@ use crate::unwind::{self, Table};
 
 /// Spare capacity for modules that are mapped later, in cells of two rows: 16 MiB, four times libLLVM.
 const SPARE_CELLS: u64 = 2 << 20;
-
 const THREADS_MAX: usize = 8;
 
-/// Builds tables and keeps those that are not uploaded yet.
 pub(super) struct Tables {
     mode: UnwindMode,
     cache: Option<Cache>,
     built: HashMap<ModuleId, Option<Table>>,
-    /// Modules without tables, whose code is unwound by frame pointers.
     by_frame_pointer: Vec<String>,
-    /// Time spent building tables or reading them from the cache.
     spent: Duration,
 }
 
@@ -90,7 +86,6 @@ impl Tables {
         table
     }
 
-    /// Reads a table from the cache, or builds it.
     fn read(&self, id: ModuleId, modules: &ModuleStore) -> Option<Table> {
         let module = modules.get(id);
         let file = module.image().ok()?;
@@ -116,7 +111,6 @@ impl Tables {
     }
 }
 
-/// The kernel's unwind tables and their users.
 pub(super) struct Unwinding {
     tables: Tables,
     /// `None` when unwinding by frame pointers only.
@@ -136,7 +130,6 @@ impl Unwinding {
         Ok(Self { tables, store })
     }
 
-    /// Uploads the tables of a target's current mappings.
     pub(super) fn register(&mut self, space: &AddressSpace, modules: &ModuleStore) -> Result<()> {
         let Some(store) = &mut self.store else {
             return Ok(());
@@ -183,7 +176,6 @@ impl Unwinding {
         }
     }
 
-    /// Modules without tables, whose code is unwound by frame pointers.
     pub(super) fn by_frame_pointer(&self) -> &[String] {
         &self.tables.by_frame_pointer
     }

@@ -7,7 +7,6 @@ use crate::model::{Health, Others, Window, WindowReason};
 use crate::snapshot::WindowFacts;
 use crate::units::EstimatedBytes;
 
-/// When to dump, in addition to signals and the end of the recording.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DumpPlan {
     pub every: Option<Duration>,
@@ -19,33 +18,25 @@ pub struct DumpPlan {
     pub mark_after: Option<Duration>,
 }
 
-/// Status of the recording that triggers depend on.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Status {
     pub(super) elapsed: Duration,
-    /// Of all running targets.
     pub(super) live_bytes: EstimatedBytes,
     /// By all targets since the start, including exited ones.
     pub(super) alloc_bytes: EstimatedBytes,
 }
 
-/// The current window and the triggers that end it.
 pub(super) struct Windows {
     next: Option<Duration>,
-    /// Periodic dumps due since the last dump that were not taken.
     merged: u32,
     live_max: EstimatedBytes,
-    /// Allocated bytes when they last triggered a dump.
     alloc_base: EstimatedBytes,
-    /// The mark of the plan was set.
     is_marked: bool,
     /// Restarted when all targets that were found are about to be attached to.
     pub(super) started: clock::Instant,
     /// Start of the current window; `None` for the start of the recording.
     start: Option<clock::Instant>,
-    /// The current window starts at a mark, and so will later ones.
     since_mark: bool,
-    /// Number of ended windows.
     pub(super) ended: u32,
     health: Health,
 }
@@ -77,7 +68,6 @@ impl Windows {
         is_due
     }
 
-    /// Starts a window at a mark, and all later ones too.
     pub(super) fn set_mark(&mut self, now: clock::Instant, health: Health) {
         (self.start, self.health, self.since_mark) = (Some(now), health, true);
     }
@@ -90,7 +80,6 @@ impl Windows {
         !self.since_mark
     }
 
-    /// Whether the last window differs from the whole recording.
     pub(super) fn has_last(&self) -> bool {
         self.ended > 0 || self.since_mark
     }
@@ -107,14 +96,12 @@ impl Windows {
         }
     }
 
-    /// Facts for the snapshot of the current window; `health` is that of the whole recording.
     pub(super) fn facts(&self, window: Window, others: Others, health: &Health) -> WindowFacts {
         let start = self.start.unwrap_or(self.started).monotonic;
         WindowFacts { window, start, others, health: health.since(&self.health) }
     }
 
-    /// Returns why to dump now, if so. While an earlier dump is being written (`is_busy`), periodic dumps are merged into the next
-    /// one, and others wait.
+    /// Returns why to dump now. While a dump is being written (`is_busy`), periodic dumps are merged and others wait.
     pub(super) fn due(&mut self, plan: &DumpPlan, now: &Status, is_busy: bool) -> Option<WindowReason> {
         let is_time = plan.every.is_some_and(|every| self.is_time(every, now.elapsed));
         if is_busy {
@@ -143,7 +130,7 @@ impl Windows {
         std::mem::take(&mut self.merged)
     }
 
-    /// Whether a periodic dump is due. A late dump does not shift later ones; periods missed meanwhile are merged into it.
+    /// A late dump does not shift later ones; periods missed meanwhile are merged into it.
     fn is_time(&mut self, every: Duration, elapsed: Duration) -> bool {
         let next = self.next.unwrap_or(every);
         if elapsed < next {
