@@ -42,7 +42,6 @@ const KERNEL: &str = "Kernel side";
 /// Overload policy as a function of `--interval-max`.
 type PolicyOfMaximum = fn(Interval) -> OverloadPolicy;
 
-// Values of options.
 const HOLD: [(&str, Hold); 3] = [("never", Hold::Never), ("execs", Hold::Execs), ("forks", Hold::Forks)];
 const OVERLOAD: [(&str, PolicyOfMaximum); 2] = [("drop", |_| OverloadPolicy::Drop), ("adapt", OverloadPolicy::Adapt)];
 const UNWIND: [(&str, UnwindMode); 3] =
@@ -61,8 +60,6 @@ const SCOPE: [(&str, ScopeChoice); 3] = [
 const PLACEMENT: [(&str, PlacementMode); 2] = [("auto", PlacementMode::Auto), ("entry", PlacementMode::Entry)];
 const SNAPSHOT: [(&str, Method); 2] = [("read", Method::Read), ("fork", Method::Fork)];
 const WIDTHS: [(&str, Widths); 2] = [("after", Widths::After), ("before", Widths::Before)];
-
-/// Minimum of memory limits.
 const MEMORY_BYTES_MIN: u64 = 1 << 20;
 
 #[derive(Args, Clone, Debug)]

@@ -103,7 +103,6 @@ fn clock(ns: u64) -> String {
     format!("{:02}:{:02}:{:02}", seconds / 3600, seconds / 60 % 60, seconds % 60)
 }
 
-/// Shows what grew between two profiles.
 pub(super) fn diff(args: &DiffArgs) -> Result<u8> {
     // Mistyped output paths are reported before the profiles are read.
     let outputs = args.output.iter().map(|path| open_for_diff(path)).collect::<Result<Vec<_>>>()?;
@@ -127,7 +126,6 @@ pub(super) fn diff(args: &DiffArgs) -> Result<u8> {
     Ok(if diff.incomplete() || is_damaged { exit::INCOMPLETE } else { exit::DONE })
 }
 
-/// Opens an output, and rejects formats that cannot hold a difference.
 fn open_for_diff(path: &Path) -> Result<Output> {
     let output = Output::open(path, None, Access::All)?;
     if !diff::FORMATS.contains(&output.format()) {

@@ -23,17 +23,14 @@ pub(super) const INTERRUPTED: u8 = 130;
 /// Maximum length of a word in messages: clap repeats values of any length.
 const WORD_CHARS_MAX: usize = 200;
 
-/// Invalid options or option values.
 #[derive(Debug, Error)]
 #[error("{0}")]
 pub(super) struct UsageError(pub(super) String);
 
-/// Returns the error for options that parse and make no sense together.
 pub(super) fn usage(text: impl Into<String>) -> anyhow::Error {
     UsageError(text.into()).into()
 }
 
-/// Reports a failed command and returns its exit code.
 pub(super) fn fail(error: &anyhow::Error) -> u8 {
     // A reader that closed its end (`heapbpf … | head`) has what it wanted.
     if is_broken_pipe(error) {
@@ -95,7 +92,6 @@ fn shortened(word: &str) -> Cow<'_, str> {
     }
 }
 
-/// Returns an unexpected argument that is not an option: probably a program's name.
 fn stray_word(error: &clap::Error) -> Option<&str> {
     match error.get(ContextKind::InvalidArg) {
         Some(ContextValue::String(word)) if error.kind() == ErrorKind::UnknownArgument && !word.starts_with('-') => {

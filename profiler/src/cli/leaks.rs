@@ -28,7 +28,6 @@ use crate::session::{Listener, OverloadPolicy, Progress, SessionConfig};
 use crate::symbolize::resolver::Resolver;
 use crate::walk;
 
-/// A worker that checks heap snapshots. Returns whether the last one has leaks; `None` if there was none.
 type Checker = Worker<HeapSnapshot, Option<bool>>;
 
 pub(super) fn run(args: &LeaksArgs, inherited: Inherited) -> Result<u8> {
@@ -113,7 +112,6 @@ fn exit_code(has_leaks: Option<bool>, without_leaks: u8) -> Result<u8> {
     }
 }
 
-/// Shows progress, and passes heap snapshots to the checker.
 struct Events {
     checker: Checker,
     line: ProgressLine,
@@ -139,13 +137,11 @@ impl Listener for Events {
     }
 }
 
-/// Where leaks are reported.
 struct Reports {
-    /// Files for the last check; earlier checks are written to numbered files beside them.
+    /// For the last check; earlier checks are written to numbered files beside them.
     outputs: Vec<Output>,
     /// Format of all files, whatever their extensions.
     format: Option<Format>,
-    /// No text report.
     quiet: bool,
     /// The text report goes to standard error, because standard output is a command's.
     to_stderr: bool,

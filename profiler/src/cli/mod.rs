@@ -1,5 +1,4 @@
-//! The command line: options to configuration, and a session's result to files, text and an exit code. No other folder
-//! prints or knows of options.
+//! The command line: options to configuration, results to files, text and an exit code. The only folder that prints.
 
 mod args;
 mod convert;
@@ -177,7 +176,6 @@ fn record_help() -> String {
     )
 }
 
-/// Runs the command line and returns the process's exit code.
 pub fn run() -> ExitCode {
     if std::env::args_os().nth(1).is_some_and(|command| command == keeper::COMMAND) {
         return run_keeper();
@@ -220,7 +218,6 @@ fn run_keeper() -> ExitCode {
     }
 }
 
-/// Runs `heapbpf doctor`. Fails if profiling does not work.
 fn doctor(args: &DoctorArgs) -> Result<u8> {
     let runtime = runtime::async_runtime()?;
     let _guard = runtime.enter();
@@ -235,7 +232,6 @@ fn doctor(args: &DoctorArgs) -> Result<u8> {
     Ok(if diagnosis.works() { exit::DONE } else { exit::FAILED })
 }
 
-/// Writes the manual page of heapbpf, or of one of its commands.
 fn manual(of: Option<&str>) -> Result<u8> {
     let mut command = Cli::command();
     // Sets the full names of subcommands.
@@ -251,7 +247,6 @@ fn manual(of: Option<&str>) -> Result<u8> {
     Ok(exit::DONE)
 }
 
-/// Starts logging at the level of `RUST_LOG`, or of `-v`.
 fn start_log(cli: &Cli) {
     let quiet = match &cli.command {
         None => cli.record.common.output.quiet,

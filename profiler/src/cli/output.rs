@@ -14,7 +14,6 @@ use super::terminal;
 use crate::linux::files::Replacement;
 use crate::report::{Format, FormatError, ReportError};
 
-/// File name extension of recordings, without the dot.
 const RECORDING_EXTENSION: &str = "heapbpf";
 
 /// Who may read a file, as far as the umask allows it.
@@ -65,7 +64,6 @@ impl Output {
         Ok(Self { path: path.to_owned(), format, destination })
     }
 
-    /// Like [`open`](Self::open), and rejects formats that a profile is not enough for.
     pub(super) fn open_for_profile(path: &Path, forced: Option<Format>, access: Access) -> Result<Self> {
         let output = Self::open(path, forced, access)?;
         if output.format.needs_recording() {
@@ -74,7 +72,6 @@ impl Output {
         Ok(output)
     }
 
-    /// Returns the usage error for a format that cannot hold the report.
     pub(super) fn refuse(&self, error: &ReportError) -> anyhow::Error {
         usage(format!("cannot write `{}`: {error}", self.path.display()))
     }
@@ -83,7 +80,6 @@ impl Output {
         self.format
     }
 
-    /// Returns the file's path; `None` for standard output.
     pub(super) fn path(&self) -> Option<&Path> {
         (!matches!(self.destination, Destination::Stdout)).then_some(&*self.path)
     }
@@ -102,11 +98,9 @@ impl Output {
     }
 }
 
-/// Files that were written.
 #[derive(Debug, Default)]
 pub(super) struct Written {
     pub(super) files: Vec<(PathBuf, Format)>,
-    /// A report was written to standard output.
     pub(super) to_stdout: bool,
 }
 
@@ -124,7 +118,6 @@ impl Written {
         Ok(())
     }
 
-    /// Lists the files, each on a line of its own after a line end.
     pub(super) fn list(&self, prefix: &str) -> String {
         let line =
             |(path, format): &(PathBuf, Format)| format!("\n{} ({prefix}{})", path.display(), format.description());
@@ -132,19 +125,15 @@ impl Written {
     }
 }
 
-/// Whether an output path names a recording.
 pub(super) fn is_recording(path: &Path) -> bool {
     path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case(RECORDING_EXTENSION))
 }
 
-/// Returns the recording among the outputs.
 pub(super) fn recording_path(args: &RecordArgs) -> Option<&PathBuf> {
     args.common.output.output.iter().find(|path| is_recording(path))
 }
 
-/// Checks that a recording can be written to `path`, without changing an existing file: see [`Recorder::create`].
-///
-/// [`Recorder::create`]: crate::recording::recorder::Recorder::create
+/// Checks that a recording can be written to `path`, without changing an existing file.
 pub(super) fn check_recording(path: &Path) -> Result<()> {
     let destination = destination(path, Access::Owner).with_context(|| format!("cannot write `{}`", path.display()))?;
     if !matches!(destination, Destination::Replacement(_)) {

@@ -30,21 +30,17 @@ use crate::symbolize::sandbox::Interrupt;
 
 /// Maximum size of a JSON report. One of 10,000 callsites with 40 frames each has a sixth of it.
 const REPORT_BYTES_MAX: u64 = 512 << 20;
-
-/// Maximum number of missing modules to list.
 const MISSING_LISTED_MAX: usize = 5;
 
 /// zstd's own default.
 const COMPRESSION_LEVEL: i32 = 3;
 
-/// A profile read from a file.
 pub(super) struct Input {
     pub(super) profile: Profile,
     /// The file is damaged, and was read up to there.
     pub(super) is_damaged: bool,
     /// Until when the recording has totals only, in nanoseconds since its start.
     pub(super) folded_until_ns: Option<u64>,
-    /// Names for single events, if they were requested.
     pub(super) events: Option<EventNames>,
 }
 
@@ -54,17 +50,12 @@ impl From<Profile> for Input {
     }
 }
 
-/// How to read a recording.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Options {
     pub(super) span: Span,
-    /// Separates callsites by thread, even if the recording was made without `--by thread`.
     pub(super) by_thread: bool,
-    /// Removes frames of the language runtime.
     pub(super) trims: bool,
-    /// Reports errors and damage only.
     pub(super) quiet: bool,
-    /// Keeps names for [`EventNames::write`].
     pub(super) events: bool,
 }
 
@@ -74,7 +65,6 @@ pub(super) fn read_report(path: &Path) -> Result<Option<Profile>> {
     profile.with_context(|| format!("cannot read a profile from `{}`", path.display()))
 }
 
-/// Reads the profile in a JSON report, or that of a whole recording.
 pub(super) fn read_whole(path: &Path, quiet: bool) -> Result<Input> {
     match read_report(path)? {
         None => read_recording(path, Options { quiet, ..Options::default() }),
@@ -82,7 +72,6 @@ pub(super) fn read_whole(path: &Path, quiet: bool) -> Result<Input> {
     }
 }
 
-/// Reads a part of a recording. A damaged file is reported, and read up to the damage.
 pub(super) fn read_recording(path: &Path, options: Options) -> Result<Input> {
     let name = path.display();
     let mut reading = read::read(path).with_context(|| format!("`{name}`"))?;
@@ -172,13 +161,10 @@ fn parse(bytes: &[u8]) -> Result<Profile> {
     bail!("{reason}; make a profile with `heapbpf --pid PID -o heap.json`, or `-o heap.heapbpf`")
 }
 
-/// Names for the events of a recording, from its first reading: names are at the end of the file, so formats made of single
-/// events read it twice.
+/// From a first reading: names are at the file's end, so formats made of single events read it twice.
 pub(super) struct EventNames {
-    /// Everything in the recording until the end of the span.
     profile: Profile,
     targets: FxHashMap<LedgerId, EventTarget>,
-    /// Number of entries that were read.
     entries: usize,
 }
 

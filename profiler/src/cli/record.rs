@@ -27,7 +27,6 @@ use crate::report::{Format, summary};
 use crate::session::{DumpPlan, Listener, Progress, Session, SessionConfig};
 use crate::snapshot::Snapshot;
 
-/// Maximum length of the target's part of a default file name.
 const NAME_CHARS_MAX: usize = 100;
 
 /// Maximum number of dumps that wait to be written. Each has all callsites of its window.
@@ -157,12 +156,10 @@ fn announce(args: &RecordArgs, session: &Session) {
     }
 }
 
-/// Shows progress, and passes dumps to the writer.
 struct Events {
     writer: Writer,
     line: ProgressLine,
     quiet: bool,
-    /// Some output is a file, which dumps can be named after.
     has_files: bool,
 }
 
@@ -202,7 +199,6 @@ impl Listener for Events {
     }
 }
 
-/// Prints the summary and the paths of all files. Returns the exit code.
 fn summarize(args: &RecordArgs, reports: &Reports, recording: Option<&Recording>) -> Result<u8> {
     let Reports { profile, written, failed, .. } = reports;
     if !args.common.output.quiet {

@@ -1,5 +1,4 @@
-//! What a session needs around it: privileges, resource limits, an async runtime, the signals that stop it, and a worker
-//! thread.
+//! What a session needs around it: privileges, limits, an async runtime, stop signals, and a worker thread.
 
 use std::ffi::OsString;
 use std::io;
@@ -22,7 +21,6 @@ use crate::session::{Command, Control, Launched, Session, SessionConfig};
 use crate::symbolize::resolver::Resolver;
 use crate::symbolize::sandbox::Interrupt;
 
-/// Runs a session, after checking for privileges and raising resource limits.
 pub(super) fn run_session(session: impl Future<Output = Result<u8>>) -> Result<u8> {
     check_privileges()?;
     // Each module, process and link takes a descriptor.
@@ -31,7 +29,6 @@ pub(super) fn run_session(session: impl Future<Output = Result<u8>>) -> Result<u
     async_runtime()?.block_on(session)
 }
 
-/// Creates a runtime, with locked memory unlimited.
 pub(super) fn async_runtime() -> Result<Runtime> {
     // BPF maps counted as locked memory until Linux 5.11.
     raise(Resource::Memlock, "RLIMIT_MEMLOCK", Rlimit { current: None, maximum: None });
@@ -57,7 +54,6 @@ fn check_privileges() -> Result<()> {
     Ok(())
 }
 
-/// Returns this command line, quoted for a shell.
 fn command_line() -> String {
     let quote = |argument: OsString| {
         let argument = argument.to_string_lossy().into_owned();
@@ -71,8 +67,7 @@ fn command_line() -> String {
     std::env::args_os().map(quote).collect::<Vec<_>>().join(" ")
 }
 
-/// Attaches the probes and starts the command, if one is given. Returns `None` if a signal stopped heapbpf before the first
-/// target was attached.
+/// Returns `None` if a signal stopped heapbpf before the first target was attached.
 pub(super) async fn start_session(
     config: SessionConfig,
     command: &[OsString],
@@ -94,7 +89,7 @@ pub(super) async fn start_session(
     Ok(Some((session, stops, control)))
 }
 
-/// Waits for a command after its recording has ended, until it exits or the user interrupts. Returns the exit code.
+/// Until it exits or the user interrupts. Returns the exit code.
 pub(super) async fn wait_for_command(mut command: Command, stops: &mut Stops, quiet: bool) -> u8 {
     let launched = command.launched();
     let report = |text: &str| (!quiet).then(|| say(&format!("heapbpf: {launched} {text}")));
@@ -111,14 +106,12 @@ pub(super) async fn wait_for_command(mut command: Command, stops: &mut Stops, qu
     }
 }
 
-/// Receives SIGINT, SIGTERM and SIGHUP. With a command, these signals are the command's: heapbpf forwards those sent by a
-/// process (a `kill` of the whole group reaches the command twice) and records until the command exits. A second SIGINT
-/// stops heapbpf.
+/// SIGINT, SIGTERM and SIGHUP. With a command, they are the command's: heapbpf forwards those sent by a process (a
+/// `kill` of the whole group reaches the command twice) and records until it exits. A second SIGINT stops heapbpf.
 pub(super) struct Stops {
     listeners: Vec<(Signal, unix::Signal)>,
     /// Number of SIGINTs that are for the command only: 1 with a command.
     interrupts_left: u32,
-    /// A signal to stop was received.
     pub(super) requested: bool,
 }
 
@@ -140,7 +133,6 @@ impl Stops {
         Ok(Self { listeners, interrupts_left: 0, requested: false })
     }
 
-    /// Waits for a signal to stop.
     pub(super) async fn wait(&mut self, command: Option<Launched>) {
         while !self.requested {
             let signal = std::future::poll_fn(|context| self.poll(context)).await;
@@ -148,8 +140,7 @@ impl Stops {
         }
     }
 
-    /// Waits for one more signal, in addition to earlier ones. Ignores the interrupt that is for the command: it may have
-    /// ended the command, and thereby the recording, before heapbpf received it.
+    /// Ignores the interrupt that is for the command: it may have ended the recording before heapbpf received it.
     pub(super) async fn next(&mut self, command: Option<Launched>) {
         loop {
             let signal = std::future::poll_fn(|context| self.poll(context)).await;
@@ -198,8 +189,7 @@ impl Stops {
     }
 }
 
-/// Background thread that processes jobs in order, so that the session continues draining the ring buffer. The runtime
-/// waits for it when it is dropped, so that files are completed or removed.
+/// Processes jobs in order, so that the session continues draining. The runtime waits for it when it is dropped.
 pub(super) struct Worker<J, R> {
     queue: Sender<Queued<J>>,
     /// Each queued job has a reference.
@@ -227,13 +217,11 @@ impl<J: Send + 'static, R: Send + 'static> Worker<J, R> {
         let _ = self.queue.send((job, Arc::clone(&self.pending)));
     }
 
-    /// Number of jobs that are queued or being processed.
     pub(super) fn pending(&self) -> usize {
         Arc::strong_count(&self.pending) - 1
     }
 
-    /// Waits until the thread has processed all jobs, and returns its result. When `stop` resolves first, remaining
-    /// frames are not symbolized.
+    /// When `stop` resolves before all jobs are processed, remaining frames are not symbolized.
     pub(super) async fn finish(self, stop: impl Future<Output = ()>) -> Result<R> {
         let Self { queue, mut thread, interrupt, .. } = self;
         drop(queue);

@@ -1,6 +1,5 @@
-//! Access to standard output and standard error, and the progress line. Standard error, and standard output if it is a
-//! terminal, receive no control characters except line ends, tabs and colours: names, arguments and paths of targets could
-//! otherwise move a terminal's cursor or type into it, even from a log file that is printed later.
+//! Standard error and terminals receive no control characters except line ends, tabs and colours: names and paths of
+//! targets could move a terminal's cursor or type into it, even from a log file printed later.
 
 use std::io::{self, IsTerminal, Write};
 use std::time::Duration;
@@ -30,7 +29,6 @@ pub(super) fn output_is_terminal() -> bool {
     io::stdout().is_terminal()
 }
 
-/// Returns the width of standard output if it is a terminal, and whether to colour it.
 pub(super) fn layout() -> (Option<usize>, bool) {
     if !output_is_terminal() {
         return (None, false);
@@ -51,7 +49,6 @@ pub(super) fn print(text: &str, redirected: bool) -> io::Result<()> {
 /// Writer that filters whole lines for terminals, and passes bytes on unchanged elsewhere.
 pub(super) struct Lines<W: Write> {
     inner: W,
-    /// The incomplete last line, if lines are filtered.
     line: Option<Vec<u8>>,
 }
 
@@ -98,7 +95,6 @@ impl<W: Write> Drop for Lines<W> {
     }
 }
 
-/// Progress line on standard error, redrawn in place. Empty if standard error is no terminal.
 #[derive(Clone)]
 pub(super) struct ProgressLine(Option<ProgressBar>);
 
@@ -121,7 +117,6 @@ impl ProgressLine {
         }
     }
 
-    /// Shows an activity with a spinner until the line is cleared.
     pub(super) fn begin(&self, activity: String) {
         if let Some(bar) = &self.0 {
             bar.set_message(activity);
@@ -129,7 +124,6 @@ impl ProgressLine {
         }
     }
 
-    /// Writes a line to standard error, above the progress line.
     pub(super) fn say(&self, text: &str) {
         match &self.0 {
             Some(bar) => bar.suspend(|| say(text)),
@@ -144,7 +138,6 @@ impl ProgressLine {
     }
 }
 
-/// Writer for log lines. A log line replaces the progress line, which is redrawn below it.
 #[derive(Debug)]
 pub(super) struct Log {
     clears: bool,

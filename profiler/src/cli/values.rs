@@ -46,7 +46,6 @@ pub(super) fn ring_size(text: &str) -> Result<u32, String> {
         .ok_or_else(|| "must be a power of two from 64KiB to 1GiB".to_owned())
 }
 
-/// A percentage above 0: `5%`, or `5`.
 pub(super) fn percent(text: &str) -> Result<f64, String> {
     let number = text.trim().trim_end_matches('%').trim_end();
     let percent = number.parse::<f64>().ok().filter(|percent| percent.is_finite() && *percent > 0.0);
@@ -57,7 +56,6 @@ pub(super) fn size(text: &str) -> Result<u64, String> {
     parse_bytes(text.trim()).ok_or_else(|| "not a size; write it like 4096, 4KiB or 1M".to_owned())
 }
 
-/// Parser of sizes of at least that many bytes.
 pub(super) fn size_from(bytes_min: u64) -> impl Fn(&str) -> Result<u64, String> + Clone {
     move |text| match size(text)? {
         bytes if bytes < bytes_min => Err(format!("must be at least {}", ByteSize(bytes_min))),
@@ -71,13 +69,11 @@ pub(super) fn duration(text: &str) -> Result<Duration, String> {
     if time.is_zero() { Err("must be longer than 0".to_owned()) } else { Ok(time) }
 }
 
-/// A time between dumps.
 pub(super) fn period(text: &str) -> Result<Duration, String> {
     let time = duration(text)?;
     if time < PERIOD_MIN { Err(format!("must be at least {PERIOD_MIN:?}")) } else { Ok(time) }
 }
 
-/// A time since the recording started, which may be 0.
 pub(super) fn offset(text: &str) -> Result<Duration, String> {
     let text = text.trim();
     if let Ok(seconds) = text.parse() {

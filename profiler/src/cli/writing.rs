@@ -1,5 +1,4 @@
-//! Symbolizes snapshots and writes reports, on a worker thread. A dump that cannot be written is reported at once and in the
-//! exit code, and does not stop the recording.
+//! Writes reports on a worker thread. A dump that fails affects the exit code and does not stop the recording.
 
 use std::path::PathBuf;
 use std::time::Instant;
@@ -20,26 +19,20 @@ use crate::snapshot::{Scope, Snapshot};
 use crate::symbolize::profile::profile;
 use crate::symbolize::resolver::Resolver;
 
-/// Result of a recording.
 pub(super) struct Reports {
     pub(super) profile: Profile,
     pub(super) written: Written,
     pub(super) names: Names,
-    /// A report could not be written; this was reported.
     pub(super) failed: bool,
 }
 
-/// Handle to the worker thread.
 pub(super) type Writer = Worker<Job, Reports>;
 
 pub(super) enum Job {
-    /// Writes the window of a snapshot to files of its own.
     Window(Snapshot),
-    /// Writes the reports of the whole recording.
     End(Snapshot),
 }
 
-/// Starts the thread. `suppressions` are for growing callsites.
 pub(super) fn start_writer(
     args: &RecordArgs,
     outputs: Vec<Output>,
@@ -61,9 +54,7 @@ pub(super) fn start_writer(
     })
 }
 
-/// State of the thread.
 struct State {
-    /// Files that dumps are named after.
     paths: Vec<PathBuf>,
     args: RecordArgs,
     presentation: Presentation,
@@ -102,7 +93,6 @@ impl State {
         self.write_beside(&profile, &Presentation { view, ..self.presentation.clone() }, paths);
     }
 
-    /// Writes reports to these paths, and prints their names.
     fn write_beside(&mut self, profile: &Profile, presentation: &Presentation, paths: Vec<PathBuf>) {
         let mut written = Vec::new();
         let shown = presentation.thinned(profile);
