@@ -1,5 +1,4 @@
-//! `heapbpf doctor`: what this kernel, this user and a target allow, and what a probe costs here. Changes nothing: probes
-//! are attached to a process of its own, and detached.
+//! `heapbpf doctor`: what this kernel, user and target allow, and what a probe costs here. Changes nothing.
 
 pub(crate) mod report;
 
@@ -25,7 +24,6 @@ use crate::symbolize::sandbox;
 
 #[derive(Debug)]
 pub(crate) struct Diagnosis {
-    /// As `uname -r` prints it.
     pub kernel: String,
     pub trials: Vec<Trial>,
     pub limits: Vec<Limit>,
@@ -41,15 +39,12 @@ pub(crate) enum TrialKind {
     PidNamespace,
     Feature(Feature),
     Programs,
-    /// Attaching probes to a process of heapbpf's own.
     Attaching,
     /// Searching all processes for breakpoints of a killed heapbpf.
     Leftovers,
-    /// Isolating the symbolizer process.
     Isolation,
 }
 
-/// Result of a trial.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Trial {
     pub kind: TrialKind,
@@ -57,13 +52,11 @@ pub(crate) struct Trial {
     pub remark: Option<String>,
 }
 
-/// A setting of this machine that affects profiling.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Limit {
     pub name: &'static str,
     /// `None` if it cannot be read.
     pub value: Option<String>,
-    /// Effect on heapbpf.
     pub meaning: &'static str,
 }
 
@@ -71,13 +64,11 @@ pub(crate) struct Limit {
 pub(crate) struct Target {
     pub pid: Pid,
     pub comm: String,
-    /// Functions to probe, or why the process cannot be profiled.
     pub hooks: Result<Vec<PlannedHook>, String>,
 }
 
 impl Diagnosis {
-    /// Runs all trials. Takes about a second, mostly waiting for probes to be detached. Must be called within a tokio runtime,
-    /// which reads the log of the debug BPF object.
+    /// Takes about a second. Must be called within a tokio runtime, which reads the log of the debug BPF object.
     pub(crate) fn make(pid: Option<Pid>, placement: PlacementMode) -> Self {
         let (trials, costs) = run_trials();
         let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
@@ -94,7 +85,6 @@ impl Diagnosis {
         }
     }
 
-    /// Whether profiling works: no required trial failed, and at least one allocator function of the target can be probed.
     pub(crate) fn works(&self) -> bool {
         let target = self.target.as_ref().is_none_or(|target| {
             target.hooks.as_ref().is_ok_and(|hooks| hooks.iter().any(|hook| hook.placement.is_ok()))
@@ -143,7 +133,6 @@ fn selected_word(text: &str) -> String {
 }
 
 impl TrialKind {
-    /// Its name, and what to do if it fails; `None` if profiling does not require it.
     fn describe(self) -> (&'static str, Option<&'static str>) {
         const SEE_REASON: &str = "see docs/kernel-support.md, and the reason in full with `heapbpf -v doctor`";
         match self {
@@ -183,7 +172,6 @@ impl Trial {
         Self { kind, support, remark: None }
     }
 
-    /// Supported if nothing is missing. The lists have their prefixes.
     fn of_parts(kind: TrialKind, present: (&str, &[String]), missing: (&str, &[String])) -> Self {
         let listed = |(prefix, parts): (&str, &[String])| format!("{prefix} {}", parts.join(", "));
         let support = if missing.1.is_empty() { Support::Yes } else { Support::No(listed(missing)) };
@@ -194,24 +182,20 @@ impl Trial {
         self.kind.describe().0
     }
 
-    /// Whether profiling requires it.
     pub(crate) fn is_needed(&self) -> bool {
         self.kind.describe().1.is_some()
     }
 
-    /// Whether its failure prevents profiling.
     pub(crate) fn prevents(&self) -> bool {
         self.remedy().is_some()
     }
 
-    /// Returns what to do if it prevents profiling.
     pub(crate) fn remedy(&self) -> Option<&'static str> {
         self.kind.describe().1.filter(|_| matches!(self.support, Support::No(_)))
     }
 }
 
-/// Runs all trials, in an order in which each failure explains the later ones. Also returns the cost of a probe, if one could be
-/// attached.
+/// In an order in which each failure explains the later ones. The costs are `None` if no probe could be attached.
 fn run_trials() -> (Vec<Trial>, Option<Costs>) {
     let subject = Subject::find();
     let mut trials = vec![capabilities(), pid_namespace()];
@@ -239,7 +223,6 @@ fn untried(reason: Support) -> (Trial, Support, Option<Costs>) {
     (Trial::new(TrialKind::Programs, reason.clone()), reason, None)
 }
 
-/// Removes breakpoints left by a heapbpf that was killed together with its keeper.
 fn leftovers() -> Trial {
     let kind = choose(BackendChoice::Auto).map_err(|error| error.to_string());
     let found = kind.and_then(|kind| session::remove_leftovers(kind).map_err(|error| error.to_string()));
@@ -267,7 +250,6 @@ fn capabilities() -> Trial {
     Trial::of_parts(TrialKind::Capabilities, ("present:", &present), ("missing", &missing))
 }
 
-/// Starts a symbolizer process and checks its confinement.
 fn isolation() -> Trial {
     let confinement = match sandbox::confinement() {
         Ok(confinement) => confinement,
@@ -289,7 +271,6 @@ fn pid_namespace() -> Trial {
     Trial::new(TrialKind::PidNamespace, support)
 }
 
-/// Loads the programs and attaches them to a child process.
 fn probes(subject: &Subject) -> (Trial, Support, Option<Costs>) {
     let config = KernelConfig {
         // The minimum: nothing is recorded.

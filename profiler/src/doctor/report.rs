@@ -20,7 +20,6 @@ const PLAIN: Style = Style::new();
 /// Version of the JSON. New fields keep it; changes that could mislead a reader raise it.
 const JSON_VERSION: u32 = 1;
 
-/// Writes JSON, on one line.
 pub(crate) fn write_json(diagnosis: &Diagnosis, out: &mut dyn io::Write) -> io::Result<()> {
     let trials = diagnosis.trials.iter().map(|trial| {
         let (answer, reason) = match &trial.support {
@@ -79,7 +78,6 @@ fn hook_json(planned: &PlannedHook, costs: Option<&Costs>) -> Value {
     })
 }
 
-/// Formats a diagnosis as text, with ANSI escapes if `colour` is set.
 pub(crate) fn text(diagnosis: &Diagnosis, colour: bool) -> String {
     let mut page = Page { text: String::new(), colour };
     page.line(HEADING, &format!("heapbpf {} on Linux {} (x86-64)", env!("CARGO_PKG_VERSION"), diagnosis.kernel));
@@ -202,7 +200,6 @@ impl Page {
     }
 }
 
-/// Row of a hook: its names, and the place and cost of its probe.
 fn row(hook: &PlannedHook, costs: Option<&Costs>) -> Vec<String> {
     let spec = &hook.hook.spec;
     let names: Vec<&str> = std::iter::once(spec.function).chain(hook.hook.aliases.iter().copied()).collect();
