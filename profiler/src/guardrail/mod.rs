@@ -1,6 +1,4 @@
-//! Cost limits: decides from clocks and counts, passed in as numbers, whether a limit is exceeded.
-//!
-//! Pure: reads no clock, file or map. The session acts on the result.
+//! Cost limits. Pure: reads no clock, file or map. The session acts on the result.
 
 pub(crate) mod overhead;
 
@@ -8,7 +6,6 @@ use std::collections::VecDeque;
 
 use crate::units::MonotonicNanos;
 
-/// Limits set by the user.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Limits {
     /// Memory of the agent and the kernel maps together.
@@ -57,7 +54,6 @@ impl<T: Copy, const SPAN_NS: u64> Window<T, SPAN_NS> {
 /// Span over which the agent's CPU share is averaged: writing a report for half a second is no reason to sample less.
 const CPU_SPAN_NS: u64 = 3_000_000_000;
 
-/// Compares the agent's share of one core with a limit.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct CpuMonitor {
     window: Window<u64, CPU_SPAN_NS>,
@@ -65,8 +61,7 @@ pub(crate) struct CpuMonitor {
 }
 
 impl CpuMonitor {
-    /// Takes the agent's CPU time so far. Returns its share of one core over the window, in percent, if that exceeds the limit;
-    /// the window then restarts, so that a countermeasure can take effect.
+    /// Returns the agent's share of one core, in percent, if it exceeds the limit; the window then restarts.
     #[expect(clippy::cast_precision_loss, reason = "a share; 53 bits are enough")]
     pub(crate) fn observe(&mut self, now: MonotonicNanos, cpu_ns: u64, percent_max: f64) -> Option<f64> {
         let (span_ns, before_ns) = self.window.push(now, cpu_ns)?;
@@ -84,8 +79,7 @@ impl CpuMonitor {
     }
 }
 
-/// Returns how often to double the sampling intervals at once: twice the interval is about half the events, as long as it is
-/// larger than most blocks.
+/// Twice the interval is about half the events, as long as it is larger than most blocks.
 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "between 1 and 8")]
 pub(crate) fn doublings(percent: f64, percent_max: f64) -> u32 {
     (percent / percent_max).log2().ceil().clamp(1.0, 8.0) as u32

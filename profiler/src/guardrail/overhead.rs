@@ -1,9 +1,8 @@
 //! CPU time that a target spends in its probes, estimated from its ledger.
 //!
-//! The kernel side does not count calls, because that would slow down every call. But the ledger holds unbiased estimates of the
-//! blocks allocated and freed, sampled or not, each of which was a call through a probe. The estimate is their number times the
-//! cost of a call as measured on this machine, plus a surcharge for each sampled call. It is rather too low: it omits frees of
-//! blocks allocated before recording started, failed calls and nested calls.
+//! The kernel side does not count calls, because that would slow down each. The ledger has unbiased estimates of
+//! allocations and frees; they are multiplied by the measured cost of a call, plus a surcharge for sampled calls. The
+//! result is rather too low: it omits frees of older blocks, failed calls and nested calls.
 
 use super::Window;
 use crate::ledger::totals::Totals;
@@ -17,11 +16,8 @@ const CPU_PERCENT_MIN: f64 = 1.0;
 /// Standard deviations to one side that hold 97.5 % of a normal distribution.
 const Z: f64 = 1.96;
 
-/// Additional cost of a sampled allocation: stack, live set entry, record, return probe. Measured with five frames
-/// (docs/overhead.md, "The programs in the kernel").
+/// Stack, live set entry, record, return probe; five frames (docs/overhead.md, "The programs in the kernel").
 const SAMPLED_ALLOC_NS: f64 = 1_900.0;
-
-/// Additional cost of freeing a sampled block.
 const SAMPLED_FREE_NS: f64 = 770.0;
 
 /// Additional nanoseconds of an unsampled call due to its probe.
@@ -31,7 +27,6 @@ pub(crate) struct CallCosts {
     pub free_ns: f64,
 }
 
-/// Counters of a target at one point in time.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Point {
     cpu_ns: u64,
@@ -59,7 +54,6 @@ impl Point {
         }
     }
 
-    /// CPU time spent in probes between `before` and this point.
     fn since(&self, before: &Self, costs: CallCosts, span_ns: u64) -> Share {
         let grown = |number: fn(&Self) -> f64| (number(self) - number(before)).max(0.0);
         let probe_ns = grown(|it| it.allocs) * costs.alloc_ns
@@ -74,7 +68,6 @@ impl Point {
     }
 }
 
-/// Share of a target's CPU time spent in probes.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Share {
     pub probe_ns: f64,
@@ -87,7 +80,6 @@ pub(crate) struct Share {
 }
 
 impl Share {
-    /// Percent of the target's CPU time; 0 if it used none.
     pub(crate) fn percent(&self) -> f64 {
         self.percent_of(self.probe_ns)
     }
@@ -117,8 +109,7 @@ pub(crate) struct OverheadMonitor {
 }
 
 impl OverheadMonitor {
-    /// Takes the target's totals and CPU time so far. Returns the share over the window; `None` before the first window is full
-    /// and for an almost idle target.
+    /// `None` before the first window is full and for an almost idle target.
     pub(crate) fn observe(
         &mut self,
         now: MonotonicNanos,
