@@ -32,7 +32,6 @@ pub struct HeapSnapshot {
     pub recorded: Vec<RecordedBlock>,
     /// `None` if the process was not recorded.
     pub coverage: Option<Coverage>,
-    /// The program has exited, and only its memory is left.
     pub at_exit: bool,
 }
 
@@ -41,12 +40,9 @@ pub(crate) const TRIES_MAX: u32 = 8;
 
 /// A process that was stopped for longer, all tries together, is not stopped again.
 const PAUSES_MAX: Duration = Duration::from_secs(1);
-
-/// Time between the first two tries; doubles with each try.
 const BETWEEN_TRIES: Duration = Duration::from_millis(1);
 
-/// Collects a process and walks its heaps, again if a thread was in allocator code: a block can be in no list then,
-/// or in two. The last try counts, with the sum of all pauses. No more tries after a second of pauses.
+/// Tries again if a thread was in allocator code: a block can be in no list then, or in two. The last try counts.
 pub(crate) fn collect_at_rest<E>(
     tries_max: u32,
     mut collect: impl FnMut() -> Result<Collected, E>,
@@ -67,7 +63,6 @@ pub(crate) fn collect_at_rest<E>(
     }
 }
 
-/// How blocks were recorded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Coverage {
     pub duration_ns: u64,
@@ -79,9 +74,7 @@ pub struct Coverage {
 pub struct RecordedBlock {
     pub address: TargetAddr,
     pub size_bytes: u64,
-    /// Index of its callsite in the ledger.
     pub callsite: u32,
-    /// Allocation time in ticks of [`TICK_NS`].
     born_ticks: u32,
 }
 
@@ -115,8 +108,7 @@ const _: fn() = || {
     is_send::<HeapSnapshot>();
 };
 
-/// Takes a heap snapshot of a process that is not recorded: its blocks are those that its heaps contain. The keeper
-/// stops the process.
+/// Its blocks are those that its heaps contain. The keeper stops the process.
 pub(crate) fn take_unrecorded(pid: Pid, method: Method, keeper: &Keeper) -> Result<HeapSnapshot> {
     let process = Process::open(pid)?;
     let mut modules = ModuleStore::new();

@@ -40,12 +40,10 @@ pub(crate) struct Plan {
     pub limit: usize,
     pub suppressions: Suppressions,
     pub with_contents: bool,
-    /// Trim runtime frames from stacks.
     pub trims: bool,
 }
 
-/// Finds unreachable blocks. Fails with [`CollectError::CopyKilled`] if the copy of the process was killed: without
-/// its pointers, reachable blocks would seem unreachable.
+/// Fails with [`CollectError::CopyKilled`] if the copy was killed: without its pointers, blocks would seem unreachable.
 pub(crate) fn check(
     mut snapshot: HeapSnapshot,
     plan: &Plan,
@@ -116,7 +114,6 @@ fn roots(snapshot: &HeapSnapshot, known: &KnownBlocks) -> Roots {
     Roots { ranges, words: registers.chain(collected.kernel_words.iter().copied()).collect() }
 }
 
-/// Returns the leaked blocks whose stacks match a suppression.
 fn suppressed_of(
     blocks: &Blocks,
     folded: &Folded,
@@ -184,10 +181,8 @@ fn sum_of(blocks: &Blocks) -> BlockTotals {
     sum
 }
 
-/// Gap of a heap that was recorded and not walked.
 const NOT_WALKED: &str = "the allocator's own bookkeeping: memory outside of known blocks counts as roots, so blocks that free memory or the allocator points to count as reachable";
 
-/// Describes the known blocks of each heap, recorded heaps first.
 fn heaps(snapshot: &HeapSnapshot, known: &KnownBlocks) -> Vec<HeapKnowledge> {
     let state = &snapshot.state.targets[0];
     let is_complete = snapshot.coverage.is_some_and(|coverage| coverage.is_complete);
@@ -274,14 +269,13 @@ fn caveats(snapshot: &HeapSnapshot, known: &KnownBlocks, folded: &Folded) -> Vec
 /// Origins from here on are those of walked blocks: the index of the walk is added.
 const WALKED: u32 = u32::MAX - 0xff;
 
-/// All known blocks: the recorded and the walked ones. A walked heap is authoritative for its own memory: a recorded block that it
-/// does not contain was freed without a record. Of other heaps only recorded blocks are known.
+/// Recorded and walked blocks. A walked heap is authoritative: recorded blocks that it does not contain were freed.
 struct KnownBlocks {
     /// Origins are the callsites of recorded blocks, or [`WALKED`] and above.
     blocks: Blocks,
     /// Memory that only blocks and allocators use: outside of blocks it does not contain roots.
     heap_areas: Vec<Span>,
-    /// Recorded blocks that the walked heap does not contain, or that are not mapped any more.
+    /// Not in the walked heap, or not mapped any more.
     stale_count: usize,
     overlapping_count: usize,
 }
@@ -328,7 +322,7 @@ const UNRECORDED: &str = "[allocated before recording started]";
 /// Stands for the stack of blocks without a record although all calls were recorded: the C library's own.
 const UNHOOKED: &str = "[allocation not recorded]";
 
-/// Makes profiles that have the leaked blocks as their only live blocks, so that every format can show them. Adds a callsite for each walked heap, for blocks without an allocation record.
+/// Profiles with the leaked blocks as only live blocks, and a callsite per walked heap for blocks without a record.
 struct LeakedProfiles<'a> {
     snapshot: &'a HeapSnapshot,
     state: TargetState,
@@ -376,7 +370,6 @@ impl<'a> LeakedProfiles<'a> {
         (profile, indices)
     }
 
-    /// Gives blocks without a stack a frame with the reason.
     fn name_unrecorded(&self, profile: &mut Profile, indices: &[u32]) {
         let reason = match self.snapshot.coverage {
             Some(coverage) if coverage.is_complete => UNHOOKED,
@@ -392,7 +385,6 @@ impl<'a> LeakedProfiles<'a> {
     }
 }
 
-/// Returns the id of a walked heap, which is added if it has no probes.
 fn heap_of(walk: &Walk, heaps: &mut Vec<HeapFacts>) -> HeapId {
     if let Some(heap) = heaps.iter().find(|heap| heap.name == walk.heap) {
         return heap.id;
