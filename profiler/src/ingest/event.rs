@@ -48,7 +48,6 @@ pub struct Allocation {
     pub size_bytes: u64,
     pub time: MonotonicNanos,
     pub stack: StackId,
-    /// The interval it was sampled at.
     pub interval: Interval,
     pub hook: HookId,
     pub heap: HeapId,
@@ -76,8 +75,7 @@ pub struct Fork {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Exec {
     pub pid: Pid,
-    /// Not the main thread called. Per-process links are then lost: the kernel ties them to the main thread, which is
-    /// gone.
+    /// Not the main thread called: per-process links, which the kernel ties to the main thread, are lost.
     pub by_other_thread: bool,
     pub time: MonotonicNanos,
 }
@@ -128,7 +126,6 @@ pub struct RawStack {
 }
 
 impl RawStack {
-    /// Returns the 8 bytes at `address`; `None` outside of the copy.
     pub fn word(&self, address: u64) -> Option<u64> {
         let offset = usize::try_from(address.checked_sub(self.start.0)?).ok()?;
         self.bytes.get(offset..)?.first_chunk().map(|word| u64::from_ne_bytes(*word))

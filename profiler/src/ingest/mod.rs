@@ -42,8 +42,7 @@ pub fn decode(bytes: &[u8]) -> Result<Event, DecodeError> {
     }
 }
 
-/// Reads fields at the offsets that the compiler chose, so that a changed record cannot be decoded with the old
-/// layout.
+/// Uses the compiler's offsets, so that a changed record cannot be decoded with the old layout.
 macro_rules! field {
     ($bytes:expr, $record:ty, $($field:ident).+, $type:ty) => {
         <$type>::from_ne_bytes(word($bytes, std::mem::offset_of!($record, $($field).+))?)
