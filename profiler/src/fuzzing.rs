@@ -12,7 +12,6 @@ use crate::symbolize::element::{self, Qualified, implemented};
 use crate::unwind::Table;
 use crate::unwind::table::CHECKED_FROM;
 
-/// Parses the contents of any file of `/proc/PID` with all parsers of these files.
 pub fn proc_file(bytes: &[u8]) {
     for line in bytes.split(|&byte| byte == b'\n') {
         let _ = (maps::parse_mapping(line), maps::parse_region(line), process_copies::mapping_start(line));
@@ -29,8 +28,7 @@ pub fn proc_file(bytes: &[u8]) {
     );
 }
 
-/// Parses the dynamic linker's list of modules in memory that `read` copies, with the auxiliary vector `auxv`. Returns the
-/// number of `biases` in the list.
+/// `read` copies memory. Returns the number of `biases` in the list.
 pub fn link_map(auxv: &[u8], read: &dyn Fn(u64, &mut [u8]) -> Option<()>, biases: &[u64]) -> Option<usize> {
     struct Borrowed<'a>(&'a dyn Fn(u64, &mut [u8]) -> Option<()>);
     impl Memory for Borrowed<'_> {
@@ -57,7 +55,6 @@ pub fn unwind_table(table: &Table) {
     let _ = (table.lookup(LinkAddr(0)), table.lookup(LinkAddr(u64::MAX)));
 }
 
-/// Decodes a file of the unwind cache, with and without a valid checksum.
 pub fn unwind_cache(bytes: &[u8]) {
     const NAME: &[u8] = b"fuzz";
     let _ = Table::decode(NAME, bytes);
@@ -69,7 +66,6 @@ pub fn unwind_cache(bytes: &[u8]) {
     }
 }
 
-/// Demangles a symbol and parses its name, as a function's and as a type's.
 pub fn symbol_name(symbol: &str) {
     let name = demangle(symbol);
     for name in [symbol, &name] {

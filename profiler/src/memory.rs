@@ -4,7 +4,6 @@ use std::ops::Range;
 
 use crate::address::TargetAddr;
 
-/// A range of addresses.
 pub(crate) type Span = Range<TargetAddr>;
 
 pub(crate) const WORD_BYTES: u64 = 8;
@@ -65,7 +64,6 @@ pub(crate) fn without(spans: Vec<Span>, cuts: &[Span]) -> Vec<Span> {
     rest
 }
 
-/// Memory copied into this process.
 #[derive(Debug, Default)]
 pub struct Copied {
     /// In ascending order, without overlaps; adjacent pieces are not joined.
@@ -85,7 +83,7 @@ impl Piece {
 }
 
 impl Copied {
-    /// Creates a snapshot from pieces in any order. A piece that overlaps an earlier one is ignored.
+    /// A piece that overlaps an earlier one is ignored.
     pub fn new(pieces: impl IntoIterator<Item = (TargetAddr, Box<[u8]>)>) -> Self {
         let pieces = pieces.into_iter().filter(|(_, bytes)| !bytes.is_empty());
         let mut pieces: Vec<Piece> = pieces.map(|(start, bytes)| Piece { start: start.0, bytes }).collect();

@@ -1,5 +1,4 @@
-//! A session's state at a point in time, without names: a plain value that another thread symbolizes and writes while the
-//! session continues. It shares the session's modules.
+//! A session's state, without names: a plain value that another thread symbolizes and writes meanwhile.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -20,7 +19,6 @@ use crate::units::{Amounts, MonotonicNanos};
 
 #[derive(Clone, Debug)]
 pub struct Snapshot {
-    /// The requested interval, in bytes.
     pub interval_bytes: u64,
     /// Start of the recording, in nanoseconds since the Unix epoch.
     pub started_unix_ns: u64,
@@ -30,13 +28,11 @@ pub struct Snapshot {
     pub ended_unix_ns: u64,
     /// Minimum age of the live blocks in [`TargetState::older`].
     pub older_than: Option<Duration>,
-    /// The window that ends with the snapshot, if any.
     pub window: Option<WindowFacts>,
     /// By beginning.
     pub targets: Vec<TargetState>,
     /// Over the whole recording.
     pub others: Others,
-    /// Address spaces refer to these.
     pub modules: Modules,
     /// Over the whole recording.
     pub health: Health,
@@ -51,10 +47,8 @@ pub struct WindowFacts {
     pub health: Health,
 }
 
-/// The part of a snapshot that a profile covers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scope {
-    /// The whole recording.
     Whole,
     /// The window that ends with the snapshot; the whole recording where none does.
     Window,
@@ -70,24 +64,20 @@ pub struct TargetState {
     pub space: Arc<AddressSpace>,
     /// Includes threads of its parent whose blocks it has inherited.
     pub threads: Arc<ThreadNames>,
-    /// Includes every heap of its ledger.
     pub heaps: Vec<HeapFacts>,
     /// Since the recording started.
     pub books: Arc<TargetSnapshot>,
     pub growths: Leaks,
     /// Totals over time, in the order of time.
     pub curve: Vec<CurvePoint>,
-    /// What its callsites held at few points in time.
     pub timeline: Arc<Timeline>,
     /// End of both: the exit of the target, or now.
     pub until: MonotonicNanos,
     /// Live blocks older than [`Snapshot::older_than`], by callsite; `None` without that.
     pub older: Option<Vec<Amounts>>,
-    /// Start of the window in the ledger.
     pub base: Base,
 }
 
-/// Start of a window in the ledger of a target.
 #[derive(Clone, Debug, Default)]
 pub enum Base {
     /// The start of the ledger: the target is newer than the window.
@@ -111,7 +101,6 @@ impl TargetState {
 }
 
 impl Snapshot {
-    /// The window that a profile of this scope covers.
     pub fn window_of(&self, scope: Scope) -> Option<Window> {
         match scope {
             Scope::Whole => None,
@@ -128,11 +117,9 @@ impl Snapshot {
     }
 }
 
-/// What is known of a heap besides its totals.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct HeapFacts {
     pub id: HeapId,
-    /// `libc`, `jemalloc`, ….
     pub name: String,
     /// Its own interval, or the recording's, in bytes.
     pub interval_bytes: u64,

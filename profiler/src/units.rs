@@ -7,12 +7,10 @@ use profiler_common::interval::Interval;
 use profiler_common::sampling;
 use serde::{Deserialize, Serialize};
 
-/// Fraction bits of an estimate.
 const FRACTION_BITS: u32 = 20;
 const ONE: f64 = (1u64 << FRACTION_BITS) as f64;
 
-/// Defines a fixed-point estimate. In fixed point, a free subtracts exactly what its allocation added: a callsite that
-/// freed everything has 0 live bytes, not 1e-9.
+/// In fixed point, a free subtracts exactly what its allocation added: 0 live bytes, not 1e-9.
 macro_rules! estimate {
     ($(#[$doc:meta])* $name:ident) => {
         $(#[$doc])*
@@ -117,7 +115,6 @@ impl EstimatedCount {
     }
 }
 
-/// Variances of estimated bytes and blocks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Variance {
     pub bytes: EstimatedVariance,
@@ -160,9 +157,8 @@ impl AddAssign for Amounts {
 impl Amounts {
     /// Returns the weight of a block of `size_bytes` sampled at `interval`.
     ///
-    /// A block of value v, sampled with probability p, has the weight w = v/p and the variance v²(1 − p)/p. Estimated from
-    /// the sampled blocks, each of which represents 1/p blocks, the variance is v²(1 − p)/p² = w(w − v) (Horvitz and
-    /// Thompson, 1952).
+    /// A block of value v, sampled with probability p, has the weight w = v/p and the variance v²(1 − p)/p, estimated
+    /// from the sampled blocks as v²(1 − p)/p² = w(w − v) (Horvitz and Thompson, 1952).
     #[expect(clippy::cast_precision_loss, reason = "sizes below the interval have at most 30 bits")]
     pub fn of(size_bytes: u64, interval: Interval) -> Self {
         let interval_bytes = u64::from(interval.bytes());
@@ -182,7 +178,7 @@ impl Amounts {
         }
     }
 
-    /// Returns the weight of exactly known amounts. `blocks` is 0 for a part of a block.
+    /// `blocks` is 0 for a part of a block.
     pub const fn exact(bytes: u64, blocks: u64) -> Self {
         Self {
             count: EstimatedCount::exact(blocks),
@@ -193,7 +189,6 @@ impl Amounts {
     }
 }
 
-/// Parses a size such as `4096`, `4KiB` or `1M`.
 pub(crate) fn parse_bytes(text: &str) -> Option<u64> {
     // The library also accepts a sign and fractions of a byte.
     let starts = text.starts_with(|first: char| first.is_ascii_digit());
