@@ -1,5 +1,4 @@
-//! The `bpf` system call for what aya 0.14 lacks: programs and links of uprobe sessions and multi-uprobes, and
-//! information about programs; and `perf_event_open(2)` for uprobes.
+//! The `bpf` system call for what aya 0.14 lacks, and `perf_event_open(2)` for uprobes.
 
 #![expect(unsafe_code, reason = "aya 0.14 has no uprobe_multi and no uprobe session")]
 
@@ -47,7 +46,6 @@ pub struct ProgramBtf<'a> {
     pub btf: &'a OwnedFd,
     /// `bpf_func_info` records, and the size of one.
     pub functions: (&'a [u8], usize),
-    /// `bpf_line_info` records, and the size of one.
     pub lines: (&'a [u8], usize),
 }
 
@@ -58,7 +56,6 @@ pub struct ProgramRefused {
     pub log: String,
 }
 
-/// Size of the log buffer. The kernel truncates longer logs.
 const LOG_BYTES: usize = 1 << 20;
 
 /// Arguments of a command, all 0. The kernel accepts more than it knows if the rest is 0.
@@ -67,10 +64,7 @@ pub(super) fn attributes() -> bpf_attr {
     unsafe { std::mem::zeroed() }
 }
 
-/// Runs a command.
-///
 /// # Safety
-///
 /// `attr` must be that of the command, and what it points to must be as the command requires.
 pub(super) unsafe fn command(command: bpf_cmd, attr: &mut bpf_attr) -> io::Result<libc::c_long> {
     let attr = std::ptr::from_mut(attr);
@@ -81,20 +75,14 @@ pub(super) unsafe fn command(command: bpf_cmd, attr: &mut bpf_attr) -> io::Resul
     }
 }
 
-/// Runs a command that returns a new descriptor.
-///
 /// # Safety
-///
 /// As of [`command`].
 unsafe fn open(new: bpf_cmd, attr: &mut bpf_attr) -> io::Result<OwnedFd> {
     // SAFETY: the caller guarantees both.
     unsafe { command(new, attr).and_then(|result| owned(result)) }
 }
 
-/// Converts the result of a system call.
-///
 /// # Safety
-///
 /// The result must be that of a system call that returns a new descriptor.
 unsafe fn owned(result: libc::c_long) -> io::Result<OwnedFd> {
     match RawFd::try_from(result) {
@@ -125,7 +113,6 @@ pub(crate) fn load_btf(btf: &[u8]) -> io::Result<OwnedFd> {
     unsafe { open(bpf_cmd::BPF_BTF_LOAD, &mut attr) }
 }
 
-/// Loads a program. On errors, loads it again for the verifier's log.
 pub fn load_program(program: ProgramLoad<'_>) -> Result<OwnedFd, ProgramRefused> {
     // Without a log first: writing it takes longer than verifying.
     match try_load(program, &mut []) {
@@ -184,8 +171,7 @@ pub struct MultiLink<'a> {
     pub at_return: bool,
 }
 
-/// Attaches a program to many instructions of a file. Closing the descriptor detaches. Errors: `EBADF` for anything but
-/// a regular file, `EINVAL` where the kernel lacks the attach type.
+/// Closing the descriptor detaches. Errors: `EBADF` for anything but a regular file, `EINVAL` without the attach type.
 pub fn link_multi(program: impl AsFd, attach_type: AttachType, link: MultiLink<'_>) -> io::Result<OwnedFd> {
     if link.offsets.len() != link.cookies.len() {
         return Err(io::Error::from_raw_os_error(libc::EINVAL));
@@ -221,7 +207,6 @@ pub(crate) fn link_perf(program: impl AsFd, event: impl AsFd, cookie: u64) -> io
     unsafe { open(bpf_cmd::BPF_LINK_CREATE, &mut attr) }
 }
 
-/// Loads a program that does nothing: `r0 = 0; exit`.
 pub(crate) fn load_nothing(attach_type: AttachType) -> Result<OwnedFd, ProgramRefused> {
     let instructions = [instruction(0xb7), instruction(0x95)];
     load_program(ProgramLoad { name: "nothing", instructions: &instructions, license: c"GPL", attach_type, btf: None })
@@ -243,9 +228,8 @@ pub(crate) fn load_with_stack(attach_type: AttachType) -> Result<OwnedFd, Progra
     })
 }
 
-/// Whether the kernel has links of this type. Loading a program proves nothing: kernels without these links accept it.
-/// A link to anything but a regular file fails with `EBADF` if the type is supported, and with `EINVAL` otherwise.
-/// Other errors mean that the answer is unknown.
+/// Kernels without these links load programs for them. A link to anything but a regular file fails with `EBADF` if the
+/// type is supported, with `EINVAL` if not, and with other errors if the answer is unknown.
 pub(crate) fn supports(attach_type: AttachType) -> io::Result<bool> {
     let program = match load_nothing(attach_type) {
         Ok(program) => program,
@@ -272,10 +256,7 @@ fn no_information() -> bpf_prog_info {
     unsafe { std::mem::zeroed() }
 }
 
-/// Reads the kernel's information about a program.
-///
 /// # Safety
-///
 /// `info` must be 0 except for pairs of an address and a length, each of memory that the kernel may write to.
 unsafe fn program_info(program: impl AsFd, info: &mut bpf_prog_info) -> io::Result<()> {
     let mut attr = attributes();
@@ -295,9 +276,8 @@ pub(crate) fn recursion_misses(program: impl AsFd) -> io::Result<u64> {
     Ok(info.recursion_misses)
 }
 
-/// Machine code of a loaded program, followed by that of its subprograms. Empty when the kernel interprets the program.
-/// `None` when the kernel hides it: reading it requires CAP_SYSLOG, and `kernel.kptr_restrict` below 2
-/// (`bpf_dump_raw_ok` in `kernel/bpf/syscall.c`).
+/// Machine code with that of subprograms; empty when the kernel interprets them. `None` when the kernel hides it:
+/// requires CAP_SYSLOG, and `kernel.kptr_restrict` below 2 (`bpf_dump_raw_ok` in `kernel/bpf/syscall.c`).
 pub(crate) fn machine_code(program: impl AsFd) -> io::Result<Option<Vec<u8>>> {
     let mut info = no_information();
     // SAFETY: all of `info` is 0.
@@ -314,9 +294,8 @@ pub(crate) fn machine_code(program: impl AsFd) -> io::Result<Option<Vec<u8>>> {
 /// Sysfs directory of the uprobe event source (Linux 4.17).
 pub(crate) const UPROBE_SOURCE: &str = "/sys/bus/event_source/devices/uprobe";
 
-/// Opens a perf event at an instruction of a file, or at the returns of the function that begins there, in all threads
-/// of one process. Closing it and all links to it detaches. Errors: `EINVAL` for anything but an instruction of a
-/// regular file, `ESRCH`, `NotFound` where the kernel has no uprobes.
+/// Probes an instruction of a file, or the returns of the function that begins there. Closing it and all links
+/// detaches. Errors: `EINVAL` for anything but an instruction of a regular file, `ESRCH`, `NotFound` without uprobes.
 pub(crate) fn open_uprobe(path: &Path, offset: u64, pid: Pid, at_return: bool) -> io::Result<OwnedFd> {
     let source = Path::new(UPROBE_SOURCE);
     let kind = fs::read_to_string(source.join("type"))?;
@@ -343,10 +322,9 @@ fn return_bit(format: &str) -> io::Result<u32> {
 /// Time that a preempted program may need to complete where `membarrier` is not available.
 const PATIENCE: Duration = Duration::from_millis(50);
 
-/// Returns when every probe program that was running has completed, including preempted ones: they run as RCU readers
-/// (`uprobe_prog_run` in kernel/trace/bpf_trace.c, `bpf_prog_run_array_uprobe` in include/linux/bpf.h), and
-/// `MEMBARRIER_CMD_GLOBAL` waits for a grace period (kernel/sched/membarrier.c, Linux 4.3), which takes 10 to 30 ms.
-/// With one CPU or with `nohz_full` it does not wait, so this sleeps instead.
+/// Waits for running probe programs, also preempted ones: they are RCU readers (`uprobe_prog_run`,
+/// `bpf_prog_run_array_uprobe`), and `MEMBARRIER_CMD_GLOBAL` waits 10 to 30 ms for a grace period
+/// (kernel/sched/membarrier.c, Linux 4.3). With one CPU or with `nohz_full` it does not wait, so this sleeps instead.
 pub(crate) fn wait_for_programs() {
     let has_one_cpu = thread::available_parallelism().is_ok_and(|cpus| cpus.get() == 1);
     if has_one_cpu || membarrier(MembarrierCommand::Global).is_err() {

@@ -15,7 +15,6 @@ use crate::linux::bpf::{attributes, command, number};
 /// Elements per system call: bounds the key buffer, and the time of one call.
 pub(crate) const BATCH: usize = 65_536;
 
-/// An incomplete batch: how many elements were processed, and the error.
 struct Incomplete {
     done: usize,
     error: io::Error,
@@ -49,8 +48,7 @@ fn batch_attributes<K, V>(map: &impl AsFd, keys: *const K, values: *const V, cou
     attr
 }
 
-/// Writes `values` to an array map, starting at index `first`. Errors: `E2BIG` when an index is beyond the map,
-/// `ENOTSUPP` (524) before Linux 5.6.
+/// Errors: `E2BIG` when an index is beyond the map, `ENOTSUPP` (524) before Linux 5.6.
 pub(crate) fn write_array<V: Pod>(map: impl AsFd, first: u32, values: &[V]) -> io::Result<()> {
     let mut next = first;
     for chunk in values.chunks(BATCH) {
@@ -63,8 +61,7 @@ pub(crate) fn write_array<V: Pod>(map: impl AsFd, first: u32, values: &[V]) -> i
     Ok(())
 }
 
-/// Writes elements to a hash map, replacing existing ones, and returns how many fit: all, or the first so many. Errors:
-/// `ENOTSUPP` (524) before Linux 5.6, `EINVAL` when there are not as many values as keys; a full map is no error.
+/// Replaces existing elements, and returns how many fit: the first so many. Errors: `ENOTSUPP` (524) before Linux 5.6.
 pub(crate) fn write_hash<K: Pod, V: Pod>(map: impl AsFd, keys: &[K], values: &[V]) -> io::Result<usize> {
     if keys.len() != values.len() {
         return Err(io::Error::from_raw_os_error(libc::EINVAL));
@@ -82,8 +79,7 @@ pub(crate) fn write_hash<K: Pod, V: Pod>(map: impl AsFd, keys: &[K], values: &[V
     Ok(written)
 }
 
-/// Removes elements from a hash map and passes those that existed to `removed`, in parts. Errors: `ENOTSUPP` (524)
-/// before Linux 5.6; some may be removed then.
+/// Passes those that existed to `removed`, in parts. Errors: `ENOTSUPP` (524) before Linux 5.6; some may be removed.
 pub(crate) fn remove_hash<K: Pod>(map: impl AsFd, keys: &[K], mut removed: impl FnMut(&[K])) -> io::Result<()> {
     for mut chunk in keys.chunks(BATCH) {
         while !chunk.is_empty() {
@@ -107,9 +103,8 @@ pub(crate) fn remove_hash<K: Pod>(map: impl AsFd, keys: &[K], mut removed: impl 
 /// Elements read at a time: buckets are read as a whole, and few have more than a handful.
 const READ_BATCH: usize = 8192;
 
-/// Reads all elements of a hash map and passes them to `found`, keys and values in the same order, in parts.
-/// Concurrently added or removed elements may be missing; all others are passed exactly once. Errors: `ENOTSUPP` (524)
-/// before Linux 5.6.
+/// Passes all elements to `found`, in parts. Concurrently added or removed ones may be missing; all others are passed
+/// exactly once. Errors: `ENOTSUPP` (524) before Linux 5.6.
 pub(crate) fn read_hash<K: Pod, V: Pod>(map: impl AsFd, mut found: impl FnMut(&[K], &[V])) -> io::Result<()> {
     let (mut keys, mut values) = (Vec::<K>::with_capacity(READ_BATCH), Vec::<V>::with_capacity(READ_BATCH));
     // Where the kernel continues: a bucket number, in a buffer with room for a key, as its documentation requires.
@@ -130,9 +125,8 @@ pub(crate) fn read_hash<K: Pod, V: Pod>(map: impl AsFd, mut found: impl FnMut(&[
         match error {
             // The last elements arrive with an error.
             None | Some(libc::ENOENT) => {}
-            // The first non-empty bucket has more elements than fit, and nothing was read. Otherwise the kernel leaves
-            // such a bucket to the next call and reports no error (`__htab_map_lookup_and_delete_batch` in
-            // kernel/bpf/hashtab.c).
+            // The first non-empty bucket has more elements than fit, and nothing was read (kernel/bpf/hashtab.c,
+            // `__htab_map_lookup_and_delete_batch`). Other such buckets are left to the next call, without an error.
             Some(libc::ENOSPC) => {
                 keys.reserve(keys.capacity() * 2);
                 values.reserve(values.capacity() * 2);
@@ -157,10 +151,8 @@ pub(crate) fn read_hash<K: Pod, V: Pod>(map: impl AsFd, mut found: impl FnMut(&[
     }
 }
 
-/// Alignment of mapping offsets, in bytes.
 const PAGE_BYTES: usize = 4096;
 
-/// Consumer and producer positions of a ring buffer, in its first two pages.
 pub(crate) struct RingPositions(MmapRaw);
 
 impl RingPositions {
@@ -186,9 +178,8 @@ fn shared(map: impl AsFd, offset: usize, length: usize) -> io::Result<MmapRaw> {
     MmapOptions::new().offset(offset as u64).len(length).map_raw(map.as_fd().as_raw_fd())
 }
 
-/// Writes `values` to an array map with `BPF_F_MMAPABLE` (Linux 5.5), starting at index `first`. Concurrent readers may
-/// see some elements written and others not. Errors, with nothing written: `EINVAL` where the map lacks the flag or an
-/// index is beyond its last page, `ENOTSUPP` (524) where it is not an array.
+/// For array maps with `BPF_F_MMAPABLE` (Linux 5.5). Concurrent readers may see a part. Errors, with nothing written:
+/// `EINVAL` without the flag or beyond the map's last page, `ENOTSUPP` (524) where it is no array.
 pub(crate) fn write_mapped<V: Pod>(map: impl AsFd, first: u32, values: &[V]) -> io::Result<()> {
     // The kernel rounds elements up to 8 bytes; values of another size would not be adjacent.
     const { assert!(size_of::<V>().is_multiple_of(8) && align_of::<V>() <= 8) };

@@ -1,5 +1,3 @@
-//! Clocks, and resource usage of the agent.
-
 use std::sync::OnceLock;
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -8,7 +6,6 @@ use rustix::time::{ClockId, Timespec, clock_gettime};
 use crate::ids::Pid;
 use crate::units::MonotonicNanos;
 
-/// A point in time on both clocks, to convert kernel timestamps to wall-clock time.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Instant {
     /// `CLOCK_MONOTONIC`, as `bpf_ktime_get_ns` counts.
@@ -17,8 +14,7 @@ pub(crate) struct Instant {
     pub unix_ns: u64,
 }
 
-/// The current time. The wall clock is read once: later times are that plus the monotonic time since, so that setting the clock
-/// during a recording changes no duration and no order.
+/// Reads the wall clock once, so that setting it during a recording changes no duration and no order.
 pub(crate) fn now() -> Instant {
     static FIRST: OnceLock<Instant> = OnceLock::new();
     let monotonic = MonotonicNanos(nanos(clock_gettime(ClockId::Monotonic)));

@@ -25,8 +25,7 @@ use crate::ids::Pid;
 /// The file that this process runs, even if its path now names another.
 const PROGRAM: &str = "/proc/self/exe";
 
-/// Signals that a terminal, a service manager or `pkill heapbpf` sends to all processes of a group or name. A companion
-/// exits only when the agent does.
+/// Signals that a terminal, a service manager or `pkill heapbpf` sends to all processes of a group or name.
 const IGNORED: [libc::c_int; 9] = [
     libc::SIGHUP,
     libc::SIGINT,
@@ -41,8 +40,7 @@ const IGNORED: [libc::c_int; 9] = [
 
 static RUNNING: Mutex<Vec<Pid>> = Mutex::new(Vec::new());
 
-/// A running companion process. Dropping it closes the channel, at which the companion completes its current work and
-/// exits, and waits for that.
+/// Dropping it closes the channel, and waits until the companion has completed its current work and exited.
 #[derive(Debug)]
 pub(crate) struct Companion {
     child: Child,
@@ -50,9 +48,8 @@ pub(crate) struct Companion {
 }
 
 impl Companion {
-    /// Starts this program with a hidden command. The companion has its own session, ignores the signals of terminals
-    /// and service managers, has its end of the channel as standard input, no standard output, and shares standard
-    /// error.
+    /// Runs a hidden command in its own session, ignoring signals of terminals and service managers, with the channel
+    /// as standard input, no standard output, and shared standard error.
     pub(crate) fn start(command: &str) -> io::Result<Self> {
         let (channel, theirs) = Channel::pair()?;
         let mut program = Command::new(PROGRAM);
@@ -84,7 +81,6 @@ impl Companion {
         self.channel.as_ref()
     }
 
-    /// Closes the channel: the companion completes its current work and exits.
     pub(crate) fn hang_up(&mut self) {
         self.channel = None;
     }
@@ -95,7 +91,6 @@ impl Companion {
 
     pub(crate) fn kill(&mut self) {
         self.channel = None;
-        // It may have exited already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -125,7 +120,6 @@ pub(crate) const DESCRIPTORS_MAX: usize = 16;
 
 const HEADER_BYTES: usize = 8;
 
-/// One end of a connection between two heapbpf processes.
 #[derive(Debug)]
 pub struct Channel(UnixStream);
 
@@ -137,7 +131,6 @@ pub struct Message {
 }
 
 impl Channel {
-    /// Creates two connected ends. Both are closed at exec.
     pub fn pair() -> io::Result<(Self, Self)> {
         let (one, other) = UnixStream::pair()?;
         Ok((Self(one), Self(other)))
@@ -150,8 +143,7 @@ impl Channel {
         Ok(Self(stream))
     }
 
-    /// Sends a message. Errors: `EPIPE` or `ECONNRESET` when the other process has exited, `InvalidInput` for
-    /// too many descriptors or bytes.
+    /// Errors: `EPIPE` or `ECONNRESET` when the peer has exited, `InvalidInput` for too many descriptors or bytes.
     pub fn send(&self, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
         if descriptors.len() > DESCRIPTORS_MAX {
             return Err(io::ErrorKind::InvalidInput.into());
@@ -172,8 +164,7 @@ impl Channel {
         (&self.0).write_all(bytes)
     }
 
-    /// Waits for the next message; `None` when the other process has closed its end. Errors: `UnexpectedEof` when the
-    /// other process exited within a message, `InvalidData` for a message above `bytes_max`.
+    /// `None` when the peer has closed its end. Errors: `UnexpectedEof` in a message, `InvalidData` above `bytes_max`.
     pub fn receive(&self, bytes_max: usize) -> io::Result<Option<Message>> {
         self.receive_while(bytes_max, || Ok(()))
     }
@@ -188,9 +179,8 @@ impl Channel {
         Ok(Some((value, message.descriptors)))
     }
 
-    /// Like [`receive`](Self::receive), but calls `wait` before each part of a message. `wait` waits until the channel
-    /// is [readable](Self::readable) or fails, so that a time limit covers the whole message, however slowly it is
-    /// sent.
+    /// Calls `wait` before each part of a message. It waits until the channel is [readable](Self::readable) or fails,
+    /// so that a time limit covers the whole message, however slowly it is sent.
     pub fn receive_while(
         &self,
         bytes_max: usize,

@@ -1,8 +1,5 @@
-//! Confines this process to reading passed descriptors: no capabilities, no other files, a system call filter, memory
-//! limits.
-//!
-//! Libraries that map files open them by path, so descriptors need paths. The root directory becomes an empty one in
-//! which only `/fd/N` exists: descriptor N (`/proc/self/fd`, proc_pid_fd(5)).
+//! Confines this process. Libraries that map files open them by path, so the root directory becomes an empty one with
+//! only `/fd/N` (`/proc/self/fd`, proc_pid_fd(5)).
 
 #![expect(unsafe_code, reason = "changes namespaces and descriptors of a process that has one thread")]
 
@@ -24,7 +21,6 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
     pub memory_bytes: u64,
-    /// Address space including mapped files, in bytes.
     pub address_space_bytes: u64,
     pub stack_bytes: u64,
     pub cpu_time: Duration,
@@ -34,13 +30,11 @@ pub(crate) struct Limits {
 pub(crate) enum Root {
     /// An empty directory in a private mount namespace, with `/fd`.
     Private,
-    /// `/proc/self/fd` as its root directory.
     Descriptors,
     Shared,
 }
 
 impl Root {
-    /// The directory whose entries are this process's descriptors.
     pub(crate) fn descriptors(self) -> &'static str {
         match self {
             Self::Private => "/fd",
@@ -53,15 +47,12 @@ impl Root {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Confinement {
     pub root: Root,
-    /// The process has no capabilities and cannot gain any.
     pub without_capabilities: bool,
-    /// System calls outside of the allow list kill the process.
     pub filtered: bool,
     pub limited: bool,
 }
 
 impl Confinement {
-    /// Names of all parts, and whether each is in force.
     pub(crate) fn parts(&self) -> [(&'static str, bool); 4] {
         [
             ("files", self.root != Root::Shared),
@@ -72,9 +63,8 @@ impl Confinement {
     }
 }
 
-/// Confines this process permanently, as far as the kernel allows. Call it on the main thread before there is another
-/// one: capabilities and namespaces are per thread. Descriptors stay open; standard output and standard error become
-/// `/dev/null`.
+/// Confines this process permanently, as far as the kernel allows. Call it before there is a second thread:
+/// capabilities and namespaces are per thread. Standard output and standard error become `/dev/null`.
 pub(crate) fn confine(limits: &Limits) -> Confinement {
     // A closed channel ends only an idle process: when the agent is killed, its answers are useless.
     let _ = rustix::process::set_parent_process_death_signal(Some(Signal::KILL));
@@ -180,8 +170,7 @@ fn drop_capabilities() -> io::Result<()> {
     Ok(())
 }
 
-/// Reading files, allocating memory, exchanging messages and exiting. None of them acts on another process, on the
-/// network or on a file's contents.
+/// None of them acts on another process, on the network or on a file's contents.
 const ALLOWED: &[i64] = &[
     // Messages.
     libc::SYS_read,
@@ -235,8 +224,7 @@ const WITHOUT_BITS: &[(i64, u8, u64)] = &[
     (libc::SYS_mprotect, 2, libc::PROT_EXEC as u64),
 ];
 
-/// Installs the filter for this process permanently; any other system call kills the process by `SIGSYS`. Fails when
-/// the kernel has no seccomp filters, or `no_new_privs` is not set.
+/// Other system calls kill the process by `SIGSYS`. Fails without seccomp filters or `no_new_privs`.
 fn install_syscall_filter() -> io::Result<()> {
     let program = program().map_err(io::Error::other)?;
     seccompiler::apply_filter_all_threads(&program).map_err(|error| match error {

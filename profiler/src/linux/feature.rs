@@ -1,5 +1,4 @@
-//! Kernel features, detected by trying them, because versions are unreliable: distributions backport, and administrators
-//! lock down. Also the capabilities of this process, and functions to place probes on.
+//! Kernel features, tried because versions are unreliable: distributions backport, and administrators lock down.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -18,7 +17,6 @@ pub(crate) const KERNEL_BTF: &str = "/sys/kernel/btf/vmlinux";
 pub(crate) enum Support {
     Yes,
     No(String),
-    /// Could not be tried, with the reason.
     Unknown(String),
 }
 
@@ -70,14 +68,12 @@ fn load_program() -> io::Result<OwnedFd> {
     load_nothing(AttachType::PerfEvent).map_err(|refused| refused.error)
 }
 
-/// Opens a uprobe on an instruction of this program, for this process.
 fn uprobe_event(offset: u64) -> io::Result<OwnedFd> {
     open_uprobe(Path::new("/proc/self/exe"), offset, Pid(std::process::id()), false)
 }
 
-/// Capabilities that profiling needs (`capabilities(7)`), and whether `CAP_SYS_ADMIN` includes them. They allow loading
-/// programs and attaching them to uprobes (before Linux 5.8, `CAP_SYS_ADMIN` does), and reading another user's
-/// `/proc/PID/maps` and the files mapped there.
+/// Capabilities, and whether `CAP_SYS_ADMIN` includes them: to load programs and attach them to uprobes (before Linux
+/// 5.8, `CAP_SYS_ADMIN` does), and to read another user's `/proc/PID/maps` and the files mapped there.
 pub(crate) const CAPABILITIES: [(&str, CapabilitySet, bool); 3] = [
     ("CAP_BPF", CapabilitySet::BPF, true),
     ("CAP_PERFMON", CapabilitySet::PERFMON, true),
@@ -104,11 +100,9 @@ fn missing_from(effective: CapabilitySet) -> Vec<&'static str> {
 pub(crate) enum Spot {
     /// Begins with an instruction that the kernel emulates.
     Emulated,
-    /// The same, with a return probe.
     EmulatedReturning,
     /// Begins with an instruction that the kernel executes out of line.
     Stepped,
-    /// The same, with a return probe.
     SteppedReturning,
 }
 

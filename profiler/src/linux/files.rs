@@ -1,6 +1,4 @@
-//! Files that the user names. Input: named pipes without a writer time out, and sizes are limited. Output: replaces an
-//! existing file atomically. A new file has no name until it is complete: readers see the old or the new file, a full
-//! disk keeps the old one, and a killed process leaves nothing behind.
+//! Files that the user names. Output has no name until it is complete: a full disk keeps the old one.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -38,7 +36,6 @@ pub(crate) fn open(path: &Path) -> io::Result<File> {
     Ok(file)
 }
 
-/// Waits until a named pipe is open for writing, or has data.
 fn await_writer(file: &File) -> io::Result<()> {
     let (_reader, copy) = pipe()?;
     let deadline = Instant::now() + WRITER_WAIT;
@@ -58,7 +55,6 @@ fn empty(error: Errno) -> Result<usize, Errno> {
     if error == Errno::AGAIN { Ok(1) } else { Err(error) }
 }
 
-/// Reads a text file. Fails if it has more than `bytes_max` bytes or is not UTF-8.
 pub(crate) fn read_text(path: &Path, bytes_max: u64) -> io::Result<String> {
     let mut text = String::new();
     open(path)?.take(bytes_max + 1).read_to_string(&mut text)?;
@@ -80,8 +76,7 @@ pub(crate) struct Replacement {
 }
 
 impl Replacement {
-    /// Creates a file for this path, with these permissions less the umask. A symbolic link at the path is not
-    /// followed.
+    /// `mode` is reduced by the umask. A symbolic link at the path is not followed.
     pub(crate) fn create(path: &Path, mode: u32) -> io::Result<Self> {
         let name = path.file_name().ok_or(io::ErrorKind::InvalidInput)?.to_owned();
         let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
@@ -132,7 +127,6 @@ impl Drop for Replacement {
     }
 }
 
-/// Calls `create` with a name that no file has yet.
 fn under_free_name<T>(mut create: impl FnMut(&OsStr) -> rustix::io::Result<T>) -> io::Result<(T, OsString)> {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     loop {

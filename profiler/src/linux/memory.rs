@@ -1,5 +1,3 @@
-//! Memory of the machine, of control groups and of this process, and buffers for copies of memory.
-
 use std::path::Path;
 use std::{fs, io};
 
@@ -11,9 +9,8 @@ use rustix::system::sysinfo;
 use crate::ids::Pid;
 use crate::linux::proc::process::{self, Membership};
 
-/// Requests below this many bytes succeed in a process without limits of its own: half of the machine's memory, which
-/// even heuristic overcommit does not refuse (`OVERCOMMIT_GUESS` in
-/// [`__vm_enough_memory`](https://github.com/torvalds/linux/blob/v6.12/mm/util.c#L946)).
+/// Requests below this succeed in a process without limits of its own: half of the machine's memory, which heuristic
+/// overcommit does not refuse (`__vm_enough_memory` in mm/util.c).
 pub(crate) fn throw_safe_bytes() -> u64 {
     let info = sysinfo();
     info.totalram.saturating_mul(u64::from(info.mem_unit)) / 2
@@ -29,8 +26,7 @@ pub(crate) fn prefer_for_oom_kill() {
     let _ = std::fs::write("/proc/self/oom_score_adj", "1000");
 }
 
-/// Resident memory of this process in bytes, without BPF maps, which are mapped as files without a name. 0 when `/proc`
-/// cannot be read.
+/// Excludes BPF maps, which are mapped as files without a name. 0 when `/proc` cannot be read.
 pub(crate) fn resident_bytes() -> u64 {
     let read = |process: Process| process.smaps();
     let Ok(maps) = Process::myself().and_then(read) else { return 0 };
@@ -42,12 +38,9 @@ fn is_bpf_map(name: &MMapPath) -> bool {
     matches!(name, MMapPath::Path(path) if path.as_os_str() == "anon_inode:bpf-map")
 }
 
-/// Mount point of the hierarchies with systemd and container runtimes.
 const HIERARCHIES: &str = "/sys/fs/cgroup";
 
-/// Files of a cgroup version: limit, usage, and the line of `memory.stat` with the part that is reclaimable. See
-/// [cgroup-v2.rst](https://github.com/torvalds/linux/blob/v6.12/Documentation/admin-guide/cgroup-v2.rst) and
-/// [memory.rst](https://github.com/torvalds/linux/blob/v6.12/Documentation/admin-guide/cgroup-v1/memory.rst).
+/// Limit, usage, and the line of `memory.stat` with the reclaimable part (cgroup-v2.rst and cgroup-v1/memory.rst).
 struct Files {
     limit: &'static str,
     used: &'static str,
@@ -58,8 +51,7 @@ const VERSION_1: Files =
     Files { limit: "memory.limit_in_bytes", used: "memory.usage_in_bytes", reclaimable: "total_inactive_file " };
 const VERSION_2: Files = Files { limit: "memory.max", used: "memory.current", reclaimable: "inactive_file " };
 
-/// Bytes that this process may still allocate in the most restrictive of its groups. `None` where no group has a limit,
-/// or none is readable.
+/// Bytes left in the most restrictive group; `None` where no group has a limit, or none is readable.
 pub(crate) fn available_in_cgroup_bytes() -> Option<u64> {
     let memberships = process::cgroups(Pid(std::process::id())).ok()?;
     available_in(&memberships, Path::new(HIERARCHIES))
@@ -94,8 +86,7 @@ fn left_in(group: &Path, files: &Files) -> Option<u64> {
 /// Read limit; real files have about 1,300 bytes.
 const LIMITS_BYTES_MAX: u64 = 1 << 16;
 
-/// Why an allocation may fail in this process although the machine has enough memory, as a clause that follows "and".
-/// `None` without such a reason. Limits of control groups do not count: they kill processes and fail no requests.
+/// Why allocations may fail, as a clause after "and". Limits of control groups kill processes and fail no requests.
 pub(crate) fn memory_limit_reason(pid: Pid) -> Option<String> {
     let overcommit = std::fs::read_to_string("/proc/sys/vm/overcommit_memory").unwrap_or_default();
     limit_reason(&read_limits(pid).unwrap_or_default(), &overcommit)
@@ -117,9 +108,7 @@ pub(crate) fn limit_reason(limits: &str, overcommit: &str) -> Option<String> {
         .then(|| "this machine does not overcommit memory (`vm.overcommit_memory` is 2)".to_owned())
 }
 
-/// Creates zeroed anonymous memory with its own mapping, whose pages are allocated when they are written, or
-/// [prepared](prepare). Excluded from core dumps, because it holds copies of another process's memory. Errors: `ENOMEM`
-/// without enough address space.
+/// Pages are allocated when written or [prepared](prepare). Not in core dumps, as it holds another process's memory.
 pub(crate) fn buffer(length: usize) -> io::Result<MmapMut> {
     let buffer = MmapOptions::new().len(length).no_reserve_swap().map_anon()?;
     // Without huge pages: copying into them was not faster, and on a machine with little free memory finding them
@@ -128,8 +117,7 @@ pub(crate) fn buffer(length: usize) -> io::Result<MmapMut> {
     Ok(buffer)
 }
 
-/// Allocates the first `length` bytes now, so that later writes do not wait for page faults. Has no effect before Linux
-/// 5.14.
+/// Allocates pages now, so that later writes do not wait for page faults. No effect before Linux 5.14.
 pub(crate) fn prepare(buffer: &mut MmapMut, length: usize) {
     let _ = buffer.advise_range(Advice::PopulateWrite, 0, length.min(buffer.len()));
 }

@@ -1,5 +1,4 @@
-//! System calls, procfs, ptrace and perf events. The only folder of the agent with `unsafe`; what depends on the CPU is
-//! in `arch`.
+//! System calls and procfs. The only folder of the agent with `unsafe`.
 
 pub(crate) mod arch;
 pub(crate) mod bpf;

@@ -1,5 +1,3 @@
-//! Process file descriptors, and waiting until any descriptor is readable.
-
 #![expect(
     unsafe_code,
     reason = "rustix has no PIDFD_GET_INFO; tokio's registration of descriptors is unsafe since 1.54"
@@ -15,25 +13,21 @@ use tokio::io::unix::AsyncFd;
 
 use crate::ids::Pid;
 
-/// A handle on a process that stays valid when its PID is reused. Readable (`poll`) once the process has exited. Linux
-/// 5.3.
+/// Stays valid when the PID is reused. Readable (`poll`) once the process has exited. Linux 5.3.
 #[derive(Debug)]
 pub(crate) struct PidFd(OwnedFd);
 
 impl PidFd {
-    /// Opens a running process. Errors: `ESRCH` when there is no such process.
     pub(crate) fn open(pid: Pid) -> io::Result<Self> {
         let pid = raw_pid(pid).ok_or_else(|| io::Error::from_raw_os_error(libc::ESRCH))?;
         Ok(Self(pidfd_open(pid, PidfdFlags::NONBLOCK)?))
     }
 
-    /// Kills the process. Errors: `ESRCH` if it has exited, `EPERM`.
     pub(crate) fn kill(&self) -> io::Result<()> {
         Ok(rustix::process::pidfd_send_signal(&self.0, rustix::process::Signal::KILL)?)
     }
 
-    /// Whether the process has exited, reaped or not. Until then its PID is not reused: what was read from `/proc/PID`
-    /// between [`open`](Self::open) and a `false` of this belongs to this process.
+    /// True if reaped or not. What was read from `/proc/PID` between `open` and a `false` belongs to this process.
     pub(crate) fn has_ended(&self) -> io::Result<bool> {
         let mut polled = [PollFd::new(&self.0, PollFlags::IN)];
         // A signal interrupts `poll` even without a timeout (`do_poll` in fs/select.c).
@@ -58,7 +52,6 @@ impl AsFd for PidFd {
     }
 }
 
-/// The exit status, kept once the process is reaped.
 const PIDFD_INFO_EXIT: u64 = libc::PIDFD_INFO_EXIT as u64;
 
 /// `None` for 0, which has another meaning in system calls, and for numbers above `pid_t`.

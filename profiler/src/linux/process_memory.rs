@@ -1,5 +1,3 @@
-//! Reads memory of another process, and finds which of its pages hold data.
-
 #![expect(unsafe_code, reason = "rustix has no process_vm_readv and no PAGEMAP_SCAN")]
 
 use std::fs::File;
@@ -13,9 +11,8 @@ use crate::ids::Pid;
 /// Maximum number of ranges in one call (`UIO_MAXIOV`).
 pub(crate) const RANGES_MAX: usize = 1024;
 
-/// Copies ranges of a process's memory (address, length) into the buffer, one after the other, and returns the number
-/// of bytes. Stops at the first unreadable byte, or when the buffer is full. Errors: `EFAULT` if not even the first
-/// byte is readable, `ESRCH`, `EPERM`, `EINVAL` with more than [`RANGES_MAX`] ranges.
+/// Copies ranges (address, length) one after the other, and returns the number of bytes. Stops at the first unreadable
+/// byte. Errors: `EFAULT` if that is the first one, `ESRCH`, `EPERM`, `EINVAL` with more than [`RANGES_MAX`] ranges.
 pub(crate) fn read(pid: Pid, ranges: &[(u64, usize)], buffer: &mut [u8]) -> io::Result<usize> {
     let raw_pid = libc::pid_t::try_from(pid.0).map_err(|_| io::Error::from_raw_os_error(libc::ESRCH))?;
     let remote: Vec<libc::iovec> = ranges.iter().map(|&(address, length)| remote_range(address, length)).collect();
@@ -27,8 +24,7 @@ pub(crate) fn read(pid: Pid, ranges: &[(u64, usize)], buffer: &mut [u8]) -> io::
     usize::try_from(copied).map_err(|_| io::Error::last_os_error())
 }
 
-/// Copies memory that the process itself may not read (`PROT_NONE`), like a debugger; returns the number of bytes.
-/// Fails where nothing is mapped, or with `proc_mem.force_override=never`.
+/// Also copies `PROT_NONE` memory. Fails where nothing is mapped, or with `proc_mem.force_override=never`.
 pub(crate) fn read_protected(pid: Pid, address: u64, buffer: &mut [u8]) -> io::Result<usize> {
     File::open(format!("/proc/{pid}/mem"))?.read_at(buffer, address)
 }
@@ -48,9 +44,8 @@ pub(crate) enum Pages {
     Anonymous,
 }
 
-/// Passes all such pages in a range of a process's memory to `found`, by rising address (`PAGEMAP_SCAN`, Linux 6.7).
-/// `pagemap` is its `/proc/PID/pagemap`. Memory that was never touched costs nothing. Errors: `ENOTTY` or `EINVAL`
-/// where the kernel lacks the request, `ESRCH` when the process has exited.
+/// Passes all such pages to `found`, by rising address (`PAGEMAP_SCAN`, Linux 6.7). Memory never touched costs nothing.
+/// Errors: `ENOTTY` or `EINVAL` where the kernel lacks the request, `ESRCH` when the process has exited.
 pub(crate) fn scan_pages(
     pagemap: &File,
     range: Range<u64>,

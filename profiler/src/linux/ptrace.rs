@@ -1,7 +1,5 @@
-//! Traced threads (`ptrace(2)`): stops, registers, resuming.
-//!
-//! Calls `libc` directly: the safe wrapper crates have neither real-time signals, which a program may receive as it
-//! starts, nor `PTRACE_LISTEN`.
+//! Traced threads (`ptrace(2)`). Calls `libc`: the safe wrapper crates have neither real-time signals, which a program
+//! may receive as it starts, nor `PTRACE_LISTEN`.
 
 #![expect(unsafe_code, reason = "rustix has no ptrace")]
 
@@ -19,7 +17,6 @@ use crate::linux::pidfd::raw_pid;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stop {
-    /// Entry to or exit from a system call: see [`Tracee::syscall_info`].
     Syscall,
     /// It has called exec. No instruction of the new program has run.
     Exec,
@@ -29,8 +26,7 @@ pub(crate) enum Stop {
     Group,
     /// `PTRACE_INTERRUPT`, SIGCONT ending a group-stop, or a new thread that has run nothing yet.
     Trap,
-    /// It has created a thread, which is traced too and stops before its first instruction:
-    /// [`event_message`](Tracee::event_message) is its TID.
+    /// The new thread stops before its first instruction; [`event_message`](Tracee::event_message) is its TID.
     Clone,
     /// It has created a process by fork or vfork; otherwise like [`Clone`](Self::Clone).
     Fork,
@@ -71,11 +67,9 @@ impl Stop {
 pub(crate) struct Options(libc::c_int);
 
 impl Options {
-    /// Threads that it creates are traced with the same options: [`Stop::Clone`]. Includes processes created by `clone`
-    /// without a termination signal.
+    /// Traces created threads with the same options, and processes that `clone` creates without a termination signal.
     pub(crate) const THREADS: Self = Self(libc::PTRACE_O_TRACECLONE);
     pub(crate) const EXIT: Self = Self(libc::PTRACE_O_TRACEEXIT);
-    /// The kernel kills it when its tracer exits.
     pub(crate) const KILLED: Self = Self(libc::PTRACE_O_EXITKILL);
 
     pub(crate) const fn and(self, other: Self) -> Self {
@@ -87,11 +81,8 @@ impl Options {
     }
 }
 
-/// A traced thread. The kernel accepts requests from the tracing thread alone, so this is not `Send`.
-///
-/// Requests about a thread that is killed while it is stopped succeed without effect, and [`wait`](Self::wait) returns
-/// its exit. When the tracing thread exits for any reason, the kernel detaches and resumes all its tracees. Clones
-/// refer to the same thread.
+/// Not `Send`: the kernel accepts requests from the tracing thread alone, and detaches when that exits. Requests about
+/// a thread that is killed while it is stopped succeed without effect, and [`wait`](Self::wait) returns its exit.
 #[derive(Clone, Debug)]
 pub(crate) struct Tracee {
     pid: Pid,
@@ -99,10 +90,8 @@ pub(crate) struct Tracee {
 }
 
 impl Tracee {
-    /// Attaches to the first thread of a process without stopping it. From now on it stops at execs and signals.
-    ///
-    /// Errors: `EPERM` where tracing is forbidden, another tracer is attached, or it is a zombie; `ESRCH`; `ENOSYS` and
-    /// others under a seccomp filter.
+    /// Attaches to the first thread of a process without stopping it. Errors: `EPERM` where tracing is forbidden,
+    /// another tracer is attached, or it is a zombie; `ESRCH`; `ENOSYS` and others under a seccomp filter.
     pub(crate) fn seize(pid: Pid) -> io::Result<Self> {
         Self::seize_thread(Tid(pid.0), Options::default())
     }
@@ -149,10 +138,8 @@ impl Tracee {
         Ok(self.ask(libc::PTRACE_GETEVENTMSG, 0, address)?.then_some(message))
     }
 
-    /// Waits for the next stop; `None` after the time limit.
-    ///
-    /// `waitpid` has no time limit, and any thread may receive the SIGCHLD of a stop, so this polls, at first without a
-    /// pause: a stop at a system call is microseconds away. Errors: `ECHILD` if another caller has reaped the process.
+    /// `None` after the limit. Polls, because `waitpid` has no limit and any thread may receive SIGCHLD; first without
+    /// a pause, as a system call is microseconds away. Errors: `ECHILD` if another caller has reaped the process.
     pub(crate) fn wait(&self, limit: Duration) -> io::Result<Option<Stop>> {
         let mut pause = Pause::new(limit);
         loop {
@@ -167,17 +154,14 @@ impl Tracee {
         }
     }
 
-    /// Returns the next stop if it has occurred already.
     pub(crate) fn stopped(&self) -> io::Result<Option<Stop>> {
         reap(self.pid)
     }
 
-    /// Resumes the thread until its next system call. The signal of `stop` is delivered.
     pub(crate) fn run_to_syscall(&self, stop: Stop) -> io::Result<()> {
         self.resume(libc::PTRACE_SYSCALL, stop)
     }
 
-    /// Resumes the thread until its next exec or signal.
     pub(crate) fn run(&self, stop: Stop) -> io::Result<()> {
         self.resume(libc::PTRACE_CONT, stop)
     }
@@ -190,8 +174,7 @@ impl Tracee {
         unless_gone(self.request(libc::PTRACE_DETACH, 0, stop.signal().unsigned_abs() as usize))
     }
 
-    /// Makes sure that a thread notices nothing of a stop at [`Stop::Trap`]: restarts a system call that failed because
-    /// of it.
+    /// Restarts a system call that failed because of a [`Stop::Trap`].
     pub(crate) fn restart_syscall(&self, stop: Stop) -> io::Result<()> {
         if stop == Stop::Trap
             && let Ok(Some(registers)) = self.registers()
@@ -244,7 +227,6 @@ pub(crate) fn try_reap(pid: Pid) -> io::Result<Option<ExitStatus>> {
     }))
 }
 
-/// Returns the next state change of a tracee or child without waiting.
 fn reap(pid: Pid) -> io::Result<Option<Stop>> {
     let pid = raw_pid(pid).ok_or_else(|| io::Error::from_raw_os_error(libc::ECHILD))?;
     // Without `__WALL`, threads and processes without a SIGCHLD at exit are not reported.
@@ -272,7 +254,6 @@ impl Pause {
         Self { round: 0, deadline: Instant::now() + limit }
     }
 
-    /// Waits; false after the time limit.
     pub(crate) fn wait(&mut self) -> bool {
         self.round = self.round.saturating_add(1);
         match self.round {
@@ -291,8 +272,7 @@ fn buffer<T>(value: &mut T) -> libc::iovec {
 }
 
 impl Tracee {
-    /// General registers of a stopped thread; `None` if it was killed meanwhile. Errors: `EINVAL` for a thread in
-    /// 32-bit mode.
+    /// `None` if the thread was killed meanwhile. Errors: `EINVAL` for a thread in 32-bit mode.
     pub(crate) fn registers(&self) -> io::Result<Option<Registers>> {
         let mut registers = Registers::default();
         let filled = self.register_set(libc::PTRACE_GETREGSET, libc::NT_PRSTATUS, &mut buffer(&mut registers))?;
@@ -303,15 +283,13 @@ impl Tracee {
         }
     }
 
-    /// Sets the general registers of a stopped thread. Errors: `EIO` where the kernel refuses a value, such as a
-    /// segment.
+    /// Errors: `EIO` where the kernel refuses a value, such as a segment.
     pub(crate) fn set_registers(&self, registers: &Registers) -> io::Result<()> {
         let mut registers = *registers;
         self.register_set(libc::PTRACE_SETREGSET, libc::NT_PRSTATUS, &mut buffer(&mut registers)).map(drop)
     }
 
-    /// Floating-point and vector registers of a stopped thread as words (the `XSAVE` area); empty if it was killed
-    /// meanwhile. Errors: `ENODEV` on processors without XSAVE.
+    /// The `XSAVE` area; empty if the thread was killed meanwhile. Errors: `ENODEV` on processors without XSAVE.
     pub(crate) fn extended_words(&self) -> io::Result<Vec<u64>> {
         let mut words = vec![0_u64; arch::EXTENDED_BYTES_MAX / 8];
         let mut buffer = libc::iovec { iov_base: words.as_mut_ptr().cast(), iov_len: arch::EXTENDED_BYTES_MAX };
@@ -383,16 +361,14 @@ impl Tracee {
         Ok(Some(SyscallInfo { arch: raw.arch, instruction: raw.instruction, phase }))
     }
 
-    /// Whether syscall user dispatch is on for a stopped thread (Linux 5.11); false where the kernel cannot report it
-    /// (before Linux 6.4).
+    /// Whether syscall user dispatch is on (Linux 5.11); false where the kernel cannot report it (before Linux 6.4).
     pub(crate) fn dispatches_syscalls(&self) -> io::Result<bool> {
         let mut raw = [0_u64; 4];
         let reported = self.ask_if_supported(libc::PTRACE_GET_SYSCALL_USER_DISPATCH_CONFIG, &mut raw)?;
         Ok(reported && raw[0] != 0)
     }
 
-    /// Address of a stopped thread's `struct rseq`; `None` if it has none, or the kernel cannot report it (before Linux
-    /// 5.13).
+    /// Address of `struct rseq`; `None` if it has none, or the kernel cannot report it (before Linux 5.13).
     pub(crate) fn rseq_area(&self) -> io::Result<Option<u64>> {
         let mut raw = [0_u64; 3];
         let reported = self.ask_if_supported(libc::PTRACE_GET_RSEQ_CONFIGURATION, &mut raw)?;
@@ -409,8 +385,7 @@ impl Tracee {
     }
 }
 
-/// `struct ptrace_syscall_info`, with the longest member of its union
-/// (<https://github.com/torvalds/linux/blob/v5.15/include/uapi/linux/ptrace.h#L78-L103>).
+/// `struct ptrace_syscall_info`, with the longest member of its union (include/uapi/linux/ptrace.h).
 #[derive(Default)]
 #[repr(C)]
 struct RawSyscallInfo {

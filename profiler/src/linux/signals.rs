@@ -1,5 +1,3 @@
-//! Signals: dispositions, masks and limits to be inherited, senders, a descriptor for SIGCHLD, and deferral of Ctrl-Z.
-
 #![expect(unsafe_code, reason = "rustix has neither sigaction nor sigprocmask for programs with a libc")]
 
 use std::mem::MaybeUninit;
@@ -12,11 +10,8 @@ use rustix::event::{EventfdFlags, eventfd};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use signal_hook_registry::SigId;
 
-/// State that heapbpf changes for itself, and that a launched program must inherit unchanged: ignored and blocked signals,
-/// and resource limits.
-///
-/// Captured before heapbpf installs any handler: a shell that starts a background job, or `nohup`, ignores signals, and
-/// a handler would be reset to the default action at exec, so that they kill the program.
+/// State that heapbpf changes for itself, and that a launched program must inherit. Captured before heapbpf installs
+/// any handler: exec resets handlers to the default action, also where a shell or `nohup` had ignored the signal.
 #[derive(Clone, Copy, Debug)]
 pub struct Inherited {
     /// Bit n for signal n.
@@ -27,8 +22,7 @@ pub struct Inherited {
 }
 
 impl Inherited {
-    /// Captures the state of this process and thread. `SIGPIPE` counts as not ignored: Rust's runtime ignores it before
-    /// `main`, and its former disposition is unknown.
+    /// `SIGPIPE` counts as not ignored: Rust's runtime ignores it before `main`, and its former disposition is unknown.
     pub fn now() -> Self {
         let is_ignored = |signal: i32| signal != libc::SIGPIPE && disposition(signal) == Some(libc::SIG_IGN);
         let ignored = (1..=SIGNAL_MAX).filter(|&signal| is_ignored(signal)).fold(0, |set, signal| set | 1 << signal);
@@ -58,8 +52,7 @@ impl Inherited {
         unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const self.blocked, ptr::null_mut()) };
     }
 
-    /// Async-signal-safe, for a child between fork and exec. Open descriptors stay open, but no others may be opened
-    /// afterwards.
+    /// Async-signal-safe, for a child between fork and exec. No other descriptors may be opened afterwards.
     pub(super) fn restore_limits(&self) {
         // They fail where a lower limit was set meanwhile, which then stays in force.
         let _ = setrlimit(Resource::Memlock, self.locked_memory);
@@ -73,12 +66,10 @@ pub(crate) fn ignore_file_size_signal() {
     unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
 }
 
-/// Signals whose last occurrence was sent by a process (`kill`), and not by the kernel for a terminal, which signals
-/// the whole process group. Bit n for signal n.
+/// Signals last sent by a process (`kill`), and not by the kernel for a terminal's group. Bit n for signal n.
 static FROM_PROCESS: AtomicU64 = AtomicU64::new(0);
 
-/// Records from now on who sends these signals. Call it before other handlers are registered, so that they find it
-/// recorded.
+/// Call it before other handlers are registered, so that they find the sender recorded.
 pub(crate) fn record_senders(signals: &[i32]) -> io::Result<()> {
     for &signal in signals {
         // `SI_FROMUSER` in include/uapi/asm-generic/siginfo.h: signals sent by processes have codes of 0 and below.
@@ -95,7 +86,6 @@ pub(crate) fn record_senders(signals: &[i32]) -> io::Result<()> {
     Ok(())
 }
 
-/// Whether a process sent the last signal of this number.
 pub(crate) fn is_from_process(signal: i32) -> bool {
     FROM_PROCESS.load(Ordering::Relaxed) & (1 << signal) != 0
 }
@@ -132,9 +122,7 @@ impl ChildSignal {
         Ok(Self { event, id })
     }
 
-    /// Makes the descriptor unreadable until the next signal.
     pub(crate) fn clear(&self) {
-        // Fails if it is not readable.
         let _ = rustix::io::read(&*self.event, &mut [0; 8]);
     }
 }
@@ -151,8 +139,7 @@ impl Drop for ChildSignal {
     }
 }
 
-/// Blocks SIGCHLD in the calling thread and in threads that it starts, so that it does not interrupt their system
-/// calls.
+/// Blocks SIGCHLD in the calling thread and in threads that it starts: it would interrupt their system calls.
 pub(crate) fn block_child_signal() {
     mask(libc::SIG_BLOCK);
 }

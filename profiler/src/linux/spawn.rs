@@ -1,9 +1,6 @@
-//! Starts a program so that it can be traced from its first instruction, by this process or another.
-//!
-//! The child waits between fork and exec until the tracer is attached (`PTRACE_SEIZE`). `PTRACE_TRACEME` has three
-//! faults: a signal before exec stops the child while the parent waits for the exec, a deadlock; a parent that is
-//! killed while the child stops at its exec leaves it a SIGTRAP, which kills it; and group-stops cannot be
-//! distinguished from signal delivery.
+//! Starts a program so that it can be traced from its first instruction. The child waits for `PTRACE_SEIZE`: with
+//! `PTRACE_TRACEME`, a signal before exec deadlocks with the parent, a parent killed during the exec leaves a SIGTRAP
+//! that kills the child, and group-stops cannot be distinguished from signal delivery.
 
 #![expect(unsafe_code, reason = "runs code between fork and exec")]
 
@@ -28,8 +25,7 @@ pub(crate) struct Spawned {
     spawner: Option<JoinHandle<io::Result<Child>>>,
 }
 
-/// Forks a child for a program. It inherits standard streams, process group, environment and working directory of
-/// heapbpf, and the given signals and limits.
+/// Inherits streams, process group, environment and working directory of heapbpf, and the given signals and limits.
 pub(crate) fn spawn(mut command: Command, inherited: Inherited) -> io::Result<Spawned> {
     let (mut pid_reader, mut pid_writer) = io::pipe()?;
     let (mut may_exec, start_exec) = io::pipe()?;
@@ -40,7 +36,6 @@ pub(crate) fn spawn(mut command: Command, inherited: Inherited) -> io::Result<Sp
         unsafe { rustix::io::close(parents_end) };
         inherited.restore_signals();
         pid_writer.write_all(&std::process::id().to_ne_bytes())?;
-        // Fails if the other end is closed instead.
         may_exec.read_exact(&mut [0])?;
         // Last: the program's limit may not allow another descriptor.
         inherited.restore_limits();
@@ -49,7 +44,6 @@ pub(crate) fn spawn(mut command: Command, inherited: Inherited) -> io::Result<Sp
     // SAFETY: the closure makes system calls on what it owns and on plain numbers. It allocates no memory, takes no
     // lock, and its errors are error numbers.
     unsafe { command.pre_exec(before_exec) };
-    // Any thread may be the parent.
     let spawner = thread::spawn(move || command.spawn());
     let mut bytes = [0; 4];
     if let Err(error) = pid_reader.read_exact(&mut bytes) {
@@ -63,7 +57,6 @@ impl Spawned {
         self.pid
     }
 
-    /// Lets the child call exec, now that it is traced.
     pub(crate) fn start_exec(&mut self) {
         if let Some(mut start_exec) = self.start_exec.take() {
             // A child that was killed does not read it.
@@ -71,8 +64,7 @@ impl Spawned {
         }
     }
 
-    /// Returns why exec failed, if it did. Waits until the child has called exec or exited, which requires
-    /// [`start_exec`](Self::start_exec) and that the tracer resumes it.
+    /// Waits until the child has called exec or exited: requires `start_exec`, and that the tracer resumes it.
     pub(crate) fn exec_error(&mut self) -> Option<io::Error> {
         self.spawner.take().and_then(failure)
     }
@@ -85,8 +77,7 @@ impl Drop for Spawned {
     }
 }
 
-/// Runs a traced process to its exec, or to its exit if it is killed before. Calls `is_wanted` repeatedly, and fails when
-/// it returns false.
+/// Runs a traced process to its exec, or its exit if it is killed before. Fails when `is_wanted` returns false.
 pub(crate) fn run_to_exec(tracee: &Tracee, is_wanted: &dyn Fn() -> bool) -> io::Result<Stop> {
     let mut pause = Pause::new(Duration::ZERO);
     loop {

@@ -1,5 +1,4 @@
-//! What depends on the CPU: registers, system call injection, calling convention, system call numbers. Support for
-//! another CPU is another file with the same items.
+//! What depends on the CPU. Support for another CPU is another file with the same items.
 
 #[cfg(target_arch = "x86_64")]
 mod x86_64;

@@ -1,29 +1,23 @@
-//! x86-64.
-
 #![expect(unsafe_code, reason = "zeroes registers, and declares functions that are defined in assembly")]
 
 use std::arch::global_asm;
 
 pub(crate) const SYSCALL_INSTRUCTION: [u8; 2] = [0x0f, 0x05];
 
-/// `AUDIT_ARCH_X86_64`: identifies 64-bit system calls.
 pub(crate) const AUDIT_ARCH: u32 = 0xc000_003e;
 
 /// End of the addresses of user processes. `[vsyscall]` above it belongs to the kernel and cannot make system calls.
 pub(crate) const ADDRESS_END: u64 = 1 << 56;
 
-/// Bytes below the stack pointer that a leaf function may use
-/// (<https://gitlab.com/x86-psABIs/x86-64-ABI>, "The Stack Frame").
+/// Bytes below the stack pointer that a leaf function may use (<https://gitlab.com/x86-psABIs/x86-64-ABI>).
 pub(crate) const RED_ZONE_BYTES: u64 = 128;
 
-/// Offsets of `list` and `tid` in glibc's `struct pthread`, which are the same in all versions: they follow a header of
-/// 704 bytes.
+/// Offsets in glibc's `struct pthread`, the same in all versions: they follow a header of 704 bytes.
 pub(crate) const PTHREAD_LIST_OFFSET: u64 = 0x2c0;
 pub(crate) const PTHREAD_TID_OFFSET: u64 = 0x2d0;
 
 pub(crate) const SECCOMP_ARCH: seccompiler::TargetArch = seccompiler::TargetArch::x86_64;
 
-/// System calls of this architecture that others replace by newer ones, allowed in the symbolizer.
 pub(crate) const LEGACY_SYSCALLS_ALLOWED: [libc::c_long; 7] = [
     libc::SYS_poll,
     libc::SYS_stat,
@@ -37,7 +31,6 @@ pub(crate) const LEGACY_SYSCALLS_ALLOWED: [libc::c_long; 7] = [
 /// The legacy system call that opens files, and the index of its flags.
 pub(crate) const LEGACY_OPEN: (libc::c_long, u8) = (libc::SYS_open, 1);
 
-/// System calls of this architecture that a dynamic linker makes while it loads.
 pub(crate) fn is_legacy_loader_syscall(number: libc::c_long) -> bool {
     matches!(
         number,
@@ -50,14 +43,12 @@ pub(crate) fn is_legacy_loader_syscall(number: libc::c_long) -> bool {
     )
 }
 
-/// Whether a system call is made by the kernel's own trampolines for probes (`uretprobe` and `uprobe`), which may
-/// already be attached. It indicates nothing about the running code.
+/// Whether the kernel's trampolines for probes make this system call: they may already be attached.
 pub(crate) fn is_probe_syscall(number: u64) -> bool {
     matches!(number, 335 | 336)
 }
 
-/// The general registers of a stopped thread. `orig_rax` is the number of the interrupted system call, or negative, and
-/// `fs_base` the thread pointer.
+/// `orig_rax` is the number of the interrupted system call, or negative, and `fs_base` the thread pointer.
 #[derive(Clone, Copy, Debug)]
 #[repr(transparent)]
 pub(crate) struct Registers(libc::user_regs_struct);
@@ -76,9 +67,7 @@ impl PartialEq for Registers {
     }
 }
 
-/// System calls that fail with `EINTR` after a ptrace stop although no signal was delivered; the kernel restarts all
-/// others ([signal(7)](https://man7.org/linux/man-pages/man7/signal.7.html), "Interruption of system calls and library
-/// functions by stop signals").
+/// System calls that fail with `EINTR` after a stop without a signal; others restart (signal(7), "… by stop signals").
 const NOT_RESTARTED: [libc::c_long; 22] = [
     libc::SYS_epoll_wait,
     libc::SYS_epoll_pwait,
@@ -92,8 +81,7 @@ const NOT_RESTARTED: [libc::c_long; 22] = [
     libc::SYS_recvfrom,
     libc::SYS_recvmsg,
     libc::SYS_accept4,
-    // Variants, and sockets with a timeout (`SO_RCVTIMEO`, `SO_SNDTIMEO`). `connect` must not be restarted: it fails
-    // while the first attempt is in progress.
+    // Sockets only with a timeout. `connect` must not be restarted: it fails while the first attempt is in progress.
     libc::SYS_accept,
     libc::SYS_recvmmsg,
     libc::SYS_readv,
@@ -107,17 +95,14 @@ const NOT_RESTARTED: [libc::c_long; 22] = [
     libc::SYS_fallocate,
 ];
 
-/// `ERESTARTNOHAND`: the kernel restarts the system call unless a signal handler is to run
-/// (<https://github.com/torvalds/linux/blob/v5.15/include/linux/errno.h#L11-L22>).
+/// `ERESTARTNOHAND` (include/linux/errno.h): the kernel restarts the system call unless a signal handler is to run.
 const RESTART_UNLESS_HANDLED: i64 = -514;
 
 /// Upper bound of the XSAVE area on any processor so far: AMX tiles take 8 KiB.
 pub(crate) const EXTENDED_BYTES_MAX: usize = 16 << 10;
 
-/// `NT_X86_XSTATE`: the register set of floating-point and vector registers.
 pub(crate) const NT_EXTENDED: libc::c_int = 0x202;
 
-/// `TF` in `eflags`: single-step.
 const TRAP_FLAG: u64 = 1 << 8;
 
 impl Registers {
@@ -144,9 +129,7 @@ impl Registers {
         Some(self.0.orig_rax.cast_signed()).filter(|&number| number >= 0)
     }
 
-    /// The registers with which a system call that failed only because of the stop is restarted when the thread
-    /// resumes; `None` where nothing has to change. Valid at a [`Stop::Trap`](crate::linux::ptrace::Stop::Trap) that no
-    /// signal has caused.
+    /// `None` if no system call failed only because of the stop. Valid at a `Stop::Trap` that no signal has caused.
     pub(crate) fn with_syscall_restarted(&self) -> Option<Self> {
         let interrupted = self.0.rax.cast_signed() == -i64::from(libc::EINTR);
         let fails = NOT_RESTARTED.contains(&self.0.orig_rax.cast_signed());
@@ -154,8 +137,7 @@ impl Registers {
         (interrupted && fails).then_some(Self(libc::user_regs_struct { rax, ..self.0 }))
     }
 
-    /// Registers with which the thread makes this system call by the instruction at `instruction`. Keeps stack, thread
-    /// pointer and segments, and clears all others.
+    /// Makes this system call by the instruction at `instruction`. Keeps stack, thread pointer and segments.
     pub(crate) fn for_syscall(&self, instruction: u64, number: libc::c_long, arguments: [u64; 6]) -> Self {
         let old = self.0;
         let Self(mut new) = Self::default();

@@ -1,8 +1,4 @@
-//! Mappings of a process, from `/proc/PID/maps`: executable ones ([`Mapping`]), and all as memory that may hold data
-//! ([`Region`]).
-//!
-//! The `procfs` crate is not used for this file: it panics on a mapped file called `/SYSV`, and rejects the whole list
-//! when one path is not UTF-8, and a target chooses its file names.
+//! Mappings of a process. The `procfs` crate panics on a mapped file called `/SYSV`, and requires UTF-8 for all paths.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -30,7 +26,6 @@ pub struct Device {
 }
 
 impl Device {
-    /// Splits `st_dev` of `stat`.
     pub fn from_raw(device: u64) -> Self {
         Self { major: rustix::fs::major(device), minor: rustix::fs::minor(device) }
     }
@@ -43,13 +38,11 @@ pub(crate) struct FileIdentity {
 }
 
 impl FileIdentity {
-    /// Both numbers as `stat` reports them.
     pub(crate) fn new(device: Device, inode: u64) -> Self {
         Self { device, inode }
     }
 }
 
-/// Identifies the process's executable. Fails when the process has exited, has none, or cannot be read.
 pub(crate) fn executable_identity(pid: Pid) -> io::Result<FileIdentity> {
     let metadata = std::fs::metadata(entry_path(pid, "exe"))?;
     Ok(FileIdentity { device: Device::from_raw(metadata.dev()), inode: metadata.ino() })
@@ -57,10 +50,8 @@ pub(crate) fn executable_identity(pid: Pid) -> io::Result<FileIdentity> {
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum MappingName {
-    /// Memory without a file, such as the code of a just-in-time compiler.
     Anonymous,
     File {
-        /// Path in the process's mount namespace.
         path: PathBuf,
         /// Deleted or replaced since. A file name that really ends with ` (deleted)` is indistinguishable.
         deleted: bool,
@@ -82,7 +73,6 @@ pub struct Mapping {
     pub name: MappingName,
 }
 
-/// A mapping with any permissions.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Region {
     pub start: TargetAddr,
@@ -93,23 +83,19 @@ pub struct Region {
     pub executable: bool,
     /// `s` instead of `p`: other processes that map it see writes.
     pub shared: bool,
-    /// Of its first byte in the file.
     pub offset: FileOffset,
     pub kind: RegionKind,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum RegionKind {
-    /// Memory without a file, and the label that the process may give it (`[anon:NAME]`).
     Anonymous {
         /// Without `[anon:` and `]`.
         name: Option<String>,
     },
-    /// The heap that `brk` extends.
     Brk,
     Stack,
-    /// A file, by its path in the process's mount namespace; for shared memory without one, the kernel's name for it
-    /// (`/dev/zero (deleted)`, `/memfd:…`).
+    /// Path in the process's mount namespace, or the kernel's name (`/dev/zero (deleted)`, `/memfd:…`).
     File {
         path: PathBuf,
     },
@@ -140,7 +126,6 @@ impl Region {
         }
     }
 
-    /// Whether it has no file: memory that only the process has filled.
     pub fn is_anonymous(&self) -> bool {
         matches!(self.kind, RegionKind::Anonymous { .. } | RegionKind::Brk)
     }
@@ -157,8 +142,7 @@ pub(crate) fn executable_mappings(pid: Pid) -> Result<Vec<Mapping>, ProcError> {
     Ok(read(pid, parse_mapping)?.0)
 }
 
-/// All mappings of a process, by rising address. Empty for kernel threads and zombies. Fails above 2²⁰ mappings: blocks
-/// that the others reference would be reported as leaks.
+/// By rising address; empty for kernel threads and zombies. Fails above 2²⁰: leaving some out would report false leaks.
 pub fn regions(pid: Pid) -> Result<Vec<Region>, ProcError> {
     match read(pid, |line| parse_region(line).map(Some))? {
         (regions, false) => Ok(regions),
@@ -166,8 +150,7 @@ pub fn regions(pid: Pid) -> Result<Vec<Region>, ProcError> {
     }
 }
 
-/// Parses all lines; `parse` returns `Some(None)` for lines to skip. Also returns whether there are more than the
-/// limit.
+/// `parse` returns `Some(None)` for lines to skip. Also returns whether there are more than the limit.
 fn read<T>(pid: Pid, parse: impl Fn(&[u8]) -> Option<Option<T>>) -> Result<(Vec<T>, bool), ProcError> {
     let failed = |source| ProcError::from_io(pid, "maps", source);
     let file = File::open(entry_path(pid, "maps")).map_err(failed)?;
@@ -187,7 +170,6 @@ fn read<T>(pid: Pid, parse: impl Fn(&[u8]) -> Option<Option<T>>) -> Result<(Vec<
     }
 }
 
-/// The fields of a line. Device and inode are not parsed.
 struct Line<'a> {
     start: TargetAddr,
     end: TargetAddr,
@@ -225,8 +207,7 @@ pub(crate) fn parse_mapping(line: &[u8]) -> Option<Option<Mapping>> {
     Some(Some(Mapping { start, end, offset, device, inode, name: mapping_name(name) }))
 }
 
-/// Executable heaps and stacks hold generated code, if any, and the process chooses the label of `[anon:…]`: all of
-/// these are anonymous memory.
+/// Executable heaps and stacks (generated code) and labels `[anon:…]`, which the process chooses, are anonymous memory.
 fn mapping_name(field: &[u8]) -> MappingName {
     match field {
         b"[vdso]" | b"[vsyscall]" | b"[uprobes]" => MappingName::Special(String::from_utf8_lossy(field).into_owned()),

@@ -1,5 +1,4 @@
-//! Facts about a process: arguments, name, executable, namespace, control groups, auxiliary vector, and words that the
-//! kernel stores for it. Nothing is cached, because every value may change.
+//! Facts about a process, never cached, because every value may change.
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
@@ -16,7 +15,6 @@ pub enum ProcError {
     NoSuchProcess { pid: Pid },
     #[error("cannot read `/proc/{pid}/{entry}`: permission denied; run as root or with CAP_SYS_PTRACE")]
     Permission { pid: Pid, entry: &'static str },
-    /// Anything else, such as `/proc` not being mounted.
     #[error("cannot read `/proc/{pid}/{entry}`: {source}; check that /proc is mounted (`mount -t proc proc /proc`)")]
     Io { pid: Pid, entry: &'static str, source: io::Error },
     /// `vm.max_map_count` is 65,530 by default.
@@ -42,14 +40,12 @@ impl ProcError {
     }
 }
 
-/// Inode of the initial PID namespace's entry in `/proc/PID/ns` (`PROC_PID_INIT_INO` in
-/// <https://github.com/torvalds/linux/blob/v6.12/include/linux/proc_ns.h#L42>).
+/// `PROC_PID_INIT_INO` in include/linux/proc_ns.h.
 const INITIAL_PID_NAMESPACE_INODE: u64 = 0xEFFF_FFFC;
 
 /// Read limit of a command line, which a target may enlarge to megabytes.
 const ARGUMENTS_BYTES_MAX: u64 = 1 << 20;
 
-/// Read limit of names, which have at most 15 bytes.
 const NAME_BYTES_MAX: u64 = 64;
 
 /// Whether the process exists; true for zombies.
@@ -57,8 +53,7 @@ pub(crate) fn exists(pid: Pid) -> bool {
     Path::new("/proc").join(pid.to_string()).exists()
 }
 
-/// Arguments of the process, `argv[0]` first, as it may have overwritten them. Empty for kernel threads, zombies and
-/// during an exec. Invalid UTF-8 becomes `U+FFFD`.
+/// Arguments, as the process may have overwritten them; lossy UTF-8. Empty for kernel threads, zombies and in an exec.
 pub(crate) fn arguments(pid: Pid) -> Result<Vec<String>, ProcError> {
     let bytes = read(pid, "cmdline", ARGUMENTS_BYTES_MAX)?;
     let bytes = bytes.strip_suffix(&[0]).unwrap_or(&bytes);
@@ -95,16 +90,14 @@ pub(crate) fn number(name: &str) -> Option<Pid> {
     digits.then(|| name.parse().ok().map(Pid)).flatten()
 }
 
-/// Path of the executable as the process sees it, without the suffix ` (deleted)` that the kernel appends when the file
-/// is gone. A name that really ends like this is indistinguishable. Fails for kernel threads.
+/// As the process sees it, without the kernel's suffix ` (deleted)`, which a name may have too. Not for kernel threads.
 pub(crate) fn executable(pid: Pid) -> Result<PathBuf, ProcError> {
     let path = fs::read_link(entry_path(pid, "exe")).map_err(|source| ProcError::from_io(pid, "exe", source))?;
     let bytes = path.as_os_str().as_bytes();
     Ok(PathBuf::from(OsStr::from_bytes(bytes.strip_suffix(b" (deleted)").unwrap_or(bytes))))
 }
 
-/// Whether this process is in the initial PID namespace, so that the PIDs it sees are those that the kernel side
-/// reports.
+/// Whether the PIDs that this process sees are those that the kernel side reports.
 pub(crate) fn in_initial_pid_namespace() -> Result<bool, ProcError> {
     let metadata = fs::metadata("/proc/self/ns/pid").map_err(|source| ProcError::Io {
         pid: Pid(std::process::id()),
@@ -124,12 +117,10 @@ pub(crate) fn thread_name(pid: Pid, tid: Tid) -> Result<String, ProcError> {
     Ok(name(&bytes.map_err(|source| ProcError::from_io(pid, "task", source))?))
 }
 
-/// Reads the first `bytes_max` bytes of an entry.
 pub(in crate::linux) fn read(pid: Pid, entry: &'static str, bytes_max: u64) -> Result<Vec<u8>, ProcError> {
     read_file(entry_path(pid, entry), bytes_max).map_err(|source| ProcError::from_io(pid, entry, source))
 }
 
-/// Reads the first `bytes_max` bytes of a file.
 pub(super) fn read_file(path: impl AsRef<Path>, bytes_max: u64) -> io::Result<Vec<u8>> {
     // Large enough for most entries: the kernel generates a command line again for each `read`.
     let mut bytes = Vec::with_capacity(4096);
@@ -140,7 +131,6 @@ pub(super) fn read_file(path: impl AsRef<Path>, bytes_max: u64) -> io::Result<Ve
 /// Read limit: a line per hierarchy, of which there are about 15, and paths of at most 4 KiB.
 const CGROUPS_BYTES_MAX: u64 = 1 << 16;
 
-/// The group of a process in one hierarchy.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Membership {
     /// The controllers of a version 1 hierarchy (`memory`, `cpu,cpuacct`, `name=systemd`); empty for version 2.
@@ -149,8 +139,7 @@ pub struct Membership {
     pub path: String,
 }
 
-/// Groups of the process, in the kernel's order: one with version 2, one per hierarchy with version 1, both where both
-/// are mounted. Invalid UTF-8 becomes `U+FFFD`.
+/// Groups: one with version 2, one per hierarchy with version 1, both where both are mounted. Lossy UTF-8.
 pub(crate) fn cgroups(pid: Pid) -> Result<Vec<Membership>, ProcError> {
     let bytes = read(pid, "cgroup", CGROUPS_BYTES_MAX)?;
     Ok(parse_cgroups(&String::from_utf8_lossy(&bytes)))
@@ -171,7 +160,6 @@ pub(crate) fn parse_cgroups(text: &str) -> Vec<Membership> {
 /// Read limit: the kernel writes about 50 words.
 const AUXV_BYTES_MAX: u64 = 4096;
 
-/// An auxiliary vector without its terminator.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Auxv(Vec<[u64; 2]>);
 
@@ -189,7 +177,7 @@ impl Auxv {
         Some(Self(entries[..end].to_vec()))
     }
 
-    /// The value of an entry, `libc::AT_*`.
+    /// `wanted` is `libc::AT_*`.
     pub fn get(&self, wanted: u64) -> Option<u64> {
         self.0.iter().find_map(|&[kind, value]| (kind == wanted).then_some(value))
     }
@@ -206,8 +194,7 @@ pub(crate) struct EpollSet {
 }
 
 impl EpollSet {
-    /// Finds them; empty if the process has exited. Reads the link of each open file, so call it before the process is
-    /// stopped.
+    /// Empty if the process has exited. Reads the link of each open file, so call it before the process is stopped.
     pub(crate) fn of(pid: Pid) -> Self {
         let Ok(files) = fs::read_dir(format!("/proc/{pid}/fd")) else { return Self::default() };
         let is_epoll = |path: &Path| fs::read_link(path).is_ok_and(|to| to.as_os_str() == "anon_inode:[eventpoll]");
@@ -216,8 +203,7 @@ impl EpollSet {
         Self { descriptors: epolls.collect() }
     }
 
-    /// The user data words that the kernel stores now, for these descriptors and all timers. Unreadable entries have
-    /// none: a kernel without `CONFIG_CHECKPOINT_RESTORE` lists no timers.
+    /// User data of these descriptors and all timers. A kernel without `CONFIG_CHECKPOINT_RESTORE` lists no timers.
     pub(crate) fn user_data(&self, pid: Pid) -> Vec<u64> {
         let mut words = Vec::new();
         for descriptor in &self.descriptors {

@@ -1,6 +1,4 @@
-//! `/proc/PID/stat`, and threads (`/proc/PID/task`).
-//!
-//! The `procfs` crate is not used for `stat`: it panics on a truncated line.
+//! Statistics and threads. The `procfs` crate is not used for `stat`: it panics on a truncated line.
 
 use std::fs;
 
@@ -13,10 +11,8 @@ const LINE_BYTES_MAX: u64 = 4096;
 /// `PF_KTHREAD` (<https://github.com/torvalds/linux/blob/v6.12/include/linux/sched.h#L1696>).
 const KERNEL_THREAD: u32 = 0x0020_0000;
 
-/// The used fields of the line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Stat {
-    /// The kernel's name for the process. Invalid UTF-8 becomes `U+FFFD`.
     pub comm: String,
     /// `R`, `S`, `D`, `T`, `t`, `I`, and `Z` or `X` after its exit.
     pub state: char,
@@ -39,7 +35,6 @@ impl Stat {
         parse(&String::from_utf8_lossy(&bytes), page_bytes).ok_or(ProcError::Malformed { pid, entry: "stat" })
     }
 
-    /// Whether it belongs to this process and not to another one with the same PID.
     pub(crate) fn is_of(&self, identity: Identity) -> bool {
         self.start_ticks == identity.start_ticks
     }
@@ -79,10 +74,8 @@ pub(crate) fn parse(line: &str, page_bytes: u64) -> Option<Stat> {
 
 const STATUS_BYTES_MAX: u64 = 1 << 14;
 
-/// The used fields of `/proc/PID/task/TID/status`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Status {
-    /// As in [`Stat`].
     pub state: char,
     pub tracer: Option<Tid>,
     pub parent: Pid,
@@ -99,7 +92,6 @@ pub(crate) fn threads(pid: Pid) -> Result<Vec<Tid>, ProcError> {
     Ok(tids)
 }
 
-/// Status of a thread; `None` if there is none.
 pub(crate) fn status(pid: Pid, tid: Tid) -> Option<Status> {
     let bytes = process::read_file(format!("/proc/{pid}/task/{}/status", tid.0), STATUS_BYTES_MAX).ok()?;
     parse_status(&String::from_utf8_lossy(&bytes))
