@@ -1,7 +1,5 @@
-//! Executable mappings of a process and their modules, without symbols.
-//!
-//! Unmapped modules are remembered, because stacks outlive `dlclose` and the process. An address that two modules had
-//! is attributed to the later one. A process that calls exec needs a new value of this type.
+//! Executable mappings of a process. Unmapped modules are remembered, because stacks outlive `dlclose` and the process;
+//! a reused address is attributed to the later one. A process that calls exec needs a new [`AddressSpace`].
 
 use crate::address::{FileOffset, TargetAddr};
 use crate::ids::{ModuleId, Pid};
@@ -18,11 +16,9 @@ pub struct Location {
     pub offset: FileOffset,
 }
 
-/// What an address in executable memory belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CodeOrigin {
     Module(Location),
-    /// Executable memory without a file: generated code.
     Generated,
 }
 
@@ -64,12 +60,10 @@ impl AddressSpace {
         Self { pid, current: Vec::new(), retired: Vec::new() }
     }
 
-    /// Restores an address space: the last mappings by rising address, and unmapped ones, the oldest first.
     pub fn of(pid: Pid, current: Vec<MappedModule>, retired: Vec<MappedModule>) -> Self {
         Self { pid, current, retired }
     }
 
-    /// The same mappings for a child created by a fork.
     pub fn for_child(&self, child: Pid) -> Self {
         Self { pid: child, ..self.clone() }
     }
@@ -78,8 +72,7 @@ impl AddressSpace {
         self.pid
     }
 
-    /// Reads the mappings again and opens new modules. Returns the modules that were not mapped before, in mapping
-    /// order. On errors, the former mappings are kept.
+    /// Returns the modules that were not mapped before, in mapping order. On errors, the former mappings are kept.
     pub fn refresh(&mut self, modules: &mut ModuleStore) -> Result<Vec<ModuleId>, ProcError> {
         let mappings = executable_mappings(self.pid)?;
         if mappings.is_empty() {
@@ -117,23 +110,19 @@ impl AddressSpace {
         }
     }
 
-    /// Whether the address is in currently mapped code. If not, the mappings may have changed since the last
-    /// [`refresh`](Self::refresh), or the address is not code: refresh once for several such stacks.
+    /// Whether the address is in mapped code. If not, refresh once for several stacks: mappings may have changed.
     pub fn covers(&self, address: TargetAddr) -> bool {
         self.current_at(address).is_some()
     }
 
-    /// Whether the mappings were read before the process exited.
     pub fn is_known(&self) -> bool {
         !self.current.is_empty()
     }
 
-    /// Mappings of the last refresh, by rising address.
     pub fn mappings(&self) -> &[MappedModule] {
         &self.current
     }
 
-    /// Unmapped ranges, the oldest first.
     pub fn retired(&self) -> &[MappedModule] {
         &self.retired
     }
@@ -155,8 +144,7 @@ impl AddressSpace {
         if gone.is_empty() {
             return;
         }
-        // Ranges that are unmapped again count as new, so that the list does not grow with every dlopen of the same
-        // library.
+        // Ranges that are unmapped again count as new, so that repeated dlopen of a library does not grow the list.
         let again: rustc_hash::FxHashSet<&Mapping> = gone.iter().map(|old| &old.mapping).collect();
         self.retired.retain(|old| !again.contains(&old.mapping));
         self.retired.extend(gone);

@@ -1,4 +1,4 @@
-//! `--cgroup`: control groups by path, or by container ID; and the group of a process that reports show. Pure.
+//! `--cgroup`: control groups by path, or by container ID.
 
 use std::fmt;
 use std::str::FromStr;
@@ -14,7 +14,6 @@ const ID_DIGITS_MAX: usize = 64;
 /// Prefixes that container engines add to an ID in a group's name.
 const ENGINES: [&str; 6] = ["docker-", "cri-containerd-", "crio-", "libpod-", "containerd-", "nerdctl-"];
 
-/// A control group with its descendants, or that of a container.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cgroup {
     text: String,
@@ -23,7 +22,6 @@ pub struct Cgroup {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Matcher {
-    /// Path components from the root.
     Path(Vec<String>),
     /// Prefix of an ID, in lower case.
     Container(String),
@@ -67,8 +65,7 @@ pub(crate) fn of_memory(memberships: &[Membership]) -> Option<&str> {
     group.map(|membership| membership.path.as_str())
 }
 
-/// Whether the membership is in the group with this path or below it. Version 1 mounts each hierarchy in a separate
-/// directory, which may be the first component of the path.
+/// Version 1 mounts each hierarchy in a separate directory, which may be the first component of the path.
 fn is_within(membership: &Membership, names: &[String]) -> bool {
     let begins_with = |names: &[String]| {
         let mut own = components(&membership.path);
@@ -78,7 +75,6 @@ fn is_within(membership: &Membership, names: &[String]) -> bool {
         || names.split_first().is_some_and(|(mount, names)| is_hierarchy(membership, mount) && begins_with(names))
 }
 
-/// Whether the hierarchy is usually mounted in the directory of this name.
 fn is_hierarchy(membership: &Membership, mount: &str) -> bool {
     match membership.controllers.as_str() {
         "" => mount == "unified",

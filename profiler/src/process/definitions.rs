@@ -1,5 +1,4 @@
-//! Finds the definitions of functions in the modules of a process. Reads each module's symbol tables once per session,
-//! however many processes map it.
+//! Definitions of functions in the modules of a process. Symbol tables are read once per session.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -18,18 +17,15 @@ use crate::object::image::Image;
 use crate::object::module::{Module, ModuleStore};
 use crate::object::symbols::{DefinedFunction, Search, Symbols};
 
-/// A module of a process, with the definitions it contains.
 #[derive(Clone, Debug)]
 pub(crate) struct Candidate {
     pub module: ModuleId,
     /// In the target's mount namespace.
     pub path: Arc<str>,
-    /// The program, not a library.
     pub is_executable: bool,
     /// Without dynamic linking: calls do not leave it.
     pub is_static: bool,
     pub is_go: bool,
-    /// It imports C++'s operator new.
     pub imports_operator_new: bool,
     /// Position in the dynamic linker's search order; `None` if unknown.
     pub link: Option<LinkPosition>,
@@ -45,8 +41,7 @@ impl Candidate {
         &self.functions[first..first + named]
     }
 
-    /// The function that calls of this name reach. A static program has no other modules, and linkers make its
-    /// functions local arbitrarily (`malloc` in a static-pie program with glibc).
+    /// Linkers make functions of static programs local arbitrarily (`malloc` in a static-pie program with glibc).
     pub(crate) fn exported(&self, name: &str) -> Option<&DefinedFunction> {
         self.functions(name).iter().find(|function| function.global || self.is_static)
     }
@@ -70,8 +65,7 @@ struct ModuleDefinitions {
 const OPERATORS_NEW: [&str; 2] = ["_Znwm", "_Znam"];
 
 impl Definitions {
-    /// Searches `.dynsym` of all modules, and `.symtab` of programs and of modules that match `search_internal`: other
-    /// libraries' internal functions are irrelevant, and reading large tables takes time.
+    /// `.symtab` is searched only in programs and in modules that match `search_internal`: large tables take time.
     pub(crate) fn new(names: Vec<&'static str>, search_internal: Vec<ModulePattern>) -> Self {
         Self { names, search_internal, cache: FxHashMap::default() }
     }
@@ -105,7 +99,6 @@ impl Definitions {
         space.modules().into_iter().filter_map(candidate).collect()
     }
 
-    /// Path and error of the process's program, if it cannot be read.
     pub(crate) fn unreadable_program(space: &AddressSpace, modules: &ModuleStore) -> Option<(Arc<str>, ObjectError)> {
         let program = Program::of(space.pid());
         let unreadable = |id: ModuleId| {
@@ -134,7 +127,6 @@ impl Definitions {
     }
 }
 
-/// Identifies the program of a process among its modules.
 struct Program {
     path: Option<PathBuf>,
     file: Option<FileIdentity>,

@@ -1,9 +1,6 @@
-//! Launches a program and holds it until its start-up code can be probed, so that its first allocation is recorded.
-//! Owns the process from its first instruction to its exit status; the caller attaches probes meanwhile.
-//!
-//! The kernel maps the program and its dynamic linker at the exec; the linker maps all other modules before it runs
-//! their code. So the program is stopped at its system calls until it makes one that the linker does not make, and the
-//! caller may attach probes after each that mapped code.
+//! Holds a launched program until its start-up code can be probed, so that its first allocation is recorded. The kernel
+//! maps the program and its dynamic linker at the exec, and the linker maps all other modules before it runs their
+//! code: so the program is stopped at its system calls until it makes one that the linker does not make.
 
 use std::io;
 use std::os::unix::process::ExitStatusExt;
@@ -26,25 +23,20 @@ use start_up::{Loader, maps_code};
 pub(crate) use threads::retry_releases;
 use threads::{Change, OPTIONS, Threads, add_leaving};
 
-/// Maximum number of system calls at which a program is stopped: a hundred times as many as the largest programs make
-/// during start-up, and less than a second.
+/// A hundred times as many as the largest programs make during start-up, and less than a second.
 const SYSCALLS_MAX: u32 = 20_000;
 
-/// Time limit without a system call. The program waits for something, which a dynamic linker does only with remote
-/// files, or computes.
+/// Time limit without a system call: the program computes, or waits, which a linker does only with remote files.
 const QUIET_MAX: Duration = Duration::from_secs(1);
 
-/// Time limit for a running process to stop, which takes microseconds except in an uninterruptible wait, which may last
-/// indefinitely and block everything else.
+/// A stop takes microseconds, except in an uninterruptible wait, which may last indefinitely and block everything else.
 const STOP_WAIT: Duration = Duration::from_millis(20);
 
 /// Like [`QUIET_MAX`], for a process that has just started: it is likely to be past its start-up.
 const HOLD_QUIET_MAX: Duration = Duration::from_millis(20);
 
-/// Time limit for all threads of a program to stop.
 const ALL_STOP_WAIT: Duration = Duration::from_millis(500);
 
-/// Why a followed program is held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum ProgramStop {
     /// It has called exec. No instruction of the new program has run.
@@ -53,14 +45,12 @@ pub(crate) enum ProgramStop {
     Exiting,
 }
 
-/// A launched program. Dropping it detaches: at once, or from an uninterruptible wait by [`retry_releases`]. Not
-/// `Send`, because the kernel accepts requests about a traced process only from its tracing thread.
+/// Dropping it detaches: at once, or from an uninterruptible wait by [`retry_releases`].
 #[derive(Debug)]
 pub(crate) struct Launch {
     tracee: Tracee,
     state: State,
     program: String,
-    /// Time limit without a system call while it is stepped.
     quiet_max: Duration,
     /// All its threads, if it is held at its exit.
     threads: Option<Threads>,
@@ -69,7 +59,6 @@ pub(crate) struct Launch {
 #[derive(Clone, Copy, Debug)]
 enum State {
     Held(Stop),
-    /// Runs until its next exec.
     Followed,
     /// Stop requested; it is detached when it stops.
     Leaving,
@@ -86,18 +75,16 @@ impl Launch {
         }
     }
 
-    /// Runs it to its exec, and holds it there before its first instruction; it may exit instead. Calls `is_wanted`
-    /// repeatedly.
+    /// Holds the program before its first instruction; it may exit instead. Calls `is_wanted` repeatedly.
     pub(crate) fn run_to_exec(&mut self, is_wanted: &dyn Fn() -> bool) -> Result<(), LaunchError> {
         let stop = run_to_exec(&self.tracee, is_wanted).map_err(|error| self.untraceable(error))?;
         self.stopped_at(stop);
         Ok(())
     }
 
-    /// Attaches to a process that has just started, and stops it, to step it like a launched one. Its parent does not
-    /// notice. Fails with [`LaunchError::Trace`] where another tracer is attached or tracing is forbidden, with
-    /// [`LaunchError::Unstoppable`] in an uninterruptible wait; it continues if [`retry_releases`] is called
-    /// periodically.
+    /// Stops a process that has just started, to step it like a launched one. Its parent does not notice. Errors:
+    /// [`LaunchError::Trace`] where another tracer is attached or tracing is forbidden, [`LaunchError::Unstoppable`] in
+    /// an uninterruptible wait; it continues if [`retry_releases`] is called periodically.
     pub(crate) fn hold(pid: Pid) -> Result<Self, LaunchError> {
         let name = format!("process {pid}");
         let tracee = Tracee::seize(pid).map_err(|error| LaunchError::Trace(name.clone(), error))?;
@@ -127,10 +114,9 @@ impl Launch {
         }
     }
 
-    /// Runs a held program until its start-up code is mapped, and holds it there, unless it is in an uninterruptible
-    /// wait. Calls `on_new_code` while it is stopped: at once, and whenever code was mapped of which nothing has run
-    /// yet. The argument indicates whether the program is at an exec, before its first instruction, or anywhere else.
-    /// Signals are delivered meanwhile. Blocks for a few seconds at most. On errors, the program is still held.
+    /// Holds the program when its start-up code is mapped, unless it is in an uninterruptible wait. Calls `on_new_code`
+    /// at once, and whenever code was mapped that has not run; the argument is whether it is at an exec, before its
+    /// first instruction. Delivers signals. Blocks for a few seconds at most. On errors, the program is still held.
     pub(crate) fn step_until_loaded<E: From<LaunchError>>(
         &mut self,
         on_new_code: &mut dyn FnMut(bool) -> Result<(), E>,
@@ -189,10 +175,9 @@ impl Launch {
         Ok(StartUp { end, syscalls })
     }
 
-    /// Resumes a held program until its next exec, which [`next_exec`](Self::next_exec) reports: shells and wrappers
-    /// (`env`, `nice`, `sh -c 'exec …'`) become the actual program. Costs nothing until a signal arrives, which
-    /// `next_exec` delivers; debuggers cannot attach. Forked children are not held. Also resumes a program that is held
-    /// at its exit, or was [stopped](Self::stop).
+    /// Resumes a held program until its next exec ([`next_exec`](Self::next_exec)): shells and wrappers (`env`, `nice`,
+    /// `sh -c 'exec …'`) become the actual program. Debuggers cannot attach meanwhile. Forked children are not held.
+    /// Also after a hold at its exit or a [stop](Self::stop).
     pub(crate) fn follow_execs(&mut self) -> Result<(), LaunchError> {
         if let State::Held(stop) = self.state {
             self.tracee.run(stop).map_err(|error| self.untraceable(error))?;
@@ -205,8 +190,8 @@ impl Launch {
         self.resume_threads()
     }
 
-    /// Whether a followed program is held at an exec, to be stepped like a new one. Does not block; to be called at
-    /// each `SIGCHLD`, or periodically.
+    /// Whether it is held at an exec, to be stepped like a new one. Delivers signals, so call it at each `SIGCHLD`, or
+    /// periodically. Does not block.
     pub(crate) fn next_exec(&mut self) -> Result<bool, LaunchError> {
         if self.threads.is_some() {
             return Ok(self.next_stop()? == Some(ProgramStop::Exec));
@@ -226,9 +211,8 @@ impl Launch {
         Ok(matches!(self.state, State::Held(Stop::Exec)))
     }
 
-    /// Detaches: the program runs as if it had never been traced. Fails with [`LaunchError::Unstoppable`] for a
-    /// followed program in an uninterruptible wait, such as `vfork`. It will stop when it wakes up: call this again
-    /// then, at `SIGCHLD` or periodically.
+    /// The program runs as if it had never been traced. Fails with [`LaunchError::Unstoppable`] in an uninterruptible
+    /// wait, such as `vfork`: call this again at `SIGCHLD` or periodically.
     pub(crate) fn release(&mut self) -> Result<(), LaunchError> {
         if let Some(threads) = self.threads.take() {
             return self.release_threads(threads);
@@ -268,9 +252,8 @@ impl Launch {
         }
     }
 
-    /// From now on, a held program is held again when it exits, by a call or a signal: see
-    /// [`next_stop`](Self::next_stop). All its threads are traced for that, which costs two stops per created thread,
-    /// one per exited thread and one per signal. Its children are not held. To be called before it has created threads.
+    /// From now on, holds the program when it exits ([`next_stop`](Self::next_stop)). All threads are traced: two stops
+    /// per created one, one per exited one and per signal. Children are not held. Call it before there are threads.
     pub(crate) fn hold_at_exit(&mut self) -> Result<(), LaunchError> {
         if let State::Held(_) = self.state {
             self.tracee.set_options(OPTIONS).map_err(|error| self.untraceable(error))?;
@@ -279,9 +262,8 @@ impl Launch {
         Ok(())
     }
 
-    /// Why a followed program is held, if it is, until [`follow_execs`](Self::follow_execs) resumes it. To be called at
-    /// each `SIGCHLD`, or periodically: it delivers signals. Blocks for at most a second, and only while some threads
-    /// have reached their exit and others are about to.
+    /// `None` unless it is held. To be called at each `SIGCHLD`, or periodically: it delivers signals. Blocks for at
+    /// most a second, while some threads have reached their exit and others are about to.
     pub(crate) fn next_stop(&mut self) -> Result<Option<ProgramStop>, LaunchError> {
         let Some(threads) = &mut self.threads else {
             return Ok(self.next_exec()?.then_some(ProgramStop::Exec));
@@ -298,10 +280,9 @@ impl Launch {
         Ok(matches!(self.state, State::Held(Stop::Exec)).then_some(ProgramStop::Exec))
     }
 
-    /// Stops all threads of a followed program until [`follow_execs`](Self::follow_execs) resumes them and restarts
-    /// interrupted system calls. False, with the program running, where it calls exec or exits instead, which
-    /// [`next_stop`](Self::next_stop) reports, and where it is not held at its exit. Fails with
-    /// [`LaunchError::Unstoppable`], with the program running, where a thread is in an uninterruptible wait, such as
+    /// Stops all threads until [`follow_execs`](Self::follow_execs). False, with the program running, if it execs or
+    /// exits instead ([`next_stop`](Self::next_stop) reports it), or is not held at its exit. Fails with
+    /// [`LaunchError::Unstoppable`], with the program running, if a thread is in an uninterruptible wait, such as
     /// `vfork`.
     pub(crate) fn stop(&mut self) -> Result<bool, LaunchError> {
         if !matches!(self.state, State::Followed) || self.next_stop()?.is_some() {
@@ -324,8 +305,7 @@ impl Launch {
         }
     }
 
-    /// The threads of a program that is stopped or exits, with their stops. Without the first thread if it has exited
-    /// before the others; then memory and mappings are in `/proc/TID` of another.
+    /// Without the first thread if it has exited before others; memory and mappings are then in `/proc/TID` of another.
     pub(crate) fn held_threads(&self) -> Vec<(Tracee, Stop)> {
         self.threads.as_ref().map(Threads::held).unwrap_or_default()
     }
@@ -350,8 +330,7 @@ impl Launch {
         Ok(())
     }
 
-    /// Runs it to its next stop; false if that does not occur in time. Then it is held where it is, or followed in an
-    /// uninterruptible wait.
+    /// False if no stop occurs in time: then it is held where it is, or followed in an uninterruptible wait.
     fn step(&mut self, stop: Stop) -> Result<bool, LaunchError> {
         self.tracee.run_to_syscall(stop).map_err(|error| self.untraceable(error))?;
         self.state = State::Followed;
@@ -418,7 +397,6 @@ pub(crate) fn has_one_thread(pid: Pid) -> bool {
     std::fs::read_dir(format!("/proc/{pid}/task")).is_ok_and(|tasks| tasks.take(2).count() == 1)
 }
 
-/// The exit code of a shell: that of the process, or 128 plus the signal.
 pub(crate) fn shell_code(status: ExitStatus) -> i32 {
     status.code().or_else(|| status.signal().map(|signal| 128 + signal)).unwrap_or(1)
 }

@@ -1,9 +1,5 @@
-//! The dynamic linker's list of loaded objects in search order, which determines the definition of a function that a
-//! call reaches.
-//!
-//! Linkers keep the list for debuggers (`r_debug` and `link_map` in glibc's and musl's `<link.h>`, the System V ABI's
-//! rendezvous): `DT_DEBUG` of the program's dynamic section has the address. All of it is in the target's memory and
-//! may be anything, so every walk is bounded, and an inconsistent list counts as none. Static programs have none.
+//! The dynamic linker's list of loaded objects in search order (`r_debug` and `link_map` in `<link.h>`). It is in the
+//! target's memory and may be anything, so walks are bounded, and an inconsistent list counts as none.
 
 use std::fs::File;
 use std::hash::Hasher;
@@ -20,7 +16,6 @@ use crate::linux::proc::process::entry_path;
 const NODES_MAX: usize = 8192;
 /// Maximum number of namespaces (`dlmopen`); glibc has sixteen.
 const NAMESPACES_MAX: usize = 16;
-/// Maximum numbers of program headers and of entries of a dynamic section.
 const HEADERS_MAX: u64 = 256;
 const DYNAMIC_MAX: u64 = 1024;
 
@@ -32,11 +27,9 @@ pub(crate) struct LinkPosition {
     pub index: u16,
 }
 
-/// Maximum length of an object's path, as in Linux.
 const NAME_BYTES_MAX: u64 = 4096;
 
-/// A loaded object: address of its node, and load bias. Linkers reuse both after an object is unloaded, so the path is
-/// included, as a hash.
+/// Linkers reuse address and bias after an object is unloaded, so the path is included, as a hash.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Node {
     address: u64,
@@ -47,14 +40,12 @@ struct Node {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct LinkMap {
     pid: Pid,
-    /// Address of `r_debug`.
     rendezvous: u64,
     namespaces: Vec<Vec<Node>>,
 }
 
 impl LinkMap {
-    /// Reads the list. `None` if there is none yet or at all: the process may be before its start-up, be static, be run
-    /// by naming the dynamic linker as the program, or have overwritten it.
+    /// `None` before the start-up, for static programs, if the linker is run as the program, or if overwritten.
     pub(crate) fn read(pid: Pid) -> Option<Self> {
         Self::read_from(pid, &ProcessMemory::open(pid)?, &Auxv::read(pid)?)
     }
@@ -73,8 +64,7 @@ impl LinkMap {
         Some(LinkPosition { namespace: u16::try_from(namespace).ok()?, index: u16::try_from(index).ok()? })
     }
 
-    /// Whether objects were loaded or unloaded since. Reads 32 bytes and the path of each object; if it returns false,
-    /// symbol tables need not be read. Also true when the list cannot be read any more, after an exec or exit.
+    /// Reads 32 bytes and the path of each object. Also true when the list is unreadable, after an exec or exit.
     pub(crate) fn changed(&self) -> bool {
         let now = ProcessMemory::open(self.pid).and_then(|memory| walk(&memory, self.rendezvous));
         now.as_ref() != Some(&self.namespaces)

@@ -1,5 +1,4 @@
-//! Patterns for programs (`--cmdline` and `--exclude`), the names of a process that they are matched against, and
-//! patterns for modules. Pure.
+//! Patterns for programs (`--cmdline`, `--exclude`) and modules.
 
 use std::fmt;
 use std::str::FromStr;
@@ -11,14 +10,10 @@ const PATTERN_BYTES_MAX: usize = 4096;
 
 const METACHARACTERS: [char; 5] = ['*', '?', '[', '{', '\\'];
 
-/// A pattern for programs.
-///
-/// Without a `/` it is compared with the base name of `argv[0]`, cut at `@` unless the pattern contains an `@`. With a
-/// `/`, as in `/usr/bin/redis*` or `./server`, it is compared with the whole of `argv[0]`. [`Names`] defines these
-/// names for programs that overwrite `argv[0]` by a title; the whole title can be matched as well (`nginx: worker*`).
-///
-/// `*` matches any characters including `/`, `?` one, `[…]` one of a set, `{a,b}` one of several patterns, and `\`
-/// quotes the next character. A pattern without these is exact. Case-sensitive.
+/// Without a `/`, compared with the base name of `argv[0]`, cut at `@` unless the pattern contains an `@`; with a `/`,
+/// with the whole of `argv[0]`. [`Names`] defines these for programs that overwrite `argv[0]`; whole titles match as
+/// well (`nginx: worker*`). `*` matches any characters including `/`, `?` one, `[…]` one of a set, `{a,b}` one of
+/// several patterns, and `\` quotes the next character. Case-sensitive.
 #[derive(Clone, Debug)]
 pub struct Pattern {
     text: String,
@@ -86,13 +81,10 @@ impl PartialEq for Pattern {
 
 impl Eq for Pattern {}
 
-/// The names of one process.
-///
-/// A program may overwrite its arguments, and many show a title there: `postgres: 15/main: checkpointer`,
-/// `/usr/bin/redis-server 127.0.0.1:6379`, `sshd: user@pts/0`. The kernel does not mark titles, but a title leaves a
-/// first argument with a blank in it and no other arguments. Its first word names the program, and so does the
-/// executable, which also replaces a missing `argv[0]`. A path with blanks and without arguments looks like a title; it
-/// is recognised if it is the executable's.
+/// A program may overwrite its arguments by a title: `postgres: 15/main: checkpointer`, `sshd: user@pts/0`. The kernel
+/// does not mark titles, but a title leaves a first argument with a blank in it and no others. Its first word names the
+/// program, and so does the executable, which also replaces a missing `argv[0]`. A path with blanks and without
+/// arguments looks like a title, unless it is the executable's.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Names {
     /// Base names, also without the `-` of a login shell, and titles without the directory of their first word.
@@ -104,8 +96,7 @@ pub struct Names {
 }
 
 impl Names {
-    /// Returns the names of a process with these arguments, this executable if it is known, and the kernel's name
-    /// `comm`, which is at most 15 bytes long and only used if nothing else names the program.
+    /// `comm` has at most 15 bytes, and is only used if nothing else names the program.
     pub fn of(arguments: &[String], executable: Option<&str>, comm: &str) -> Self {
         let first = arguments.first().map_or("", |first| first.trim());
         let executable = executable.filter(|path| !path.is_empty());
@@ -165,7 +156,6 @@ fn has_blank(text: &str) -> bool {
     text.contains(char::is_whitespace)
 }
 
-/// Whether the word before this rest ends there.
 fn ends_a_word(rest: &str) -> bool {
     rest.chars().next().is_none_or(|letter| letter.is_whitespace() || letter == ':')
 }

@@ -1,4 +1,4 @@
-//! Selection of targets on the command line, and the scan of `/proc` for selected processes.
+//! Selection of targets on the command line.
 
 use std::path::PathBuf;
 
@@ -19,13 +19,11 @@ pub struct Selection {
     pub cgroups: Vec<Cgroup>,
     pub all: bool,
     pub exclude: Vec<Pattern>,
-    /// Excludes processes with less resident memory at the time of a scan. A new process has little: it becomes a
-    /// target when it has grown.
+    /// At the time of a scan: a new process becomes a target when it has grown.
     pub min_rss_bytes: u64,
 }
 
 impl std::fmt::Display for Selection {
-    /// As selected: `redis*, nginx`, `every process`.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         if self.all {
             return f.write_str("every process");
@@ -38,13 +36,11 @@ impl std::fmt::Display for Selection {
 }
 
 impl Selection {
-    /// Whether the process is a target, regardless of its memory.
     pub fn matches(&self, facts: &ProcessFacts) -> bool {
         self.names_pid(facts.pid()) || self.matches_later(facts)
     }
 
-    /// Whether a process that starts later, or a program that a process executes, is a target. PIDs do not count: they
-    /// mean running processes and may be reused.
+    /// For a process that starts later, or a program that one executes. PIDs do not count: they may be reused.
     pub fn matches_later(&self, facts: &ProcessFacts) -> bool {
         let names = facts.names();
         let chosen = self.all
@@ -57,18 +53,15 @@ impl Selection {
         resident_bytes >= self.min_rss_bytes || self.names_pid(pid)
     }
 
-    /// Whether processes that start later can match.
     pub fn is_open(&self) -> bool {
         self.all || !self.patterns.is_empty() || !self.cgroups.is_empty()
     }
 
-    /// Whether a process that has just called exec may be a target.
     pub fn matches_new(&self) -> bool {
         self.is_open() && self.min_rss_bytes == 0
     }
 
-    /// Patterns and control groups that match none of these processes. No error, as a match may start later, but worth
-    /// a warning.
+    /// No error, as a match may start later, but worth a warning.
     pub fn unmatched(&self, found: &[ProcessFacts]) -> Self {
         let mut unmatched = Self { patterns: self.patterns.clone(), cgroups: self.cgroups.clone(), ..Self::default() };
         for facts in found {
@@ -102,7 +95,6 @@ impl ProcessFacts {
         self.identity.pid
     }
 
-    /// `argv[0]`, or the kernel's name without arguments.
     pub fn command(&self) -> String {
         self.arguments.first().unwrap_or(&self.comm).clone()
     }
@@ -113,10 +105,7 @@ impl ProcessFacts {
     }
 }
 
-/// Returns the running processes that the selection matches, by rising PID, without this process, kernel threads and
-/// zombies. Reads only what the decision needs: the executable if the arguments do not name the program, and control
-/// groups if some are selected. Skips selected PIDs that do not exist: [`Process::open`](super::target::Process::open)
-/// reports errors for them.
+/// By rising PID, without this process, kernel threads and zombies. Skips selected PIDs that do not exist.
 pub(crate) fn scan(selection: &Selection) -> Result<Vec<ProcessFacts>, ProcError> {
     let mut pids = if selection.is_open() { process::all()? } else { selection.pids.clone() };
     pids.sort_unstable();
@@ -124,7 +113,6 @@ pub(crate) fn scan(selection: &Selection) -> Result<Vec<ProcessFacts>, ProcError
     Ok(pids.into_iter().filter_map(|pid| examine(pid, selection)).collect())
 }
 
-/// Whether the selection matches a process that has just started or called exec.
 pub(crate) fn matches_new(pid: Pid, selection: &Selection) -> Result<bool, TargetError> {
     let facts = facts(pid, running(pid)?, selection)?;
     if is_same(&facts) { Ok(selection.matches_later(&facts)) } else { Err(TargetError::NotFound(pid)) }
@@ -140,8 +128,7 @@ fn examine(pid: Pid, selection: &Selection) -> Option<ProcessFacts> {
     (selection.matches(&facts) && is_same(&facts)).then_some(facts)
 }
 
-/// Returns the properties that the selection needs. They belong to the process of `stat` if [`is_same`] holds
-/// afterwards.
+/// They belong to the process of `stat` if [`is_same`] holds afterwards.
 fn facts(pid: Pid, stat: Stat, selection: &Selection) -> Result<ProcessFacts, ProcError> {
     let arguments = process::arguments(pid)?;
     let executable = if Names::need_executable(&arguments) { process::executable(pid).ok() } else { None };
@@ -155,7 +142,6 @@ fn facts(pid: Pid, stat: Stat, selection: &Selection) -> Result<ProcessFacts, Pr
     })
 }
 
-/// Whether the PID still belongs to the process that was inspected.
 fn is_same(facts: &ProcessFacts) -> bool {
     Stat::read(facts.pid()).is_ok_and(|stat| stat.is_of(facts.identity))
 }

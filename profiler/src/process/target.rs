@@ -1,5 +1,3 @@
-//! Running processes to be profiled, and waiting for their exits.
-
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::process::ExitStatusExt;
@@ -19,15 +17,12 @@ use crate::linux::proc::{ProcError, process};
 use crate::process::cgroup;
 use crate::process::launch::shell_code;
 
-/// A process that was found running.
 #[derive(Debug)]
 pub(crate) struct Process {
     pub pid: Pid,
-    /// Distinguishes it from other processes with the same PID.
     pub started: StartTime,
     /// `argv[0]`, or the kernel's name without arguments.
     pub command: String,
-    /// The kernel's name (`/proc/PID/comm`).
     pub comm: String,
     /// As seen from this process: see [`of_memory`](cgroup::of_memory).
     pub cgroup: Option<Arc<str>>,
@@ -88,8 +83,7 @@ impl Process {
         Stat::read(self.pid).is_ok_and(|stat| !stat.is_of(self.identity()))
     }
 
-    /// Returns how the process exited, if it has and the kernel reports it: for zombies, and from Linux 6.15 on also
-    /// for reaped processes.
+    /// For zombies, and from Linux 6.15 on also for reaped processes.
     pub(crate) fn exit_now(&self) -> Option<Exit> {
         // A zombie's status is in its `/proc` entry, a reaped process's in the pidfd.
         let zombie = || Stat::read(self.pid).ok().filter(|stat| stat.is_of(self.identity()) && stat.state == 'Z');
@@ -98,7 +92,6 @@ impl Process {
     }
 }
 
-/// Returns the `stat` line of a process that can be profiled.
 pub(super) fn running(pid: Pid) -> Result<Stat, TargetError> {
     if pid.0 == std::process::id() || is_companion(pid) {
         return Err(TargetError::Myself(pid));
@@ -111,14 +104,12 @@ pub(super) fn running(pid: Pid) -> Result<Stat, TargetError> {
 }
 
 impl AsFd for Process {
-    /// Its pidfd: readable once it has exited.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.pidfd.as_fd()
     }
 }
 
-/// Processes whose exits are awaited. A pidfd is readable once its process has exited, and epoll removes closed
-/// descriptors, so dropping a process needs no call.
+/// epoll removes closed descriptors, so dropping a process needs no call.
 #[derive(Debug)]
 pub(crate) struct Exits {
     epoll: OwnedFd,

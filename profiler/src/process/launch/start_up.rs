@@ -1,5 +1,4 @@
-//! The start-up of a program: its results, and how system calls of the dynamic linker are distinguished from the
-//! program's.
+//! Results of a program's start-up, and how system calls of the dynamic linker are distinguished from the program's.
 
 use std::io;
 use std::ops::Range;
@@ -29,7 +28,6 @@ impl Loader {
     /// Finds that of a process at its exec; `None` for static programs, and if `/proc` is unreadable.
     pub(super) fn of(pid: Pid) -> Option<Self> {
         let auxv = Auxv::read(pid)?;
-        // Base address of the dynamic linker: 0 if there is none.
         let base = auxv.get(libc::AT_BASE).unwrap_or(0);
         let mappings = executable_mappings(pid).ok()?;
         // A linker that is run as a program, as in `ld.so --preload X PROGRAM`, is at the entry point.
@@ -43,8 +41,7 @@ impl Loader {
         (base != 0 || !is_libc).then_some(Self { code, is_libc, file: None, opens: false })
     }
 
-    /// Whether it makes this system call; otherwise the program does. `instruction` is the address after the system
-    /// call instruction.
+    /// Whether the linker makes the system call, or else the program. `instruction` is the address after it.
     pub(super) fn makes(&mut self, instruction: u64, number: u64, arguments: &[u64; 6]) -> bool {
         self.opens = matches!(number.cast_signed(), libc::SYS_openat) || number.cast_signed() == LEGACY_OPEN.0;
         // The address after the last instruction may be outside of the code.
@@ -58,8 +55,7 @@ impl Loader {
         }
     }
 
-    /// Whether loading takes this system call. If the program makes it instead, it is held a little longer, which is
-    /// harmless. But it must not wait for input while it is held, so it may read only what was opened before.
+    /// A program that makes the call is held longer, but must not wait for input: only reads of `file` count.
     fn loads(&self, number: u64, arguments: &[u64; 6]) -> bool {
         match number.cast_signed() {
             libc::SYS_read | libc::SYS_readv | libc::SYS_pread64 => self.file == Some(arguments[0]),
@@ -79,13 +75,11 @@ impl Loader {
     }
 }
 
-/// Whether this is the name of glibc's dynamic linker, which is not the C library.
 fn is_linker_only(name: &str) -> bool {
     // `ld-2.31.so` and similar until glibc 2.33.
     ["ld-linux", "ld-2."].iter().any(|prefix| name.starts_with(prefix))
 }
 
-/// Whether a system call may make file-backed memory executable.
 pub(super) fn maps_code(number: u64, arguments: &[u64; 6]) -> bool {
     let executable = arguments[2] & PROT_EXEC != 0;
     match number.cast_signed() {
@@ -138,8 +132,7 @@ impl LaunchError {
         Self::NotFound(name, reason)
     }
 
-    /// The exit code of a shell: 127 if the program is missing, 126 if it cannot be executed; `None` if the command is
-    /// not the cause.
+    /// 127 if the program is missing, 126 if it cannot be executed; `None` if the command is not the cause.
     pub(crate) fn exit_code(&self) -> Option<u8> {
         match self {
             Self::NotFound(..) => Some(127),
@@ -149,15 +142,12 @@ impl LaunchError {
     }
 }
 
-/// How far a program came while it was stopped at system calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct StartUp {
-    /// Why stepping ended.
     pub end: StartUpEnd,
     pub syscalls: u32,
 }
 
-/// Why stepping ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum StartUpEnd {
     /// Code other than the dynamic linker's runs: the start-up code is mapped.

@@ -1,8 +1,6 @@
-//! All threads of a launched program, each traced, so that the program can be held when it exits as a whole, and be
-//! stopped at any time. Does not hold its children, nor threads that exit alone: others may wait for them.
-//!
-//! Also processes to be detached that did not stop: they are in an uninterruptible wait, as in `vfork` or a frozen
-//! control group, and would stay stopped when they wake up. Nothing here waits for them.
+//! Traces all threads of a launched program, so that it can be held when it exits as a whole, and be stopped. Does not
+//! hold its children, nor threads that exit alone: others may wait for them. Also detaches later from processes in an
+//! uninterruptible wait, as in `vfork` or a frozen control group, which would stay stopped when they wake up.
 
 use std::cell::RefCell;
 use std::io;
@@ -25,7 +23,6 @@ pub(super) struct Threads {
     threads: Vec<Thread>,
     /// Processes that are traced because clone created them without a termination signal: detached when they stop.
     foreign: Vec<Tracee>,
-    /// A change found while waiting for something else.
     pending: Option<Change>,
     /// All threads are held at their exit, and this was reported.
     exiting: bool,
@@ -63,7 +60,6 @@ enum Evidence {
 pub(super) enum Change {
     /// Its first thread is held at an exec, and there is no other.
     Exec,
-    /// All its threads are held at their exit.
     Exiting,
     Ended(Stop),
 }
@@ -113,7 +109,6 @@ impl Threads {
         Ok(Some(Change::Exiting))
     }
 
-    /// Records that the held first thread was resumed.
     pub(super) fn first_resumed(&mut self) {
         self.threads[0].state = ThreadState::Running;
     }
@@ -146,8 +141,7 @@ impl Threads {
         held.collect()
     }
 
-    /// Stops all threads; false after the time limit, or if the program calls exec or exits instead. Threads that have
-    /// stopped are held in any case.
+    /// False after the time limit, or if the program calls exec or exits instead; threads that have stopped stay held.
     pub(super) fn stop(&mut self, limit: Duration) -> io::Result<bool> {
         let mut pause = Pause::new(limit);
         let mut requested: Vec<Tid> = Vec::new();
@@ -202,7 +196,6 @@ impl Threads {
         Ok((left, None))
     }
 
-    /// Adds a thread or process that `creator` has created, according to its stop.
     pub(super) fn add_created(&mut self, creator: &Tracee) -> io::Result<()> {
         if let Some(number) = creator.event_message()?
             && let Ok(number) = u32::try_from(number)
@@ -217,7 +210,6 @@ impl Threads {
         Ok(())
     }
 
-    /// Handles all stops that have occurred; returns the first change of the program.
     fn handle_stops(&mut self) -> io::Result<Option<Change>> {
         while let Some((index, stop)) = self.next_stop()? {
             let change = self.record(index, stop)?;
@@ -302,7 +294,6 @@ impl Threads {
         Ok(())
     }
 
-    /// Marks a thread as held, unless it exits.
     pub(super) fn hold(&mut self, index: usize, stop: Stop) {
         if let Some(thread) = self.threads.get_mut(index)
             && thread.state == ThreadState::Running
@@ -369,7 +360,6 @@ impl Threads {
     }
 }
 
-/// Resumes a held thread, as if it had not been stopped.
 fn resume(tracee: &Tracee, stop: Stop) -> io::Result<()> {
     tracee.restart_syscall(stop)?;
     tracee.run(stop)
@@ -380,14 +370,12 @@ thread_local! {
     static LEAVING: RefCell<Vec<Tracee>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Adds a process whose stop was requested.
 pub(super) fn add_leaving(tracee: Tracee) {
     // When the thread exits, the kernel detaches all its tracees.
     let _ = LEAVING.try_with(|leaving| leaving.borrow_mut().push(tracee));
 }
 
-/// Detaches from the processes that have stopped since. Does not block: costs a system call for each. To be called
-/// periodically on the tracing thread. Returns how many have not stopped yet.
+/// Does not block. To be called periodically on the tracing thread. Returns how many have not stopped yet.
 pub(crate) fn retry_releases() -> usize {
     LEAVING.with(|leaving| {
         let mut leaving = leaving.borrow_mut();
@@ -398,8 +386,7 @@ pub(crate) fn retry_releases() -> usize {
     })
 }
 
-/// Whether it is not traced any more: detached, or gone. What it has created, which is traced with it, is added to
-/// `made` to be detached too.
+/// True if detached, or gone. What it has created, which is traced with it, is added to `made`.
 fn try_detach(tracee: &Tracee, made: &mut Vec<Tracee>) -> bool {
     let detach = |stop: Stop| {
         if let (Stop::Clone | Stop::Fork, Some(number)) = (stop, tracee.event_message().ok().flatten()) {
