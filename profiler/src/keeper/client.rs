@@ -1,7 +1,5 @@
-//! The agent's side of the keeper.
-//!
-//! The kernel accepts requests about a traced thread only from its tracing thread: so each [`Tracer`] has its own thread
-//! in the keeper and a channel to it, and its tracees resume when the channel closes. The agent reads memory itself.
+//! The agent's side. Each [`Tracer`] has its own thread in the keeper, because the kernel accepts ptrace requests only
+//! from the tracing thread, and its tracees resume when its channel closes.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -83,13 +81,11 @@ impl Keeper {
         self.lock().pid()
     }
 
-    /// Returns a descriptor that becomes readable when the keeper exits.
     pub(crate) fn pidfd(&self) -> Result<PidFd, KeeperError> {
         Ok(PidFd::open(self.pid())?)
     }
 
-    /// Attaches programs to instructions of a file, all of them or none, in one process or in every process that maps
-    /// the file. `programs` are [`Kernel::hook_programs`](crate::bpf::load::Kernel::hook_programs).
+    /// All instructions or none. `programs` are [`Kernel::hook_programs`](crate::bpf::load::Kernel::hook_programs).
     pub(crate) fn attach(
         &self,
         kind: LinkKind,
@@ -103,12 +99,10 @@ impl Keeper {
         Ok(Link { keeper: self.clone(), id: id.ok_or(io::Error::from(io::ErrorKind::InvalidData))? })
     }
 
-    /// Waits until all dropped links are detached.
     pub(crate) fn settle(&self) -> Result<(), KeeperError> {
         self.request(&Request::Settle, &[]).map(drop)
     }
 
-    /// Returns the identifier of new links.
     fn request(&self, request: &Request, descriptors: &[BorrowedFd<'_>]) -> Result<Option<LinkId>, KeeperError> {
         let companion = self.lock();
         let channel = companion.channel().ok_or(io::Error::from(io::ErrorKind::BrokenPipe))?;
@@ -147,12 +141,10 @@ fn receive<T: DeserializeOwned>(channel: &Channel, bytes_max: usize) -> Result<T
 #[derive(Clone, Debug)]
 struct Tracer {
     channel: Rc<Channel>,
-    /// Keeps the keeper running while the process is traced.
     keeper: Keeper,
 }
 
 impl Tracer {
-    /// Starts a thread, or takes the one that [`Keeper::prepare_tracer`] has started.
     fn start(keeper: &Keeper) -> Result<Self, KeeperError> {
         let spare = keeper.spare().take();
         let channel = spare.map_or_else(|| keeper.start_tracer(), Ok)?;
@@ -170,9 +162,8 @@ impl Tracer {
 }
 
 impl Keeper {
-    /// Starts a spare tracing thread, if there is none: a process that has just started calls its allocator within a
-    /// millisecond, of which starting a thread would take a tenth and more. On errors, the thread is started when it is
-    /// needed.
+    /// Starts a spare thread: a process that has just started calls its allocator within a millisecond, of which
+    /// starting a thread takes a tenth or more. On errors, the thread is started when it is needed.
     pub(crate) fn prepare_tracer(&self) {
         let mut spare = self.spare();
         if spare.is_none() {
@@ -191,24 +182,21 @@ impl Keeper {
     }
 }
 
-/// A launched program, or a process that has just started. Dropping it detaches: at once, or when it wakes up from an
-/// uninterruptible wait. The keeper's side is [`crate::process::launch::Launch`], which documents the methods; its
-/// [`LaunchError::Trace`] arrives here as [`LaunchError::Keeper`].
+/// Dropping it detaches: at once, or after an uninterruptible wait. [`crate::process::launch::Launch`] documents the
+/// methods; its [`LaunchError::Trace`] arrives as [`LaunchError::Keeper`].
 #[derive(Debug)]
 pub(crate) struct Launch {
     pid: Pid,
     /// `None` if it is not traced (any more), or the keeper has exited.
     tracer: Option<Tracer>,
-    /// After it was reaped.
     status: Option<ExitStatus>,
     /// Readable when [`next_stop`](Self::next_stop) may have news.
     events: OwnedFd,
 }
 
 impl Launch {
-    /// Starts a command (the program, looked up in `PATH`, and its arguments) as a child of this process, with its
-    /// standard streams, process group, environment and working directory, and with the inherited state. The program is
-    /// held at its exec, before its first instruction. On errors no process is left.
+    /// `command` is the program, looked up in `PATH`, and its arguments. It inherits streams, process group,
+    /// environment and directory, and is held at its exec. On errors no process is left.
     pub(crate) fn start(keeper: &Keeper, command: &[OsString], inherited: Inherited) -> Result<Self, LaunchError> {
         let (program, arguments) = command.split_first().ok_or(LaunchError::Empty)?;
         let name = program.to_string_lossy().into_owned();
@@ -306,7 +294,6 @@ impl Launch {
         self.status
     }
 
-    /// Does nothing for a program that is not traced any more.
     fn command(&mut self, command: Command) -> Result<Outcome, LaunchError> {
         let Some(tracer) = &self.tracer else { return Ok(Outcome::Done) };
         let has_events = matches!(command, Command::Start { .. });
@@ -457,7 +444,6 @@ fn failed(answer: Result<Answer, KeeperError>) -> CollectError {
     })
 }
 
-/// Stops all threads of a process. On errors, all of them resume.
 pub(crate) fn stop(keeper: &Keeper, pid: Pid) -> Result<Box<dyn StoppedProcess>, CollectError> {
     let tracer = Tracer::start(keeper).map_err(|error| failed(Err(error)))?;
     Ok(Box::new(RemoteStopped::new(tracer, pid)?))

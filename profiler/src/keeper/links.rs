@@ -1,5 +1,3 @@
-//! Uprobe links in the keeper.
-
 use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -59,13 +57,11 @@ impl Links {
         Ok(id)
     }
 
-    /// Starts detaching.
     pub(super) fn detach(&mut self, id: LinkId) {
         let links = self.attached.remove(&id).unwrap_or_default();
         self.close(links);
     }
 
-    /// Waits until all started detachments are complete.
     pub(super) fn settle(&mut self) {
         for closer in self.closing.drain(..) {
             // A thread that only closes descriptors does not panic.
@@ -73,15 +69,13 @@ impl Links {
         }
     }
 
-    /// Detaches everything, and waits until that is complete.
     pub(super) fn detach_all(&mut self) {
         let all = std::mem::take(&mut self.attached);
         self.close(all.into_values().flatten().collect());
         self.settle();
     }
 
-    /// Closes descriptors, each on its own thread: each close waits up to 100 ms until no CPU runs the probe handler,
-    /// and the waits overlap.
+    /// Each on its own thread: a close waits up to 100 ms until no CPU runs the probe handler, and the waits overlap.
     fn close(&mut self, links: Vec<OwnedFd>) {
         self.closing.retain(|closer| !closer.is_finished());
         for link in links {
@@ -117,12 +111,9 @@ fn multi(
     Ok(())
 }
 
-/// Attaches one perf event per entry and per return. Requires Linux 5.15, for cookies (`bpf_cookie` in
-/// `BPF_LINK_CREATE`); works without tracefs.
-///
-/// Return probes of this kind also fire in other processes that have a probe of their own on the same function
-/// (`uretprobe_perf_func` has no filter, up to 7.2 at least), so the programs match by thread and ignore a return
-/// without a recorded entry.
+/// Requires Linux 5.15, for cookies (`bpf_cookie` in `BPF_LINK_CREATE`); works without tracefs. Return probes also fire
+/// in other processes that have a probe on the function (`uretprobe_perf_func` has no filter, up to 7.2 at least), so
+/// the programs match by thread and ignore a return without a recorded entry.
 fn perf(
     entry: &OwnedFd,
     at_return: &OwnedFd,

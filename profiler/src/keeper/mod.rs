@@ -1,6 +1,4 @@
-//! The keeper: a process that owns what must not be interrupted, all uprobe links, ptrace stops and injected system
-//! calls (ARCHITECTURE.md, "Why the keeper exists"). It has its own session and ignores the signals of terminals and
-//! service managers. `client.rs` is the agent's side, `serve.rs` and `links.rs` are the keeper's.
+//! The process that owns uprobe links, ptrace stops and injections (ARCHITECTURE.md, "Why the keeper exists").
 
 mod client;
 mod links;

@@ -1,5 +1,4 @@
-//! Messages between agent and keeper, and between the agent and a tracing thread of the keeper. Both are the same
-//! binary, so there are no versions. Each command has one answer, [`Command::Start`] two.
+//! Agent and keeper are the same binary, so there are no versions. Each command has one answer, [`Command::Start`] two.
 
 use std::time::Duration;
 
@@ -11,7 +10,6 @@ use crate::ids::Pid;
 use crate::linux::proc::maps::{Region, RegionKind};
 use crate::process::launch::{ProgramStop, StartUp};
 
-/// The hidden command that runs the keeper.
 pub const COMMAND: &str = "keeper";
 
 /// Maximum size of a request: a module with about 100,000 hooks.
@@ -20,21 +18,17 @@ pub(super) const REQUEST_BYTES_MAX: usize = 4 << 20;
 /// Maximum size of a reply: an identifier or an error message.
 pub(super) const REPLY_BYTES_MAX: usize = 64 << 10;
 
-/// Identifies the links of one request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub(super) struct LinkId(pub(super) u64);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Site {
-    /// File offset in bytes.
     pub offset: u64,
     /// Passed to the programs (`bpf_get_attach_cookie`).
     pub cookie: u64,
-    /// Also probe the return.
     pub returns: bool,
 }
 
-/// From the agent to the keeper.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum Request {
     /// Attach; has a reply. The descriptors are the file's and the programs'.
@@ -44,14 +38,13 @@ pub(super) enum Request {
         /// `None` for all processes.
         pid: Option<Pid>,
     },
-    /// Start detaching; has no reply.
+    /// Has no reply.
     Detach(LinkId),
     Settle,
     /// Start a tracing thread; the reply is [`Reply::Settled`]. The descriptor is its channel.
     Trace,
 }
 
-/// From the keeper to the agent.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum Reply {
     Attached(LinkId),
@@ -72,20 +65,17 @@ const CODE_MAX: usize = 100_000;
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum Command {
     Stop(Pid),
-    /// Make the stopped process fork. The descriptor is one end of a pipe; the copy exits when the agent closes the
-    /// other.
+    /// The descriptor is one end of a pipe; the copy exits when the agent closes the other.
     Fork(Vec<Region>),
     Resume,
-    /// Trace a child of the agent that waits for this; answered when it is traced, and again when it is held at its
-    /// exec. The descriptor is an eventfd for notifications.
+    /// Trace a waiting child of the agent; answered when it is traced, and when it is at its exec. Has an eventfd.
     Start {
         pid: Pid,
         program: String,
     },
     Hold(Pid),
     HoldAtExit,
-    /// Answered by any number of [`Answer::NewCode`], each to be followed by `Continue` or `Abandon`, and by the
-    /// outcome.
+    /// Answered by any number of [`Answer::NewCode`], each followed by `Continue` or `Abandon`, and by the outcome.
     Step,
     Continue,
     Abandon,
@@ -96,19 +86,15 @@ pub(super) enum Command {
     Reap,
 }
 
-/// From the tracing thread to the agent.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum Answer {
     Stopped {
-        /// The thread through which the memory of the process can be read.
         living: Pid,
         threads: Vec<ThreadState>,
     },
     Forked(Pid),
-    /// Duration of the stop.
     Resumed(Duration),
     Failed(String),
-    /// The program is stopped, and has mapped new code.
     NewCode {
         at_exec: bool,
     },

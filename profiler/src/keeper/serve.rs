@@ -1,6 +1,5 @@
-//! The keeper process and its tracing threads: each of those stops a process, makes it fork, or steps a launched program,
-//! on behalf of the agent. Critical sequences do not wait for the agent half-way. When the agent exits at any point, a
-//! thread completes the current command, ends copies and resumes the process.
+//! The keeper process and its tracing threads. When the agent exits at any point, a thread completes the current
+//! command, ends copies and resumes the process.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -29,8 +28,7 @@ use crate::process::launch::{Launch, LaunchError, retry_releases};
 
 const NAME: &str = "heapbpf-keeper";
 
-/// Runs the keeper until the agent, its parent, exits or closes the channel; then completes injections, resumes threads
-/// and detaches everything. Fails when standard input is not the channel.
+/// Runs until the agent, its parent, exits or closes the channel. Fails when standard input is not the channel.
 pub fn serve() -> io::Result<()> {
     let channel = Channel::of_standard_input()?;
     companion::set_name(NAME);
@@ -63,7 +61,6 @@ pub fn serve() -> io::Result<()> {
     Ok(())
 }
 
-/// Starts a thread that serves the channel in `descriptors`.
 fn start_tracer(agent: &Agent, tracers: &mut Vec<JoinHandle<()>>, descriptors: Vec<OwnedFd>) -> io::Result<()> {
     tracers.retain(|tracer| !tracer.is_finished());
     let channel = descriptors.into_iter().next().map(Channel::from).ok_or(io::ErrorKind::InvalidInput)?;
@@ -73,7 +70,6 @@ fn start_tracer(agent: &Agent, tracers: &mut Vec<JoinHandle<()>>, descriptors: V
     Ok(())
 }
 
-/// Interval of further attempts to detach from a process, in nanoseconds.
 const RELEASE_PERIOD_NS: i64 = 10_000_000;
 
 /// A copy that the agent reads until it closes the other end of the pipe.
@@ -210,7 +206,6 @@ impl Worker {
     }
 }
 
-/// A traced program. Dropping it resumes and detaches it.
 #[derive(Debug)]
 struct TracedProgram {
     launch: Launch,
@@ -264,13 +259,11 @@ impl TracedProgram {
         Ok(Outcome::Done)
     }
 
-    /// Becomes readable when the program may have stopped or exited.
     fn changes(&self) -> Option<BorrowedFd<'_>> {
         self.changes.as_ref().map(AsFd::as_fd)
     }
 
-    /// Handles stops: passes signals on and traces new threads. Notifies the agent when the program is held or has
-    /// exited.
+    /// Passes signals on and traces new threads. Notifies the agent when the program is held or has exited.
     fn handle_changes(&mut self) {
         if let Some(changes) = &self.changes {
             changes.clear();
@@ -295,7 +288,6 @@ impl TracedProgram {
     }
 }
 
-/// Makes the agent attach probes to a program that is stopped.
 fn request_attach(at_exec: bool, agent: &Agent) -> Result<(), LaunchError> {
     let answered = agent.send(&Answer::NewCode { at_exec }).then(|| agent.receive(COMMAND_BYTES_MAX)).flatten();
     match answered {
@@ -312,7 +304,6 @@ struct Agent {
 }
 
 impl Agent {
-    /// Whether the agent is running and has not closed the channel.
     fn is_connected(&self) -> bool {
         let mut channel = [PollFd::new(&self.channel, PollFlags::RDHUP)];
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };
