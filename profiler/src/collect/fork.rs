@@ -1,19 +1,9 @@
-//! Copies of stopped processes by a fork: the kernel copies a page when the process next writes to it.
-//!
-//! One of the process's threads is made to fork, and notices nothing. The copy runs nothing but `exit_group(0)` once it
-//! is released, also when heapbpf is killed: a parent might take a child that was killed for a crash, and end all its
-//! others (PostgreSQL's postmaster does). Processes that could notice the fork are refused.
-//!
-//! ```text
-//! thread ─clone(CLONE_VM)─▶ intermediate process ─clone()─▶ copy
-//!        ◀─wait4()─ it is killed                    └──▶ child of init
-//! ```
-//! A direct child would belong to the process until its exit, visible to any of its `wait` calls, and remain as a
-//! zombie. The intermediate process lives and is reaped while the process is stopped; the copy is reparented to init or
-//! a subreaper, which must not be the process itself. If heapbpf is killed in the microseconds before
-//! `PTRACE_O_EXITKILL` is set for the intermediate process, that process dies at its first use of the stack, which it
-//! does not have, with all signals blocked. Descriptors are shared, not copied, so that a file that the process closes
-//! is closed.
+//! Copies of stopped processes by a fork. Processes that could notice it are refused. A released copy exits by itself,
+//! also when heapbpf is killed: a parent might take a child that was killed for a crash (PostgreSQL's postmaster ends
+//! all others then). A direct child would be visible to the process's `wait` calls, and remain as a zombie: so an
+//! intermediate process (`clone(CLONE_VM)`, killed and reaped during the stop) creates the copy, which init or a
+//! subreaper adopts. If heapbpf is killed before that has `PTRACE_O_EXITKILL`, it dies at its first use of the stack,
+//! which it lacks, with all signals blocked. Descriptors are shared, so that a file that the process closes is closed.
 
 use std::io;
 use std::time::{Duration, Instant};
@@ -30,27 +20,23 @@ use crate::linux::proc::stat;
 use crate::linux::process_memory;
 use crate::linux::ptrace::{Options, Pause, Stop, SyscallPhase, Tracee};
 
-/// Time limit for a killed process to exit.
 const END_WAIT: Duration = Duration::from_secs(1);
 
 /// Stack pointer of the created processes: invalid.
 const NO_STACK: u64 = 8;
 
-/// A copy of a process that does not run. Dropping it on the thread that created it makes it exit, as does the exit of
-/// that thread.
+/// Dropping it on the thread that created it, or the exit of that thread, makes the copy exit.
 #[derive(Debug)]
 pub(crate) struct ForkCopy {
     of: Pid,
     pid: Pid,
     pidfd: PidFd,
-    /// The process that created it and has exited.
     #[cfg(test)]
     between: Pid,
 }
 
 impl ForkCopy {
-    /// Copies a process whose threads are all held, including `threads`. `mapped` are its mappings. The threads are
-    /// held as before when this returns. Takes about 10 ms per GiB, mostly to copy page tables.
+    /// `threads` are some of the threads, all of which are held, also afterwards. Takes 10 ms per GiB, for page tables.
     pub(crate) fn make(pid: Pid, threads: &[StoppedThread], mapped: &[Region]) -> Result<Self, ForkError> {
         if is_first_of_namespace(pid) {
             return Err(ForkError::Adopts(pid));
@@ -78,7 +64,6 @@ impl ForkCopy {
         self.pid
     }
 
-    /// The intermediate process, which has exited, and the copy.
     #[cfg(test)]
     pub(crate) fn pids(&self) -> [Pid; 2] {
         [self.between, self.pid]
@@ -125,7 +110,6 @@ fn choose(pid: Pid, threads: &[StoppedThread]) -> Result<&StoppedThread, ForkErr
     }
 }
 
-/// Returns what restricts a thread's system calls.
 fn filter_of(pid: Pid, tracee: &Tracee) -> io::Result<Option<&'static str>> {
     let status = std::fs::read_to_string(format!("/proc/{pid}/task/{}/status", tracee.tid().0))?;
     let seccomp = status.lines().find_map(|line| line.strip_prefix("Seccomp:"));
@@ -143,7 +127,6 @@ fn is_first_of_namespace(pid: Pid) -> bool {
     numbers.and_then(|numbers| numbers.split_ascii_whitespace().next_back()) == Some("1")
 }
 
-/// Makes a thread create the intermediate process, and that the copy.
 fn copy_with(pid: Pid, thread: &mut InjectedThread) -> Result<ForkCopy, ForkError> {
     let flags = (libc::CLONE_VM | libc::CLONE_FILES).unsigned_abs();
     let (between, number) = make_child(pid, thread, flags)?;
@@ -161,7 +144,7 @@ fn copy_with(pid: Pid, thread: &mut InjectedThread) -> Result<ForkCopy, ForkErro
     Ok(copy)
 }
 
-/// Makes a thread reap a child that has exited, by its PID in the process's namespace. Does not block.
+/// `number` is the PID of an exited child in the process's namespace. Does not block.
 fn wait_in(pid: Pid, thread: &mut InjectedThread, number: u64) -> Result<(), ForkError> {
     let options = (libc::__WALL | libc::WNOHANG).unsigned_abs();
     let waited = thread.call(libc::SYS_wait4, [number, 0, options.into(), 0, 0, 0], &mut |_| {});
@@ -184,8 +167,7 @@ fn copy_from(pid: Pid, thread: &InjectedThread, between: &Tracee) -> Result<(For
         let _ = copy.kill().and_then(|()| wait_for_end(&copy));
         failed(error)
     })?;
-    // Pages that the process writes from now on exist twice: if memory runs out, the copy is killed, and not the
-    // process.
+    // Pages written from now on exist twice: if memory runs out, the copy is killed, and not the process.
     let _ = std::fs::write(format!("/proc/{}/oom_score_adj", copy.pid()), "1000");
     let forked = ForkCopy {
         of: pid,
@@ -197,8 +179,7 @@ fn copy_from(pid: Pid, thread: &InjectedThread, between: &Tracee) -> Result<(For
     Ok((forked, number))
 }
 
-/// Makes a thread create a process and waits until it is stopped before its first instruction. Also returns its PID in
-/// the process's namespace.
+/// Waits until the child is stopped before its first instruction. Also returns its PID in the process's namespace.
 fn make_child(pid: Pid, maker: &mut InjectedThread, flags: u32) -> Result<(Tracee, u64), ForkError> {
     let failed = |error| ForkError::Trace(pid, error);
     let mut child = None;
@@ -233,17 +214,14 @@ const CALL_WAIT: Duration = Duration::from_secs(20);
 
 const ALL_SIGNALS: u64 = u64::MAX;
 
-/// A thread that is made to make system calls by an existing instruction, and is restored afterwards: registers, signal
-/// mask and the interrupted system call. Its memory is written only by the injected calls.
+/// Makes system calls by an existing instruction; registers, signal mask and an interrupted system call are restored.
 #[derive(Debug)]
 struct InjectedThread {
     pid: Pid,
     tracee: Tracee,
-    /// Address of a system call instruction.
     instruction: u64,
     saved: Registers,
     blocked: u64,
-    /// It has run since it was taken.
     ran: bool,
     /// It has not stopped since: a call timed out, as every call does in a frozen control group.
     runs: bool,
@@ -260,14 +238,12 @@ impl InjectedThread {
         Ok(Some(Self { pid, tracee, instruction, saved, blocked, ran: false, runs: false, sigstop_arrived: false }))
     }
 
-    /// A thread created by this one, which is never restored.
     fn child(&self, tracee: &Tracee) -> Self {
         let Self { pid, instruction, saved, blocked, .. } = *self;
         let tracee = tracee.clone();
         Self { pid, tracee, instruction, saved, blocked, ran: false, runs: false, sigstop_arrived: false }
     }
 
-    /// Sets the registers so that it makes this system call when it runs.
     fn prepare(&self, number: libc::c_long, arguments: [u64; 6]) -> io::Result<()> {
         self.tracee.set_registers(&self.saved.for_syscall(self.instruction, number, arguments))
     }
@@ -310,8 +286,7 @@ impl InjectedThread {
         }
     }
 
-    /// Restores the thread, held as before. The kernel restarts an interrupted system call after a `PTRACE_INTERRUPT`
-    /// stop, so the thread is brought to one again.
+    /// Held as before. The kernel restarts an interrupted call only after a `PTRACE_INTERRUPT` stop: it gets one.
     fn restore(mut self) -> io::Result<()> {
         if self.ran {
             self.tracee.interrupt()?;
@@ -345,9 +320,7 @@ impl InjectedThread {
     }
 }
 
-/// Whether a thread outside of system calls may be in a restartable sequence ([`struct
-/// rseq`](https://github.com/torvalds/linux/blob/v6.12/include/uapi/linux/rseq.h)): if it were moved elsewhere, the
-/// kernel would not restart the sequence.
+/// Whether a thread may be in a restartable sequence (`struct rseq`), which would not restart if it were moved.
 fn is_in_rseq(tracee: &Tracee, registers: &Registers) -> io::Result<bool> {
     let Some(area) = tracee.rseq_area()? else { return Ok(false) };
     let word = |address: u64| {
@@ -362,13 +335,11 @@ fn is_in_rseq(tracee: &Tracee, registers: &Registers) -> io::Result<bool> {
     Ok(registers.instruction().wrapping_sub(start) < length)
 }
 
-/// Maximum number of searched bytes.
 const BYTES_MAX: u64 = 16 << 20;
 
 const PIECE_BYTES: u64 = 64 << 10;
 
-/// Finds a system call instruction: in mappings of the kernel, where the thread made its last system call, or in any
-/// code.
+/// Searches mappings of the kernel, the place of the thread's last system call, and all other code.
 fn find_syscall_instruction(pid: Pid, tracee: &Tracee, mapped: &[Region]) -> Result<Option<u64>, ForkError> {
     let runs = |region: &&Region| region.executable && region.readable && region.end.0 < ADDRESS_END;
     let registers = tracee.registers().map_err(|error| ForkError::Trace(pid, error))?.ok_or(ForkError::Ended(pid))?;

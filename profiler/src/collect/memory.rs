@@ -1,5 +1,4 @@
-//! Memory of a process: copied into one buffer, allocated before the process is stopped, with several threads where that
-//! pays; or read on demand from a fork of it.
+//! Memory of a process: copied into one buffer by several threads, or read on demand from a fork.
 
 use std::cell::RefCell;
 use std::collections::{BTreeSet, VecDeque};
@@ -22,16 +21,12 @@ use crate::memory::{Memory, Span, joined, without};
 /// Maximum number of copying threads: they wait for memory more than for the CPU.
 const THREADS_MAX: usize = 4;
 
-/// Bytes copied by a thread in one call.
 const JOB_BYTES: usize = 4 << 20;
 
-/// Bytes read at once for a small request from a fork.
 const PIECE_BYTES: u64 = 16 << 10;
 
-/// Number of pieces in each thread's cache: 8 MiB.
 const PIECES: usize = 512;
 
-/// Maximum number of inspected mappings of a fork.
 const REGIONS_MAX: usize = 1 << 20;
 
 /// Spans that overlap a range, of `spans` by rising address without overlaps.
@@ -45,7 +40,6 @@ fn present(spans: &[Span], range: &Span) -> Vec<Span> {
     parts.map(|part| part.start.max(range.start)..part.end.min(range.end)).collect()
 }
 
-/// The span around an address.
 fn around(spans: &[Span], address: TargetAddr) -> Option<&Span> {
     between(spans, address, TargetAddr(address.0.saturating_add(1))).next()
 }
@@ -57,10 +51,8 @@ pub(crate) struct Reserved {
 }
 
 impl Reserved {
-    /// Allocates memory for a process that has this many bytes now, with room for growth until it is stopped. Takes
-    /// half a second per GiB, which must not be spent while the process is stopped. Fails for more than three quarters
-    /// of the memory that is available on the machine and in this process's control groups: the analysis of the copy
-    /// needs memory as well.
+    /// `bytes` is the present size; adds room for growth. Takes half a second per GiB, so call it before the stop.
+    /// Fails above three quarters of the available memory, of which the analysis needs a part as well.
     pub(crate) fn of(pid: Pid, bytes: u64) -> Result<Self, CollectError> {
         let free = [memory::available_bytes(), memory::available_in_cgroup_bytes()].into_iter().flatten().min();
         let mut reserved = Self::empty(pid, bytes, free.map_or(u64::MAX, |bytes| bytes / 4 * 3))?;
@@ -96,13 +88,11 @@ pub(crate) struct Copy {
 struct Piece {
     start: u64,
     end: u64,
-    /// In the buffer.
     offset: usize,
 }
 
 impl Copy {
-    /// Copies spans of a process (by rising address, without overlaps). Fails when the process has exited, cannot be
-    /// read, or has grown too much.
+    /// `spans` by rising address, without overlaps. Fails if the process has exited, is unreadable, or grew too much.
     pub(crate) fn take(pid: Pid, spans: &[Span], reserved: Reserved) -> Result<Self, CollectError> {
         let pieces = laid_out(spans);
         let bytes = pieces.last().map_or(0, |last| last.offset + length(last));
@@ -168,7 +158,6 @@ fn jobs<'a>(pieces: &[Piece], mut buffer: &'a mut [u8]) -> VecDeque<Job<'a>> {
     jobs
 }
 
-/// Runs all jobs; returns the unreadable spans.
 fn copy_all(pid: Pid, jobs: VecDeque<Job<'_>>) -> Result<Vec<Span>, CollectError> {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let threads = cores.min(THREADS_MAX).min(jobs.len());
@@ -195,7 +184,6 @@ fn copy_all(pid: Pid, jobs: VecDeque<Job<'_>>) -> Result<Vec<Span>, CollectError
     Ok(unread.into_inner().unwrap_or_else(PoisonError::into_inner))
 }
 
-/// Runs a job; returns the unreadable spans.
 fn copy(pid: Pid, job: Job<'_>) -> Result<Vec<Span>, CollectError> {
     let Job { mut ranges, buffer } = job;
     let (mut done, mut first, mut holes) = (0, 0, Vec::new());
@@ -223,7 +211,6 @@ fn copy(pid: Pid, job: Job<'_>) -> Result<Vec<Span>, CollectError> {
     Ok(holes)
 }
 
-/// Advances the ranges by `bytes`; those before `first` are complete.
 fn skip(ranges: &mut [(u64, usize)], first: &mut usize, mut bytes: usize) {
     while let Some((address, length)) = ranges.get_mut(*first) {
         let count = bytes.min(*length);
@@ -265,15 +252,12 @@ thread_local! {
     static CACHE: RefCell<Vec<Option<CachedPiece>>> = const { RefCell::new(Vec::new()) };
 }
 
-/// A part of a fork's memory without gaps.
 struct CachedPiece {
-    /// Fork and address.
     key: (u64, u64),
     bytes: Vec<u8>,
 }
 
-/// Memory of a fork, read on demand. Each thread caches what it has read last, so that adjacent words cost one system
-/// call. Dropping it ends the fork.
+/// Read on demand. Threads cache what they read last: adjacent words cost one system call. Dropping it ends the fork.
 #[derive(Debug)]
 pub(crate) struct ForkMemory {
     copy: Box<dyn ProcessCopy>,
@@ -283,8 +267,7 @@ pub(crate) struct ForkMemory {
 }
 
 impl ForkMemory {
-    /// `spans` is the existing memory. Memory that the process shares with others is read as it is at the time of the
-    /// read.
+    /// `spans` is the existing memory. Shared memory is read as it is at the time of the read.
     pub(crate) fn new(copy: Box<dyn ProcessCopy>, spans: Vec<Span>) -> Self {
         static NEXT_ID: AtomicU64 = AtomicU64::new(1);
         Self { copy, id: NEXT_ID.fetch_add(1, Ordering::Relaxed), spans: joined(spans) }
@@ -311,7 +294,6 @@ impl ForkMemory {
         done
     }
 
-    /// Reads from a cached piece, which is loaded if necessary. `span` is the existing memory around the address.
     fn read_cached(&self, address: u64, span: &Span, buffer: &mut [u8]) -> usize {
         let aligned = address - address % PIECE_BYTES;
         let first = aligned.max(span.start.0);
@@ -370,8 +352,8 @@ impl Memory for ForkMemory {
     }
 }
 
-/// Private and readable mappings of a process that its copy lacks because the process requested it (`MADV_DONTFORK`,
-/// `MADV_WIPEONFORK`); adjacent ones are joined. Call it when the process runs again: it takes as long as copying.
+/// Private, readable mappings that the copy lacks (`MADV_DONTFORK`, `MADV_WIPEONFORK`), joined. Takes as long as
+/// copying, so call it when the process runs again.
 pub(super) fn left_out(copy: Pid, mapped: &[Region]) -> Result<Vec<Span>, ForkError> {
     let copied: BTreeSet<_> = regions(copy)?.into_iter().map(|region| (region.start, region.end)).collect();
     let wiped = wiped(copy)?;
@@ -388,7 +370,6 @@ pub(super) fn left_out(copy: Pid, mapped: &[Region]) -> Result<Vec<Span>, ForkEr
     Ok(left_out)
 }
 
-/// Start addresses of the copy's mappings that are empty because of `MADV_WIPEONFORK`.
 fn wiped(pid: Pid) -> Result<BTreeSet<TargetAddr>, ProcError> {
     let failed = |source| ProcError::Io { pid, entry: "smaps", source };
     let file = File::open(format!("/proc/{pid}/smaps")).map_err(failed)?;
@@ -411,7 +392,6 @@ fn wiped(pid: Pid) -> Result<BTreeSet<TargetAddr>, ProcError> {
     Ok(wiped)
 }
 
-/// Returns the start address if a line of `smaps` begins a mapping; its other lines have no range.
 pub(crate) fn mapping_start(line: &[u8]) -> Option<u64> {
     let dash = line.iter().take(17).position(|&byte| byte == b'-')?;
     u64::from_str_radix(std::str::from_utf8(&line[..dash]).ok()?, 16).ok()

@@ -1,9 +1,4 @@
 //! Heap snapshots: threads, registers, mappings and memory of a process at one point in time.
-//!
-//! ```text
-//! seize all threads ─▶ stopped ─▶ registers, mappings ─▶ memory: copied now, or preserved by a fork ─▶ resume
-//!                                 └──────────────────── pause ────────────────────┘
-//! ```
 
 use std::time::Duration;
 
@@ -27,7 +22,6 @@ pub(crate) use process::{CollectError, ProcessCopy, StoppedProcess};
 use memory::{Copy, ForkMemory, Reserved, left_out};
 use pages::Touched;
 
-/// How memory is preserved for the analysis.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Method {
     /// Copied while the process is stopped.
@@ -37,7 +31,6 @@ pub enum Method {
     Fork,
 }
 
-/// A heap snapshot of a process.
 pub struct Collected {
     pub pid: Pid,
     pub threads: Vec<ThreadState>,
@@ -46,10 +39,8 @@ pub struct Collected {
     pub memory: Box<dyn Memory>,
     /// User data that the kernel stores for the process, which may be the only pointers to blocks.
     pub kernel_words: Vec<u64>,
-    /// Total duration of all stops.
     pub pause: Duration,
     pub method: Method,
-    /// Touched bytes that could not be read.
     pub unread_bytes: u64,
 }
 
@@ -90,8 +81,7 @@ pub(crate) fn collect(
     Ok(Collected { pid, threads, regions, memory, kernel_words, pause, method, unread_bytes })
 }
 
-/// Resumes a stopped process and returns the memory of a copy of it, the bytes missing from the copy, and the duration
-/// of the stop.
+/// Also returns the bytes missing from the copy, and the duration of the stop.
 fn forked(
     mut stopped: Box<dyn StoppedProcess>,
     regions: &[Region],

@@ -1,5 +1,4 @@
-//! Pages of a process that have to be read: written ones, of mappings that can contain pointers. Nothing is faulted in,
-//! and memory that was reserved and never touched costs nothing, even terabytes.
+//! Pages that have to be read. Nothing is faulted in, and untouched memory costs nothing, even terabytes.
 
 use std::fs::File;
 use std::io;
@@ -17,15 +16,13 @@ use crate::linux::proc::maps::{Region, RegionKind};
 use crate::linux::process_memory::{self, Pages};
 use crate::memory::Span;
 
-/// Limit for inspecting a mapping page by page, where the kernel has no faster way (before Linux 6.7): only shadow
-/// memory of sanitizers is as large.
+/// Size limit for inspecting page by page (before Linux 6.7): only shadow memory of sanitizers is as large.
 const SLOW_BYTES_MAX: u64 = 1 << 40;
 
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Touched {
     /// By rising address; adjacent spans are joined.
     pub spans: Vec<Span>,
-    /// Bytes of mappings that could not be inspected.
     pub unread_bytes: u64,
 }
 
@@ -64,7 +61,6 @@ impl Touched {
         let range = region.start.0..region.end.0;
         if *source == Source::Scan {
             match process_memory::scan_pages(pagemap, range.clone(), pages, &mut |found| self.push(found)) {
-                // The kernel lacks the request.
                 Err(error) if matches!(error.raw_os_error(), Some(libc::ENOTTY | libc::EINVAL)) => {
                     *source = Source::Pagemap;
                 }
@@ -92,14 +88,12 @@ impl Touched {
 enum Source {
     /// `PAGEMAP_SCAN` (Linux 6.7).
     Scan,
-    /// An entry of the pagemap per page.
     Pagemap,
 }
 
 /// Selects the pages of a mapping that can contain pointers stored by the process; `None` for none.
 fn wanted(region: &Region) -> Option<Pages> {
-    // Code of files was not written by the process. Generated code contains pointers; protected memory (guarded heaps,
-    // cryptographic keys) may become accessible again.
+    // Code of files was not written by the process. Protected memory (guarded heaps, keys) may become accessible again.
     let is_file = matches!(region.kind, RegionKind::File { .. });
     let is_closed = !region.readable || region.executable && !region.writable;
     if is_closed && (is_file || region.shared) {
@@ -118,7 +112,6 @@ fn wanted(region: &Region) -> Option<Pages> {
     }
 }
 
-/// Whether this is the kernel's name for memory without a file on a disk.
 fn is_memory(path: &Path) -> bool {
     const NAMES: [&str; 8] = [
         "/dev/shm/",
@@ -134,12 +127,11 @@ fn is_memory(path: &Path) -> bool {
     NAMES.iter().any(|name| path.as_os_str().as_encoded_bytes().starts_with(name.as_bytes()))
 }
 
-/// Shared mappings up to this size are inspected completely; of larger ones, such as of databases, only what this
-/// process touched.
+/// Limit for inspecting shared mappings completely; of larger ones, as of databases, only what the process touched is.
 const SHARED_BYTES_MAX: u64 = 64 << 20;
 
-/// Ranges of shared memory that any process has written: after a fork, a child has no page table entries for them until
-/// it accesses them, but may hold pointers stored there before. `None` where that is unknown or too large.
+/// Ranges that any process has written: a forked child has no page table entries for them until it accesses them, but
+/// may hold pointers stored before. `None` where unknown or too large.
 fn shared_data(pid: Pid, region: &Region) -> Option<Vec<Range<u64>>> {
     const TMPFS_MAGIC: u64 = 0x0102_1994;
     let (start, end) = (region.start.0, region.end.0);
@@ -156,7 +148,6 @@ fn shared_data(pid: Pid, region: &Region) -> Option<Vec<Range<u64>>> {
     while at < last {
         let data = match rustix::fs::seek(&file, SeekFrom::Data(at)) {
             Ok(data) => data,
-            // No more data.
             Err(rustix::io::Errno::NXIO) => break,
             Err(_) => return None,
         };
@@ -171,8 +162,7 @@ fn shared_data(pid: Pid, region: &Region) -> Option<Vec<Range<u64>>> {
     Some(found)
 }
 
-/// Reads a pagemap entry for every page
-/// (<https://github.com/torvalds/linux/blob/v6.12/Documentation/admin-guide/mm/pagemap.rst>).
+/// See Documentation/admin-guide/mm/pagemap.rst.
 fn entries(pagemap: &File, range: Range<u64>, pages: Pages, found: &mut dyn FnMut(Range<u64>)) -> io::Result<()> {
     let mut words = vec![0_u8; 1 << 19];
     let mut page = range.start / PAGE_BYTES;

@@ -1,5 +1,3 @@
-//! A stopped process, and errors while it is inspected.
-
 use std::fmt::Debug;
 use std::io;
 use std::time::Duration;
@@ -16,7 +14,6 @@ use crate::linux::ptrace::{Stop, Tracee};
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ThreadState {
     pub tid: Tid,
-    /// All words of its general and vector registers.
     pub registers: Vec<u64>,
     pub instruction: TargetAddr,
     /// Lowest used address of its stack.
@@ -25,7 +22,6 @@ pub struct ThreadState {
     pub thread_pointer: TargetAddr,
 }
 
-/// A thread in a ptrace stop.
 #[derive(Debug)]
 pub(crate) struct StoppedThread {
     pub tracee: Tracee,
@@ -33,7 +29,6 @@ pub(crate) struct StoppedThread {
     pub release: Release,
 }
 
-/// What happens to a stopped thread at the end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Release {
     /// It is detached, as if nothing had happened.
@@ -44,26 +39,20 @@ pub(crate) enum Release {
 
 /// A stopped process, whose tracing thread may belong to the keeper. Dropping it resumes the process.
 pub(crate) trait StoppedProcess {
-    /// A thread through which the memory of the process can be read.
     fn living_thread(&self) -> Pid;
 
-    /// State of all threads. Fails when the process was killed meanwhile, or runs 32-bit code.
     fn states(&self) -> Result<Vec<ThreadState>, CollectError>;
 
-    /// Makes the process fork. `mapped` are its mappings. The threads are stopped as before when this returns.
     fn fork(&mut self, mapped: &[Region]) -> Result<Box<dyn ProcessCopy>, CollectError>;
 
-    /// Resumes the process, and returns the duration of the stop. Fails when the tracing thread has exited, at which
-    /// the kernel resumes the process.
+    /// Fails when the tracing thread has exited, at which the kernel resumes the process.
     fn release(self: Box<Self>) -> Result<Duration, CollectError>;
 }
 
 /// A copy of a process that does not run. Dropping it ends it.
 pub(crate) trait ProcessCopy: Debug + Send + Sync {
-    /// Its memory can be read like that of any process.
     fn pid(&self) -> Pid;
 
-    /// Whether it was killed, so that its memory cannot be read any more.
     fn has_ended(&self) -> bool;
 }
 
@@ -76,31 +65,26 @@ pub(crate) enum CollectError {
     Ended(Pid),
     #[error("process `{0}` is a kernel thread and has no heap; `ps -e` lists running processes")]
     Kernel(Pid),
-    /// `/proc` is of another PID namespace.
     #[error(
         "`/proc` belongs to another PID namespace than heapbpf, in which process `{0}` is a different one; mount it again (`mount -t proc proc /proc`), or run heapbpf on the host"
     )]
     Elsewhere(Pid),
-    /// The agent exits.
     #[error("the inspection of process `{0}` was interrupted because heapbpf exits; the process continues to run")]
     Interrupted(Pid),
     #[error("process `{0}` is heapbpf itself, which cannot stop itself; give another to `--pid`")]
     Itself(Pid),
-    /// Another tracer, such as a debugger, is attached.
     #[error("thread `{}` of process `{pid}` is already traced by `{}` (thread `{}`), and a thread can have only one tracer; detach or end that one first", tid.0, name.escape_debug(), tracer.0)]
     Traced { pid: Pid, tid: Tid, tracer: Tid, name: String },
     #[error(
         "stopping process `{0}` is not permitted: it belongs to another user or is protected; run as root or with CAP_SYS_PTRACE (see `sysctl kernel.yama.ptrace_scope`)"
     )]
     NotPermitted(Pid),
-    /// The pagemap is readable only for the owner of the process.
     #[error(
         "reading `/proc/{0}/pagemap` is not permitted: it belongs to another user; run as root, or with CAP_DAC_READ_SEARCH beside CAP_SYS_PTRACE"
     )]
     PagemapNotPermitted(Pid),
     #[error("thread `{}` of process `{pid}` (state `{state}`) did not stop within {seconds} s; it may wait for a device or in vfork (`cat /proc/{pid}/task/{}/stack`); try again later", tid.0, tid.0)]
     Stuck { pid: Pid, tid: Tid, state: char, seconds: u64 },
-    /// It creates threads faster than they can be stopped.
     #[error("process `{pid}` still created threads after {seconds} s; try again when it is less busy")]
     StillForking { pid: Pid, seconds: u64 },
     #[error("process `{0}` runs 32-bit code; only 64-bit programs can be checked")]
@@ -117,7 +101,6 @@ pub(crate) enum CollectError {
         "the copy of process `{0}` was killed before it was read completely: out of memory (`dmesg`), or somebody killed it or the keeper process; try again, or use `--snapshot read`"
     )]
     CopyKilled(Pid),
-    /// Error message of the keeper.
     #[error("{0}")]
     Keeper(String),
     #[error("cannot {what} process `{pid}`: {source}; `heapbpf doctor` reports what this system allows")]
@@ -125,7 +108,6 @@ pub(crate) enum CollectError {
 }
 
 impl CollectError {
-    /// Converts the kernel's error for an action.
     pub(super) fn refused(pid: Pid, what: &'static str) -> impl Fn(io::Error) -> Self {
         move |source| match source.raw_os_error() {
             Some(libc::ESRCH) => Self::Ended(pid),
@@ -160,7 +142,6 @@ pub(crate) enum ForkError {
         "process `{0}` exited while it was copied; start it with `heapbpf leaks -- COMMAND` to have it checked at its exit"
     )]
     Ended(Pid),
-    /// The copy would become its child.
     #[error(
         "process `{0}` cannot be made to fork: it adopts orphans (as the first process of a container, or by PR_SET_CHILD_SUBREAPER), and would see the copy exit; use `--snapshot read`"
     )]

@@ -1,7 +1,5 @@
-//! Roots of the reachability analysis: all memory without the heap and the unused parts of stacks. Pure.
-//!
-//! An unused range that is included hides leaks; a used range that is excluded causes false reports. So part of a stack
-//! is excluded only if the thread library's own record of the stack confirms its bounds.
+//! Roots of the reachability analysis. An unused range that is included hides leaks; a used one that is excluded causes
+//! false reports: parts of stacks are excluded only where the thread library's own record confirms their bounds.
 
 use std::collections::HashSet;
 use std::iter;
@@ -34,7 +32,6 @@ pub(crate) fn root_spans(
     without(memory.present(TargetAddr(0)..TargetAddr(u64::MAX)), &joined(cuts))
 }
 
-/// Returns the unused part of the stack that a thread runs on.
 fn unused(thread: &ThreadState, threads: &[ThreadState], regions: &[Region], memory: &dyn Memory) -> Option<Span> {
     let region = region_of(regions, thread.stack_pointer)?;
     let stack = if region.kind == RegionKind::Stack {
@@ -53,8 +50,7 @@ fn unused(thread: &ThreadState, threads: &[ThreadState], regions: &[Region], mem
     (start.0 < end).then_some(start..TargetAddr(end))
 }
 
-/// Whether a thread handles a signal on an alternate stack that is a variable on its own stack: the interrupted frames
-/// are below it. The kernel's signal frame records the alternate stack (`uc_stack`).
+/// Whether the alternate signal stack (`uc_stack`) is a variable on the own stack: the interrupted frames are below it.
 fn is_on_nested_stack(thread: &ThreadState, stack: &Span, memory: &dyn Memory) -> bool {
     const SEARCHED_BYTES_MAX: u64 = 1 << 18;
     // `SS_ONSTACK`, and `SS_AUTODISARM`.
@@ -72,9 +68,8 @@ fn is_on_nested_stack(thread: &ThreadState, stack: &Span, memory: &dyn Memory) -
     })
 }
 
-/// Returns the memory of a thread's stack including guard, thread-local storage and control block, from the control
-/// block. glibc (`stackblock`, `stackblock_size` in `struct pthread`) and musl (`map_base`, `map_size`) store it in two
-/// adjacent words, at offsets that differ between their versions.
+/// Includes guard, thread-local storage and control block, in which glibc (`stackblock`, `stackblock_size`) and musl
+/// (`map_base`, `map_size`) store it in two adjacent words, at offsets that differ between versions.
 fn stack_of(thread_pointer: TargetAddr, memory: &dyn Memory) -> Option<Span> {
     const BLOCK_BYTES: u64 = 4096;
     // In both libraries, a control block begins with a pointer to itself.
@@ -93,16 +88,14 @@ fn stack_of(thread_pointer: TargetAddr, memory: &dyn Memory) -> Option<Span> {
     })
 }
 
-/// Upper bound of a stack's size. Pointers, which may appear in such a pair of words as well, are larger, except low
-/// addresses.
+/// Pointers, which may appear in such a pair of words as well, are larger, except low addresses.
 const STACK_BYTES_MAX: u64 = 1 << 36;
 
 fn may_contain_stacks(region: &Region) -> bool {
     region.writable && !region.shared && matches!(region.kind, RegionKind::Anonymous { .. })
 }
 
-/// Stacks of exited threads, which glibc keeps for new threads and which contain stale pointers. `span` contains the
-/// control blocks at their top.
+/// Stacks that glibc keeps for new threads, with stale pointers. `span` contains the control blocks at their top.
 fn ended_stacks(span: &Span, threads: &[ThreadState], live: &HashSet<TargetAddr>, memory: &dyn Memory) -> Vec<Span> {
     let (mut found, mut buffer) = (Vec::new(), Vec::new());
     // Control blocks are aligned to cache lines.
@@ -121,8 +114,7 @@ fn ended_stacks(span: &Span, threads: &[ThreadState], live: &HashSet<TargetAddr>
     found
 }
 
-/// Addresses of cache lines whose first and third word are their own address. Without calls per line, because this
-/// scans gigabytes.
+/// Cache lines whose first and third word are their own address. Without calls per line, because this scans gigabytes.
 fn own_lines(start: u64, bytes: &[u8]) -> Vec<u64> {
     let words = bytes.as_chunks::<8>().0;
     let (mut index, mut address, mut own) = (0, start, Vec::new());
@@ -142,8 +134,7 @@ const WINDOW_BYTES: usize = 1 << 16;
 const LINE_BYTES: usize = 64;
 const LINE_WORDS: usize = LINE_BYTES / 8;
 
-/// Unused parts of the stack below this control block and of the block; empty unless it is certainly that of an exited
-/// thread.
+/// Unused parts below this control block and of it; empty unless it is certainly that of an exited thread.
 fn ended_stack(block: TargetAddr, threads: &[ThreadState], memory: &dyn Memory) -> Vec<Span> {
     let Some((stack, is_joined)) = stack_of_ended(block, threads, memory) else { return Vec::new() };
     let head_end = TargetAddr(block.0.saturating_add(HEAD_BYTES));
@@ -152,8 +143,7 @@ fn ended_stack(block: TargetAddr, threads: &[ThreadState], memory: &dyn Memory) 
     iter::once(stack.start..block).chain(behind).collect()
 }
 
-/// Start of a control block: a pointer to itself, and the pointer to the thread's DTV, which the next thread on the
-/// stack reuses.
+/// A pointer to itself, and the pointer to the DTV, which the next thread on the stack reuses.
 const HEAD_BYTES: u64 = 2 * WORD_BYTES;
 
 /// Returns the stack below this control block, and whether its thread was joined.

@@ -1,5 +1,4 @@
-//! Stops all threads of a process, and resumes them in every case: when [`Stopped`] is dropped, on errors and panics;
-//! when the tracing process is killed, the kernel does.
+//! Stops all threads of a process. They resume when [`Stopped`] is dropped, or the tracing process is killed.
 
 use std::io;
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
@@ -26,7 +25,6 @@ const STOP_SECONDS_MAX: u64 = 2;
 /// Time limit for threads that have not stopped when the others resume.
 const RELEASE_LIMIT: Duration = Duration::from_millis(500);
 
-/// A stopped process. Dropping it resumes the process.
 #[derive(Debug)]
 pub(crate) struct Stopped {
     pid: Pid,
@@ -49,8 +47,7 @@ impl Stopped {
         Self::new_while(pid, held, &|| true)
     }
 
-    /// Like [`new`](Self::new). Calls `is_wanted` while a thread takes long to stop, and fails with
-    /// [`CollectError::Interrupted`] when it returns false.
+    /// Calls `is_wanted` while a thread takes long; fails with [`CollectError::Interrupted`] when it returns false.
     pub(crate) fn new_while(
         pid: Pid,
         held: Vec<StoppedThread>,
@@ -97,7 +94,6 @@ impl Stopped {
         })
     }
 
-    /// Makes the process fork. `mapped` are its mappings. The threads are stopped as before when this returns.
     pub(crate) fn fork(&self, mapped: &[Region]) -> Result<ForkCopy, ForkError> {
         ForkCopy::make(self.pid, &self.held, mapped)
     }
@@ -171,7 +167,6 @@ impl Stopped {
         Err(CollectError::Traced { pid: self.pid, tid, tracer, name })
     }
 
-    /// Waits until all requested stops have occurred.
     fn wait(&mut self, deadline: Instant, is_wanted: &dyn Fn() -> bool) -> Result<(), CollectError> {
         let mut idle_since = Instant::now();
         loop {
@@ -226,7 +221,6 @@ impl Stopped {
         Ok(())
     }
 
-    /// Records which threads have stopped or exited; returns whether any has.
     fn gather(&mut self) -> Result<bool, CollectError> {
         let (mut has_moved, mut has_ended) = (false, false);
         for tracee in std::mem::take(&mut self.running) {
@@ -249,8 +243,7 @@ impl Stopped {
         if has_ended { Err(CollectError::Ended(self.pid)) } else { Ok(has_moved) }
     }
 
-    /// Handles a thread that disappeared without exiting: it has called exec, is the first thread now, and about to
-    /// stop.
+    /// A thread that disappeared without exiting has called exec: it is the first thread now, and about to stop.
     fn follow_exec(&mut self) {
         let first = Tracee::of(Tid(self.pid.0));
         if stat::status(self.pid, first.tid()).is_some_and(|status| status.tracer == Some(own_tid())) {
@@ -263,7 +256,6 @@ impl Stopped {
         }
     }
 
-    /// Returns a thread's stop, if it has stopped.
     fn stop_of(&self, tracee: &Tracee) -> io::Result<Option<Stop>> {
         if self.is_child && tracee.tid().0 == self.pid.0 {
             // The exit status is left for the parent.
@@ -332,8 +324,7 @@ fn detach(held: &StoppedThread) -> Tracee {
     tracee.clone()
 }
 
-/// Returns a thread through which the memory of a process can be read: the first one unless it has exited. Fails for
-/// kernel threads, for heapbpf itself, and for exited processes.
+/// The first thread unless it has exited. Fails for kernel threads, for heapbpf itself, and for exited processes.
 pub(crate) fn living_thread(pid: Pid) -> Result<Pid, CollectError> {
     if pid.0 == std::process::id() {
         return Err(CollectError::Itself(pid));
@@ -379,7 +370,6 @@ impl Reaper {
         Ok(Self { reaped, stop: Some(stop), thread: Some(thread) })
     }
 
-    /// Whether this has reaped a thread, whose exit is then not visible elsewhere.
     fn has_reaped(&self, tid: Tid) -> bool {
         self.reaped.lock().unwrap_or_else(PoisonError::into_inner).contains(&tid)
     }
