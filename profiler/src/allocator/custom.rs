@@ -26,11 +26,9 @@ use super::spec::HookSpec;
 use crate::process::pattern::ModulePattern;
 
 const HEAP_NAME_BYTES_MAX: usize = 64;
-
 /// Heap of functions in any module, unless one is given.
 const DEFAULT_HEAP: &str = "custom";
 
-/// A user-defined function and its heap.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CustomHook {
     pub heap: String,
@@ -41,11 +39,9 @@ pub struct CustomHook {
     pub interval_bytes: Option<u32>,
 }
 
-/// Why a hook is rejected, with the position in its text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HookError {
     text: String,
-    /// Byte range in the text.
     at: Range<usize>,
     reason: String,
 }
@@ -54,7 +50,6 @@ pub struct HookError {
 const SHOWN_MAX: usize = 160;
 const SHOWN_BEFORE_MAX: usize = 80;
 
-/// The start of a text, as shown in an error.
 fn start_of(text: &str) -> String {
     match text.char_indices().nth(SHOWN_MAX) {
         Some((end, _)) => format!("{}…", &text[..end]),
@@ -78,7 +73,6 @@ impl fmt::Display for HookError {
     }
 }
 
-/// A part of a text that is being parsed, with its position.
 #[derive(Clone, Copy)]
 struct Part<'a> {
     text: &'a str,
@@ -155,7 +149,6 @@ pub fn function(text: &str) -> Result<HookSpec, HookError> {
     }
 }
 
-/// Checks a heap's name; the error is the reason.
 pub(crate) fn check_heap_name(name: &str) -> Result<(), String> {
     let allowed = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-' | b'.' | b'+');
     if name.is_empty() || name.len() > HEAP_NAME_BYTES_MAX || !name.bytes().all(allowed) {
@@ -221,7 +214,6 @@ fn parse_function(part: Part<'_>) -> Result<(HookSpec, Option<u32>), HookError> 
     Ok((keys.spec(name.str(), inside)?, interval))
 }
 
-/// The keys between the parentheses.
 #[derive(Default)]
 struct Keys {
     size: Option<usize>,

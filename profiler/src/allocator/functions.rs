@@ -1,27 +1,22 @@
-//! Allocation functions with public names: those of the C library and of C++, some or all of which every general-purpose
-//! allocator defines, those that the Rust compiler calls, and mappings.
+//! Allocation functions with public names: the C library's, C++'s, those that the Rust compiler calls, and mappings.
 
 use super::spec::{HookSpec, Table};
 
-/// The C library's. Freeing functions come first in every table: they are attached first, so that no free of a tracked block
-/// is missed.
+/// Freeing functions come first in every table: they are attached first, so that no free of a tracked block is missed.
 pub(crate) const C: Table = Table(&[
-    // `free_sized` and `free_aligned_sized`: C23 7.24.3.3 and 7.24.3.4, glibc 2.42. `vfree`: from Solaris, in mimalloc and
-    // others.
+    // `free_…sized`: C23 7.24.3.3 and 7.24.3.4, glibc 2.42. `vfree`: from Solaris, in mimalloc and others.
     HookSpec::free("free cfree free_sized free_aligned_sized vfree", 0),
     HookSpec::alloc("malloc valloc", 0),
     HookSpec::alloc("calloc", 0).times(1),
     HookSpec::realloc("realloc", 0, 1),
     HookSpec::realloc("reallocarray", 0, 1).times(2),
-    // From BSD.
     HookSpec::realloc("reallocf", 0, 1).frees_on_failure(),
     HookSpec::alloc_out("posix_memalign", 0, 2),
     HookSpec::alloc("aligned_alloc memalign", 1),
     HookSpec::alloc("pvalloc", 0).page_rounded(),
 ]);
 
-/// Additional names of the same functions in glibc and in allocators that replace it. Nearly always they are at the addresses of
-/// [`C`], and are then not reported.
+/// Other names of the same functions. Nearly always they are at the addresses of [`C`], and are then not reported.
 pub(crate) const C_ALIASES: Table = Table(&[
     HookSpec::free("__libc_free __libc_cfree", 0),
     HookSpec::alloc("__libc_malloc __libc_valloc", 0),
@@ -37,7 +32,6 @@ pub(crate) const C_REQUIRED: &[&str] = &["malloc", "free", "calloc", "realloc"];
 
 /// C++'s operators new and delete, as mangled by the Itanium ABI (5.1.5; `m` is `std::size_t`). Hooked only in modules that
 /// implement them on their own allocator: those of libstdc++ and libc++ call `malloc`, which is hooked anyway.
-///
 /// Those with `__hot_cold_t` are clang's and Google's tcmalloc's. A replacement that is built without exceptions terminates the
 /// program where another throws, and cannot be distinguished.
 pub(crate) const OPERATORS: Table = Table(&[
@@ -62,13 +56,11 @@ pub(crate) const OPERATORS: Table = Table(&[
     ),
 ]);
 
-/// Without these, the profile of a program that uses operators is incomplete.
 pub(crate) const OPERATORS_REQUIRED: &[&str] = &["_Znwm", "_Znam", "_ZdlPv", "_ZdaPv"];
 
 /// Functions that the Rust compiler calls: `alloc(size, align)`, `dealloc(block, size, align)`,
 /// `realloc(block, old size, align, size)`. They call a program's global allocator, whatever it is, so they are hooked only
 /// where no known allocator is found.
-///
 /// Compilers since 1.87 mangle them (`_RNvC…7___rustc12___rust_alloc`); [`symbols`](crate::object::symbols) matches both.
 pub(crate) const RUST: Table = Table(&[
     HookSpec::free("__rust_dealloc", 0),
@@ -77,12 +69,9 @@ pub(crate) const RUST: Table = Table(&[
 ]);
 
 pub(crate) const RUST_HEAP: &str = "rust";
-
-/// A program that does not define it has no Rust allocator.
 pub(crate) const RUST_DEFINING: &str = "__rust_alloc";
 
 /// The C library's mapping functions, as a heap of their own: [`MMAP`](super::selection::MMAP).
-///
 /// Only anonymous memory is counted, by the requested lengths in whole pages (of huge pages: in whole huge pages), touched or
 /// not. Every call is recorded, at any interval, with its actual size.
 ///
@@ -98,7 +87,6 @@ pub(crate) const MAPPINGS: Table = Table(&[
     HookSpec::break_("sbrk", 0),
 ]);
 
-/// A module that does not define it has no such heap.
 pub(crate) const MAPPINGS_DEFINING: &str = "mmap";
 
 #[cfg(test)]

@@ -16,7 +16,6 @@ const BUILT_IN: &[(&str, &str)] =
 
 const FILE_BYTES_MAX: u64 = 1 << 20;
 
-/// User-defined hooks.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct HookSet {
     functions: Vec<CustomFunction>,
@@ -24,7 +23,6 @@ pub struct HookSet {
     heaps: Vec<(String, Option<u32>)>,
 }
 
-/// A user-defined function with its heap and its modules.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CustomFunction {
     pub heap: String,
@@ -40,7 +38,6 @@ impl CustomFunction {
     }
 }
 
-/// Why a spec is rejected.
 #[derive(Debug, Error)]
 pub enum SpecError {
     #[error(
@@ -145,17 +142,14 @@ impl HookSet {
         }
     }
 
-    /// The functions, in the order in which they were defined.
     pub fn functions(&self) -> &[CustomFunction] {
         &self.functions
     }
 
-    /// The heaps' names, in the order in which they were defined.
     pub fn heaps(&self) -> impl Iterator<Item = &str> {
         self.heaps.iter().map(|(name, _)| name.as_str())
     }
 
-    /// The heap's interval in bytes, if specified.
     pub fn interval_bytes(&self, heap: &str) -> Option<u32> {
         self.heaps.iter().find(|(name, _)| name == heap)?.1
     }

@@ -1,10 +1,8 @@
 //! jemalloc: its own interface, and all functions under the prefixes that it is built with for use beside libc's malloc.
-//!
 //! `sallocx` and `nallocx` return sizes and allocate nothing.
 
 use super::spec::{AllocatorSpec, HookSpec, Table};
 
-/// The malloc family under a prefix.
 macro_rules! malloc_family {
     ($prefix:literal) => {
         Table(&[
@@ -23,7 +21,6 @@ macro_rules! malloc_family {
     };
 }
 
-/// jemalloc's own interface under a prefix.
 macro_rules! own_family {
     ($prefix:literal) => {
         Table(&[

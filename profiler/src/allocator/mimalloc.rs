@@ -1,5 +1,4 @@
 //! mimalloc's own functions. Those that take a heap take it as their first argument.
-//!
 //! `mi_heap_destroy` frees all blocks of a heap at once, which a hook on single blocks cannot observe: the blocks stay in the
 //! ledger until their addresses are allocated again. The size that `mi_strdup` and similar functions allocate is not an argument,
 //! so their blocks are not recorded.

@@ -28,7 +28,6 @@ fn supported() -> String {
     ALLOCATORS.iter().rev().map(|allocator| allocator.title).collect::<Vec<_>>().join(", ")
 }
 
-/// The allocator of a module that defines `malloc`.
 #[derive(Clone)]
 struct Identity {
     /// `None` for an unknown one: a program's own, or a library that wraps another allocator.
@@ -56,13 +55,11 @@ impl Identity {
         }
     }
 
-    /// This allocator, which the module has under names of its own or as its malloc.
     fn known(candidate: &Candidate, allocator: &'static AllocatorSpec) -> Self {
         let calls_known = (allocator.calls_known)(candidate, file_name(&candidate.path));
         Self { allocator: Some(allocator), heap: allocator.heap.to_owned(), calls_known }
     }
 
-    /// Whether the function is known to call no other function of the tables: see [`AllocatorSpec::is_leaf`].
     fn is_leaf(&self, function: &str) -> bool {
         self.calls_known && self.allocator.is_some_and(|allocator| (allocator.is_leaf)(function))
     }
@@ -81,26 +78,22 @@ fn file_name(path: &str) -> &str {
     path.rsplit('/').next().unwrap_or(path)
 }
 
-/// A function to hook.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ResolvedHook {
     pub spec: HookSpec,
     pub module: ModuleId,
     /// The module's path in the target.
     pub path: String,
-    /// Entry of the function in the module's file.
     pub offset: FileOffset,
     /// 0 if unknown.
     pub size_bytes: u64,
     pub heap: String,
-    /// Other names of the same code.
     pub aliases: Vec<&'static str>,
     /// Ordinary calls of its name reach it, or it is user-defined. A heap without such a hook is in use only if it has events.
     pub reached_by_default: bool,
     pub required: bool,
 }
 
-/// Why there is nothing to hook.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub(crate) enum NoAllocator {
     #[error(
@@ -112,7 +105,6 @@ pub(crate) enum NoAllocator {
         "`{0}` is statically linked and has no symbol `malloc`: it is stripped or has its own allocator; heapbpf needs the symbol (keep .symtab: link without `-s`)"
     )]
     Static(String),
-    /// Dynamically linked, but no module defines malloc.
     #[error(
         "no module of `{0}` defines `malloc`; supported are {supported} and any library that exports malloc (add others with `--hook`)",
         supported = supported()
@@ -128,7 +120,6 @@ pub(crate) enum NoAllocator {
     NotSelected { program: String, selected: String, heaps: Vec<String> },
 }
 
-/// Symbols to look up in modules: those of all tables, of detection, and of user-defined hooks.
 pub(crate) fn symbols(hooks: &HookSet) -> Vec<&'static str> {
     let shared = [functions::C, functions::C_ALIASES, functions::OPERATORS, functions::RUST, functions::MAPPINGS];
     let own =
@@ -188,7 +179,6 @@ pub(crate) fn resolve(
 /// Follows every allocating call of these hooks to its return, sampled or not. Required for all hooks of a process in which
 /// `mmap` is recorded too: memory that an allocator maps for itself is counted as the blocks that it allocates there, and only a
 /// followed call identifies nested calls.
-///
 /// Memory that an allocator maps in a free, or on a thread of its own, is not nested in such a call.
 fn follow_all(hooks: &mut [ResolvedHook]) {
     for hook in hooks.iter_mut().filter(|hook| hook.spec.shape != CallShape::Free) {
@@ -263,11 +253,9 @@ impl<'a> Found<'a> {
 }
 
 struct Resolution<'a> {
-    /// The process calls C++'s operator new.
     uses_operator_new: bool,
     hooks: Vec<ResolvedHook>,
     selection: &'a HeapSelection,
-    /// Heaps that were found but not selected.
     unselected: Vec<String>,
     found_allocator: bool,
 }
@@ -387,7 +375,6 @@ impl Resolution<'_> {
     }
 }
 
-/// The function with the properties that are known of this allocator.
 fn refined(identity: &Identity, spec: HookSpec) -> HookSpec {
     if identity.is_leaf(spec.function) { spec.leaf() } else { spec }
 }

@@ -10,17 +10,13 @@ use crate::units::parse_bytes;
 
 /// The heap of mappings. Recorded on request only: other heaps allocate most of the mapped memory.
 pub(crate) const MMAP: &str = "mmap";
-
-/// Selects all heaps that are recorded by default.
 pub(crate) const ALL: &str = "all";
 
-/// Heaps by name.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct HeapSelection {
     /// Only these; empty means [`ALL`], which may also stand beside others (`all`, `mmap`).
     pub only: Vec<String>,
     pub excluded: Vec<String>,
-    /// Intervals of heaps that differ from the recording's.
     pub intervals: Vec<HeapInterval>,
 }
 
@@ -59,7 +55,6 @@ pub struct HeapInterval {
     pub bytes: u32,
 }
 
-/// Why an interval is rejected.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum IntervalError {
     #[error("`{0}` is not `NAME=BYTES`; write it like `libc=64KiB`")]

@@ -13,11 +13,9 @@ pub(crate) struct AllocatorSpec {
     pub title: &'static str,
     /// A C library: other allocators replace its functions, and operators new and delete in the same module are libstdc++'s.
     pub is_c_library: bool,
-    /// Whether a library is this allocator, by path and file name.
     pub is_library: fn(path: &str, file: &str) -> bool,
     /// Symbols that only this allocator defines.
     pub fingerprints: &'static [&'static str],
-    /// Whether a module with a fingerprint can be this allocator.
     pub may_be: fn(&Candidate) -> bool,
     /// Other symbols that the functions here look up.
     pub other_symbols: &'static [&'static str],
@@ -37,7 +35,6 @@ pub(crate) struct AllocatorSpec {
 }
 
 impl AllocatorSpec {
-    /// Defaults: no functions of its own, nothing known of calls.
     pub(crate) const fn named(heap: &'static str) -> Self {
         Self {
             heap,
@@ -88,13 +85,10 @@ pub struct HookSpec {
     pub count: Option<usize>,
     /// Argument with the old block or range, or the address that the new one is stored at.
     pub pointer: Option<usize>,
-    /// The size is rounded up to whole pages.
     pub page_rounded: bool,
     /// It calls another function of the tables, in at least one allocator.
     pub delegates: bool,
-    /// It may throw a C++ exception instead of returning.
     pub may_throw: bool,
-    /// A failed call has freed the old block.
     pub frees_on_failure: bool,
 }
 
@@ -162,7 +156,6 @@ impl HookSpec {
         Self { frees_on_failure: true, ..self }
     }
 
-    /// The size is multiplied by this argument.
     pub const fn times(self, count: usize) -> Self {
         Self { count: Some(count), ..self }
     }
@@ -171,7 +164,6 @@ impl HookSpec {
         Self { page_rounded: true, ..self }
     }
 
-    /// It calls no other function of the tables, so its unsampled calls need not be followed.
     pub const fn leaf(self) -> Self {
         Self { delegates: false, ..self }
     }
