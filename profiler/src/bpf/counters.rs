@@ -8,7 +8,6 @@ use super::load::Kernel;
 
 const COUNTERS: &str = "COUNTERS";
 
-/// A reading of all counters.
 #[derive(Clone, Debug)]
 pub struct Counters([u64; Counter::COUNT as usize]);
 
@@ -37,12 +36,10 @@ impl Counters {
         self.0[counter as usize]
     }
 
-    /// Nonzero counters of dropped events.
     pub fn losses(&self) -> impl Iterator<Item = (Counter, u64)> {
         self.nonzero().filter(|(counter, _)| counter.is_loss())
     }
 
-    /// Nonzero counters of stack ends.
     pub fn stack_ends(&self) -> impl Iterator<Item = (Counter, u64)> {
         self.nonzero().filter(|(counter, _)| counter.is_stack_end())
     }

@@ -9,7 +9,6 @@ use thiserror::Error;
 /// Environment variable with the path of an object to load instead of the built-in one: the debug object, or a rebuilt one.
 pub(crate) const OBJECT_VARIABLE: &str = "HEAPBPF_BPF_OBJECT";
 
-/// Why the kernel side cannot be loaded.
 #[derive(Debug, Error)]
 pub enum LoadError {
     /// The kernel has no uprobes, or sysfs is not mounted.
@@ -33,12 +32,7 @@ pub enum LoadError {
     #[error("the kernel rejects heapbpf's programs: {0}; run `uname -r` and see docs/kernel-support.md")]
     Refused(#[from] EbpfError),
     #[error("the kernel rejects the program `{name}`: {reason}; run `uname -r` and see docs/kernel-support.md")]
-    Program {
-        name: &'static str,
-        /// End of the verifier's log.
-        reason: String,
-    },
-    /// Failed in aya's parser.
+    Program { name: &'static str, reason: String },
     #[error("cannot relocate the BPF object: {0}")]
     Relocation(String),
     #[error(

@@ -1,7 +1,5 @@
-//! Kernel memory of the maps, computed from their sizes.
-//!
-//! Kernel memory is not in the agent's resident size, and before Linux 6.4 the kernel reports the maximum size of a map instead
-//! of its actual size. So it is computed here, and tested against what a newer kernel reports.
+//! Kernel memory of the maps, computed from their sizes: not in the agent's resident size, and before Linux 6.4 the
+//! kernel reports the maximum size of a map. Tested against what a newer kernel reports.
 
 use profiler_common::counter::Counter;
 use profiler_common::limits::{
@@ -20,14 +18,11 @@ const BUCKET_BYTES: u64 = 16;
 const ELEMENT_BYTES: u64 = 48;
 
 const WORD_BYTES: u64 = 8;
-
 /// Bytes of the kernel side's `Inflight`.
 const INFLIGHT_BYTES: u64 = 40 + size_of::<LiveBlock>() as u64;
-
 /// Bytes of a scratch area without the stack window and the frames.
 const SCRATCH_REST_BYTES: u64 = 136;
 
-/// Map sizes that are set when the maps are created.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct KernelMaps {
     pub ring_bytes: u64,
@@ -46,12 +41,10 @@ pub(crate) struct Adjustable {
 }
 
 impl KernelMaps {
-    /// Kernel memory without live blocks.
     pub(crate) fn empty_bytes(&self) -> u64 {
         self.adjustable().iter().map(|map| map.bytes).sum::<u64>() + self.fixed_bytes()
     }
 
-    /// Kernel memory with this many live blocks.
     pub(crate) fn bytes(&self, live_blocks: u64) -> u64 {
         self.empty_bytes() + live_blocks * LIVE_BLOCK_BYTES
     }
@@ -87,7 +80,6 @@ impl KernelMaps {
     }
 }
 
-/// Bytes of an empty hash map.
 fn buckets(entries_max: u64) -> u64 {
     entries_max.next_power_of_two() * BUCKET_BYTES
 }

@@ -18,7 +18,6 @@ pub(crate) struct TaskLayout {
     pub live: u32,
 }
 
-/// Why offsets are unknown.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum LayoutError {
     #[error("the kernel's type information `{KERNEL_BTF}` cannot be read: {0} (needs CONFIG_DEBUG_INFO_BTF)")]
@@ -54,7 +53,6 @@ impl TaskLayout {
 }
 
 const MAGIC: u16 = 0xeb9f;
-
 /// Maximum nesting of anonymous structures: malformed BTF may contain cycles.
 const DEPTH_MAX: u32 = 8;
 
@@ -70,18 +68,15 @@ mod kind {
     pub(super) const DATASEC: u32 = 15;
     pub(super) const DECL_TAG: u32 = 17;
     pub(super) const ENUM64: u32 = 19;
-    /// The last kind whose length is known here.
     pub(super) const LAST: u32 = ENUM64;
 }
 
-/// One type: its fixed part and the following data.
 #[derive(Clone, Copy)]
 struct Type<'a> {
     name: u32,
     kind: u32,
     /// For structures: offsets of members include the width of a bit field.
     has_widths: bool,
-    /// For structures: the members.
     rest: &'a [u8],
 }
 
@@ -144,7 +139,6 @@ impl<'a> Types<'a> {
 }
 
 impl<'a> Type<'a> {
-    /// Parses the first type and returns the remaining bytes.
     fn parse(bytes: &'a [u8]) -> Option<(Self, &'a [u8])> {
         const FIXED_BYTES: usize = 12;
         const UNKNOWN: u32 = kind::LAST + 1;

@@ -1,5 +1,4 @@
 //! The live set: reads it, removes the blocks of processes that are gone, and inserts blocks inherited by a fork.
-//!
 //! Counts by slot are incremented before blocks are inserted and decremented after they are removed, as on the kernel side,
 //! which does not search for blocks whose count is 0.
 
@@ -44,10 +43,9 @@ impl Kernel {
         }
     }
 
-    /// Removes all blocks of a process, including those whose records were dropped. Returns the number of removed blocks. Reads
-    /// the whole live set: a million blocks take up to a second, and removing them a few. If it fails, some may have been removed.
-    ///
-    /// Must be called when the process inserts no more blocks: it has exited, or is no longer a target.
+    /// Removes all blocks of a process, including those whose records were dropped. Reads the whole live set: a million
+    /// blocks take up to a second, and removing them a few. If it fails, some may have been removed. The process must
+    /// insert no more blocks: it has exited, or is no longer a target.
     pub fn sweep(&mut self, pid: Pid) -> Result<usize, LoadError> {
         let addresses: Vec<TargetAddr> = self.live_blocks_of(pid)?.into_iter().map(|(address, _)| address).collect();
         self.forget_blocks(pid, addresses)
@@ -72,11 +70,9 @@ impl Kernel {
         read_hash(self.live()?.fd(), each).map_err(failed)
     }
 
-    /// Inserts the blocks that a fork inherits from its parent, so that their frees are tracked: all or, if there is no space
-    /// for all, none. Returns whether they were inserted.
-    ///
-    /// Must be called before the child's probes are attached: a block that the child has allocated at one of these addresses is
-    /// overwritten, and one that it has freed would never be removed.
+    /// Inserts the blocks that a fork inherits, so that their frees are tracked: all or, without space for all, none.
+    /// Returns whether they were inserted. Must be called before the child's probes are attached: a block that it has
+    /// allocated at one of these addresses is overwritten, and one that it has freed would never be removed.
     pub fn inherit_blocks(
         &mut self,
         child: Pid,
@@ -133,8 +129,7 @@ impl Kernel {
     }
 }
 
-/// Reads the live set on another thread than the session's: reading a million blocks takes up to a second, during which the
-/// session must drain the ring buffer.
+/// Reads the live set on a thread of its own: a million blocks take up to a second; the session must drain the ring.
 pub struct LiveReader {
     live: OwnedFd,
     counts: SharedCounts,
@@ -146,12 +141,10 @@ impl LiveReader {
         self.counts.sum()
     }
 
-    /// Passes all live blocks of all processes to `keep`, in no order, and removes those for which it returns false. Returns the
-    /// number of removed blocks. Blocks that are allocated or freed meanwhile may be missing; no other is. If it fails, some
-    /// may have been removed.
-    ///
-    /// A block is removed within a few milliseconds after it was read. If it was freed in between and another allocated at its
-    /// address, that one is removed instead; the ring buffer's records reveal this.
+    /// Passes all live blocks of all processes to `keep`, in no order, and removes those for which it returns false.
+    /// Blocks allocated or freed meanwhile may be missing; no other is. If it fails, some may have been removed.
+    /// A block is removed milliseconds after it was read. If it was freed in between and another allocated there,
+    /// that one is removed instead; the ring buffer's records reveal this.
     pub fn sift(&self, mut keep: impl FnMut(Pid, TargetAddr, LiveBlock) -> bool) -> io::Result<usize> {
         let mut removed = 0;
         let mut result = Ok(());

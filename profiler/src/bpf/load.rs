@@ -23,14 +23,11 @@ use crate::linux::bpf::UPROBE_SOURCE;
 /// The committed object, built by `cargo xtask build-ebpf`.
 static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("CARGO_MANIFEST_DIR"), "/bpf/heapbpf.bpf.o"));
 
-/// Settings that are fixed when the programs are loaded.
 #[derive(Clone, Copy, Debug)]
 pub struct KernelConfig {
     /// A power of two and a multiple of the page size.
     pub ring_bytes: u32,
-    /// Capacity of the live set.
     pub live_blocks_max: u32,
-    /// Unwind by tables instead of frame pointers.
     pub unwind_by_tables: bool,
     /// Cells of unwind rows, two rows each.
     pub row_cells: u32,
@@ -44,7 +41,6 @@ pub struct KernelConfig {
     pub throw_safe_bytes: u64,
 }
 
-/// Kinds of links that programs are loaded for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum LinkKind {
     /// One perf event for each probe.
@@ -55,19 +51,11 @@ pub enum LinkKind {
     Session,
 }
 
-/// The loaded programs.
 #[derive(Debug)]
 enum Programs {
-    /// Loaded by aya.
     Perf,
-    Multi {
-        entry: OwnedFd,
-        at_return: OwnedFd,
-    },
-    Session {
-        session: OwnedFd,
-        free: OwnedFd,
-    },
+    Multi { entry: OwnedFd, at_return: OwnedFd },
+    Session { session: OwnedFd, free: OwnedFd },
 }
 
 /// The loaded kernel side. Dropping it unloads everything.
@@ -79,7 +67,6 @@ pub struct Kernel {
 }
 
 impl Kernel {
-    /// Loads all programs without attaching them.
     pub fn load(config: KernelConfig, links: LinkKind) -> Result<Self, LoadError> {
         check_uprobes(Path::new(UPROBE_SOURCE))?;
         let cpus = aya::util::nr_cpus().ok().and_then(|cpus| u32::try_from(cpus).ok()).unwrap_or(1);
@@ -115,13 +102,11 @@ impl Kernel {
         Ok(Self { ebpf, programs, task_layout })
     }
 
-    /// The ring buffer. Fails if it was taken before.
     pub fn take_ring(&mut self) -> Result<Ring, LoadError> {
         let map = self.take_map("EVENTS")?;
         Ring::new(map).map_err(|source| LoadError::Map { name: "EVENTS", source })
     }
 
-    /// Sets a heap's sampling rate, effective with the next call.
     pub fn set_rate(&mut self, heap: HeapId, rate: SamplingRate) -> Result<(), LoadError> {
         let map = self.map_mut("RATES")?;
         let failed = |source| LoadError::Map { name: "RATES", source };
@@ -154,7 +139,6 @@ impl Kernel {
         self.ebpf.programs()
     }
 
-    /// The layout that the programs use.
     pub(super) fn task_layout(&self) -> Result<TaskLayout, LayoutError> {
         self.task_layout.clone()
     }
@@ -182,12 +166,10 @@ impl Kernel {
         })
     }
 
-    /// A program of aya's, if it is loaded.
     pub(super) fn own_program(&self, name: &str) -> Option<BorrowedFd<'_>> {
         Some(self.own_programs().find(|(its, _)| *its == name)?.1.fd().ok()?.as_fd())
     }
 
-    /// All loaded programs.
     pub(super) fn all_programs(&self) -> Vec<BorrowedFd<'_>> {
         let tracepoints = self.own_programs().filter(|(name, _)| !PERF_PROGRAMS.contains(name));
         let tracepoints = tracepoints.filter_map(|(_, program)| Some(program.fd().ok()?.as_fd()));
@@ -235,7 +217,6 @@ where
     program.try_into().map_err(|_| LoadError::Missing(name))
 }
 
-/// The descriptor of a program of aya's that has been loaded.
 pub(super) fn loaded<'a>(
     name: &'static str,
     fd: Result<&'a ProgramFd, ProgramError>,

@@ -19,18 +19,14 @@ use crate::linux::bpf::recursion_misses;
 
 const TARGETS: &str = "TARGETS";
 pub(super) const PROCESSES: &str = "PROCESSES";
-
-/// Programs, and the tracepoint that they attach to. Several programs are copies of each other, each with its own recursion
-/// guard: see `profiler-ebpf/src/process.rs`.
+/// Programs and their tracepoint. Several are copies with a recursion guard each: see `profiler-ebpf/src/process.rs`.
 const FORK: (&[&str], &str) = (&["process_fork"], "sched_wakeup_new");
 const EXEC: (&[&str], &str) =
     (&["process_exec_0", "process_exec_1", "process_exec_2", "process_exec_3"], "sched_process_exec");
 const EXIT: (&[&str], &str) = (&["process_exit_0", "process_exit_1"], "sched_process_exit");
-
 /// Time that a preempted program gets to count an exec.
 const EXEC_PATIENCE: Duration = Duration::from_millis(5);
 
-/// Why process lifecycle is monitored only in part, or not at all.
 #[derive(Debug, Error)]
 pub enum TracepointError {
     /// Only execs and exits are monitored.
@@ -118,7 +114,7 @@ impl Kernel {
         }
     }
 
-    /// Removes a target: its calls are not sampled from now on, and its stacks could not be unwound. Succeeds for other processes.
+    /// Removes a target: its calls are not sampled from now on. Succeeds for other processes.
     pub fn forget_target(&mut self, pid: Pid) -> Result<(), LoadError> {
         let forgotten = self.targets()?.remove(&pid.0);
         // The kernel side adds the mappings of forks, so the table store may not know them.

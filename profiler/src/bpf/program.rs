@@ -13,7 +13,6 @@ use super::error::LoadError;
 use crate::linux::bpf::machine_code;
 use crate::linux::bpf::{self, AttachType, ProgramBtf, ProgramLoad};
 
-/// A relocated object to load programs from.
 pub(super) struct RelocatedObject {
     object: Object,
     btf: Option<OwnedFd>,
@@ -59,7 +58,6 @@ impl RelocatedObject {
     }
 }
 
-/// The descriptor of a map of a kind that the object contains.
 fn descriptor(map: &Map) -> Option<RawFd> {
     match map {
         Map::Array(data)
@@ -81,8 +79,7 @@ enum PrivateStack {
     Hidden,
 }
 
-/// Fails if the kernel has given this program a private stack. If the kernel hides the machine code, the check relies on the
-/// tail call in the program.
+/// Fails if this program has a private stack. If the kernel hides its code, relies on its tail call.
 pub(super) fn refuse_private_stack(name: &'static str, program: impl AsFd) -> Result<(), LoadError> {
     match inspect(program) {
         PrivateStack::Absent => Ok(()),

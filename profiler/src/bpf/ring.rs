@@ -7,7 +7,6 @@ use aya::maps::{Map, MapData, MapError, RingBuf};
 use crate::linux::bpf_map::RingPositions;
 use crate::linux::pidfd::Readiness;
 
-/// The consumer end. Owned by the session's task.
 pub struct Ring {
     ring: RingBuf<MapData>,
     readiness: Readiness,
@@ -22,13 +21,11 @@ impl Ring {
         Ok(Self { ring, readiness, positions })
     }
 
-    /// Bytes that have not been consumed.
     pub fn unread_bytes(&self) -> u64 {
         self.positions.unread_bytes()
     }
 
-    /// Waits until the kernel side signals that the fill level has passed its threshold. It does not signal fewer records, so
-    /// the caller must also read on a timer.
+    /// Waits until the fill level passes its threshold. Fewer records are not signalled: also read on a timer.
     pub async fn filled(&self) -> io::Result<()> {
         self.readiness.readable().await
     }

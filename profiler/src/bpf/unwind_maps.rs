@@ -14,7 +14,6 @@ use crate::linux::bpf_map::write_array;
 use crate::linux::bpf_map::write_mapped;
 use crate::unwind::store::UnwindMaps;
 
-/// Descriptors of the five maps.
 #[derive(Debug)]
 pub(crate) struct KernelUnwindMaps {
     rows: MapData,
