@@ -14,14 +14,12 @@ use crate::keeper::{Keeper, KeeperError, Link, Site};
 use crate::linux::bpf::{AttachType, supports};
 use crate::linux::feature;
 
-/// A hook placed at an instruction of a file.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Probe {
     pub offset: FileOffset,
     pub cookie: HookCookie,
 }
 
-/// Why probes cannot be attached.
 #[derive(Debug, Error)]
 pub(crate) enum AttachError {
     #[error(transparent)]
@@ -48,7 +46,6 @@ pub(crate) fn attach(
     Ok(keeper.attach(kernel.link_kind(), &kernel.hook_programs()?, file, sites, pid)?)
 }
 
-/// Name of a link kind in reports.
 pub(crate) fn backend_name(kind: LinkKind) -> &'static str {
     match kind {
         LinkKind::Perf => "perf",
@@ -66,7 +63,6 @@ pub enum BackendChoice {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub(crate) enum NoBackend {
-    /// The kernel does not support the requested one.
     #[error(
         "this kernel has no `{0}` links (multi needs Linux 6.6, session 6.13); omit `--backend` to use the best available"
     )]
@@ -78,8 +74,7 @@ pub(crate) enum NoBackend {
     NeedsAdmin,
 }
 
-/// Selects the link kind by testing kernel features: version numbers are unreliable, because distributions backport. Fails if the
-/// kernel lacks the requested one, or this user may not use the only one left.
+/// Tests kernel features instead of version numbers, which are unreliable: distributions backport.
 pub(crate) fn choose(choice: BackendChoice) -> Result<LinkKind, NoBackend> {
     let kind = match choice {
         BackendChoice::Auto if has(AttachType::UprobeSession) => LinkKind::Session,

@@ -8,24 +8,19 @@ use crate::object::ObjectError;
 use crate::object::module::Module;
 use crate::object::symbols::DefinedFunction;
 
-/// Maximum distance of a probe from the entry, in bytes. The instructions before it run unprobed anyway, so this only bounds the
-/// search.
+/// Maximum distance of a probe from the entry. The instructions before it run unprobed anyway: this bounds the search.
 pub(crate) const DISTANCE_BYTES_MAX: usize = 128;
-
 /// Maximum length of a function whose jumps are inspected, in bytes. The longest of the allocators' functions have 8 KiB.
 const FUNCTION_BYTES_MAX: u64 = 1 << 16;
-
 /// Prefix of sections, and a section, whose code only jumps to other modules.
 const LINKAGE_SECTIONS: &str = ".plt";
 const INDIRECT_LINKAGE_SECTION: &str = ".iplt";
 
-/// Why a function cannot be probed.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum PlaceError {
     /// `STT_GNU_IFUNC`: only the dynamic linker calls the symbol's code, once.
     #[error("`{0}` is an indirect function: its code only selects the real function; probe that one instead")]
     Indirect(String),
-    /// A symbol in a procedure linkage table.
     #[error("the code at {0:#x} only jumps to another module (it is in `{1}`); probe that module's function instead")]
     Linkage(u64, String),
     #[error(
@@ -39,19 +34,14 @@ pub enum PlaceError {
     Unreadable(#[from] ObjectError),
 }
 
-/// A function's code.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Code {
-    /// From the entry on.
     pub(super) bytes: Vec<u8>,
-    /// `bytes` is the whole function.
     pub(super) whole: bool,
-    /// Link address of the entry.
     pub(super) address: LinkAddr,
 }
 
 impl Code {
-    /// Reads a defined function's code.
     pub fn of(module: &Module, function: &DefinedFunction) -> Result<Self, PlaceError> {
         if function.indirect {
             return Err(PlaceError::Indirect(function.name.clone()));
@@ -59,9 +49,8 @@ impl Code {
         Self::read(module, function.offset, function.size_bytes)
     }
 
-    /// Reads code at an offset in the module's file. Only the beginning is read if the function is too long, its size is unknown
-    /// (0), or it ends behind its segment. Fails if the code is not in an executable segment, cannot be read, or belongs to a
-    /// procedure linkage table.
+    /// Reads code at a file offset: only its beginning if the function is too long, of unknown size (0), or ends behind
+    /// its segment. Fails if the code is not executable, cannot be read, or belongs to a procedure linkage table.
     pub fn read(module: &Module, offset: FileOffset, size_bytes: u64) -> Result<Self, PlaceError> {
         let elf = module.elf().map_err(Clone::clone)?;
         let address = elf.link_addr(offset).ok_or(ObjectError::Malformed("the function is not in executable code"))?;
@@ -85,7 +74,6 @@ impl Code {
         Ok(Self { bytes, whole, address })
     }
 
-    /// Target of the function's first instruction, if that is a jump.
     pub fn jumps_to(&self) -> Option<LinkAddr> {
         arch::initial_jump(&self.bytes, self.address.0).map(LinkAddr)
     }

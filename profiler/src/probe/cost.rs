@@ -1,8 +1,6 @@
-//! Measures the cost of a probe on this machine: heapbpf starts itself again, probes that process, and has it call the probed
-//! functions many times.
-//!
-//! The real programs run, on their shortest paths: the free of a block that is not tracked, and an allocation that is not
-//! sampled.
+//! Measures the cost of a probe on this machine: heapbpf starts itself again, probes that process, and has it call the
+//! probed functions many times. The real programs run, on their shortest paths: the free of an untracked block, and an
+//! allocation that is not sampled.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
@@ -28,16 +26,13 @@ pub(crate) use crate::model::guardrails::ProbeCosts as Costs;
 
 /// The hidden command that runs heapbpf as the probed process.
 pub(crate) const TARGET_COMMAND: &str = "doctor-target";
-
 /// Calls per measurement, and measurements of each function, whose median is used.
 const CALLS: u32 = 400;
 const ROUNDS: usize = 9;
 
-/// Maximum calls for one line of input.
 const CALLS_MAX: u32 = 10_000_000;
 
 impl Costs {
-    /// Cost of a call of this shape with a probe of this class.
     pub(crate) fn expected_ns(&self, class: Class, shape: CallShape) -> f64 {
         match (class, shape.allocates()) {
             (Class::Emulated, false) => self.emulated_ns,
@@ -48,10 +43,8 @@ impl Costs {
     }
 }
 
-/// Why costs are unknown.
 #[derive(Debug, Error)]
 pub(crate) enum CostError {
-    /// No probe can be attached.
     #[error("{0}")]
     Refused(String),
     #[error("heapbpf cannot run itself to be probed: {0}")]
@@ -70,8 +63,7 @@ impl From<AttachError> for CostError {
     }
 }
 
-/// Measures the cost of a probe with these programs and links, on a process of heapbpf's own. Takes about a third of a second.
-/// Afterwards the rate of the first heap is 0.
+/// Takes about a third of a second. Afterwards the rate of the first heap is 0.
 pub(crate) fn calibrate(kernel: &mut Kernel, keeper: &Keeper) -> Result<Costs, CostError> {
     let subject = Subject::find().map_err(CostError::Refused)?;
     measure(kernel, keeper, &subject)
@@ -138,7 +130,6 @@ impl Subject {
         &self.file
     }
 
-    /// File offset of a function's first instruction.
     pub(crate) fn offset_of(&self, spot: Spot) -> FileOffset {
         FileOffset(spot.address().wrapping_sub(self.mapping.start.0).wrapping_add(self.mapping.offset.0))
     }
@@ -149,7 +140,6 @@ impl Subject {
     }
 }
 
-/// The probed process. Killed when dropped.
 struct Target {
     child: Child,
     input: ChildStdin,
@@ -171,8 +161,7 @@ impl Target {
         Pid(self.child.id())
     }
 
-    /// Median time of a call of each function, in nanoseconds. Rounds alternate between the functions, so that other load affects
-    /// all of them.
+    /// Median nanoseconds of a call of each function. Rounds alternate between functions: other load affects all.
     fn times(&mut self) -> std::io::Result<[f64; 4]> {
         let mut times: [Vec<f64>; 4] = Default::default();
         for _ in 0..ROUNDS {
@@ -186,7 +175,6 @@ impl Target {
         }))
     }
 
-    /// Calls a function in the process and returns the time of one call in nanoseconds.
     fn time(&mut self, spot: usize) -> std::io::Result<f64> {
         writeln!(self.input, "{spot} {CALLS}")?;
         let mut line = String::new();

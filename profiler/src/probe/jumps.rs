@@ -1,5 +1,4 @@
-//! Functions that only jump to another one, such as jemalloc's `operator new[]`: hooked at the target, each call costs one probe and
-//! is sampled once.
+//! Functions that only jump to another one (jemalloc's `new[]`): hooked at the target, a call has one probe, one sample.
 
 use rustc_hash::FxHashMap;
 
@@ -17,8 +16,7 @@ pub(crate) struct Jumps {
 }
 
 impl Jumps {
-    /// Turns hooks that only jump to another hook's code into aliases of that hook, unless they take other arguments or belong to
-    /// another heap.
+    /// Turns hooks that only jump to another hook's code into its aliases, unless arguments or heaps differ.
     pub(crate) fn merge(&mut self, hooks: Vec<ResolvedHook>, modules: &ModuleStore) -> Vec<ResolvedHook> {
         let mut remaining: Vec<ResolvedHook> = Vec::with_capacity(hooks.len());
         let mut jumping = Vec::new();

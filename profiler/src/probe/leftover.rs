@@ -1,9 +1,6 @@
-//! Removes orphaned breakpoints: left in a process by a heapbpf that was killed together with its keeper, because the kernel cannot
-//! unregister a uprobe while SIGKILL is pending. They turn every call of a hooked function into a trap, until the uprobe is
-//! registered and unregistered again.
-//!
-//! A breakpoint of another tool looks the same, and registering and unregistering a uprobe does not affect it. So this tries, and a
-//! breakpoint that remains has an owner.
+//! Removes orphaned breakpoints: left by a heapbpf that was killed together with its keeper, because the kernel cannot
+//! unregister a uprobe while SIGKILL is pending. They trap each call until a uprobe is registered and
+//! unregistered there. Breakpoints of other tools look the same, but are not removed: one that remains has an owner.
 
 use std::collections::BTreeMap;
 
@@ -19,7 +16,6 @@ use crate::process::address_space::AddressSpace;
 /// The instruction that a uprobe writes over the first byte of another (`UPROBE_SWBP_INSN`).
 const BREAKPOINT: u8 = 0xcc;
 
-/// An instruction in a module's file.
 pub(crate) type CodeLocation = (ModuleId, FileOffset);
 
 /// The locations where a process has a breakpoint that the file does not have. Unreadable memory counts as none.
@@ -48,8 +44,7 @@ fn has_breakpoint(space: &AddressSpace, modules: &ModuleStore, (module, offset):
         })
 }
 
-/// Registers and unregisters an empty uprobe at each location. This removes orphaned breakpoints from all processes that map the
-/// files. Takes as long as detaching, up to 100 ms per file.
+/// Registers and unregisters an empty uprobe at each location, in all processes. Takes up to 100 ms per file.
 pub(crate) fn remove(
     keeper: &Keeper,
     kind: LinkKind,

@@ -1,6 +1,5 @@
 //! Probes: hooks placed at addresses and attached.
 
-/// CPU-specific code, behind the same interface for each CPU.
 mod arch {
     mod x86_64;
 

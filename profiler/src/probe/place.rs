@@ -24,11 +24,9 @@ use crate::allocator::spec::HookSpec;
 pub enum PlacementMode {
     /// On the first suitable instruction, for cheap probes.
     Auto,
-    /// On functions' first instructions.
     Entry,
 }
 
-/// Whether a probe requires a single step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Class {
     /// The kernel emulates the instruction: a probe costs one trap.
@@ -42,16 +40,12 @@ pub enum Class {
 pub struct Arguments {
     /// Meaningless for [`CallShape::Free`].
     pub size: Register,
-    /// Factor of the size, if the hook has one.
     pub count: Option<Register>,
-    /// The block, or the address that it is stored at, if the hook has one.
     pub pointer: Option<Register>,
 }
 
-/// Location of a probe.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Placement {
-    /// The probed instruction, in bytes from the function's entry.
     pub offset_in_function: u64,
     /// The instruction as printed by GNU tools, with link addresses.
     pub instruction: String,
@@ -59,8 +53,7 @@ pub struct Placement {
     pub arguments: Arguments,
 }
 
-/// Selects the instruction for a hook. Fails if the entry is not a valid instruction, or the hook needs an argument that is passed on
-/// the stack.
+/// Fails if the entry is not a valid instruction, or the hook needs an argument that is passed on the stack.
 pub fn place(code: &Code, spec: &HookSpec, mode: PlacementMode, emulation: Emulation) -> Result<Placement, PlaceError> {
     let wanted = Wanted::of(spec)?;
     let entry = decode(&code.bytes, code.address.0).next().ok_or_else(|| undecodable(&code.bytes))?;
@@ -73,7 +66,6 @@ pub fn place(code: &Code, spec: &HookSpec, mode: PlacementMode, emulation: Emula
     Ok(found.unwrap_or(at_entry))
 }
 
-/// The first emulated instruction of the entry's straight-line code at which all arguments are available.
 fn first_suitable(code: &Code, wanted: &Wanted, emulation: Emulation) -> Option<Placement> {
     let mut origins = Origins::at_entry();
     for instruction in decode(&code.bytes, code.address.0) {
@@ -93,7 +85,6 @@ fn first_suitable(code: &Code, wanted: &Wanted, emulation: Emulation) -> Option<
     None
 }
 
-/// Registers that a hook needs.
 struct Wanted {
     /// At the entry.
     arguments: Arguments,

@@ -1,5 +1,4 @@
-//! Numbers hooks and heaps for a session and makes the cookies that describe probes to the kernel side. Pure: placements are
-//! computed by a function of the caller.
+//! Numbers hooks and heaps for a session and makes the cookies of probes. Pure: the caller computes placements.
 
 use profiler_common::hook::{HookCookie, ProbeScope};
 use profiler_common::limits::HEAPS_MAX;
@@ -17,7 +16,6 @@ use crate::ids::{HeapId, HookId, ModuleId};
 pub(crate) struct Plan {
     heaps: Vec<String>,
     hooks: Vec<PlannedHook>,
-    /// By module and function.
     numbers: FxHashMap<(ModuleId, FileOffset), usize>,
 }
 
@@ -25,7 +23,6 @@ pub(crate) struct Plan {
 pub(crate) struct PlannedHook {
     pub hook: ResolvedHook,
     pub heap: HeapId,
-    /// Location of the probe, or why there is none.
     pub placement: Result<Placement, PlaceError>,
     id: HookId,
 }
@@ -37,7 +34,6 @@ impl PlannedHook {
         FileOffset(self.hook.offset.0.saturating_add(inside))
     }
 
-    /// The cookie, or why the hook cannot be placed.
     pub(crate) fn cookie(&self) -> Result<HookCookie, &PlaceError> {
         let arguments = self.placement.as_ref()?.arguments;
         Ok(HookCookie {
@@ -67,8 +63,7 @@ pub(crate) enum PlanError {
 }
 
 impl Plan {
-    /// Returns the hook's number, numbering it if it is new; then `place` computes its placement, whose error is stored with the
-    /// hook.
+    /// Numbers the hook if it is new; then `place` computes its placement, whose error is stored with it.
     pub(crate) fn add(
         &mut self,
         hook: &ResolvedHook,
@@ -96,7 +91,6 @@ impl Plan {
         HeapId(u8::try_from(number).unwrap_or(u8::MAX))
     }
 
-    /// Names of all heaps, by id.
     pub(crate) fn heaps(&self) -> &[String] {
         &self.heaps
     }

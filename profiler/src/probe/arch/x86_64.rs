@@ -8,7 +8,6 @@ use profiler_common::hook::Register;
 /// Registers that must have their entry values if a stack is captured: stack and frame pointer.
 pub(crate) const FRAME_REGISTERS: [Register; 2] = [Register::Rsp, Register::Rbp];
 
-/// An instruction of a function.
 pub(crate) struct Instruction<'a> {
     decoded: iced_x86::Instruction,
     /// In bytes from the function's entry.
@@ -32,7 +31,6 @@ impl Instruction<'_> {
         emulation.covers(self.bytes)
     }
 
-    /// Whether execution always continues with the next instruction.
     pub(crate) fn falls_through(&self) -> bool {
         self.decoded.flow_control() == FlowControl::Next
     }
@@ -64,11 +62,9 @@ impl Instruction<'_> {
     }
 }
 
-/// Whether a jump or call of the function may lead to an offset in `1..=end`.
-///
-/// True also if that is unknown: at invalid instructions, and at a jump through a register or a table, which may lead anywhere. A
-/// jump through a fixed memory location (`jmp *slot(%rip)`) calls another function: compilers index tables of labels by a
-/// register.
+/// Whether a jump or call of the function may lead to an offset in `1..=end`. True also if unknown: at invalid
+/// instructions, and at a jump through a register or a table. A jump through a fixed memory location
+/// (`jmp *slot(%rip)`) calls another function: compilers index tables of labels by a register.
 pub(crate) fn jumps_into(bytes: &[u8], address: u64, end: u64) -> bool {
     let mut decoded_bytes = 0;
     for instruction in decode(bytes, address) {
@@ -86,8 +82,7 @@ pub(crate) fn initial_jump(bytes: &[u8], address: u64) -> Option<u64> {
     first.is_jmp_short_or_near().then(|| first.near_branch_target())
 }
 
-/// Instructions that this kernel emulates at a probe, beyond those that all kernels with attach cookies emulate. The kernel executes
-/// all others out of line.
+/// Instructions that this kernel emulates at a probe, beyond those of all kernels with attach cookies.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Emulation {
     /// `nop` with operands (`0f 1f /0`, also prefixed by `66`). Kernels differ, so this must be measured.
@@ -95,9 +90,9 @@ pub struct Emulation {
 }
 
 impl Emulation {
-    /// Whether a probe on this instruction needs no single step. Compares encodings, as the kernel does in `branch_setup_xol_ops` and `push_setup_xol_ops` of
-    /// <https://github.com/torvalds/linux/blob/v6.12/arch/x86/kernel/uprobes.c>. The kernel also accepts some
-    /// prefixes, but compilers do not emit them there, so none is accepted here.
+    /// Whether a probe on this instruction needs no single step. Compares encodings, as `branch_setup_xol_ops` and
+    /// `push_setup_xol_ops` do in <https://github.com/torvalds/linux/blob/v6.12/arch/x86/kernel/uprobes.c>. The kernel
+    /// also accepts some prefixes, which compilers do not emit there.
     pub fn covers(self, instruction: &[u8]) -> bool {
         match instruction {
             // nop
@@ -117,8 +112,7 @@ impl Emulation {
     }
 }
 
-/// Tracks the values that registers had at a function's entry: for each register, by number, the register whose entry value it holds.
-/// Only copies of whole values are tracked.
+/// For each register, by number, the register whose value at the function's entry it holds. Tracks whole copies only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Origins([Option<Register>; 16]);
 
@@ -127,7 +121,6 @@ impl Origins {
         Self(Register::ALL.map(Some))
     }
 
-    /// Whether the register still holds its entry value.
     pub(crate) fn keeps(&self, register: Register) -> bool {
         self.0[register as usize] == Some(register)
     }
@@ -140,7 +133,6 @@ impl Origins {
         Register::ALL.into_iter().find(|&holder| self.0[holder as usize] == Some(register))
     }
 
-    /// Applies the effect of an instruction.
     pub(crate) fn step(&mut self, instruction: &Instruction<'_>) {
         match register_pair(&instruction.decoded) {
             Some((Copy::Move, to, from)) => self.0[to] = self.0[from],
