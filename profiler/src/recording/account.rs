@@ -17,21 +17,17 @@ use crate::units::MonotonicNanos;
 
 /// Maximum number of removed mappings to remember, as in a session.
 const RETIRED_MAX: usize = 4096;
-
-/// Limits for names of threads in a recording.
 const THREADS_MAX: usize = 4096;
 const THREAD_NAME_BYTES_MAX: usize = 64;
 
 #[derive(Debug, Deserialize, Serialize)]
 pub(super) struct Account {
     pub(super) ledger: Ledger,
-    /// `None` until it was recorded.
     pub(super) record: Option<TargetRecord>,
     /// Current executable mappings, and removed ones, the oldest first.
     pub(super) mapped: Vec<MappedRange>,
     retired: Vec<MappedRange>,
     pub(super) threads: Arc<ThreadNames>,
-    /// What callsites held over time, and their growth at the end.
     pub(super) timeline: Timeline,
     growths_at_end: Option<Leaks>,
     /// When live blocks were last sampled, if the ledger is closed.
@@ -65,19 +61,16 @@ impl Account {
         }
     }
 
-    /// Closes the ledger. `closed` is when live blocks were last sampled.
     pub(super) fn close(&mut self, closed: Option<MonotonicNanos>) {
         self.growths_at_end = closed.map(|closed| Leaks::of(&self.timeline, &self.ledger, closed, None));
         self.ledger.close(closed.unwrap_or_default());
         self.closed = closed;
     }
 
-    /// Returns the growth of callsites until `now`, or until the ledger was closed.
     pub(super) fn growths(&self, now: MonotonicNanos) -> Leaks {
         self.growths_at_end.clone().unwrap_or_else(|| Leaks::of(&self.timeline, &self.ledger, now, None))
     }
 
-    /// Returns `now`, or when the ledger was closed.
     pub(super) fn until(&self, now: MonotonicNanos) -> MonotonicNanos {
         self.closed.unwrap_or(now)
     }

@@ -5,8 +5,7 @@
 //! block    kind 2 · flags 2 · stored bytes 4 · raw bytes 4 · crc32 of these and of the stored bytes 4      then the stored bytes
 //! ```
 //!
-//! Numbers are little endian; stored bytes are compressed with zstd. Both lengths are bounded, whatever a file
-//! contains.
+//! Little endian; stored bytes are compressed with zstd. Both lengths are bounded, whatever a file contains.
 
 use std::io::{self, Read};
 
@@ -14,7 +13,6 @@ use thiserror::Error;
 
 /// Start of every recording. The first byte is not text, so that the file is not taken for a text file.
 pub(crate) const MAGIC: [u8; 8] = *b"\x89HEAPBPF";
-/// Readers refuse other major versions.
 pub(crate) const VERSION_MAJOR: u16 = 2;
 /// Incremented for additions that a reader may skip.
 pub(crate) const VERSION_MINOR: u16 = 0;
@@ -23,14 +21,11 @@ pub const FILE_HEADER_BYTES: usize = 16;
 pub(crate) const BLOCK_HEADER_BYTES: usize = 16;
 /// Maximum size of a block's contents, before and after compression.
 pub(crate) const BLOCK_BYTES_MAX: usize = 16 << 20;
-
 /// Compresses about 500 MB/s; higher levels gain little on packed entries.
 const COMPRESSION_LEVEL: i32 = 1;
-
 /// Flag: the next block continues this one.
 const GOES_ON: u16 = 1;
 
-/// Contents of a block. Later versions may add kinds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Kind(pub u16);
 
@@ -50,7 +45,6 @@ impl Kind {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Block {
     pub kind: Kind,
-    /// The next block continues this one.
     pub goes_on: bool,
     pub bytes: Vec<u8>,
     pub stored_bytes: u64,
@@ -110,7 +104,6 @@ impl BlockWriter {
         zstd::bulk::Compressor::new(COMPRESSION_LEVEL).map(Self)
     }
 
-    /// Returns a whole block, to be written with one call. Fails if it exceeds [`BLOCK_BYTES_MAX`].
     pub fn block(&mut self, kind: Kind, goes_on: bool, bytes: &[u8]) -> io::Result<Vec<u8>> {
         let stored = self.0.compress(bytes)?;
         let large = || io::Error::new(io::ErrorKind::InvalidInput, BlockError::Large.to_string());

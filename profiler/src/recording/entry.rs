@@ -17,49 +17,33 @@ use crate::snapshot::{HeapFacts, TargetFacts};
 use crate::symbolize::ResolvedFrame;
 use crate::units::MonotonicNanos;
 
-/// A change of the set of ledgers, or of one of them. Written with postcard: the order of variants and fields is part of the format.
+/// A change of ledgers. Written with postcard: the order of variants and fields is part of the format.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Step {
     /// An empty ledger was created for a process.
     Opened { ledger: LedgerId, pid: Pid },
-    /// A ledger was copied for a child, which is not a target yet.
-    Forked {
-        parent: LedgerId,
-        ledger: LedgerId,
-        child: Pid,
-        /// The copy exceeded the limit on live blocks: the new ledger is empty.
-        is_empty: bool,
-    },
+    /// A ledger was copied for a child, which is not a target yet; it is empty above the limit on live blocks.
+    Forked { parent: LedgerId, ledger: LedgerId, child: Pid, is_empty: bool },
     /// A process called exec: its events go to a new ledger.
     Succeeded { before: LedgerId, ledger: LedgerId },
     /// Events of a process go to this ledger from now on.
     Joined { pid: Pid, ledger: LedgerId },
     /// Events of a process go to no ledger.
     Left { pid: Pid },
-    /// The target exited, and reports include it.
-    Ended {
-        ledger: LedgerId,
-        /// When its live blocks were last sampled, if ever.
-        closed: Option<MonotonicNanos>,
-    },
+    /// The target exited, and reports include it. `closed` is when its live blocks were last sampled, if ever.
+    Ended { ledger: LedgerId, closed: Option<MonotonicNanos> },
     /// All callsites were sampled.
     Sampled { ledger: LedgerId, point: TimelinePoint },
-    /// The executable mappings of a target changed.
-    Mapped {
-        ledger: LedgerId,
-        /// All of them by ascending address.
-        mappings: Vec<MappedRange>,
-    },
+    /// The executable mappings of a target changed. Contains all of them, by ascending address.
+    Mapped { ledger: LedgerId, mappings: Vec<MappedRange> },
     /// A ledger was resynced.
     Corrected { ledger: LedgerId, corrections: Vec<Correction> },
 }
 
-/// An executable mapping.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct MappedRange {
     pub start: TargetAddr,
     pub end: TargetAddr,
-    /// File offset of the start.
     pub offset: FileOffset,
     /// `None` for generated code.
     pub module: Option<ModuleId>,
@@ -71,9 +55,7 @@ pub enum Fact {
     Session(SessionFacts),
     /// State of a target; replaces earlier ones.
     Target(LedgerId, TargetRecord),
-    /// A module was mapped for the first time.
     Module(ModuleFacts),
-    /// Losses so far, and other processes.
     Health(Box<HealthFacts>),
     Mark(Mark),
     /// Name of a thread; replaces earlier ones.
@@ -83,9 +65,7 @@ pub enum Fact {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct SessionFacts {
-    /// When it began, in nanoseconds since the Unix epoch.
     pub started_unix_ns: u64,
-    /// The same time by `CLOCK_MONOTONIC`.
     pub started_monotonic_ns: u64,
     pub interval_bytes: u64,
     /// Callsites distinguish the allocating threads.
@@ -101,7 +81,6 @@ pub struct ThreadFacts {
     pub name: Arc<str>,
 }
 
-/// State of a target besides its ledger.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TargetRecord {
     pub facts: TargetFacts,
@@ -110,7 +89,6 @@ pub struct TargetRecord {
     pub heaps: Vec<HeapFacts>,
 }
 
-/// What identifies a module.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ModuleFacts {
     /// Numbered from 0 without gaps.
@@ -118,8 +96,7 @@ pub struct ModuleFacts {
     /// Path in the first target that mapped it.
     pub path: String,
     pub build_id: Option<Vec<u8>>,
-    /// File size in bytes and modification time (seconds and nanoseconds since the Unix epoch): the identity of files without a
-    /// build id.
+    /// Size in bytes and modification time (seconds, nanoseconds; Unix): identifies files without a build id.
     pub file: Option<(u64, i64, i64)>,
     /// The first executable segments, which translate mapped into linked addresses.
     #[serde(default)]
@@ -129,35 +106,29 @@ pub struct ModuleFacts {
 /// Maximum number of segments to record of a module; linked files have one.
 const CODE_SEGMENTS_MAX: usize = 64;
 
-/// Losses of a recording.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct HealthFacts {
-    /// Time of the counters, in nanoseconds of `CLOCK_MONOTONIC`.
+    /// Time of the counters.
     pub monotonic_ns: u64,
     /// The same time since the Unix epoch: that clock may be set, or run at another pace.
     pub unix_ns: u64,
-    /// Losses and costs since the recording began.
     pub health: Health,
-    /// Processes that are not targets of their own.
     pub others: Others,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Mark {
-    /// In nanoseconds of `CLOCK_MONOTONIC`.
     pub monotonic_ns: u64,
     pub reason: String,
 }
 
-/// All symbolized locations of a recording.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Names {
     pub locations: Vec<NamedLocation>,
     pub symbolization: Symbolization,
 }
 
-/// The functions at one location of a module.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NamedLocation {
     pub module: ModuleId,

@@ -1,5 +1,4 @@
-//! The symbolized locations of a recording, so that it can be read without its modules; and the recorded modules that
-//! this machine has.
+//! The symbolized locations of a recording, and the recorded modules that this machine has.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -52,7 +51,6 @@ pub(crate) fn names(snapshot: &Snapshot, resolver: &dyn Resolve) -> Names {
 /// Resolves the locations of a recording, and others with another resolver if the recording has no names at all.
 pub struct RecordedNames<R> {
     names: FxHashMap<(ModuleId, FileOffset), Arc<[ResolvedFrame]>>,
-    /// How the recording was symbolized; `None` if it was not.
     symbolization: Option<Symbolization>,
     other: R,
 }
@@ -97,7 +95,6 @@ impl<R: Resolve> Resolve for RecordedNames<R> {
 pub struct Found {
     /// All modules in their order; those not found have no file.
     pub modules: Modules,
-    /// Files that were not used, and why.
     pub missing: Vec<(String, &'static str)>,
 }
 

@@ -1,6 +1,5 @@
-//! The entries of a block as bytes. Pure. What repeats within a block is written once: callers, threads, and the high
-//! digits of addresses and times. Blocks are independent of each other. Unpacking any bytes gives entries or an
-//! error, never a panic.
+//! The entries of a block as bytes. What repeats in a block is written once: callers, threads, and high digits of
+//! addresses and times. Blocks are independent of each other. Unpacking any bytes gives entries or an error. Pure.
 
 use std::hash::Hash;
 
@@ -18,35 +17,19 @@ use crate::ids::{HeapId, HookId, Pid, StackId, Tid};
 use crate::ingest::event::{Allocation, Event, Free, Remap, Stack};
 use crate::units::MonotonicNanos;
 
-/// An entry as written, with postcard. Addresses and times are distances from the previous one in the block. New
-/// variants go to the end, and change the major version; entries of kind `Other` do not.
+/// An entry as written, with postcard. Addresses, frames and times are distances from the previous one in the block;
+/// callers and threads are numbered in the order of their entries. New variants go to the end, and change the major
+/// version; entries of kind `Other`, which readers may skip, do not.
 #[derive(Deserialize, Serialize)]
 enum Packed {
-    /// The next caller of this block.
     Caller(Caller),
-    /// The next thread of this block.
     Thread(Thread),
     Alloc(PackedAllocation),
     Restore(PackedAllocation),
-    Free {
-        thread: u32,
-        address: i64,
-        time: i64,
-        age_us: u32,
-    },
-    /// Each frame as its distance from the previous one.
-    Stack {
-        pid: Pid,
-        id: StackId,
-        end: u8,
-        frames: Vec<i64>,
-    },
+    Free { thread: u32, address: i64, time: i64, age_us: u32 },
+    Stack { pid: Pid, id: StackId, end: u8, frames: Vec<i64> },
     Remap(PackedRemap),
-    /// Anything else, which a reader may skip.
-    Other {
-        kind: u16,
-        payload: Vec<u8>,
-    },
+    Other { kind: u16, payload: Vec<u8> },
 }
 
 #[derive(Deserialize, Serialize)]
@@ -67,11 +50,9 @@ struct PackedRemap {
     took: i64,
 }
 
-/// Kinds of [`Packed::Other`].
 const STEP: u16 = 1;
 const FACT: u16 = 2;
 
-/// What the calls of one callsite have in common.
 #[derive(Clone, Copy, Debug, Deserialize, Eq, Hash, PartialEq, Serialize)]
 struct Caller {
     thread: Thread,
@@ -102,7 +83,6 @@ impl Latest {
     }
 }
 
-/// Packs the entries of one block.
 #[derive(Debug, Default)]
 pub(crate) struct Packer {
     bytes: Vec<u8>,

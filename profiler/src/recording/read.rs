@@ -11,8 +11,7 @@ use super::pack::{PackError, Unpacker};
 use super::replay::{Entry, Replay};
 use crate::linux::files;
 
-/// Maximum ratio of a fold's size to its compressed size. The usual ratio is about 3; this guards against files that
-/// are made to exhaust memory.
+/// Maximum ratio of a fold's size to its compressed size (usually about 3), against files made to exhaust memory.
 const FOLD_RATIO_MAX: usize = 200;
 
 #[derive(Debug, Error)]
@@ -23,7 +22,6 @@ pub enum ReadError {
     Header(#[from] HeaderError),
 }
 
-/// Where a recording stops before its end, and why.
 #[derive(Debug, Error)]
 #[error("damaged at byte {position}: {reason}")]
 pub struct Damage {
@@ -60,7 +58,6 @@ pub fn read(path: &Path) -> Result<Reading<BufReader<File>>, ReadError> {
 }
 
 impl<R: Read> Reading<R> {
-    /// Reads the header; fails if it is not that of a supported recording.
     pub fn new(mut file: R) -> Result<Self, ReadError> {
         check_header(&read_up_to(&mut file, FILE_HEADER_BYTES)?)?;
         Ok(Self {
@@ -123,7 +120,6 @@ impl<R: Read> Reading<R> {
         Ok(block)
     }
 
-    /// Reads the remaining parts of a fold.
     fn fold(&mut self, first: Block) -> Result<Entry, DamageReason> {
         let (mut bytes, mut stored_bytes, mut goes_on) = (first.bytes, first.stored_bytes, first.goes_on);
         while goes_on {

@@ -1,5 +1,5 @@
-//! The recorder of a session: numbers ledgers, writes facts when they change, and passes entries to the
-//! writer thread. If the thread cannot keep up, the session waits; the ring buffer overflows then, which is counted and resynced.
+//! The recorder of a session: numbers ledgers, writes facts when they change, and passes entries to the writer thread.
+//! If it cannot keep up, the session waits; the ring buffer overflows then, which is counted and resynced.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -28,7 +28,6 @@ const BATCH: usize = 8192;
 /// Maximum number of batches in the queue to the writer thread: about 5 MiB.
 const BATCHES_MAX: usize = 8;
 const FACTS_PERIOD: Duration = Duration::from_millis(400);
-/// How often the writer thread checks for due blocks.
 const ATTEND_PERIOD: Duration = Duration::from_millis(50);
 const CORRECTIONS_MAX: usize = 4096;
 /// Number of targets from which on the facts of removed ones are forgotten.
@@ -50,11 +49,9 @@ pub struct Recorder {
     modules: usize,
     targets: FxHashMap<LedgerId, WrittenTarget>,
     facts_due: Instant,
-    /// Time of the end, once it is known.
     end: MonotonicNanos,
 }
 
-/// What was last written of a target.
 #[derive(Debug)]
 struct WrittenTarget {
     record: TargetRecord,
@@ -64,7 +61,6 @@ struct WrittenTarget {
 }
 
 impl Recorder {
-    /// Starts a recording. Replaces an existing file.
     pub(crate) fn create(path: &Path, size_bytes_max: Option<u64>, session: SessionFacts) -> Result<Self, WriteError> {
         let failed = |reason: std::io::Error| WriteError { path: path.to_owned(), reason: reason.into() };
         let writer = Writer::create(path, size_bytes_max).map_err(failed)?;
@@ -112,25 +108,21 @@ impl Recorder {
         self.step(Step::Forked { parent: parent.unwrap_or(LedgerId(0)), ledger, child, is_empty });
     }
 
-    /// Numbers the ledger that replaces another one at an exec.
     pub(crate) fn succeed(&mut self, before: &Ledger, ledger: &mut Ledger) {
         let ledger = self.number(ledger);
         self.step(Step::Succeeded { before: before.id().unwrap_or(LedgerId(0)), ledger });
     }
 
-    /// Directs the events of a process to this ledger.
     pub(crate) fn join(&mut self, pid: Pid, ledger: &Ledger) {
         if let Some(ledger) = ledger.id() {
             self.step(Step::Joined { pid, ledger });
         }
     }
 
-    /// Directs the events of a process to no ledger.
     pub(crate) fn leave(&mut self, pid: Pid) {
         self.step(Step::Left { pid });
     }
 
-    /// Writes that a target exited and is reported. `closed` is when its live blocks were last sampled.
     pub(crate) fn end_target(&mut self, ledger: &mut Ledger, closed: Option<MonotonicNanos>) {
         self.correct(ledger);
         if let Some(ledger) = ledger.id() {
@@ -194,7 +186,6 @@ impl Recorder {
         self.targets.insert(id, written);
     }
 
-    /// Returns whether the facts of an ended target are final.
     pub(crate) fn is_complete(&self, ledger: &Ledger) -> bool {
         ledger.id().and_then(|id| self.targets.get(&id)).is_some_and(|written| {
             let facts = &written.record.facts;

@@ -1,6 +1,5 @@
-//! Replays a recording: the same ledgers get the same events in the same order. Pure.
-//!
-//! The state of a replay is also what older entries are folded into, so it is serializable.
+//! Replays a recording: the same ledgers get the same events in the same order. Pure. Its state is serializable,
+//! because older entries are folded into it.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -22,21 +21,17 @@ use crate::units::MonotonicNanos;
 
 /// Maximum number of ended targets to keep, as in a session. The sums of others are in the health facts.
 pub(crate) const ENDED_MAX: usize = 1000;
-
 /// Age at which ledgers of processes that never became targets are dropped: a session decides in less.
 const UNDECIDED_NS_MAX: u64 = 60_000_000_000;
-
 /// Limit for a file that is made to exhaust memory.
 const MODULES_MAX: usize = 1 << 20;
 
-/// One entry of a recording, in the order in which they were written.
 #[derive(Debug)]
 pub enum Entry {
     /// An event of a process, for the ledger that the process has joined, if any.
     Event(Event),
     Step(Step),
     Fact(Box<Fact>),
-    /// The state that replaces older entries.
     Fold(Box<Replay>),
     Names(Vec<NamedLocation>),
     Symbolization(Symbolization),
@@ -76,7 +71,6 @@ fn event_time(event: &Event) -> Option<MonotonicNanos> {
 pub struct Replay {
     pub(super) session: SessionFacts,
     accounts: BTreeMap<LedgerId, Account>,
-    /// Where the events of a process go.
     open: BTreeMap<Pid, LedgerId>,
     ended: Vec<LedgerId>,
     pub(super) modules: Vec<ModuleFacts>,
@@ -97,7 +91,6 @@ pub struct Replay {
     flows: Option<Vec<(LedgerId, Flow)>>,
 }
 
-/// The state of a recording where a window begins.
 #[derive(Debug, Default)]
 pub struct Start {
     snapshots: BTreeMap<LedgerId, Arc<TargetSnapshot>>,
@@ -218,7 +211,6 @@ impl Replay {
         }
     }
 
-    /// Changes an account, if it is known.
     fn change(&mut self, id: LedgerId, change: impl FnOnce(&mut Account)) {
         let Some(account) = self.accounts.get_mut(&id) else { return };
         change(account);
@@ -272,8 +264,7 @@ impl Replay {
         }
     }
 
-    /// Prepares to replace all entries so far: windows can begin here, and not before. Drops ledgers that no report will
-    /// include.
+    /// Prepares to replace all entries so far: windows cannot begin earlier. Drops ledgers that no report will include.
     pub fn fold(&mut self) {
         self.folded_until = Some(self.time);
         let (now, open, ended) = (self.time.0, &self.open, &self.ended);
@@ -305,7 +296,6 @@ impl Replay {
         self.session.started_unix_ns.saturating_add(self.since_start_ns(time))
     }
 
-    /// Inverse of [`unix_ns`](Self::unix_ns), for times derived from the start of the recording.
     fn monotonic(&self, unix_ns: u64) -> MonotonicNanos {
         let since_start_ns = unix_ns.saturating_sub(self.session.started_unix_ns);
         MonotonicNanos(self.session.started_monotonic_ns.saturating_add(since_start_ns))
@@ -320,8 +310,6 @@ impl Replay {
         }
     }
 
-    /// Returns the state at `now`, and the window that ends there, if any. `modules` are those of
-    /// [`modules`](Self::modules), in their order.
     pub fn snapshot(&self, window: Option<(&Start, Window)>, modules: Modules, now: MonotonicNanos) -> Snapshot {
         let start = window.map(|(start, _)| start);
         let targets = self.targets().into_iter().filter_map(|id| self.state(id, start, now)).collect();
@@ -353,7 +341,6 @@ impl Replay {
         targets.into_iter().map(|(_, id)| id).collect()
     }
 
-    /// Returns `None` if it had no probes yet.
     fn state(&self, id: LedgerId, start: Option<&Start>, now: MonotonicNanos) -> Option<TargetState> {
         let account = self.accounts.get(&id)?;
         let known = account.record.as_ref().filter(|known| known.begun)?;

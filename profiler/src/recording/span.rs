@@ -38,7 +38,6 @@ fn seconds(ns: u64) -> String {
     format!("{:.1} s", Duration::from_nanos(ns).as_secs_f64())
 }
 
-/// The state of a recording at the end of a span.
 #[derive(Debug)]
 pub struct ReplayedSpan {
     replay: Replay,
@@ -47,13 +46,11 @@ pub struct ReplayedSpan {
     /// Time of the last entry, whether in the span or not.
     last: MonotonicNanos,
     events: u64,
-    /// Flows are recorded from the start of the span.
     follows: bool,
 }
 
 impl ReplayedSpan {
-    /// Replays the span, and reads the rest of the entries for their names, which are added to `names`. Callsites
-    /// distinguish threads if `by_thread` is set, or was set for the recording.
+    /// Replays the span, and adds all names. Callsites distinguish threads if `by_thread` or the recording requires it.
     pub fn read<R>(
         entries: impl Iterator<Item = Entry>,
         span: Span,
@@ -74,8 +71,7 @@ impl ReplayedSpan {
         Ok(spanned)
     }
 
-    /// Passes each flow of the span to `take`, with its time in nanoseconds since the span began, starting with the
-    /// blocks live then. Returns the length of the span.
+    /// Passes flows with nanoseconds since the span's start, first the blocks live then. Returns the span's length.
     pub fn flows<E: From<SpanError>>(
         entries: impl Iterator<Item = Entry>,
         span: Span,
@@ -148,7 +144,6 @@ impl ReplayedSpan {
         }
     }
 
-    /// Returns up to when the recording has no single events, in nanoseconds since it began.
     pub fn folded_until_ns(&self) -> Option<u64> {
         self.replay.folded_until.map(|time| self.replay.since_start_ns(time))
     }

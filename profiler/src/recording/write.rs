@@ -20,9 +20,8 @@ use super::replay::{Entry, Replay};
 use crate::linux::files::Replacement;
 use crate::units::MonotonicNanos;
 
-/// A block is written when it reaches this size.
+/// A block is written when it reaches this size, or its first entry this age.
 const BLOCK_RAW_BYTES: usize = 1 << 20;
-/// A block is written when its first entry reaches this age.
 pub(crate) const BLOCK_AGE_MAX: Duration = Duration::from_millis(400);
 const NAMES_RAW_BYTES: usize = 1 << 20;
 /// Owner only: recordings contain command lines and paths.
@@ -66,7 +65,6 @@ pub struct Writer {
     size_bytes_max: Option<u64>,
     packer: Packer,
     blocks: BlockWriter,
-    /// When the first entry was added to the current block.
     gathering: Option<Instant>,
     /// Ends of the blocks, if the size is limited.
     block_ends: Vec<u64>,
@@ -75,8 +73,7 @@ pub struct Writer {
 }
 
 impl Writer {
-    /// Creates a recording in a new file, which replaces an existing one at once, so that what is recorded is there
-    /// even if this process is killed. Fails if the path is not a regular file.
+    /// Replaces an existing file at once: a killed process leaves a recording. Fails if the path is not a regular file.
     pub fn create(path: &Path, size_bytes_max: Option<u64>) -> io::Result<Self> {
         let new = Replacement::create(path, MODE)?;
         new.file().write_all(&file_header())?;
@@ -95,8 +92,7 @@ impl Writer {
         })
     }
 
-    /// Adds an entry. It is in the file after [`BLOCK_AGE_MAX`] if [`attend`](Self::attend) is called often enough.
-    /// After an error nothing more can be added.
+    /// In the file after [`BLOCK_AGE_MAX`] if [`attend`](Self::attend) is called in time. Not usable after an error.
     pub fn add(&mut self, entry: &Entry) -> Result<(), WriteReason> {
         self.packer.add(entry);
         if self.packer.size_bytes() >= self.block_raw_bytes() { self.flush() } else { Ok(()) }
@@ -187,7 +183,6 @@ impl Writer {
         Ok(())
     }
 
-    /// Waits for the fold, appends the blocks written since, and continues in its file.
     fn take_fold(&mut self) -> Result<(), WriteReason> {
         let Some(Folding { thread, end }) = self.folding.take() else { return Ok(()) };
         let panicked = |_| io::Error::other("internal error: the folding thread panicked; please report it");
@@ -231,7 +226,6 @@ fn fold_at(size_bytes_max: u64) -> u64 {
     size_bytes_max / 4 * 3
 }
 
-/// Splits names by the size limit of a block.
 fn parts(names: &[NamedLocation]) -> impl Iterator<Item = &[NamedLocation]> {
     let mut rest = names;
     std::iter::from_fn(move || {
@@ -247,11 +241,8 @@ fn parts(names: &[NamedLocation]) -> impl Iterator<Item = &[NamedLocation]> {
     })
 }
 
-/// A fold in progress, on a thread of its own, so that recording continues in the current file.
 struct Folding {
-    /// Returns a new file that contains the fold.
     thread: JoinHandle<io::Result<Replacement>>,
-    /// End of the folded blocks in the current file.
     end: u64,
 }
 
@@ -282,7 +273,6 @@ fn fold(source: &File, end: u64, target: Replacement) -> io::Result<Replacement>
     Ok(target)
 }
 
-/// A part of a file that is being written to.
 struct Part<'file> {
     file: &'file File,
     at: u64,
