@@ -1,5 +1,4 @@
-//! Runs other programs: prints their command lines, and converts failures into errors that contain them. Finds out how to run
-//! programs as root.
+//! Runs other programs, also as root: prints command lines, and converts failures into errors that contain them.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -19,7 +18,6 @@ pub(crate) fn run(command: &mut Command) -> Result<()> {
     Ok(())
 }
 
-/// Runs a program and returns its standard output.
 pub(crate) fn output(command: &mut Command) -> Result<String> {
     let output = command
         .stdin(Stdio::null())
@@ -59,7 +57,6 @@ pub(crate) fn is_executable(path: &Path) -> bool {
     path.metadata().is_ok_and(|metadata| metadata.is_file() && metadata.permissions().mode() & 0o111 != 0)
 }
 
-/// Creates a folder, or removes everything in it.
 pub(crate) fn empty_folder(folder: &Path) -> Result<()> {
     match fs::remove_dir_all(folder) {
         Err(error) if error.kind() != ErrorKind::NotFound => Err(error),
@@ -68,7 +65,6 @@ pub(crate) fn empty_folder(folder: &Path) -> Result<()> {
     .with_context(|| format!("could not empty the folder `{}`", folder.display()))
 }
 
-/// How this user can run programs as root.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Privilege {
     Root,
@@ -95,7 +91,6 @@ impl Privilege {
         if quiet || std::io::stdin().is_terminal() { Self::Sudo } else { Self::Missing }
     }
 
-    /// A command that runs `program` as root; `None` where that is impossible.
     pub(crate) fn command(self, program: impl AsRef<OsStr>) -> Option<Command> {
         match self {
             Self::Root => Some(Command::new(program)),

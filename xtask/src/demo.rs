@@ -1,5 +1,4 @@
-//! `cargo xtask demo`: shows heapbpf in a few seconds. Builds it and a small leaking program, profiles the program, and writes an
-//! HTML report and a flame graph into the target directory.
+//! `cargo xtask demo`: builds heapbpf and a small leaking program, and profiles it.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -38,7 +37,6 @@ pub(crate) fn run(_: &Arguments) -> Result<()> {
     profile(&heapbpf, privilege, target.pid(), &folder)
 }
 
-/// Compiles the target with names, lines and frame pointers.
 fn build_target(repository: &Repository, folder: &Path) -> Result<PathBuf> {
     let program = folder.join("leaky");
     let mut rustc = Command::new("rustc");

@@ -1,5 +1,4 @@
-//! `cargo xtask faults`: kills heapbpf's processes and its target at random points in time, and counts the harm. Configures the
-//! integration test `faults`, and writes its table into docs/.
+//! `cargo xtask faults`: configures the integration test `faults`, and writes its table into docs/.
 
 use std::path::Path;
 use std::process::Command;
@@ -84,7 +83,6 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     outcome
 }
 
-/// Environment variables of the test, without their prefix.
 fn variables(arguments: &Arguments) -> Vec<(&'static str, String)> {
     let given = [
         ("KILLS", arguments.kills.map(|it| it.to_string())),

@@ -1,5 +1,4 @@
-//! `cargo xtask fuzz`: builds the fuzz targets of `fuzz/`, runs each under libFuzzer, and reads its log. cargo-fuzz is not
-//! needed: its flags are these.
+//! `cargo xtask fuzz`: builds the targets of `fuzz/`, runs them under libFuzzer, and reads its log, without cargo-fuzz.
 
 use std::fmt;
 use std::fs::{self, File};
@@ -75,7 +74,6 @@ fn all(folder: &Path) -> Result<Vec<String>> {
     Ok(names)
 }
 
-/// The targets to run: the requested ones, or all.
 fn chosen(all: &[String], named: &[String]) -> Result<Vec<String>> {
     if let Some(unknown) = named.iter().find(|name| !all.contains(name)) {
         bail!("`{unknown}` is not a fuzz target; there are {}", all.join(", "));
@@ -83,7 +81,6 @@ fn chosen(all: &[String], named: &[String]) -> Result<Vec<String>> {
     Ok(if named.is_empty() { all.to_vec() } else { named.to_vec() })
 }
 
-/// Runs the targets, `jobs` at a time, and prints a line for each result.
 fn run_all(repository: &Repository, targets: &[String], limits: Limits, jobs: usize) -> Result<Vec<Outcome>> {
     println!("{}", Outcome::HEADING);
     let (next, outcomes) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
@@ -100,7 +97,6 @@ fn run_all(repository: &Repository, targets: &[String], limits: Limits, jobs: us
     outcomes.into_inner().expect("no thread panics with the lock").into_iter().collect()
 }
 
-/// Fails where there are findings.
 fn report(outcomes: &[Outcome]) -> Result<()> {
     let executions: u64 = outcomes.iter().map(|outcome| outcome.executions).sum();
     println!("fuzz: {executions} executions of {} targets", outcomes.len());
@@ -125,7 +121,6 @@ const FLAGS: [&str; 7] = [
     "-Cllvm-args=-sanitizer-coverage-trace-compares",
 ];
 
-/// A compiler that accepts unstable flags and has AddressSanitizer's runtime.
 #[derive(Debug, PartialEq, Eq)]
 enum Toolchain {
     /// One of rustup's, by name.
@@ -187,13 +182,11 @@ impl Toolchain {
     }
 }
 
-/// Names of nightly toolchains in the output of `rustup toolchain list`.
 fn nightlies(listed: &str) -> Vec<String> {
     let names = listed.lines().filter_map(|line| line.split_whitespace().next());
     names.filter(|name| name.starts_with("nightly")).map(str::to_owned).collect()
 }
 
-/// Whether a compiler's folder of libraries has AddressSanitizer's runtime.
 fn has_runtime(folder: &Path) -> bool {
     let Ok(entries) = fs::read_dir(folder) else { return false };
     entries.flatten().any(|entry| entry.file_name().to_string_lossy().ends_with("_rt.asan.a"))
@@ -301,17 +294,14 @@ fn run_target(repository: &Repository, target: &str, limits: Limits) -> Result<O
     Ok(outcome)
 }
 
-/// A path relative to the repository's root, if it is below.
 fn shown(repository: &Repository, path: &Path) -> String {
     path.strip_prefix(&repository.root).unwrap_or(path).display().to_string()
 }
 
-/// The failing input that libFuzzer has stored.
 fn written_input(log: &str) -> Option<PathBuf> {
     log.lines().find_map(|line| line.split_once("Test unit written to ")).map(|(_, path)| PathBuf::from(path.trim()))
 }
 
-/// The first error in the log.
 fn reason(log: &str) -> &str {
     let marks = ["panicked at", "ERROR: "];
     let line = log.lines().find(|line| marks.iter().any(|mark| line.contains(mark)));

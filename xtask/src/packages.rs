@@ -6,8 +6,7 @@ use anyhow::{Result, bail};
 
 use crate::command::{self, Privilege};
 
-/// Name in Debian 12; the program in `PATH` or the file which shows that it, or a substitute from elsewhere, is installed;
-/// purpose.
+/// Name in Debian 12; the program in `PATH` or the file which shows that it, or a substitute, is installed; purpose.
 type Package = (&'static str, &'static str, &'static str);
 
 const PACKAGES: &[Package] = &[
@@ -63,26 +62,20 @@ const PACKAGES: &[Package] = &[
 
 pub(crate) const RUST: &str = "rustc-web cargo-web rust-web-src";
 pub(crate) const LLVM: &str = "llvm-22-dev";
-/// Compilers for test targets, and real programs to profile.
 pub(crate) const TESTS: &str = "gcc libc6-dev g++ binutils libjemalloc2 libtcmalloc-minimal4 libmimalloc2.0 libjemalloc-dev \
     libgoogle-perftools-dev libmimalloc-dev musl-tools musl-dev redis-server redis-tools python3 perl sqlite3 git postgresql \
     nginx-light valgrind strace";
-/// Programs that read what heapbpf writes.
 pub(crate) const VIEWERS: &str =
     "chromium golang-go golang-1.19-src google-perftools graphviz heaptrack python3-venv valgrind";
-/// Programs that `cargo xtask bench unwind` records, and load generators.
 pub(crate) const BENCH_UNWIND: &str =
     "gcc libc6-dev redis-server redis-tools nginx-light wrk postgresql python3 git sqlite3 ffmpeg";
 pub(crate) const BENCH_OVERHEAD: &str = "gcc libc6-dev g++ python3 redis-server redis-tools";
-/// For benches with test targets in C alone.
 pub(crate) const BENCH_C: &str = "gcc libc6-dev";
 pub(crate) const VM: &str = "qemu-system-x86 busybox-static cpio gcc libc6-dev";
 pub(crate) const FUZZ: &str = "g++";
 
-/// Script for `sh` as root, with the packages as arguments.
-///
-/// Packages of servers start the server when they are installed, unless `policy-rc.d` forbids it; one of the machine's own is
-/// respected.
+/// Script for `sh` as root, with the packages as arguments. Packages of servers start the server when installed,
+/// unless `policy-rc.d` forbids it; one of the machine's own is respected.
 const INSTALL: &str = r#"
 policy=/usr/sbin/policy-rc.d
 if [ ! -e "$policy" ]; then

@@ -1,5 +1,5 @@
-//! Programs that a command starts, and facts about processes in procfs. A program runs in a process group of its own, which is
-//! killed when its value is dropped, and by the kernel when this process is killed.
+//! Programs that a command starts, and facts about processes in procfs. A program is killed with its process group when
+//! its value is dropped, and by the kernel when this process is killed.
 
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
@@ -18,10 +18,7 @@ use crate::command;
 
 /// Timeout for the next output of a program: it may fill a gibibyte first, on a busy machine.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(300);
-
-/// Timeout of a program's exit before it is killed.
 const EXIT_WITHIN: Duration = Duration::from_secs(5);
-
 const POLL_PERIOD: Duration = Duration::from_millis(20);
 
 /// A command for a program that the kernel kills when this process exits. Without input and output.
@@ -41,7 +38,6 @@ pub(crate) enum Output {
     Errors,
 }
 
-/// A running program. Killed with its process group when dropped.
 pub(crate) struct Program {
     child: Child,
     name: String,
@@ -51,7 +47,6 @@ pub(crate) struct Program {
 }
 
 impl Program {
-    /// Starts a command that [`bound`] has returned.
     pub(crate) fn start(command: &mut Command, output: Output) -> Result<Self> {
         let name = command::line(command);
         match output {
@@ -96,7 +91,6 @@ impl Program {
         self.lines.recv_timeout(PATIENCE).with_context(|| format!("`{}` prints nothing more", self.name))
     }
 
-    /// Lines up to the first one that starts with `start`.
     pub(crate) fn lines_until(&self, start: &str) -> Result<Vec<String>> {
         let mut lines = Vec::new();
         while let Ok(line) = self.line() {
@@ -108,7 +102,6 @@ impl Program {
         bail!("`{}` did not print `{start}`, but: {}", self.name, lines.join("\n"))
     }
 
-    /// The rest of the first line that starts with `start`.
     pub(crate) fn line_after(&self, start: &str) -> Result<String> {
         let lines = self.lines_until(start)?;
         Ok(lines.last().and_then(|line| line.strip_prefix(start)).unwrap_or_default().to_owned())
@@ -143,7 +136,6 @@ impl Program {
         self.input = None;
     }
 
-    /// Interrupts it, as Ctrl-C does.
     pub(crate) fn interrupt(&self) -> Result<()> {
         kill_process(raw(self.pid())?, Signal::INT).with_context(|| format!("`{}` has exited", self.name))
     }
@@ -216,9 +208,7 @@ fn process(pid: u32) -> Result<Process> {
 /// Memory of a process in bytes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Memory {
-    /// VmRSS.
     pub(crate) resident: u64,
-    /// VmHWM.
     pub(crate) resident_max: u64,
     /// Without pages of files and shared pages: RssAnon.
     pub(crate) anonymous: u64,
@@ -264,7 +254,6 @@ pub(crate) fn command_line(pid: u32) -> String {
     process(pid).ok().and_then(|process| process.cmdline().ok()).unwrap_or_default().join(" ").trim().to_owned()
 }
 
-/// Executable memory that a process has mapped from a file.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Mapping {
     pub(crate) start: u64,

@@ -8,9 +8,7 @@ use anyhow::{Context as _, Result};
 use crate::command;
 
 pub(crate) struct Repository {
-    /// Without symbolic links.
     pub(crate) root: PathBuf,
-    /// Cargo's target directory, which need not be below the root.
     pub(crate) target: PathBuf,
 }
 
@@ -28,7 +26,6 @@ impl Repository {
         Ok(Self { root, target: target.into() })
     }
 
-    /// The heapbpf that `HEAPBPF_BIN` names, or one that is built now in release mode.
     pub(crate) fn heapbpf(&self) -> Result<PathBuf> {
         if let Some(given) = std::env::var_os("HEAPBPF_BIN") {
             return Ok(std::path::absolute(given)?);
@@ -37,7 +34,6 @@ impl Repository {
         Ok(self.target.join("release/heapbpf"))
     }
 
-    /// An example of the package heapbpf, built in release mode.
     pub(crate) fn example(&self, name: &str) -> Result<PathBuf> {
         self.build_release(&["--example", name])?;
         Ok(self.target.join("release/examples").join(name))
@@ -50,7 +46,6 @@ impl Repository {
     }
 }
 
-/// The repository's root, for commands that build nothing.
 pub(crate) fn root() -> Result<PathBuf> {
     let manifest_folder = Path::new(env!("CARGO_MANIFEST_DIR"));
     let root = manifest_folder.parent().context("xtask is at the root of the file system")?;

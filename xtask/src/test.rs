@@ -55,7 +55,6 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     command::run(&mut test)
 }
 
-/// Arguments of cargo: the whole workspace, unless they specify packages.
 fn words(arguments: &[String]) -> Vec<&str> {
     let of_cargo = arguments.iter().take_while(|argument| *argument != "--");
     let names_packages = of_cargo

@@ -1,5 +1,5 @@
-//! `cargo xtask viewers`: installs third-party readers of heapbpf's formats from PyPI and npm, in exact versions. The registries
-//! are those of pip's and npm's configuration. Debian packages are in `packages`.
+//! `cargo xtask viewers`: installs third-party readers of heapbpf's formats, in exact versions. The registries are
+//! those of pip's and npm's configuration. Debian packages are in `packages`.
 
 use std::fs;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
@@ -11,10 +11,8 @@ use anyhow::{Context as _, Result};
 use crate::repository::Repository;
 use crate::{command, packages};
 
-/// Lists of packages, below `tests/viewers`.
 const PYTHON_LIST: &str = "requirements.txt";
 const NODE_LIST: &str = "package.json";
-
 /// Written last, with the lists' fingerprint: an incomplete installation has none.
 const STAMP: &str = "installed";
 
@@ -44,7 +42,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     Ok(())
 }
 
-/// Installs everything. Returns the folder, which is `HEAPBPF_VIEWERS` of tests.
+/// Returns the folder, which is `HEAPBPF_VIEWERS` of tests.
 pub(crate) fn install(repository: &Repository) -> Result<PathBuf> {
     let viewers = folder(repository);
     let lists = repository.root.join("tests/viewers");

@@ -1,5 +1,4 @@
-//! `bench overhead --part attach`: duration of attaching and detaching with many modules and with many processes, and the speed
-//! of a process afterwards.
+//! `bench overhead --part attach`: attaching and detaching with many modules and processes, and the speed afterwards.
 
 use std::fs::File;
 use std::thread;
@@ -12,7 +11,6 @@ use super::targets::Churn;
 use super::tool::{self, Agent, Setup, Tool};
 use crate::process::{Output, Program, bound, thread_cpu_ms};
 
-/// Limits in milliseconds.
 const ATTACH_MS_MAX: f64 = 150.0;
 const MODULES_MS_MAX: f64 = 300.0;
 const PATTERN_MS_MAX: f64 = 500.0;
@@ -20,8 +18,6 @@ const ALL_MS_MAX: f64 = 5000.0;
 
 const PATTERN_PROCESSES: usize = 200;
 const ALL_PROCESSES: usize = 2000;
-
-/// Recordings of each kind with many modules or processes.
 const ROUNDS: usize = 5;
 
 /// Loads files until the code of `COUNT` files is mapped, prints their number, and waits. `LOAD` is code that loads files while
@@ -47,7 +43,6 @@ for name in '''_asyncio _bz2 _ctypes _curses _dbm _decimal _hashlib _json _lzma 
     except ImportError: pass
 ";
 
-/// Loads shared libraries that do not contain allocators.
 const LIBRARIES: &str = "
 allocators = 'asan tsan lsan ubsan libc.so jemalloc tcmalloc mimalloc heaptrack'.split()
 for file in sorted(glob.glob('/usr/lib/*-linux-gnu/*.so.*')):
@@ -57,7 +52,6 @@ for file in sorted(glob.glob('/usr/lib/*-linux-gnu/*.so.*')):
     except OSError: pass
 ";
 
-/// A python3 that has mapped the code of many files, and their number.
 fn python(count: u32, load: &str) -> Result<(Program, String)> {
     let script = MODULES.replace("COUNT", &count.to_string()).replace("LOAD", load);
     let python = Program::start(bound("/usr/bin/python3").args(["-c", &script]), Output::Standard)?;
@@ -67,7 +61,6 @@ fn python(count: u32, load: &str) -> Result<(Program, String)> {
 
 struct Times {
     attach: f64,
-    /// CPU time of the agent until then.
     attach_cpu: f64,
     /// From the interrupt until a probed instruction has its original code.
     detach: f64,
@@ -134,7 +127,6 @@ fn afterwards(setup: &Setup) -> Result<String> {
     Ok(format!("A malloc and its free after a recording ÷ before it: {:.2}.", ratios(&after, &before)))
 }
 
-/// Attaches to a process with 150 modules, to processes that a pattern matches, and to all processes.
 fn many(setup: &Setup) -> Result<String> {
     let (python, modules) = python(150, LIBRARIES)?;
     // Fills the cache.

@@ -1,6 +1,5 @@
-//! `bench overhead`: the cost of a call of the allocator under each tool, and the run time of heapbpf's BPF programs.
-//!
-//! All tools are attached in turn to the same running process, and ratios are taken within a round.
+//! `bench overhead`: the cost of an allocator call under each tool, and the run time of heapbpf's BPF programs. Tools
+//! are attached in turn to the same running process, and ratios are taken within a round.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -146,7 +145,6 @@ fn heaptrack(setup: &Setup) -> Result<Option<(Spread, Spread)>> {
     Ok(Some((Spread::of(cpu_ns), Spread::of(wall_ns))))
 }
 
-/// Calls of each kind in a round.
 const CALLS: u32 = 100_000;
 
 /// Names of the calls, and options of heapbpf.
@@ -167,7 +165,6 @@ const HOT_PATHS: [(&str, &str, &[&str]); 3] = [
 /// Nanoseconds in the programs, and runs of them, for a malloc and for a free.
 type HotPath = [(f64, f64); 2];
 
-/// Measures the run time of heapbpf's programs in the kernel, without the traps: by the kernel's statistics.
 pub(super) fn measure_hot_path(setup: &Setup) -> Result<String> {
     let mut target = targets::start(&setup.bench, "steps", &[])?;
     let statistics = RunStatistics::enable()?;

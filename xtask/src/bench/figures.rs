@@ -10,7 +10,6 @@ use anyhow::{Context as _, Result, bail};
 
 use crate::command;
 
-/// Median and extremes of several rounds.
 #[derive(Clone, Debug)]
 pub(crate) struct Spread {
     sorted: Vec<f64>,
@@ -25,7 +24,6 @@ impl Spread {
         Self { sorted }
     }
 
-    /// The middle value; of an even number the mean of the middle two.
     pub(crate) fn median(&self) -> f64 {
         let count = self.sorted.len();
         f64::midpoint(self.sorted[(count - 1) / 2], self.sorted[count / 2])
@@ -37,7 +35,6 @@ impl Spread {
 }
 
 impl fmt::Display for Spread {
-    /// The median, and the extremes in parentheses.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let digits = f.precision().unwrap_or(0);
         write!(f, "{:.digits$} ({:.digits$} to {:.digits$})", self.median(), self.sorted[0], self.max())
@@ -96,7 +93,6 @@ fn replaced(page: &str, name: &str, text: &str) -> Option<String> {
     Some(format!("{}\n{}\n{}", &page[..start], text.trim_end(), &page[end..]))
 }
 
-/// A table in Markdown. The first column is text, the others are numbers.
 pub(crate) fn table(head: &[&str], rows: &[Vec<String>]) -> String {
     let rule = format!("|---|{}", "---:|".repeat(head.len() - 1));
     let rows = rows.iter().map(|row| row.join(" | "));
@@ -104,7 +100,6 @@ pub(crate) fn table(head: &[&str], rows: &[Vec<String>]) -> String {
     lines.enumerate().map(|(row, line)| if row == 0 { format!("{line}{rule}\n") } else { line }).collect()
 }
 
-/// The head of a column, and its cell for an item.
 pub(crate) type Column<'a, T> = (&'a str, &'a dyn Fn(&T) -> String);
 
 pub(crate) fn columns<T>(items: impl IntoIterator<Item = T>, columns: &[Column<'_, T>]) -> String {

@@ -78,7 +78,6 @@ struct Check {
 
 /// Exit codes: no leaks, leaks.
 const CHECKED: [i32; 2] = [0, 4];
-
 /// Maximum part of the leaked bytes that may be missed: words that look like pointers hide blocks.
 const MISSED_PART_MAX: f64 = 0.01;
 
@@ -118,7 +117,6 @@ fn verify(found: &unreachable::Check, truth: &Truth) -> Result<()> {
     Ok(())
 }
 
-/// Adds a sentence about a limit, and reports one that is not met.
 fn limit(measured: &mut Measured, what: &str, unit: &str, figure: f64, limit: f64) {
     let sentence = format!("{what}: {figure:.0} {unit}, limit {limit:.0} {unit}");
     measured.text.push_str(&format!("{sentence}: {}.\n", verdict(figure, limit)));
@@ -133,14 +131,11 @@ fn median_max(values: &[f64], digits: usize) -> String {
 }
 
 const PAUSE_HEAP_BYTES: u64 = 1 << 30;
-
 /// Duration of serving requests without a check.
 const UNCHECKED: Duration = Duration::from_secs(3);
-
 /// Limits of the pause in milliseconds, by method.
 const PAUSE_MS_MAX: [f64; 2] = [1000.0, 50.0];
 
-/// Checks a gibibyte of live heap by both methods in alternation.
 fn pause(setup: &Setup) -> Result<Measured> {
     let mut hoard = Hoard::start(&setup.hoard, Heap::Structures(PAUSE_HEAP_BYTES), 1)?;
     let mut checks: [Vec<(Check, f64)>; 2] = [Vec::new(), Vec::new()];
@@ -187,7 +182,6 @@ fn pause(setup: &Setup) -> Result<Measured> {
 const SMALL_HEAPS_MIB: [u64; 2] = [1, 64];
 const SMALL_THREADS: [u32; 2] = [1, 1024];
 
-/// Checks small processes: the part of a pause that does not depend on memory.
 fn small(setup: &Setup) -> Result<Measured> {
     let mut rows = Vec::new();
     for mib in SMALL_HEAPS_MIB {
@@ -208,7 +202,6 @@ fn small(setup: &Setup) -> Result<Measured> {
 }
 
 const BLOCKS: u64 = 10_000_000;
-
 const BLOCKS_MIB_MAX: f64 = 2048.0;
 
 /// Measures heapbpf's memory for ten million live blocks, once: it hardly depends on other work of the machine.

@@ -1,5 +1,4 @@
-//! `cargo xtask bench`: the measurements behind the figures in docs/. One file for each subject; this one has the command
-//! line, and what the subjects share.
+//! `cargo xtask bench`: the measurements behind the figures in docs/, one file for each subject.
 
 mod attach;
 mod calls;
@@ -83,7 +82,6 @@ struct Bench {
 }
 
 impl Bench {
-    /// Installs packages and builds heapbpf, unless `HEAPBPF_BIN` is set.
     fn new(packages: &str, rounds: usize) -> Result<Self> {
         if !rustix::process::geteuid().is_root() {
             bail!("profiling other processes requires root: run `sudo -E cargo xtask bench …`");
@@ -137,7 +135,6 @@ struct Page<'a> {
     repository: &'a Repository,
     /// From the repository's root; `None` for printing alone.
     path: Option<&'a str>,
-    /// Start of the names of sections.
     prefix: &'a str,
 }
 
@@ -156,7 +153,6 @@ impl<'a> Page<'a> {
         }
     }
 
-    /// Measures and publishes the requested parts, or all. Fails when a limit is not met.
     fn run<P: ValueEnum + PartialEq>(
         &self,
         requested: &[P],

@@ -1,5 +1,4 @@
-//! `cargo xtask bench overhead`: what profiling costs a program, and what heapbpf itself takes. Defines the command line and the
-//! parts that need no file of their own.
+//! `cargo xtask bench overhead`: the command line, and the parts that need no file of their own.
 
 use std::fs;
 use std::ops::Range;
@@ -105,7 +104,6 @@ const UNWINDING: [(&str, &[&str]); 2] = [
     ("5 frames by tables (default)", &["--interval", "1", "--on-overload", "drop"]),
 ];
 
-/// Records every allocation and free of busy threads: events processed and dropped, and CPU time of the agent.
 fn sustained(setup: &Setup) -> Result<String> {
     let mut runs = Vec::new();
     for (name, options) in UNWINDING {
@@ -136,12 +134,9 @@ fn sustained(setup: &Setup) -> Result<String> {
     Ok(format!("{table}\nFor {} seconds each, with `--interval 1`.\n", setup.sustained.as_secs()))
 }
 
-/// Blocks that are live at the same time.
 const BLOCKS: u32 = 1_000_000;
-
 /// Limit for kernel and agent together.
 const BLOCK_BYTES_MAX: f64 = 160.0;
-
 /// Size of key and value of the live set: see profiler-common/src/live.rs.
 const LIVE_SET: [Option<u64>; 2] = [Some(16), Some(24)];
 
@@ -205,7 +200,6 @@ const SITES_PER_GROUP: usize = 100;
 
 const NAMING_SECONDS_MAX: f64 = 2.0;
 
-/// Measures the time from the end of a recording to its flame graph, with ten thousand callsites to be symbolized by DWARF.
 fn naming(setup: &Setup) -> Result<String> {
     let program = build_sites(&setup.bench.folder)?;
     let mut seconds = Vec::new();

@@ -1,5 +1,4 @@
-//! Real programs under load, whose stacks `bench unwind` records: servers, interpreters, compilers, and a program with many
-//! modules.
+//! Real programs under load, whose stacks `bench unwind` records.
 
 use std::fs::{self, File};
 use std::io::{BufWriter, Write};
@@ -60,7 +59,6 @@ pub(super) const ALL: &[Workload] = &[
     workload("rustc", "a big Rust file, optimised", 128, 4, rustc),
 ];
 
-/// redis-server under redis-benchmark, over a Unix socket.
 fn redis(folder: &Path) -> Result<Running> {
     let socket = folder.join("redis.sock");
     let mut server = bound("redis-server");
@@ -74,7 +72,6 @@ fn redis(folder: &Path) -> Result<Running> {
     Ok(Running { pids: vec![server.pid()], programs: vec![Program::start(&mut load, Output::None)?, server] })
 }
 
-/// nginx under wrk, over content that it compresses, on a free port of loopback.
 fn nginx(folder: &Path) -> Result<Running> {
     let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
     let page: String = (0..800).map(|i| format!("<p>Paragraph {i} of a page worth compressing.</p>\n")).collect();
@@ -95,10 +92,8 @@ fn nginx(folder: &Path) -> Result<Running> {
 }
 
 const BACKENDS: usize = 4;
-
 const ROLE: &str = "bench";
 
-/// Backends of postgres under pgbench, over a Unix socket.
 fn postgres(folder: &Path) -> Result<Running> {
     let programs = postgres_programs()?;
     let data = folder.join("data");
@@ -139,7 +134,6 @@ fn postgres(folder: &Path) -> Result<Running> {
     Ok(Running { pids, programs: vec![load, server] })
 }
 
-/// The programs of the newest installed version.
 fn postgres_programs() -> Result<PathBuf> {
     let versions = fs::read_dir("/usr/lib/postgresql").context("postgres is not installed as Debian does")?;
     let version = |path: &PathBuf| path.file_name()?.to_str()?.parse::<u32>().ok();
@@ -207,7 +201,6 @@ fn write_history(out: &mut impl Write) -> Result<()> {
 /// Functions in a source file: several times as many as are compiled during the recording.
 const FUNCTIONS: usize = 12_000;
 
-/// The compiler proper of gcc, on a big source file.
 fn cc1(folder: &Path) -> Result<Running> {
     let source = folder.join("big.c");
     fs::write(&source, c_source())?;
@@ -278,7 +271,6 @@ pub fn walk{i}(items: &[S{i}], key: u64) -> std::collections::BTreeMap<String, u
 /// Rounds of filling and emptying a table: more than run during the recording.
 const SQLITE_ROUNDS: usize = 200;
 
-/// sqlite3, filling and emptying a table by recursive queries.
 fn sqlite(folder: &Path) -> Result<Running> {
     let script = folder.join("script.sql");
     let round = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n LIMIT 200000)

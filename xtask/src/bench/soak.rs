@@ -14,12 +14,10 @@ use crate::packages;
 use crate::process::{cpu_seconds, memory};
 
 const SAMPLES_MIN: usize = 10;
-
 /// Minimum part of the requested rate: below it the figures describe another load. Memory must be constant in any case.
 const RATE_PART_MIN: f64 = 0.9;
 
-/// Maximum growth of the median from the middle to the last third. Shrinking is allowed: where memory is short, the kernel
-/// reclaims pages of files.
+/// Maximum growth of the median from the middle to the last third. It may shrink: the kernel reclaims pages of files.
 const GROWTH_MAX: f64 = 0.02;
 
 /// Shows whether the agent's memory is constant under load, and fails when the median of the last third of the time exceeds
@@ -73,8 +71,7 @@ fn measure(arguments: &Arguments, bench: &Bench) -> Result<Outcome> {
     let mut command = bench.record(turnover.pid());
     let json = bench.folder.join("soak.json");
     let agent = Agent::start(command.args(["--interval", &arguments.interval]), &json)?;
-    // The program allocates its blocks. Then it prints a line for each second's work, which takes longer on a machine that is
-    // too busy for the rate.
+    // Prints a line for each second's work, which takes longer on a machine that is too busy for the rate.
     let [replaced_before, _live_bytes] = numbers(&turnover.ask("")?)?;
     let (started, cpu_before) = (Instant::now(), cpu_seconds(agent.pid())?);
     let duration = Duration::from_secs(60 * arguments.minutes);
@@ -107,20 +104,17 @@ fn measure(arguments: &Arguments, bench: &Bench) -> Result<Outcome> {
 }
 
 struct Outcome {
-    /// The agent's memory (VmRSS).
     resident: Thirds,
     /// Without pages of files and shared pages (RssAnon).
     anonymous: Thirds,
     seconds: f64,
     cpu_seconds: f64,
     replaced: u64,
-    /// Live bytes at the end, as the program reports them.
     live_bytes: u64,
     report: Report,
 }
 
 impl Outcome {
-    /// Blocks replaced per second.
     fn rate(&self) -> f64 {
         self.replaced as f64 / self.seconds
     }
@@ -191,7 +185,6 @@ impl Thirds {
         self.ratio() - 1.0 <= GROWTH_MAX
     }
 
-    /// Each third's median and extremes.
     fn mib(&self) -> [String; 3] {
         self.0.each_ref().map(|third| format!("{third:.1}"))
     }

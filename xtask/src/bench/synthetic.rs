@@ -31,12 +31,10 @@ const CALLSITES: usize = 10_000;
 const FRAMES: usize = 40;
 /// From the leaf to the root, the number of distinct functions is halved so many times: 2^14 exceeds the number of callsites.
 const HALVINGS: usize = 14;
-
 const WRITING_SECONDS_MAX: f64 = 2.0;
 const WRITING_MIB_MAX: f64 = 500.0;
 
-/// Converts a synthetic JSON report to each format. The time of reading it, which a conversion without output takes, is
-/// subtracted; memory is the maximum resident size of the whole run, including reading.
+/// The time of reading, which a conversion without output takes, is subtracted; memory is that of the whole run.
 pub(super) fn formats(arguments: &Arguments) -> Result<()> {
     let repository = Repository::find()?;
     let heapbpf = repository.heapbpf()?;
@@ -190,7 +188,6 @@ const HEAPS: [(&str, [u32; 7]); 9] = [
     ("the same, all of them leaked", [640, 64, 64, 25, 90, 1, 100]),
 ];
 
-/// The output of `marking`.
 #[derive(Debug, Deserialize)]
 struct Marked {
     blocks: u64,
@@ -223,7 +220,6 @@ pub(super) fn mark(arguments: &Arguments) -> Result<()> {
     Ok(())
 }
 
-/// The table, and the heaps that exceed a limit.
 fn mark_table(runs: &[Vec<Marked>]) -> (String, Vec<&'static str>) {
     type Row<'a> = (&'static str, &'a [Marked]);
     let median = |runs: &[Marked], value: fn(&Marked) -> f64| Spread::of(runs.iter().map(value)).median();

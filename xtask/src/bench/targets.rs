@@ -14,10 +14,8 @@ use crate::command;
 use crate::process::{PATIENCE, Program, bound};
 
 const BATCHES_MIN: usize = 5;
-
 const POLL_PERIOD: Duration = Duration::from_millis(20);
 
-/// Compiles a C target with frame pointers, without tail calls and without inlined allocator calls.
 pub(super) fn build(bench: &Bench, name: &str) -> Result<PathBuf> {
     let program = bench.folder.join(name);
     let mut gcc = Command::new("gcc");
@@ -32,7 +30,6 @@ pub(super) fn start(bench: &Bench, name: &str, arguments: &[u32]) -> Result<Prog
     Ok(Program::ready(command.args(arguments.iter().map(u32::to_string)))?.0)
 }
 
-/// Parses numbers that are separated by spaces.
 pub(super) fn numbers<const N: usize>(line: &str) -> Result<[u64; N]> {
     let numbers: Vec<u64> = line.split(' ').map_while(|number| number.parse().ok()).collect();
     let count = numbers.len();
@@ -54,7 +51,6 @@ struct Batch {
 }
 
 impl Churn {
-    /// Starts churn.c.
     pub(super) fn start(bench: &Bench, operation: &str, threads: u32) -> Result<Self> {
         Self::run(bound(build(bench, "churn")?).args([operation, &threads.to_string()]))
     }
@@ -122,7 +118,6 @@ fn ns(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// Content of the heap of hoard.c.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Heap {
     Structures(u64),
@@ -153,7 +148,6 @@ impl Hoard {
         [kind.to_owned(), size.to_string(), threads.to_string()]
     }
 
-    /// Starts the compiled program and waits until it serves requests.
     pub(super) fn start(program: &std::path::Path, heap: Heap, threads: u32) -> Result<Self> {
         let (program, truth) = Program::ready(bound(program).args(Self::arguments(heap, threads)))?;
         let [held_bytes, held_count, leaked_bytes, leaked_count] = numbers(&truth)?;

@@ -37,7 +37,6 @@ enum Load {
 #[derive(Clone, Copy, Debug)]
 struct Work {
     wall_seconds: f64,
-    /// Of the profiled program.
     cpu_seconds: f64,
     /// Allocations per second of CPU time, as heapbpf has recorded them.
     allocations: Option<f64>,

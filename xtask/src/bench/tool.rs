@@ -1,5 +1,5 @@
-//! Profilers under measurement, attached to a running process: heapbpf, whose JSON report is read, empty probes, and other
-//! tools. The breakpoints in the process's code show when a tool is attached and detached. Requires root.
+//! Profilers under measurement, attached to a running process: heapbpf, empty probes, and other tools. Breakpoints in
+//! the process's code show when a tool is attached and detached.
 
 use std::fs::File;
 use std::io::BufReader;
@@ -18,17 +18,13 @@ use crate::command;
 use crate::process::{Output, PATIENCE, Program, bound, mappings};
 
 const POLL_PERIOD: Duration = Duration::from_millis(50);
-
 /// `int3`.
 const BREAKPOINT: u8 = 0xcc;
-
 /// Exit codes of a recording: complete, and incomplete with a list of what is missing.
 const DONE: [i32; 2] = [0, 3];
-
 /// Start of the line that heapbpf prints once its probes are attached.
 const RECORDING: &str = "heapbpf: recording";
 
-/// A recording heapbpf. Killed when dropped.
 pub(super) struct Agent {
     program: Program,
     report: PathBuf,
@@ -51,12 +47,10 @@ impl Agent {
         self.program.pid()
     }
 
-    /// Interrupts it, as Ctrl-C does.
     pub(super) fn interrupt(&self) -> Result<()> {
         self.program.interrupt()
     }
 
-    /// Waits for its exit: after its duration, an interrupt, or the exit of its targets.
     pub(super) fn wait(&mut self) -> Result<()> {
         let status = self.program.wait()?;
         if !status.code().is_some_and(|code| DONE.contains(&code)) {
@@ -65,7 +59,6 @@ impl Agent {
         Ok(())
     }
 
-    /// Waits for its exit and reads the report.
     pub(super) fn finish(mut self) -> Result<Report> {
         self.wait()?;
         read(&self.report)
@@ -99,7 +92,6 @@ pub(super) fn seconds(report: &Report) -> f64 {
     Duration::from_nanos(report.ended_unix_ns.saturating_sub(report.started_unix_ns)).as_secs_f64()
 }
 
-/// The environment of `bench overhead`.
 pub(super) struct Setup {
     pub(super) bench: Bench,
     pub(super) against: Option<PathBuf>,
@@ -123,10 +115,8 @@ pub(super) enum Tool {
     Bpftrace,
 }
 
-/// A tool with its name in tables.
 pub(super) type Variant = (&'static str, Tool);
 
-/// An attached tool. Killed when dropped.
 pub(super) enum Attached {
     Nothing,
     Agent(Agent),
@@ -136,7 +126,6 @@ pub(super) enum Attached {
 }
 
 impl Tool {
-    /// Why the tool is not available.
     pub(super) fn missing(self, setup: &Setup) -> Option<&'static str> {
         match self {
             Self::Against(_) if setup.against.is_none() => Some("no other heapbpf is specified (`--against PATH`)"),

@@ -1,5 +1,4 @@
-//! `cargo xtask bench unwind`: the share of complete stacks of real programs, and the costs of unwinding by tables: building
-//! them, attaching with and without a cache of them, and a sampled call.
+//! `cargo xtask bench unwind`: the share of complete stacks of real programs, and the costs of unwinding by tables.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs::File;
@@ -22,9 +21,7 @@ use crate::process::{Program, bound, mappings, thread_cpu_ms};
 use crate::{command, packages};
 
 const SAMPLES_MIN: u64 = 10_000;
-
 const COMPLETE_MIN: f64 = 0.995;
-
 /// The start of a program differs from its steady state.
 const WARM_UP: Duration = Duration::from_secs(1);
 
@@ -99,7 +96,6 @@ struct Row {
     name: &'static str,
     load: &'static str,
     modules: usize,
-    /// Number of stacks by how they end.
     ends: BTreeMap<String, u64>,
     /// Of the complete ones, the share whose outermost frame is the first of a process or thread.
     rooted: f64,
@@ -138,7 +134,6 @@ impl Row {
     }
 }
 
-/// Records each program, and adds its modules to `modules`.
 fn stacks(bench: &Bench, programs: &[&Workload], explain: bool, modules: &mut BTreeSet<String>) -> Result<Measured> {
     let (mut rows, mut missed) = (Vec::new(), Vec::new());
     for program in programs {
@@ -172,7 +167,6 @@ fn start(bench: &Bench, program: &Workload) -> Result<Running> {
     Ok(running)
 }
 
-/// Paths of the files whose code the processes have mapped.
 fn modules_of(running: &Running) -> Result<BTreeSet<String>> {
     let mut modules = BTreeSet::new();
     for &pid in &running.pids {
@@ -204,7 +198,6 @@ fn record(bench: &Bench, program: &Workload, modules: &mut BTreeSet<String>) -> 
 const KINDS_MAX: usize = 12;
 const FRAMES_MAX: usize = 6;
 
-/// The most frequent early ends, with the outermost frames.
 fn early_ends(report: &Report) -> String {
     let name = |frame: &Frame| {
         let module = frame.module.as_deref().unwrap_or("?");
@@ -232,10 +225,8 @@ fn early_ends(report: &Report) -> String {
 
 /// The first functions of threads in the C libraries.
 const THREAD_STARTS: [&str; 4] = ["clone3", "__clone3", "clone", "__clone"];
-
 /// Bytes of entry code, which calls once and never returns.
 const ENTRY_BYTES: u64 = 64;
-
 const PAGE_BYTES: u64 = 4096;
 
 /// The share of blocks with complete stacks whose outermost frame is entry code or the start of a thread. Tables that end stacks
@@ -276,13 +267,10 @@ fn entry(module: &str) -> Option<u64> {
 
 /// Number of modules with a line of their own: those with most rows.
 const LISTED: usize = 8;
-
 const ROWS_PER_SECOND_MIN: f64 = 1e6;
-
 /// Limit for a row in the kernel, with its share of pages and rules.
 const ROW_BYTES_MAX: f64 = 16.0;
 
-/// Output of the example `unwind_tables` for one module.
 #[derive(Debug, Deserialize)]
 struct Built {
     file: String,
@@ -293,7 +281,6 @@ struct Built {
     rules: u64,
     /// In the kernel, including rules.
     kernel_bytes: u64,
-    /// Median of several rounds.
     build_ns: u64,
 }
 
@@ -349,7 +336,6 @@ const CACHES: [(&str, bool, f64); 2] =
 /// writing them to the kernel.
 type Times = [f64; 4];
 
-/// Attaches to a backend of postgres.
 fn attach(bench: &Bench) -> Result<String> {
     let running = (programs::POSTGRES.start)(&bench.empty_folder("attach-postgres")?)?;
     let pid = running.pids[0];
@@ -397,10 +383,7 @@ fn tables_ms(log: &[String]) -> [f64; 2] {
 }
 
 const COST_ROUNDS: usize = 9;
-
-/// Frames of the stack, including the caller of malloc and the outermost one.
 const FRAMES: usize = 20;
-
 const RATIO_MAX: f64 = 3.0;
 
 /// Names, and values of `--unwind`.
@@ -441,7 +424,6 @@ fn cost(bench: &Bench) -> Result<String> {
     ))
 }
 
-/// The median duration of a call in nanoseconds, as nested.c measures it.
 fn call_ns(nested: &mut Program) -> Result<f64> {
     let line = nested.ask("go")?;
     line.parse().with_context(|| format!("the target printed `{line}`"))

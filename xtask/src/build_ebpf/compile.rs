@@ -1,11 +1,8 @@
-//! Runs the BPF toolchain on profiler-ebpf, with its flags and environment: without the variables of the cargo that started this
-//! xtask. This program is the wrapper of rustc that makes the object independent of the folder in which it is built.
-//!
-//! Two things would add folders of the machine to the object. One is the paths of source files; they are renamed by
-//! `--remap-path-prefix`, including those in a registry, whose folder depends on the origin of crates.
-//! The other is the hash that cargo passes by `-C metadata` and that rustc adds to every symbol: for a crate
-//! outside of the workspace it covers the absolute path, and profiler-common is one for profiler-ebpf. Flags cannot
-//! replace it, a wrapper can. Arguments for other targets are not changed.
+//! Runs the BPF toolchain on profiler-ebpf, without the variables of the cargo that started this xtask. This program is
+//! the wrapper of rustc that keeps folders of the machine out of the object. Paths of source files, including those in
+//! a registry, are renamed by `--remap-path-prefix`. The hash that cargo passes by `-C metadata`, and rustc adds to
+//! every symbol, covers the absolute path of crates outside of the workspace, such as profiler-common: no flag replaces
+//! it, a wrapper can. Arguments for other targets are not changed.
 
 use std::env;
 use std::ffi::OsString;
@@ -39,7 +36,6 @@ fn rustflags() -> String {
     .join("\u{1f}")
 }
 
-/// Builds profiler-ebpf and returns the object as it was linked.
 pub(super) fn build(repository: &Repository, toolchain: &Toolchain, log: bool) -> Result<Vec<u8>> {
     let source = repository.root.join("profiler-ebpf");
     let target = target(repository);
@@ -70,7 +66,6 @@ fn target(repository: &Repository) -> PathBuf {
     repository.target.join("ebpf")
 }
 
-/// The folders of this machine, and their names in the object.
 fn remaps(repository: &Repository, toolchain: &Toolchain) -> Result<Vec<Remap>> {
     // Relative to profiler-ebpf, where the linker runs: LLVM reads the source there and stores its lines in the BTF, for the
     // verifier's log.
@@ -86,8 +81,7 @@ fn remaps(repository: &Repository, toolchain: &Toolchain) -> Result<Vec<Remap>> 
     Ok(remaps)
 }
 
-/// Folders of this machine, which must not occur in the object. Each is long enough not to occur by chance, unlike a root such
-/// as `/src`.
+/// Folders of this machine, which must not occur in the object; long enough not to occur by chance (unlike `/src`).
 pub(super) fn private_paths(repository: &Repository, toolchain: &Toolchain) -> Result<Vec<String>> {
     let source = &toolchain.rust.source;
     let folders = [
@@ -109,7 +103,6 @@ fn path_with_linker(toolchain: &Toolchain) -> Result<OsString> {
     Ok(env::join_paths(folders)?)
 }
 
-/// Where cargo keeps what it downloads and installs.
 pub(super) fn cargo_home() -> Result<PathBuf> {
     let home = || env::var_os("HOME").map(|home| PathBuf::from(home).join(".cargo"));
     env::var_os("CARGO_HOME").map(PathBuf::from).or_else(home).context("neither CARGO_HOME nor HOME is set")

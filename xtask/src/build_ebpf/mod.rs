@@ -17,7 +17,6 @@ use crate::repository::Repository;
 use toolchain::{Toolchain, differences};
 
 const COMMITTED: &str = "profiler/bpf/heapbpf.bpf.o";
-/// The versions of the toolchain that built it.
 const RECORD: &str = "profiler/bpf/toolchain.txt";
 
 /// Builds the kernel side into the committed object.
@@ -75,7 +74,6 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     write(&repository.root.join(RECORD), record.as_bytes())
 }
 
-/// Compares the committed object with a rebuilt one.
 fn check(repository: &Repository, toolchain: &Toolchain, here: &str) -> Result<()> {
     const REMEDY: &str = "run `cargo xtask build-ebpf` and commit";
     let read = |path: &str| fs::read(repository.root.join(path)).with_context(|| format!("no `{path}`: {REMEDY}"));
@@ -120,7 +118,6 @@ fn write(path: &Path, content: &[u8]) -> Result<()> {
     Ok(())
 }
 
-/// Strips `linked` and refuses an object in which one of `private_paths` occurs.
 fn publish(linked: &[u8], private_paths: &[String]) -> Result<Vec<u8>> {
     let stripped = strip(linked).context("the linker's output could not be stripped")?;
     if let Some(path) = private_paths.iter().find(|path| contains(&stripped, path.as_bytes())) {

@@ -1,4 +1,4 @@
-//! The toolchain for BPF: finds or installs a Rust compiler with the source of `core`, and bpf-linker, and records their versions.
+//! Finds or installs a Rust compiler with the source of `core`, and bpf-linker, and records their versions.
 //! Every candidate is probed; the error lists why each is unsuitable.
 
 use std::fs;
@@ -22,7 +22,6 @@ pub(super) struct Toolchain {
     pub(super) linker: Linker,
 }
 
-/// A Rust compiler with the source of `core`.
 #[derive(Debug)]
 pub(super) struct Rust {
     pub(super) cargo: PathBuf,
@@ -38,7 +37,6 @@ pub(super) struct Rust {
 pub(super) struct Linker {
     pub(super) program: PathBuf,
     pub(super) version: String,
-    /// Version of the LLVM in it, or loaded by it.
     pub(super) llvm: String,
 }
 
@@ -125,7 +123,6 @@ impl Rust {
 }
 
 impl Linker {
-    /// Searches `PATH` and cargo's folder.
     fn find() -> Result<Self> {
         let installed = compile::cargo_home()?.join("bin/bpf-linker");
         let program = command::find("bpf-linker").or_else(|| installed.exists().then_some(installed));
@@ -159,7 +156,6 @@ fn llvm_of(program: &Path) -> Result<String> {
     parse_llvm(&content).with_context(|| format!("`{}` contains no version of LLVM", file.display()))
 }
 
-/// First line and LLVM version of `rustc -vV`.
 fn parse_rustc(text: &str) -> Result<(String, String)> {
     let version = text.lines().next().filter(|line| line.starts_with("rustc "));
     let llvm = text.lines().find_map(|line| line.strip_prefix("LLVM version: "));
@@ -184,7 +180,6 @@ fn parse_llvm(content: &[u8]) -> Option<String> {
     Some(String::from_utf8_lossy(&version[1]).into_owned())
 }
 
-/// Finds the toolchain, after installing missing parts: Debian's packages by apt-get, bpf-linker by cargo.
 pub(super) fn find_or_install() -> Result<Toolchain> {
     if let Ok(toolchain) = Toolchain::find() {
         return Ok(toolchain);
@@ -194,8 +189,7 @@ pub(super) fn find_or_install() -> Result<Toolchain> {
     }
     if Linker::find().is_err() {
         packages::install(packages::LLVM)?;
-        // Without RUSTUP_TOOLCHAIN of the cargo that started this xtask, rustup would use the rust-toolchain.toml of the
-        // compiled crate.
+        // Inherits RUSTUP_TOOLCHAIN: otherwise rustup would use the rust-toolchain.toml of the compiled crate.
         let mut cargo = Command::new(repository::cargo());
         cargo
             .env("LLVM_PREFIX", "/usr/lib/llvm-22")
@@ -207,8 +201,8 @@ pub(super) fn find_or_install() -> Result<Toolchain> {
 }
 
 impl Toolchain {
-    /// The content of `toolchain.txt`, a line per property: everything besides the source that affects the object. Toolchains
-    /// with equal records build equal objects.
+    /// `toolchain.txt`, a line per property: all besides the source that affects the object. Toolchains with equal records
+    /// build equal objects.
     pub(super) fn record(&self) -> String {
         let Self { rust, linker } = self;
         format!(
@@ -218,7 +212,6 @@ impl Toolchain {
     }
 }
 
-/// One line per property that differs between two records.
 pub(super) fn differences(recorded: &str, here: &str) -> Result<Vec<String>> {
     let mut differences = Vec::new();
     for (name, here) in here.lines().filter_map(|line| line.split_once(": ")) {

@@ -10,7 +10,6 @@ use super::source::{self, Source};
 const FILE_LINES_MAX: usize = 500;
 const FUNCTION_LINES_MAX: usize = 70;
 
-/// Limits the length of files, tests excluded, and of functions.
 pub(super) fn length(source: &Source, findings: &mut Findings<'_>) {
     let Some(rust) = &source.rust else { return };
     if !source.is_test() {
@@ -59,7 +58,6 @@ impl<'ast> Visit<'ast> for Functions<'_, '_> {
 const UNSAFE_FOLDERS: [&str; 3] = ["profiler-ebpf/", "profiler/src/linux/", "tests/targets/"];
 const UNSAFE_IMPL_FOLDER: &str = "profiler-common/";
 
-/// Restricts `unsafe` to the kernel side, the system call wrappers, plain-data traits and programs that tests profile.
 pub(super) fn unsafe_code(source: &Source, findings: &mut Findings<'_>) {
     let Some(rust) = &source.rust else { return };
     if UNSAFE_FOLDERS.iter().any(|folder| source.path.starts_with(folder)) {
@@ -77,8 +75,7 @@ pub(super) fn unsafe_code(source: &Source, findings: &mut Findings<'_>) {
 const AGENT_FOLDER: &str = "profiler/src/";
 const TERMINAL_FILE: &str = "profiler/src/cli/terminal.rs";
 
-/// Restricts standard output and standard error of the agent to one file, which keeps control characters of targets off
-/// terminals.
+/// Only one file of the agent may use standard output and error: it keeps control characters of targets off terminals.
 pub(super) fn terminal(source: &Source, findings: &mut Findings<'_>) {
     let Some(rust) = &source.rust else { return };
     if !source.path.starts_with(AGENT_FOLDER) || source.path == TERMINAL_FILE || source.is_test() {

@@ -1,7 +1,5 @@
 //! The import graph of profiler/src: a finding for each cycle between its folders, and between the files of one folder.
-//!
-//! A file depends on the file that defines what it uses, through re-exports. A module's own re-exports of its children are no
-//! dependencies.
+//! A file depends on the file that defines what it uses, through re-exports; a module's own re-exports do not count.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -47,7 +45,6 @@ pub(super) fn check(sources: &[Source]) -> Vec<Finding> {
     findings
 }
 
-/// All files that are not declared for tests only.
 fn files<'a>(sources: &[Source<'a>]) -> BTreeMap<Module, File<'a>> {
     let mut files = BTreeMap::new();
     let mut declared = BTreeSet::new();

@@ -1,6 +1,5 @@
-//! Collects the paths that a file of profiler/src uses, and checks them against the table of layers: modules that a line does
-//! not list are forbidden to it, except itself and [`BASE`]. Tokens are inspected, so that paths in macros count; tests may
-//! import anything.
+//! Collects the paths that a file of profiler/src uses, and checks them against the table of layers: a module may use
+//! what its line lists, itself and [`BASE`]; tests may import anything. Tokens are inspected, so that macros count.
 
 use proc_macro2::{Delimiter, Ident, Spacing, TokenTree};
 
@@ -9,7 +8,6 @@ use super::source::{self, Source};
 
 /// Small value types, which every module may use.
 const BASE: [&str; 3] = ["units", "ids", "address"];
-
 /// Stands for every module of the lines above.
 const ALL_ABOVE: &str = "*";
 
@@ -63,32 +61,27 @@ const FOLDER: &str = "profiler/src/";
 /// The library's name, which stands for `crate` in the binary.
 const LIBRARY: &str = "heapbpf";
 
-/// A path that non-test code uses.
 #[derive(Debug)]
 pub(super) struct Import {
     pub(super) line: usize,
     /// From the crate's root, or, if `is_relative`, as written.
     pub(super) path: Vec<String>,
     pub(super) is_relative: bool,
-    /// The name that a `use` declaration gives to it.
     pub(super) alias: Option<String>,
     /// Whether it is of a `use` declaration with a visibility.
     pub(super) is_reexport: bool,
 }
 
-/// The non-test code of one file of profiler/src.
 #[derive(Default)]
 pub(super) struct Imports {
     /// Of the file, and of the inline modules around.
     module: Vec<String>,
     pub(super) found: Vec<Import>,
-    /// Modules declared by `mod name;`.
     pub(super) declared: Vec<Vec<String>>,
     /// Inside of a `use` declaration: whether it has a visibility.
     in_use: Option<bool>,
 }
 
-/// Checks that a module uses only what its line of the table allows.
 pub(super) fn check(source: &Source, findings: &mut Findings<'_>) {
     let Some((module, imports)) = collect(source) else { return };
     let root_file = source.path.trim_start_matches(FOLDER).trim_end_matches(".rs");
@@ -123,7 +116,6 @@ fn module_path(path: &str) -> Vec<String> {
     if is_root { Vec::new() } else { path.split('/').map(String::from).collect() }
 }
 
-/// Whether a path from the crate's root may be used in a layer.
 fn is_allowed(layer: &str, path: &[String]) -> bool {
     let Some(module) = path.first().map(String::as_str) else { return true };
     let row = |name: &str| LAYERS.iter().position(|(module, _)| *module == name);
@@ -242,7 +234,6 @@ impl Imports {
     }
 }
 
-/// Whether `pub` or `pub(…)` ends `trees`.
 fn has_visibility(trees: &[TokenTree]) -> bool {
     let is_pub = |tree: &TokenTree| matches!(tree, TokenTree::Ident(name) if name == "pub");
     match trees {
@@ -256,7 +247,6 @@ fn is_punct(tree: Option<&TokenTree>, expected: char) -> bool {
     matches!(tree, Some(TokenTree::Punct(punct)) if punct.as_char() == expected)
 }
 
-/// Whether `::` is at `at`.
 fn follows_separator(trees: &[TokenTree], at: usize) -> bool {
     matches!(trees.get(at..at + 2), Some([TokenTree::Punct(first), TokenTree::Punct(second)])
         if first.as_char() == ':' && first.spacing() == Spacing::Joint && second.as_char() == ':')

@@ -1,5 +1,4 @@
-//! Standard terms: comments and strings of Rust, documentation, scripts and configuration use the words that a reader would
-//! search for. The table lists dialect, and what to write instead.
+//! Standard terms: comments, strings, documentation, scripts and configuration use the words a reader would search for.
 
 use std::sync::LazyLock;
 
@@ -8,7 +7,6 @@ use regex::{Captures, Regex, RegexBuilder};
 use super::Findings;
 use super::source::Source;
 
-/// Endings of files that are checked. Of Rust files: comments and strings.
 const ENDINGS: [&str; 5] = [".rs", ".md", ".sh", ".toml", ".yml"];
 
 /// A regular expression without regard to case, and what to write instead. A space matches any white space, also between the

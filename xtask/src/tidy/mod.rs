@@ -1,5 +1,4 @@
-//! `cargo xtask tidy`: rules of this repository that neither rustfmt nor clippy checks. This file lists the files, applies
-//! the rules and prints the findings.
+//! `cargo xtask tidy`: rules of this repository that neither rustfmt nor clippy checks.
 
 mod code;
 mod graph;
@@ -41,7 +40,6 @@ pub(crate) struct Arguments {
     stats: bool,
 }
 
-/// A violation of a rule.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Finding {
     path: String,
@@ -131,8 +129,7 @@ fn check(source: &Source) -> Vec<Finding> {
 const BASE: &str = "2628097";
 const CHARACTERS_MAX: usize = 72;
 
-/// Checks subjects of commits: at most 72 characters, so that `git log --oneline` shows them whole. Without git or without the base commit, such as in an
-/// archive or a shallow clone, there is no history.
+/// At most 72 characters, so that `git log --oneline` shows them whole. An archive or a shallow clone has no history.
 fn commits(root: &Path) -> Vec<Finding> {
     let mut git = Command::new("git");
     git.arg("-C").arg(root).args(["log", "--no-merges", "--format=%h %s", &format!("{BASE}..HEAD")]);

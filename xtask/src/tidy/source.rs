@@ -33,7 +33,6 @@ impl<'a> Source<'a> {
         Ok(Self { path, text, rust })
     }
 
-    /// Whether the file contains only tests.
     pub(super) fn is_test(&self) -> bool {
         self.path.ends_with("/tests.rs") || self.path.split('/').rev().skip(1).any(|folder| folder == "tests")
     }
@@ -67,7 +66,6 @@ pub(super) fn test_modules(source: &Source) -> Vec<String> {
     declarations.map(stem).flat_map(|stem| [format!("{stem}.rs"), format!("{stem}/")]).collect()
 }
 
-/// Number of lines outside of items with `#[cfg(test)]`.
 pub(super) fn lines_without_tests(text: &str, file: &syn::File) -> usize {
     let items = file.items.iter().filter(|item| attributes(item).iter().any(is_cfg_test)).map(|item| item.span());
     text.lines().count() - items.map(|span| span.end().line - span.start().line + 1).sum::<usize>()
@@ -89,7 +87,6 @@ fn attributes(item: &syn::Item) -> &[syn::Attribute] {
     }
 }
 
-/// Removes items with `#[cfg(test)]` at this level.
 pub(super) fn without_tests(tokens: TokenStream) -> Vec<TokenTree> {
     let mut kept = Vec::new();
     let mut trees = tokens.into_iter().peekable();

@@ -7,7 +7,6 @@ use super::source::{self, Source};
 
 const PARTS: [&str; 4] = ["profiler/src/", "xtask/", "profiler-common/", "profiler-ebpf/"];
 
-/// Non-test Rust code.
 #[derive(Clone, Copy, Default)]
 struct Size {
     files: usize,
@@ -23,7 +22,6 @@ impl Size {
     }
 }
 
-/// Totals of each part, words of the documentation, and a line for each folder.
 pub(super) fn table(sources: &[Source]) -> String {
     let mut parts = BTreeMap::<&str, Size>::new();
     let mut folders = BTreeMap::<String, Size>::new();
@@ -60,7 +58,6 @@ pub(super) fn table(sources: &[Source]) -> String {
     text
 }
 
-/// `None` for files that are not Rust, and for tests.
 fn size(source: &Source) -> Option<Size> {
     let rust = source.rust.as_ref().filter(|_| !source.is_test())?;
     let is_public = |line: &&str| line.trim_start().strip_prefix("pub ").is_some_and(is_item);

@@ -8,7 +8,6 @@ use regex::Regex;
 use super::Findings;
 use super::source::Source;
 
-/// A Rust file begins with a `//!` comment.
 pub(super) fn opening(source: &Source, findings: &mut Findings<'_>) {
     let opening = source.text.lines().next().and_then(|line| line.strip_prefix("//!"));
     if source.rust.is_some() && opening.is_none_or(|words| words.trim().is_empty()) {
@@ -31,8 +30,7 @@ static BRANCH: LazyLock<Regex> = LazyLock::new(|| compile(r"/(blob|tree)/(master
 static FIXED: LazyLock<Regex> =
     LazyLock::new(|| compile(r"(^|[/=?&#~^])(v?\d[^./=?&#~^]*\.\d[^/=?&#~^]*|[[:xdigit:]]{12,})($|[/=?&#~^])"));
 
-/// A link to a kernel's source or documentation names a version or a commit, and no link follows a branch: the page must
-/// still have the cited content later.
+/// Links to a kernel's source or documentation name a version or a commit: the page must keep the cited content.
 pub(super) fn links(source: &Source, findings: &mut Findings<'_>) {
     for (index, line) in source.text.lines().enumerate() {
         for url in URL.find_iter(line).map(|url| url.as_str()) {
@@ -54,7 +52,6 @@ static FORBIDDEN: LazyLock<[(Regex, &str); 3]> = LazyLock::new(|| {
     ]
 });
 
-/// No leftovers of a merge or of unfinished work, and no private folders of one machine.
 pub(super) fn leftovers(source: &Source, findings: &mut Findings<'_>) {
     for (index, line) in source.text.lines().enumerate() {
         for (pattern, message) in &*FORBIDDEN {

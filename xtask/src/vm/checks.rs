@@ -1,5 +1,4 @@
-//! Parses what a virtual machine sends over its second serial line, the counterpart of `value` and `file` in `init.sh`, and
-//! checks it: sessions, injected faults, and leaks.
+//! Parses what a virtual machine sends over its second serial line (`value` and `file` in `init.sh`), and checks it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -182,7 +181,6 @@ fn report(transcript: &Transcript, session: &str) -> Result<Report, String> {
     serde_json::from_str(json).map_err(|error| format!("the report cannot be read: {error}"))
 }
 
-/// The session's report and its target's ledger.
 fn read(transcript: &Transcript, session: &str) -> Result<(Report, Ledger), String> {
     let mut report = report(transcript, session)?;
     // A child that the target forks is a target too, if it lives for long enough.
@@ -263,7 +261,6 @@ fn exact(totals: &Totals) -> Result<Counts, String> {
     })
 }
 
-/// Checks how stacks end, and that those of the ledger's functions contain the callers.
 fn stacks(report: &Report, ledger: &Ledger, session: &Session) -> Outcome {
     let ends = &report.health.unwind;
     let sum: u64 = ends.values().sum();
@@ -315,8 +312,6 @@ fn probes(transcript: &Transcript) -> Outcome {
 
 /// The target, and what `fork 8 100` and `exec 8 100` fork.
 const FORKED: u64 = 1 + 8 + 8 * 100;
-
-/// Programs that `exec 8 100` executes.
 const EXECUTED: u64 = 8 * 100;
 
 /// Each fork is a target, or counted as too short-lived to become one, or as one that could not be profiled: `/bin/true` is

@@ -1,5 +1,4 @@
-//! Fetches kernels: from the packages of all Debian suites, or a given image. Installs nothing, and needs no root: apt runs with
-//! lists, cache and status of its own.
+//! Fetches kernels: Debian packages of all suites, or a given image. Needs no root: apt runs with a state of its own.
 
 use std::cmp::Ordering;
 use std::fs;
@@ -11,7 +10,6 @@ use anyhow::{Context as _, Result, bail};
 
 use crate::command;
 
-/// A requested kernel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Wanted {
     /// The newest of a series (`6.1`) in any Debian suite.
@@ -19,7 +17,6 @@ pub(crate) enum Wanted {
     Image(PathBuf),
 }
 
-/// A kernel that can be booted.
 #[derive(Debug)]
 pub(super) struct Kernel {
     /// Also the name of the folder of its results.
@@ -46,7 +43,6 @@ impl FromStr for Wanted {
 }
 
 impl Wanted {
-    /// Fetches the kernel into `folder`, unless it is there.
     pub(super) fn get(&self, folder: &Path) -> Result<Kernel> {
         match self {
             Self::Image(path) => {
@@ -82,7 +78,6 @@ fn package(series: &str, archive: &Archive) -> Result<String> {
     Ok(package.to_owned())
 }
 
-/// The version in a package's name, if it is a kernel.
 fn version_of(package: &str) -> Option<&str> {
     PREFIXES.iter().find_map(|prefix| package.strip_prefix(prefix)?.strip_suffix(SUFFIX))
 }
@@ -133,14 +128,12 @@ const SUITES: [(&str, &[&str]); 2] = [
     ("Debian-Security", &["bullseye-security", "bookworm-security", "trixie-security"]),
 ];
 
-/// apt with its own state.
 #[derive(Debug)]
 struct Archive {
     configuration: PathBuf,
 }
 
 impl Archive {
-    /// Prepares `folder`; downloads nothing.
     fn open(folder: &Path) -> Result<Self> {
         if command::find("apt-get").is_none() {
             bail!("this machine has no apt-get to fetch a kernel with: specify an image, `--kernel PATH`");

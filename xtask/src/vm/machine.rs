@@ -1,5 +1,4 @@
-//! Builds the file system of a virtual machine (busybox, heapbpf, targets, their libraries and `init.sh`), runs the machine to
-//! its end or to a time limit, and finds errors of its kernel in the text of its console.
+//! Builds the file system of a virtual machine, runs it to its end or a time limit, and finds errors of its kernel.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
@@ -16,7 +15,6 @@ use crate::command;
 use crate::repository::{self, Repository};
 
 const INIT: &str = include_str!("init.sh");
-
 /// The static binary's target: specifying one excludes build scripts and macros, which must be dynamic, from the flags.
 const TARGET: &str = "x86_64-unknown-linux-gnu";
 
@@ -65,7 +63,6 @@ pub(super) fn initramfs(repository: &Repository, folder: &Path) -> Result<PathBu
     Ok(archive)
 }
 
-/// The binary that `HEAPBPF_BIN` names, or one that is built now.
 fn static_heapbpf(repository: &Repository) -> Result<PathBuf> {
     if let Some(given) = std::env::var_os("HEAPBPF_BIN") {
         return Ok(given.into());
@@ -96,7 +93,6 @@ fn copy(from: &Path, to: &Path) -> Result<()> {
 }
 
 pub(super) struct Boot {
-    /// Output of the kernel and of init.
     pub(super) console: String,
     /// Received from the second serial line.
     pub(super) data: Vec<u8>,
@@ -181,10 +177,9 @@ pub(super) fn kernel_error(console: &str) -> Option<&str> {
     console.lines().map(message).find(|message| ERRORS.iter().any(|error| message.starts_with(error)))
 }
 
-/// The line that shows an error of the emulation and not of the kernel: with several threads, qemu 7.2 at times executes a
-/// breakpoint of the kernel's own code patching after it has been removed. A kernel without any probe has it too, while
-/// `/proc/sys/kernel/sched_schedstats` is toggled under load: 7.3 within 500 times. heapbpf's breakpoints
-/// are in user memory alone.
+/// The line that shows an error of the emulation, not of the kernel: with several threads, qemu 7.2 at times executes
+/// a removed breakpoint of the kernel's own code patching. A kernel without any probe has it too, while
+/// `/proc/sys/kernel/sched_schedstats` is toggled under load: 7.3 within 500 times. heapbpf's are in user memory.
 pub(super) fn emulation_fault(console: &str) -> Option<&str> {
     let oops = kernel_error(console).filter(|line| line.starts_with("Oops: int3"))?;
     // A wild jump lands in padding, which consists of breakpoints. `Code:` has the next byte in brackets.

@@ -1,5 +1,4 @@
-//! `cargo xtask vm`: heapbpf on other kernels. Boots each in qemu with `init.sh`, which profiles targets and sends the reports
-//! over a serial line, and checks them. Installs no kernel.
+//! `cargo xtask vm`: boots other kernels in qemu with `init.sh`, which profiles targets, and checks its reports.
 
 mod checks;
 mod kernel;
@@ -168,7 +167,6 @@ impl Run<'_> {
     }
 }
 
-/// A value of `--preempt`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Choice {
     /// The kernel is preempted where it allows it.
@@ -181,7 +179,6 @@ pub(crate) enum Choice {
     All,
 }
 
-/// A mode to boot with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Preemption {
     mode: &'static str,
