@@ -1,18 +1,15 @@
-//! Demangles C++ and Rust names. Refuses names that are not mangled, and bounds the result: a few hundred bytes can
-//! expand to gigabytes.
+//! Demangles C++ and Rust names, and bounds the result: a few hundred bytes can expand to gigabytes.
 
 use std::fmt::{self, Write};
 
 use cpp_demangle::{DemangleOptions, ParseOptions, Symbol};
 
-/// Maximum length of a mangled name, in bytes. Longer ones do occur, and are printed unchanged.
+/// Longer ones do occur, and are printed unchanged.
 const MANGLED_BYTES_MAX: usize = 1 << 14;
-/// Maximum length of the result, in bytes; a longer one is cut and ends with `…`.
 const NAME_BYTES_MAX: usize = 1 << 14;
-/// Maximum nesting of a C++ name. Deeply nested lambdas and templates stay below.
+/// Deeply nested lambdas and templates stay below.
 const NESTING_MAX: u32 = 192;
 
-/// Returns the name to print for a symbol.
 pub(crate) fn demangle(symbol: &str) -> String {
     let mut name = Bounded::default();
     // Check the prefix: to the C++ demangler, `f` alone is the type `float`.
@@ -42,7 +39,6 @@ fn cpp(symbol: &str, name: &mut Bounded) -> bool {
     written.is_ok() || name.full
 }
 
-/// A string of limited length.
 #[derive(Default)]
 struct Bounded {
     text: String,

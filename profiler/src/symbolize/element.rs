@@ -1,8 +1,5 @@
-//! Infers the element type of a block from the functions on its allocation stack: those of containers and allocators
-//! are templates or generics. Pure. Reads only the innermost names, up to the first function that does not belong to
-//! a container.
-//!
-//! Legacy Rust names have no type arguments (`Vec<T,A>::push`), so nothing is inferred from them.
+//! Infers the element type of a block from the names on its allocation stack: functions of containers are templates or
+//! generics. Reads names up to the first function outside containers. Legacy Rust names have no type arguments.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -57,7 +54,6 @@ const CONTAINERS: &[(&str, Holds, &str)] = &[
     ("std::collections::hash::set", Holds::First, "HashSet"),
 ];
 
-/// Nodes that containers put around a value.
 const NODES: &[(&str, Holds, &str)] = &[
     (
         "std",
@@ -91,9 +87,7 @@ const BETWEEN: &[&str] = &[
     "std::sys::alloc::",
 ];
 
-/// Untyped functions, complete names.
 const ALLOCATORS: &[&str] = &["aligned_alloc", "calloc", "malloc", "memalign", "posix_memalign", "realloc"];
-/// Rust traits that construct vectors of a type.
 const VECTOR_TRAITS: &[&str] = &["alloc::vec::spec_from_elem::SpecFromElem", "::to_vec_in::ConvertVec"];
 
 /// Functions of containers that allocate arrays of pointers to nodes, or various types.
@@ -110,13 +104,11 @@ const NOT_VALUES: &[&str] = &[
 
 /// Maximum number of layers of implementations or nodes to remove; two occur.
 const LAYERS_MAX: usize = 8;
-/// Maximum length of a type name, in bytes. Longer ones are cut.
 const ELEMENT_BYTES_MAX: usize = 4096;
 
 /// What a function's name implies for the blocks that it allocates.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Element {
-    /// They contain elements of this type.
     Holds(Arc<str>),
     /// Nothing; its caller may have a type.
     Nothing,
@@ -124,7 +116,6 @@ pub(crate) enum Element {
     Stop,
 }
 
-/// Infers the element type from one function's name.
 pub(crate) fn element_of(name: &str) -> Element {
     if let Some(class) = own_operator_new(name) {
         return class;
@@ -165,7 +156,6 @@ fn find(table: &[(&str, Holds, &str)], path: &str) -> Option<Holds> {
     table.iter().find(is_row).map(|&(_, how, _)| how)
 }
 
-/// Handles `operator new`, and `Foo::operator new` of a class.
 fn own_operator_new(name: &str) -> Option<Element> {
     let before = name.split_once("operator new").filter(|(_, rest)| rest.starts_with(['(', '[']))?.0;
     match before.strip_suffix("::") {
@@ -190,7 +180,6 @@ fn argument<'a>(how: Holds, arguments: &[&'a str]) -> Option<Cow<'a, str>> {
     })
 }
 
-/// Unwraps nodes.
 fn holds(name: &str, is_rust: bool) -> Element {
     let mut name = Cow::Borrowed(name.trim());
     for _ in 0..LAYERS_MAX {
@@ -223,21 +212,18 @@ const INLINE_NAMESPACES: [&str; 7] = ["__1", "__2", "__ndk1", "__cxx11", "__cxx1
 /// C++ operators with brackets in their names, each before its prefixes.
 const OPERATORS: [&str; 14] = ["()", "[]", "<=>", "<<=", ">>=", "->*", "<<", ">>", "<=", ">=", "->", "<", ">", "new[]"];
 
-/// A name up to and including its first type arguments. Parsed in one pass with an explicit stack of brackets, so
-/// that any nesting is safe.
+/// A name up to and including its first type arguments. Parsed with an explicit stack of brackets: any nesting is safe.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Qualified<'a> {
-    /// Namespaces and name, joined by `::`, without arguments and inline namespaces: `std::vector`,
-    /// `alloc::vec::Vec`.
+    /// Without arguments and inline namespaces: `std::vector`, `alloc::vec::Vec`.
     pub path: String,
-    /// The arguments: those of `std::vector<Foo, std::allocator<Foo> >` are `Foo` and `std::allocator<Foo>`.
     pub arguments: Vec<&'a str>,
-    /// The rest: `::push_back` of `std::vector<Foo>::push_back`.
+    /// `::push_back` of `std::vector<Foo>::push_back`.
     pub rest: &'a str,
 }
 
 impl<'a> Qualified<'a> {
-    /// Parses the name of a function or type, without its return type and parameters.
+    /// `name` has neither return type nor parameters.
     pub(crate) fn of_function(name: &'a str) -> Self {
         // Suffixes of parts that a compiler splits off follow the name.
         let name = [" [.", " [clone"].iter().fold(name, |name, suffix| name.split(suffix).next().unwrap_or(name));
@@ -294,7 +280,6 @@ fn push(path: &mut String, part: &str) {
     path.push_str(part);
 }
 
-/// Splits a list at the commas outside of brackets.
 fn listed(list: &str) -> Vec<&str> {
     let mut from = 0;
     let mut parts = Vec::new();
@@ -306,15 +291,13 @@ fn listed(list: &str) -> Vec<&str> {
     parts
 }
 
-/// Returns type and trait of an implementation, `T as Trait`.
 pub(crate) fn implemented(inside: &str) -> Option<(&str, &str)> {
     let spaces = outside(inside).into_iter().filter(|(_, byte)| *byte == b' ');
     let at = spaces.map(|(at, _)| at).find(|&at| inside[at..].starts_with(" as "))?;
     Some((&inside[..at], &inside[at + " as ".len()..]))
 }
 
-/// Returns the bytes outside of brackets with their positions, including the outermost brackets. Operators and arrows
-/// are not brackets.
+/// Bytes outside of brackets, with positions, and the outermost brackets. Operators and arrows are not brackets.
 fn outside(text: &str) -> Vec<(usize, u8)> {
     let bytes = text.as_bytes();
     let mut found = Vec::new();
@@ -353,7 +336,6 @@ fn outside(text: &str) -> Vec<(usize, u8)> {
     found
 }
 
-/// Returns the length of an operator's name, or an arrow, at this position.
 fn operator(bytes: &[u8], at: usize) -> Option<usize> {
     let rest = &bytes[at..];
     if rest.starts_with(b"->") {

@@ -1,8 +1,4 @@
-//! From addresses to names.
-//!
-//! ```text
-//! snapshot ─▶ names ─▶ address space: module + offset ─▶ Resolve (sandbox): functions, lines ─▶ names ─▶ frames
-//! ```
+//! snapshot ─▶ `names` ─▶ address space: module + offset ─▶ `Resolve` (sandbox) ─▶ functions, lines ─▶ frames
 
 pub(crate) mod demangle;
 pub(crate) mod element;

@@ -1,5 +1,4 @@
-//! Symbolizes the stacks of a snapshot: each address becomes a function, a location in a module, a bare address, or
-//! nothing if it cannot be code.
+//! Symbolizes stacks: an address becomes a function, a location in a module, a bare address, or nothing if not code.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -16,7 +15,6 @@ use crate::object::module::{Module, Modules};
 use crate::process::address_space::{AddressSpace, CodeOrigin, Location};
 use crate::snapshot::ThreadNames;
 
-/// A function that was active at an address.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct ResolvedFrame {
     /// Demangled, if known.
@@ -28,8 +26,8 @@ pub struct ResolvedFrame {
 }
 
 pub trait Resolve {
-    /// Returns for each offset, in order, the functions active there, innermost first; none if unknown. Offsets lie
-    /// inside instructions: return addresses must be adjusted.
+    /// For each offset, the functions active there, innermost first; none if unknown. Offsets lie inside instructions:
+    /// return addresses must be adjusted.
     fn resolve(&self, id: ModuleId, module: &Module, offsets: &[FileOffset]) -> Vec<Arc<[ResolvedFrame]>>;
 
     fn symbolization(&self) -> Symbolization {
@@ -37,7 +35,6 @@ pub trait Resolve {
     }
 }
 
-/// A target whose stacks are to be symbolized.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Unnamed<'a> {
     pub snapshot: &'a TargetSnapshot,
@@ -46,19 +43,15 @@ pub(crate) struct Unnamed<'a> {
 
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Named {
-    /// All frames, each once, in the order in which they first occur.
+    /// In the order in which they first occur.
     pub frames: Vec<Frame>,
-    /// The callsites of each target, in the order of their snapshots.
+    /// By target, in the order of the snapshots.
     pub callsites: Vec<Vec<CallsiteProfile>>,
 }
 
-/// Symbolizes the stacks of several targets. Resolves every address once, with one request per module.
-///
-/// A stack is cut at the first address outside all executable mappings: it is not code, so the rest was not a stack.
-/// If the mappings of a target are unknown, because it exited before they were read, all addresses are kept.
-///
-/// A callsite's heap becomes its index in the snapshot's list of heaps; callsites of other heaps are dropped with a
-/// warning.
+/// Resolves every address once, with one request per module. Cuts stacks at the first address outside all executable
+/// mappings: the rest was not a stack. Without mappings, of targets that exited before they were read, keeps all. A
+/// callsite's heap becomes an index of the snapshot's heaps; callsites of other heaps are dropped with a warning.
 pub(crate) fn name_profile(targets: &[Unnamed<'_>], modules: &Modules, resolver: &dyn Resolve) -> Named {
     let places: Vec<Places> = targets.iter().map(Places::of).collect();
     let answers = ask(&places, modules, resolver);
@@ -80,7 +73,6 @@ pub(crate) fn name_profile(targets: &[Unnamed<'_>], modules: &Modules, resolver:
     named
 }
 
-/// Locations of the addresses of a target's stacks.
 struct Places {
     /// The target's mappings are unknown.
     unknown: bool,
@@ -102,7 +94,6 @@ impl Places {
         self.by_address.get(&address).copied().flatten()
     }
 
-    /// Returns the part of a stack that is code.
     fn code<'stack>(&self, frames: &'stack [TargetAddr]) -> &'stack [TargetAddr] {
         if self.unknown {
             return frames;
@@ -114,7 +105,6 @@ impl Places {
 
 type Answers = FxHashMap<Location, Arc<[ResolvedFrame]>>;
 
-/// Resolves all locations of all targets, module by module.
 fn ask(places: &[Places], modules: &Modules, resolver: &dyn Resolve) -> Answers {
     let mut by_module: FxHashMap<ModuleId, Vec<FileOffset>> = FxHashMap::default();
     for place in places.iter().flat_map(|places| places.by_address.values()) {
@@ -176,7 +166,7 @@ impl Writer<'_> {
         (ids, end)
     }
 
-    /// Returns the frames of an address, the innermost inlined call first.
+    /// Innermost inlined call first.
     fn chain(&mut self, address: TargetAddr, frames: &mut Vec<Frame>) -> Range<u32> {
         if let Some(chain) = self.chains.get(&address) {
             return chain.clone();

@@ -1,5 +1,3 @@
-//! Makes a profile of a snapshot by symbolizing it.
-
 use std::borrow::Cow;
 use std::sync::Arc;
 
@@ -20,7 +18,6 @@ use crate::process::address_space::{AddressSpace, MappedModule};
 use crate::snapshot::{Base, HeapFacts, Scope, Snapshot, TargetState};
 use crate::units::{Amounts, MonotonicNanos};
 
-/// Symbolizes a scope of a snapshot. `trims` removes runtime frames from stacks.
 pub fn profile(snapshot: &Snapshot, scope: Scope, resolver: &dyn Resolve, trims: bool) -> Profile {
     let targets: Vec<(&TargetState, Cow<'_, TargetSnapshot>)> =
         snapshot.targets.iter().filter_map(|target| Some((target, target.books_of(scope)?))).collect();
@@ -118,15 +115,14 @@ fn leaks(mut growths: Leaks, ledger: &TargetSnapshot) -> Leaks {
     growths
 }
 
-/// Maximum number of mappings per target, lowest first: programs have a few hundred, except for generated code, which
-/// has no file.
+/// Per target, lowest first: programs have a few hundred, except for generated code, which has no file.
 const MAPPINGS_MAX: usize = 4096;
 
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Code {
-    /// Files with code, each once, in the order in which targets map them.
+    /// In the order in which targets map them.
     pub modules: Vec<ModuleProfile>,
-    /// Mappings of each target by ascending address.
+    /// By target and ascending address.
     pub mappings: Vec<Vec<MappingProfile>>,
 }
 
@@ -169,7 +165,7 @@ impl Code {
     }
 }
 
-/// Returns removed mappings that stacks refer to: the latest of several at the same address.
+/// Removed mappings that stacks refer to: the latest of several at the same address.
 fn gone<'a>(target: &Unnamed<'a>) -> Vec<&'a MappedModule> {
     let space: &'a AddressSpace = target.space;
     let retired = space.retired();
@@ -196,8 +192,8 @@ fn gone<'a>(target: &Unnamed<'a>) -> Vec<&'a MappedModule> {
     gone
 }
 
-/// The history of a target and its callsites within a profile's window. Sums remain those since the recording began; the state at the
-/// start of the window is the first point.
+/// History of a target within a profile's window. Sums remain those since the recording began; the state at the start
+/// of the window is the first point.
 struct Clip<'state> {
     target: &'state TargetState,
     /// Start of the window and the snapshot there; `None` if the window starts with the target.
@@ -239,7 +235,6 @@ impl<'state> Clip<'state> {
         Self { target, window, kept: [first, behind], has_ends, instants }
     }
 
-    /// Returns the points at which the state of a callsite changed.
     fn changes(&self, index: u32) -> Vec<Change> {
         let ([first, behind], [has_beginning, has_end]) = (self.kept, self.has_ends);
         let totals = totals_of(&self.target.books, index);
@@ -294,7 +289,6 @@ impl<'state> Clip<'state> {
     }
 }
 
-/// Returns the totals of a callsite by index; `None` if it was idle.
 fn totals_of(books: &TargetSnapshot, index: u32) -> Option<&Totals> {
     let place = books.callsites.binary_search_by_key(&index, |callsite| callsite.index).ok()?;
     Some(&books.callsites[place].totals)

@@ -36,12 +36,12 @@ enum Reader {
 }
 
 impl Resolver {
-    /// Creates a resolver that parses files in a process of its own. The interrupt ends that process for good.
+    /// Parses files in a process of its own, which the interrupt ends for good.
     pub fn sandboxed(interrupt: Interrupt) -> Self {
         Self::with(Reader::Sandbox(Sandbox::new(interrupt)))
     }
 
-    /// Creates a resolver that parses files in this process, for tests: the files must be trusted.
+    /// For tests: the files must be trusted.
     pub fn in_process() -> Self {
         Self::with(Reader::InProcess)
     }
@@ -57,7 +57,7 @@ impl Resolver {
         Self { state: RefCell::new(state) }
     }
 
-    /// Releases the memory of parsed files; answers remain cached.
+    /// Frees the memory of parsed files; answers remain cached.
     pub fn release(&self) {
         if let Reader::Sandbox(sandbox) = &mut self.state.borrow_mut().reader {
             sandbox.release();
@@ -176,7 +176,6 @@ impl State {
     }
 }
 
-/// The files of a module besides its own.
 struct Others<'a> {
     debug_file: Option<Image>,
     link: Option<&'a DebugLink>,
@@ -192,7 +191,7 @@ impl<'a> Others<'a> {
         Self { debug_file, link, shared }
     }
 
-    /// Returns all files by priority.
+    /// By priority.
     fn with<'b>(&'b self, own: &'b Image) -> Vec<(Role, &'b Image)> {
         let debug_file = self.debug_file.iter().map(|image| (Role::DebugFile, image));
         let link = self.link.map(|link| (Role::Linked { checksum: link.checksum }, &link.image));

@@ -1,5 +1,4 @@
-//! Removes runtime frames at both ends of stacks: between the language's allocation call and malloc, and between the
-//! system and `main`. Pure. Other frames are kept, whatever their names.
+//! Removes runtime frames at both ends of stacks: between allocating call and malloc, and between system and `main`.
 
 use crate::model::{Frame, FrameId};
 
@@ -31,7 +30,6 @@ const ALLOCATION: &[&str] = &[
     "std::__cxx1998::_Vector_base<",
 ];
 
-/// Prefixes of functions between a thread's start and its own code.
 const START: &[&str] = &[
     "_start",
     "__libc_start_main",
@@ -69,7 +67,7 @@ const START: &[&str] = &[
 /// Traits that only the standard library implements, on its way to an allocation.
 const ALLOCATION_TRAITS: &[&str] = &[" as alloc::vec::spec_", " as alloc::slice::hack::", " as alloc::vec::is_zero::"];
 
-/// Returns the stack, leaf first, without runtime frames at its ends. A stack that consists of them is kept.
+/// A stack that consists of runtime frames is kept.
 pub(crate) fn trim<'stack>(stack: &'stack [FrameId], frames: &[Frame]) -> &'stack [FrameId] {
     let name = |id: &FrameId| frames.get(id.0 as usize).and_then(|frame| frame.function.as_deref()).unwrap_or("");
     let allocates = |name: &str| {
@@ -93,7 +91,7 @@ fn begins_like_any(name: &str, prefixes: &[&str]) -> bool {
     prefixes.iter().any(|prefix| begins(name, prefix))
 }
 
-/// Returns whether the name starts with these words; `clone3` must not match `clone3_table`.
+/// `clone3` must not match `clone3_table`.
 fn begins(name: &str, prefix: &str) -> bool {
     let Some(rest) = name.strip_prefix(prefix) else { return false };
     let word = |byte: u8| byte.is_ascii_alphanumeric();

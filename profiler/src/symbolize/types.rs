@@ -1,5 +1,3 @@
-//! Types of blocks, inferred from their first word or their allocation stack.
-
 use std::path::Path;
 use std::sync::Arc;
 
@@ -17,11 +15,10 @@ use crate::object::symbols::Vtables;
 use crate::process::address_space::{AddressSpace, MappedModule};
 
 const WORDS_MAX: usize = 1 << 16;
-/// Suffix that the kernel adds to the path of a deleted mapped file.
 const DELETED: &str = " (deleted)";
 
-/// Caches results: callsites can have 100,000 blocks. The class of a C++ object follows from its first word, which points into the virtual
-/// table of the class, which has a symbol.
+/// The class of a C++ object follows from its first word, which points into the class's virtual table, which has a
+/// symbol. Results are cached: callsites can have 100,000 blocks.
 pub(crate) struct TypeNames<'a> {
     regions: &'a [Region],
     space: &'a AddressSpace,
@@ -32,15 +29,13 @@ pub(crate) struct TypeNames<'a> {
 }
 
 impl<'a> TypeNames<'a> {
-    /// `regions` are all mappings by ascending address, and `space` is the address space with these modules.
+    /// `regions` are all mappings by ascending address.
     pub(crate) fn new(regions: &'a [Region], space: &'a AddressSpace, modules: &'a Modules) -> Self {
         let (tables, classes, frames) = Default::default();
         Self { regions, space, modules, tables, classes, frames }
     }
 
-    /// Returns the type of a block. `first_word` is its contents, if known; `stack` is its allocation stack, leaf
-    /// first, preferably with allocator frames, and empty if unknown. `frames` must always be those of the same
-    /// profile.
+    /// `stack`: leaf first, preferably with allocator frames, empty if unknown. `frames`: always of the same profile.
     pub(crate) fn of(&mut self, first_word: Option<u64>, stack: &[FrameId], frames: &[Frame]) -> Option<TypeName> {
         if let Some(name) = first_word.and_then(|word| self.class(word)) {
             return Some(TypeName { name, evidence: TypeEvidence::Vtable });
@@ -62,7 +57,6 @@ impl<'a> TypeNames<'a> {
         None
     }
 
-    /// Returns the class of objects that start with this word.
     fn class(&mut self, word: u64) -> Option<Arc<str>> {
         let path = self.file_at(TargetAddr(word))?;
         if let Some(known) = self.classes.get(&word) {
@@ -75,8 +69,7 @@ impl<'a> TypeNames<'a> {
         class
     }
 
-    /// Returns the file mapped at an address, or whose `.bss` this may be: linkers put copies of other modules'
-    /// tables there.
+    /// The file mapped at an address, or whose `.bss` this may be: linkers put copies of other modules' tables there.
     fn file_at(&self, address: TargetAddr) -> Option<&'a Path> {
         let region = region_of(self.regions, address).filter(|region| region.readable)?;
         match &region.kind {
@@ -98,8 +91,7 @@ impl<'a> TypeNames<'a> {
         class_of(tables.symbol(LinkAddr(word.wrapping_sub(bias)))?)
     }
 
-    /// Returns the mapping of the file's code, from which other addresses follow: the one below its data, as laid out
-    /// by linkers, or else the first.
+    /// The mapping of the file's code, the base of addresses: the one below its data (as linkers do), or the first.
     fn code(&self, address: TargetAddr, path: &Path) -> Option<&'a MappedModule> {
         let stripped = path.to_str().and_then(|path| path.strip_suffix(DELETED)).map(Path::new);
         let is_of = |mapped: &&MappedModule| match &mapped.mapping.name {

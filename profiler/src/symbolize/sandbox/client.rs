@@ -15,11 +15,8 @@ use crate::linux::companion::Companion;
 use crate::linux::confinement::Confinement;
 use crate::object::image::Image;
 
-/// How often to check for interrupts.
 const POLL: Duration = Duration::from_millis(50);
-/// Time for a process to exit after its channel was closed.
 const EXIT_TIME_MAX: Duration = Duration::from_secs(1);
-/// Time for the symbolizer to start on a busy machine.
 const START_TIME_MAX: Duration = Duration::from_secs(5);
 /// Maximum size of a file to copy because the symbolizer may not open it.
 const COPY_BYTES_MAX: u64 = 256 << 20;
@@ -38,7 +35,6 @@ impl Interrupt {
     }
 }
 
-/// Why the symbolizer failed on a module.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(in crate::symbolize) enum Failed {
     #[error("the symbolizer could not be started: {0}")]
@@ -58,7 +54,7 @@ pub(in crate::symbolize) enum Failed {
 }
 
 impl Failed {
-    /// Returns whether other modules will fail for the same reason.
+    /// Other modules will fail for the same reason.
     pub(in crate::symbolize) fn is_final(&self) -> bool {
         matches!(self, Self::Start(_) | Self::TotalTime | Self::Interrupted)
     }
@@ -66,7 +62,6 @@ impl Failed {
 
 pub(in crate::symbolize) type Files<'a> = [(Role, &'a Image)];
 
-/// The symbolizer process, started on demand.
 #[derive(Debug)]
 pub(in crate::symbolize) struct Sandbox {
     process: Option<Companion>,
@@ -81,19 +76,16 @@ impl Sandbox {
         Self { process: None, interrupt, confinement: None, spent: Duration::ZERO }
     }
 
-    /// Returns what was in force when the symbolizer last started.
     pub(in crate::symbolize) fn confinement(&self) -> Option<Confinement> {
         self.confinement
     }
 
-    /// Ends the process, and resets the time spent.
     pub(in crate::symbolize) fn release(&mut self) {
         self.end();
         self.spent = Duration::ZERO;
     }
 
-    /// Symbolizes addresses of a module, and passes the answers to `take` in order, as they arrive. Fails if not all
-    /// addresses have an answer.
+    /// Passes the answers to `take` in order, as they arrive. Fails if not all addresses have an answer.
     pub(in crate::symbolize) fn name(
         &mut self,
         files: &Files<'_>,
@@ -200,7 +192,6 @@ impl Sandbox {
         decode(&message.bytes).ok_or_else(|| io::ErrorKind::InvalidData.into())
     }
 
-    /// Ends the process after a failure, and determines the cause.
     fn judge(&mut self, error: &io::Error) -> Failed {
         let failed = match error.kind() {
             io::ErrorKind::Interrupted => Failed::Interrupted,
@@ -239,7 +230,6 @@ impl Sandbox {
     }
 }
 
-/// Starts a symbolizer to determine its confinement; returns why it failed.
 pub(crate) fn confinement() -> Result<Confinement, String> {
     let mut sandbox = Sandbox::new(Interrupt::default());
     match sandbox.start() {
@@ -254,7 +244,6 @@ impl Drop for Sandbox {
     }
 }
 
-/// Returns the time limit for a module with these files.
 fn time_limit(files: &Files<'_>) -> Duration {
     let bytes: u64 = files.iter().map(|(_, image)| image.identity().size_bytes).fold(0, u64::saturating_add);
     (MODULE_TIME + Duration::from_secs(bytes / TIME_PER_BYTES)).min(MODULE_TIME_MAX)

@@ -1,13 +1,6 @@
-//! The symbolizer: a separate process that parses files which targets can forge.
-//!
-//! ```text
-//! agent: Resolver ─▶ client ══ channel: descriptors, addresses ═▶ symbolizer ─▶ blazesym
-//!                           ◀═════════ names, checked ══════════
-//! ```
-//!
-//! The agent opens files, and the symbolizer parses them: without capabilities or other files, with few system calls
-//! and limited memory (see `linux::confinement`). If it crashes or takes too long, it is killed and restarted: the
-//! module's names are then read from its symbol table, and if that fails too, there are none.
+//! The symbolizer: a confined process (see `linux::confinement`) that parses files which targets can forge; the agent
+//! opens them. If it crashes or takes too long, it is killed and restarted: the module's names are then read from its
+//! symbol table, and if that fails too, there are none.
 
 mod client;
 mod protocol;

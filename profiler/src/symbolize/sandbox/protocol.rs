@@ -10,15 +10,13 @@ use crate::symbolize::names::ResolvedFrame;
 
 /// The hidden command that runs the symbolizer.
 pub const COMMAND: &str = "symbolizer";
-/// The name of the process in `ps` and `top`.
 pub(super) const PROCESS_NAME: &str = "heapbpf-symbol";
-/// Time limit for a module of ordinary size.
 pub(super) const MODULE_TIME: Duration = Duration::from_secs(3);
 /// Bytes of a module's files that extend its time limit by a second.
 pub(super) const TIME_PER_BYTES: u64 = 64 << 20;
 /// Time limit for a module of any size. A target chooses the size of its files.
 pub(super) const MODULE_TIME_MAX: Duration = Duration::from_secs(10);
-/// Time limit for all modules of a report.
+/// For all modules of a report.
 pub(super) const TOTAL_TIME_MAX: Duration = Duration::from_secs(30);
 /// Memory limit of the symbolizer, files that it has mapped not counted, in bytes.
 pub(super) const MEMORY_BYTES_MAX: u64 = 2 << 30;
@@ -33,16 +31,14 @@ pub(super) const STRING_BYTES_MAX: usize = (1 << 14) + 3;
 /// Bytes of strings after which a reply ends; it then covers only the first addresses.
 pub(super) const STRINGS_BYTES: usize = 4 << 20;
 pub(super) const REQUEST_BYTES_MAX: usize = 1 << 16;
-/// The strings of a reply, plus those of one address, with indices.
+/// Strings of a reply plus those of one address, with indices.
 pub(super) const REPLY_BYTES_MAX: usize = 32 << 20;
 
-/// Role of a file for its module.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(in crate::symbolize) enum Role {
     Own,
-    /// A debug file with the same build id.
+    /// By build id.
     DebugFile,
-    /// The debug file that it links to.
     Linked {
         checksum: u32,
     },
@@ -53,7 +49,6 @@ pub(in crate::symbolize) enum Role {
     },
 }
 
-/// What to read of files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(in crate::symbolize) enum Depth {
     /// Debug information, and symbol tables for the rest.
@@ -80,7 +75,6 @@ pub(super) enum Reply {
     Names(Names),
 }
 
-/// Defect of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(in crate::symbolize) enum Defect {
     /// Reading it failed in a way that well-formed files do not.
@@ -93,13 +87,13 @@ pub(in crate::symbolize) enum Defect {
 /// Names for all addresses of a request, or for the first ones.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(in crate::symbolize) struct Names {
-    /// By address, the functions active there, innermost first; none if unknown.
+    /// By address, innermost first; none if unknown.
     pub(in crate::symbolize) answers: Vec<Vec<ResolvedFrame>>,
     pub(in crate::symbolize) defects: Vec<Defect>,
 }
 
 impl Names {
-    /// Validates a reply to a request with `asked` addresses. A compromised symbolizer may send anything.
+    /// A compromised symbolizer may send anything.
     pub(super) fn is_valid(&self, asked: usize) -> bool {
         let is_short = |text: &Arc<str>| text.len() <= STRING_BYTES_MAX;
         (1..=asked).contains(&self.answers.len())
@@ -118,7 +112,6 @@ pub(super) fn encode<T: Serialize>(message: &T) -> Vec<u8> {
     postcard::to_stdvec(message).unwrap_or_default()
 }
 
-/// Decodes a complete message.
 pub(super) fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Option<T> {
     postcard::take_from_bytes(bytes).ok().filter(|(_, rest)| rest.is_empty()).map(|(message, _)| message)
 }

@@ -1,5 +1,5 @@
-//! The symbolizer process (`heapbpf symbolizer`, started only by the agent) and what it runs: blazesym, which reads ELF symbols and DWARF
-//! of one module at a time. Its input may be forged by a target: it can crash, exhaust memory or never end.
+//! The symbolizer process (`heapbpf symbolizer`, started only by the agent) runs blazesym on one module at a time. Its
+//! input may be forged by a target: it can crash, exhaust memory or never end.
 
 use std::fs::{self, File};
 use std::io::{self, Read};
@@ -28,14 +28,10 @@ use crate::object::image::Image;
 use crate::symbolize::demangle::demangle;
 use crate::symbolize::names::ResolvedFrame;
 
-/// Maximum length of the path of a source file, in bytes.
 const PATH_BYTES_MAX: usize = 4096;
-/// Sections with names of other files.
 const REFERENCES: [&str; 3] = [".gnu_debuglink", ".gnu_debugaltlink", ".debug_sup"];
-/// Bytes to read at a time.
 const PART_BYTES: usize = 1 << 18;
 
-/// A module's files.
 pub(in crate::symbolize) struct Engine {
     symbolizer: Symbolizer,
     /// In order of priority; each is consulted for the addresses that are still unknown.
@@ -45,7 +41,6 @@ pub(in crate::symbolize) struct Engine {
     is_confined: bool,
 }
 
-/// What this process can reach by path.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::symbolize) struct Reach {
     /// Only passed descriptors.
@@ -81,8 +76,7 @@ impl Engine {
         engine
     }
 
-    /// Adds a file that the target may have forged. Checks sizes before anything is decompressed. Compressed symbols
-    /// do not occur in practice.
+    /// Checks sizes before decompression: the target may have forged the file. Compressed symbols do not occur.
     fn add_unverified(&mut self, file: File, path: &Path, depth: Depth) {
         let Ok(image) = Image::new(file) else { return };
         let Ok(elf) = Elf::read(&image) else { return };
@@ -99,8 +93,7 @@ impl Engine {
         self.add(path, with_debug_information);
     }
 
-    /// The symbol table has lower priority: it has symbols that are only in `.dynsym`, and serves if DWARF is
-    /// malformed.
+    /// The symbol table serves for symbols that are only in `.dynsym`, and if DWARF is malformed.
     fn add(&mut self, path: &Path, with_debug_information: bool) {
         if with_debug_information {
             self.sources.push(source(path, true));
@@ -108,7 +101,7 @@ impl Engine {
         self.sources.push(source(path, false));
     }
 
-    /// Symbolizes linked addresses, as many as fit into a reply.
+    /// As many addresses as fit into a reply.
     pub(in crate::symbolize) fn name(&mut self, addresses: &[u64]) -> Names {
         let mut chains: Vec<Option<Chain>> = addresses.iter().map(|_| None).collect();
         for at in 0..self.sources.len() {
@@ -139,7 +132,7 @@ impl Engine {
         names
     }
 
-    /// Returns the answers of one source; fewer if it cannot be read.
+    /// Fewer answers if the source cannot be read.
     fn chains(&self, at: usize, addresses: &[u64]) -> Vec<Option<Chain>> {
         let Ok(answers) = self.symbolizer.symbolize(&self.sources[at], Input::VirtOffset(addresses)) else {
             return Vec::new();
@@ -152,7 +145,6 @@ impl Engine {
     }
 }
 
-/// The functions active at one address, innermost first.
 type Chain = Vec<ResolvedFrame>;
 
 /// Without a directory, references to other files are not followed.
@@ -199,7 +191,6 @@ fn source_path(code: &CodeInfo<'_>) -> Option<Arc<str>> {
     (!code.file.is_empty() && bytes.len() <= PATH_BYTES_MAX).then(|| path.to_string_lossy().into())
 }
 
-/// Returns the CRC-32 of a file; `None` if it cannot be read.
 fn crc32(file: &File) -> Option<u32> {
     let mut hasher = crc32fast::Hasher::new();
     let mut part = vec![0; PART_BYTES];
@@ -277,7 +268,7 @@ pub fn serve() -> io::Result<()> {
 /// The process's private root directory.
 const SHARED_DIRECTORY: &str = "/";
 
-/// Creates the links by which shared files are found. Returns whether there are any.
+/// Links by which blazesym finds shared files. Returns whether there are any.
 fn share(roles: &[Role], files: &[File], path: impl Fn(&File) -> PathBuf) -> bool {
     let mut any = false;
     for (role, file) in roles.iter().zip(files) {
@@ -293,11 +284,9 @@ fn share(roles: &[Role], files: &[File], path: impl Fn(&File) -> PathBuf) -> boo
     any
 }
 
-/// Returns `None` for a malformed request.
 fn answer(message: Message, root: Root, engine: &mut Option<(Engine, Vec<File>)>) -> Option<Reply> {
     match decode(&message.bytes)? {
         Request::Open { roles, depth } if roles.len() == message.descriptors.len() => {
-            // Closes the files of the previous module.
             *engine = None;
             let files: Vec<File> = message.descriptors.into_iter().map(File::from).collect();
             let path = |file: &File| Path::new(root.descriptors()).join(file.as_raw_fd().to_string());
