@@ -1,11 +1,8 @@
-//! On-disk cache of tables, so that a large library is parsed once and not in every run.
+//! On-disk cache of tables. A file is used if it is undamaged, of this version, of the same unwind information;
+//! otherwise the table is rebuilt and the file replaced. Errors are warnings and never fail a run.
 //!
-//! A file is used if it is the effective user's, undamaged, of this version, and made from the same unwind information; otherwise the
-//! table is rebuilt and the file replaced. Errors never fail a run: they are logged as warnings, and the table is built.
-//!
-//! An agent that runs as root may find its cache directory owned by another user (`sudo` can keep `HOME`). So directories and files
-//! are used only if they belong to the effective user and nobody else may write them, and no link is followed below the directory
-//! named by the environment.
+//! A root agent may find its cache directory owned by another user (`sudo` can keep `HOME`). So directories and files
+//! must belong to the effective user and be writable by nobody else; links are followed only in the environment's path.
 
 use std::ffi::{CStr, OsStr};
 use std::fs::{DirBuilder, File};
@@ -23,9 +20,8 @@ use thiserror::Error;
 use super::image::Image;
 use super::table::Table;
 
-/// Maximum bytes of tables on disk, exceeded by up to a sixteenth while an agent runs. The least recently used are removed.
+/// Exceeded by up to a sixteenth while an agent runs. The least recently used tables are removed.
 pub(crate) const CACHE_BYTES_MAX: u64 = 512 << 20;
-/// Age at which an unfinished file is considered abandoned, in seconds.
 const UNFINISHED_AGE_S: i64 = 3600;
 const NAME_PREFIX: &str = "table-";
 const UNFINISHED: &[u8] = b".new-";
@@ -34,21 +30,18 @@ const UNFINISHED: &[u8] = b".new-";
 pub(crate) enum CacheError {
     #[error("cannot open cache directory `{path}`: {source}")]
     Directory { path: PathBuf, source: io::Error },
-    /// Another user owns or may write the directory.
     #[error(
         "cache directory `{path}` belongs to another user or is writable by others; set XDG_CACHE_HOME to a directory of your own"
     )]
     NotOurs { path: PathBuf },
 }
 
-/// Identifies a table by a hash of its input. A build id is not sufficient: the author of a file chooses it, and could replace the
-/// table of another process's library.
+/// Hash of a table's input. A build id is chosen by the file's author, who could replace the table of another library.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct TableKey([u8; 32]);
 
 impl TableKey {
-    /// SHA-256 of the image's unwind sections, their addresses, the location of its code and its entry. Code is not included: the few
-    /// relevant bytes are checked when a table is read ([`Samples`](super::image::Samples)).
+    /// Excludes code: the few relevant bytes are checked when a table is read ([`Samples`](super::image::Samples)).
     pub(crate) fn of(image: &Image<'_>) -> Self {
         let mut hash = Sha256::new();
         let mut add = |bytes: &[u8]| {
@@ -87,13 +80,13 @@ fn array_with_mark(number: u64) -> [u8; 9] {
 pub(crate) struct Cache {
     directory: OwnedFd,
     bytes_max: u64,
-    /// Bytes written since the last eviction, which inspects every file.
+    /// Since the last eviction, which inspects every file.
     untidied_bytes: AtomicU64,
 }
 
 impl Cache {
-    /// Opens `$XDG_CACHE_HOME/heapbpf/unwind`, else `$HOME/.cache/heapbpf/unwind`; for root, if that is another user's, the one below
-    /// `/var/cache`. Returns `None`, with a warning, if none is usable.
+    /// Opens `$XDG_CACHE_HOME/heapbpf/unwind`, else `$HOME/.cache/heapbpf/unwind`; for root, if that is another user's,
+    /// the one below `/var/cache`. `None`, with a warning, if none is usable.
     pub(crate) fn from_environment() -> Option<Self> {
         let roots = cache_roots(|name| std::env::var_os(name), rustix::process::geteuid().is_root());
         let mut refused = None;
@@ -110,7 +103,6 @@ impl Cache {
         None
     }
 
-    /// Opens or creates the cache in `root/heapbpf/unwind`, with up to `bytes_max` bytes.
     pub(crate) fn open(root: &Path, bytes_max: u64) -> Result<Self, CacheError> {
         let failed = |path: &Path| {
             let path = path.to_owned();
@@ -134,7 +126,6 @@ impl Cache {
         Ok(cache)
     }
 
-    /// The cached table with this key, if there is one and `is_current`; otherwise the result of `build`, which is stored.
     pub(crate) fn get_or_build(
         &self,
         key: &TableKey,
@@ -167,7 +158,7 @@ impl Cache {
         }
     }
 
-    /// Writes a table. Failure is a warning.
+    /// Failure is a warning.
     pub(crate) fn store(&self, key: &TableKey, table: &Table) {
         let name = key.file_name();
         let bytes = table.encode(name.as_bytes());
@@ -218,7 +209,7 @@ impl Cache {
         written
     }
 
-    /// Removes the least recently used files until the rest fits, and files of interrupted writers and earlier versions.
+    /// Removes least recently used files until the rest fits, and those of interrupted writers and earlier versions.
     fn evict(&self) -> io::Result<()> {
         let now = fs::statat(&self.directory, ".", AtFlags::empty())?.st_mtime;
         let mut files = Vec::new();
@@ -253,13 +244,13 @@ impl Cache {
         Ok(())
     }
 
-    /// Removes a file. Another agent may have removed it already.
+    /// Another agent may have removed it already.
     fn remove(&self, name: &CStr) {
         let _ = fs::unlinkat(&self.directory, name, AtFlags::empty());
     }
 }
 
-/// Candidate directories, best first. Relative ones are ignored, as the XDG specification demands.
+/// Best first. Relative ones are ignored, as the XDG specification demands.
 fn cache_roots(variable: impl Fn(&str) -> Option<std::ffi::OsString>, is_root: bool) -> Vec<PathBuf> {
     let absolute = |value: &OsStr| Path::new(value).is_absolute().then(|| PathBuf::from(value));
     let xdg = variable("XDG_CACHE_HOME").and_then(|value| absolute(&value));

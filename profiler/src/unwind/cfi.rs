@@ -12,18 +12,17 @@ use super::arch::{self, Bytes, Context, RETURN_ADDRESS, RowStorage, Unsupported}
 use super::image::{Code, Image};
 use super::table::{self, BuildStats, RuleTable};
 
-/// Maximum functions (FDEs) of one module. The largest known number, rustc's, is 174,248.
+/// FDEs of one module. The largest known number, rustc's, is 174,248.
 pub(crate) const FUNCTIONS_MAX: usize = 2 << 20;
-/// Maximum rows of one module, before equal neighbours are merged. The largest known number, rustc's, is 1.8 million.
+/// Of one module, before equal neighbours are merged. The largest known number, rustc's, is 1.8 million.
 pub(crate) const ROWS_MAX: usize = 16 << 20;
-/// Maximum length of a CIE in bytes: its instructions are executed for each of its functions. Real ones have 20.
+/// A CIE's instructions are executed for each of its functions. Real ones have 20 bytes.
 pub(crate) const CIE_BYTES_MAX: usize = 1024;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Function {
-    /// Link address.
+    /// Link address, like `end`.
     pub start: u64,
-    /// Link address.
     pub end: u64,
     pub first_row: u32,
     pub row_count: u32,
@@ -32,13 +31,10 @@ pub(crate) struct Function {
 /// A rule that applies from this offset of its function on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct FunctionRow {
-    /// In bytes from the function's start.
     pub offset: u32,
-    /// Number of the rule.
     pub rule: u16,
 }
 
-/// All functions of a module's unwind information, in its order.
 #[derive(Debug, Default)]
 pub(crate) struct Functions {
     /// May overlap.
@@ -46,7 +42,6 @@ pub(crate) struct Functions {
     pub rows: Vec<FunctionRow>,
 }
 
-/// State of reading one section.
 struct Reader<'a, 'data, S> {
     section: &'a S,
     bases: &'a BaseAddresses,
@@ -58,12 +53,11 @@ struct Reader<'a, 'data, S> {
 }
 
 impl Functions {
-    /// Bytes of code in all functions, overlaps counted twice.
+    /// Overlaps are counted twice.
     pub(crate) fn covered_bytes(&self) -> u64 {
         self.functions.iter().map(|function| function.end - function.start).sum()
     }
 
-    /// Reads a section, of addresses of the size of this CPU's.
     pub(crate) fn read<'data, S: UnwindSection<Bytes<'data>>>(
         &mut self,
         section: &S,

@@ -1,4 +1,4 @@
-//! Turns functions into pages of sorted rows: resolves overlaps, merges equal neighbours, marks gaps, and starts each page with a row.
+//! Turns functions into pages of sorted rows: resolves overlaps, merges equal neighbours, marks gaps.
 
 use profiler_common::unwind::{PAGE_BITS, PageRows, UnwindRow};
 
@@ -9,12 +9,11 @@ use super::table::{self, BuildStats, RuleTable, Table};
 use crate::address::LinkAddr;
 
 const PAGE_BYTES: u64 = 1 << PAGE_BITS;
-/// Code after the entry point that counts as entry code if no function covers it, in bytes. The C libraries' `_start` has 20 to 50; it
-/// makes one call and never returns.
+/// Code after the entry point that counts as entry code if no function covers it. `_start` has 20 to 50 bytes.
 const ENTRY_BYTES: u64 = 64;
 
-/// Sorts functions and resolves overlaps as the C++ runtime's search does: the function with the highest start at or before an
-/// address applies, even if it ends before that address. Of functions with the same start the first one is kept.
+/// Resolves overlaps as the C++ runtime's search does: the function with the highest start at or before an address
+/// applies, even if it ends before that address. Of functions with the same start the first one is kept.
 pub(crate) fn resolve(functions: Functions, entry: Option<u64>, code: &[Code], stats: &mut BuildStats) -> Functions {
     let Functions { mut functions, mut rows } = functions;
     functions.sort_by_key(|function| function.start);
@@ -50,7 +49,7 @@ fn mark_entry(functions: &mut Vec<Function>, rows: &mut Vec<FunctionRow>, entry:
     functions.insert(next, Function { start: entry, end, first_row, row_count: 1 });
 }
 
-/// Builds the table. `gap` is the number of the rule for code that no function covers.
+/// `gap` is the number of the rule for code that no function covers.
 pub(crate) fn compact(spans: &Functions, code: &[Code], gap: u16, rules: RuleTable, stats: BuildStats) -> Table {
     let first = if gap == table::GAP {
         spans.functions.first().map_or(0, |function| function.start)
@@ -69,7 +68,7 @@ pub(crate) fn compact(spans: &Functions, code: &[Code], gap: u16, rules: RuleTab
                     pages.hold(address, row.rule);
                 }
             }
-            // Padding cannot be distinguished from code without unwind information: the previous rule must cover neither.
+            // Padding looks like code without unwind information: the previous rule must cover neither.
             if functions.peek().is_none_or(|next| next.start > function.end) {
                 pages.hold(function.end, gap);
             }
@@ -87,7 +86,6 @@ pub(crate) fn compact(spans: &Functions, code: &[Code], gap: u16, rules: RuleTab
     }
 }
 
-/// Pages under construction.
 struct Pages {
     base: u64,
     rows: Vec<UnwindRow>,
@@ -102,7 +100,7 @@ impl Pages {
         Self { base: first & !(PAGE_BYTES - 1), rows: Vec::new(), pages: Vec::new(), rule: table::GAP }
     }
 
-    /// Applies `rule` from `address` on, which must not decrease.
+    /// From `address` on, which must not decrease.
     fn hold(&mut self, address: u64, rule: u16) {
         if rule == self.rule || address < self.base {
             return;
@@ -149,24 +147,19 @@ impl Pages {
     }
 }
 
-/// Minimum gap to sample, in bytes. Shorter ones are padding.
+/// Shorter gaps are padding.
 const GAP_BYTES_MIN: u64 = 64;
-/// Maximum number of samples.
 const SAMPLES: u64 = 256;
-/// Length of a sample in bytes.
 const SAMPLE_BYTES: u64 = 4096;
-/// Minimum number of prologues.
 const PROLOGUES_MIN: u64 = 4;
-/// Maximum bytes of code per prologue. Compilers' functions have 100 to 1,000 bytes, and some gaps are constants that the linker put
-/// beside the code.
+/// Compilers' functions have 100 to 1,000 bytes; some gaps are constants that the linker put beside the code.
 const BYTES_PER_PROLOGUE_MAX: u64 = 4096;
 
-/// Whether the functions in a module's gaps set up frame pointers, so that these unwind it; also returns the sampled code.
-///
-/// A walk along rbp through code that uses it for something else silently skips frames. So the code is sampled for prologues:
-/// chromium's 236 MB have 8,852 functions with unwind information and a frame pointer in nearly all others, while a library with some
-/// assembly, or musl's loader, has neither in its gaps. Bytes of code per function would not distinguish these, nor would they detect
-/// the builtins of V8, which are in a gap of node and keep frame pointers.
+/// Whether the functions in a module's gaps set up frame pointers, so that these unwind it; also returns the sampled
+/// code. A walk along rbp through code that uses it otherwise silently skips frames, so code is sampled for prologues:
+/// chromium's 236 MB have 8,852 functions with unwind information and a frame pointer in nearly all others; libraries
+/// with some assembly, and musl's loader, have neither. Bytes per function would not distinguish these, nor detect the
+/// builtins of V8, which are in a gap of node and keep frame pointers.
 pub(crate) fn fill_gaps(image: &Image<'_>, spans: &Functions) -> (bool, Samples) {
     let samples = Samples::of(image, sample_ranges(&gaps(image, spans)));
     let (mut bytes_read, mut found) = (0, 0);
@@ -181,7 +174,6 @@ pub(crate) fn fill_gaps(image: &Image<'_>, spans: &Functions) -> (bool, Samples)
     (found >= PROLOGUES_MIN && bytes_read / found <= BYTES_PER_PROLOGUE_MAX, samples)
 }
 
-/// Distributes samples evenly over all gaps.
 fn sample_ranges(gaps: &[(u64, u64)]) -> Vec<(u64, u32)> {
     let total: u64 = gaps.iter().map(|(start, end)| end - start).sum();
     let stride = (total / SAMPLES).max(SAMPLE_BYTES);
@@ -198,7 +190,6 @@ fn sample_ranges(gaps: &[(u64, u64)]) -> Vec<(u64, u32)> {
     ranges
 }
 
-/// Ranges of executable segments that no function covers.
 fn gaps(image: &Image<'_>, spans: &Functions) -> Vec<(u64, u64)> {
     let mut gaps = Vec::new();
     let mut functions = spans.functions.iter().peekable();

@@ -11,12 +11,11 @@ use crate::object::ObjectError;
 use crate::object::elf::{Elf, Section};
 use crate::object::image::Image as File;
 
-/// Maximum unwind section, in bytes. The largest of 2,139 modules on one machine, rustc's, has 9.6 MB.
+/// The largest of 2,139 modules on one machine, rustc's, has 9.6 MB.
 pub(crate) const SECTION_BYTES_MAX: u64 = 64 << 20;
-/// Maximum address range of a module's code, in bytes. Bounds the table's pages.
+/// Address range of a module's code. Bounds the table's pages.
 pub(crate) const CODE_SPAN_MAX: u64 = 1 << 30;
 
-/// Why an image has no table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum ImageError {
     #[error("not a 64-bit little-endian ELF file")]
@@ -39,15 +38,13 @@ pub struct Code {
     pub file_offset: u64,
 }
 
-/// The parts of an ELF file that tables are built from.
 #[derive(Debug)]
 pub struct Image<'a> {
     file: &'a File,
-    /// The bytes of `.eh_frame`, if any; its address is in `bases`.
+    /// Its address is in `bases`.
     pub eh_frame: Option<Vec<u8>>,
-    /// The bytes of `.debug_frame`, if present and not compressed.
+    /// `None` also if compressed.
     pub debug_frame: Option<Vec<u8>>,
-    /// Bases of relative pointers in the unwind sections.
     pub bases: BaseAddresses,
     /// Executable segments by address, without overlap.
     pub code: Vec<Code>,
@@ -56,7 +53,7 @@ pub struct Image<'a> {
 }
 
 impl<'a> Image<'a> {
-    /// Finds the parts. Missing or malformed unwind sections are no error: they are `None`.
+    /// Missing or malformed unwind sections are no error: they are `None`.
     pub fn parse(file: &'a File) -> Result<Self, ImageError> {
         let elf = Elf::read(file).map_err(|error| match error {
             ObjectError::NotElf => ImageError::NotElf,
@@ -79,7 +76,6 @@ impl<'a> Image<'a> {
         self.code.iter().map(|code| code.end - code.start).sum()
     }
 
-    /// Reads code at a link address; empty if it cannot be read.
     pub(super) fn read_code(&self, address: u64, length: u32) -> Vec<u8> {
         let read = || {
             let code = code_at(&self.code, address)?;
@@ -117,8 +113,8 @@ impl<'a> Image<'a> {
         }
     }
 
-    /// Files without section headers still locate the index of `.eh_frame` by a segment, for the C++ runtime. The section is then
-    /// assumed to extend to the end of its segment; its own terminator ends it earlier.
+    /// Without section headers, a segment still locates the index of `.eh_frame`. The section is assumed to extend to
+    /// the end of its segment; its own terminator ends it earlier.
     fn find_by_segment(&mut self, elf: &Elf) {
         let Some(index) = &elf.eh_frame_index else { return };
         let bases = BaseAddresses::default().set_eh_frame_hdr(index.address.0);
@@ -155,7 +151,6 @@ fn code_of(elf: &Elf) -> Result<Vec<Code>, ImageError> {
     Ok(code)
 }
 
-/// The segment that contains this link address.
 pub(super) fn code_at(code: &[Code], address: u64) -> Option<&Code> {
     let index = code.partition_point(|code| code.start <= address).checked_sub(1)?;
     code.get(index).filter(|code| address < code.end)
@@ -179,7 +174,6 @@ impl Samples {
         Self { ranges, digest: hash.finalize().into() }
     }
 
-    /// Whether this image has the same code in these ranges.
     pub fn matches(&self, image: &Image<'_>) -> bool {
         Self::of(image, self.ranges.clone()).digest == self.digest
     }

@@ -1,11 +1,6 @@
-//! Compiles a module's unwind information into the tables that the kernel side unwinds with.
-//!
-//! ```text
-//! ELF ─▶ image ─▶ cfi (+ arch) ─▶ compact ─▶ Table ─▶ cache (disk)
-//!        sections  DWARF → rules   rows, pages └▶ rows, pages, rules for the maps
-//! ```
-//!
-//! Targets control the contents of modules: work and memory are bounded, and omissions are counted by reason.
+//! Compiles a module's unwind information into the kernel side's tables: `image` (sections) ─▶ `cfi` with `arch`
+//! (rules) ─▶ `compact` (rows, pages) ─▶ `Table` ─▶ `cache` (disk). Targets control the contents of modules: work and
+//! memory are bounded, and omissions are counted by reason.
 
 mod arch;
 pub(crate) mod cache;
@@ -23,13 +18,11 @@ pub(crate) use image::{Image, ImageError};
 pub use table::Table;
 pub(crate) use table::{BuildStats, RuleTable};
 
-/// Builds the table of an ELF file. Missing or malformed unwind information is no error: the table has gaps, and [`BuildStats`] counts
-/// them.
+/// Missing or malformed unwind information is no error: the table has gaps, and [`BuildStats`] counts them.
 pub fn build(file: &File) -> Result<Table, ImageError> {
     Image::parse(file).map(|image| build_from_image(&image))
 }
 
-/// As [`build`], from the cache if it has the table.
 pub(crate) fn build_cached(file: &File, cache: &Cache) -> Result<Table, ImageError> {
     let image = Image::parse(file)?;
     let is_current = |table: &Table| table.samples.matches(&image);

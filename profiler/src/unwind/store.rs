@@ -1,8 +1,5 @@
-//! Locations of modules' tables in the kernel's maps, and the processes that use them.
-//!
-//! A module's table is loaded once, however many processes map it. It stays after the last one exits, because another is likely to map
-//! it again, and is evicted if its space is needed. Uses neither files nor the kernel: a function provides tables, and the maps are a
-//! trait.
+//! Places modules' tables in the kernel's maps, and counts the processes that use them. A table is loaded once, and
+//! stays after the last process exits, because another is likely to map the module again, until its space is needed.
 
 use std::collections::HashMap;
 use std::io;
@@ -18,33 +15,31 @@ use crate::address::{LinkAddr, TargetAddr};
 use crate::ids::{ModuleId, Pid};
 use crate::units::MonotonicNanos;
 
-/// Writers of the kernel's maps. Slices are written from index `first` on.
+/// Slices are written from index `first` on.
 pub(crate) trait UnwindMaps {
     fn write_rows(&mut self, first: u32, cells: &[RowCell]) -> io::Result<()>;
     fn write_pages(&mut self, first: u32, pages: &[PageRows]) -> io::Result<()>;
     fn write_rules(&mut self, first: u32, rules: &[Rule]) -> io::Result<()>;
     fn write_mappings(&mut self, first: u32, mappings: &[ProcessMapping]) -> io::Result<()>;
     fn set_process(&mut self, pid: Pid, mappings: ProcessMappings) -> io::Result<()>;
-    /// Removes a process. Succeeds if it is missing: the kernel side removes processes too.
+    /// Succeeds if the process is missing: the kernel side removes processes too.
     fn remove_process(&mut self, pid: Pid) -> io::Result<()>;
 }
 
-/// Capacities of the kernel's maps.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Capacity {
     pub cells: u32,
     /// Pages of 64 KiB of code.
     pub pages: u32,
-    /// Mappings of all processes.
+    /// Of all processes.
     pub mappings: u32,
 }
 
-/// An executable mapping of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct MappedCode {
     pub start: TargetAddr,
     pub end: TargetAddr,
-    /// The mapped module and its load bias (target address minus link address, wrapping); `None` if unknown.
+    /// With the load bias (target address minus link address, wrapping); `None` if unknown.
     pub module: Option<(ModuleId, u64)>,
     /// Anonymous memory: code generated at run time.
     pub generated: bool,
@@ -63,19 +58,16 @@ pub(crate) struct TableStore<M> {
     /// Mappings that a walk may still read.
     retired: Vec<(MonotonicNanos, Range<u32>)>,
     uses: u64,
-    /// Table reference for generated code.
     generated: TableRef,
 }
 
-/// Location of a module's table.
 #[derive(Debug)]
 struct Placement {
     base: LinkAddr,
     cells: Range<u32>,
     pages: Range<u32>,
-    /// Number of processes that map it.
     users: u32,
-    /// Increases with each use: the lowest is evicted first.
+    /// Increases with each use.
     last_use: u64,
 }
 
@@ -85,12 +77,11 @@ struct Registered {
     modules: Vec<ModuleId>,
 }
 
-/// Maximum duration of a walk that began before a change. A program runs for microseconds; if it is preempted for longer, the result is a
-/// wrong frame at worst, never an invalid access.
+/// Maximum duration of a walk that began before a change. Programs run for microseconds; if one is preempted for
+/// longer, the result is a wrong frame at worst, never an invalid access.
 const WALK_MAX: Duration = Duration::from_secs(1);
 
 impl<M: UnwindMaps> TableStore<M> {
-    /// `generated` determines how code generated at run time is unwound.
     pub(crate) fn new(maps: M, capacity: Capacity, generated: TableRef) -> Self {
         Self {
             maps,
@@ -107,9 +98,8 @@ impl<M: UnwindMaps> TableStore<M> {
         }
     }
 
-    /// Replaces a process's mappings, which must be sorted by address. `build` provides missing tables, `None` for a module without
-    /// code. Returns the modules whose tables do not fit: stacks end in them. Fails if the maps cannot be written, or have no space for
-    /// the mappings.
+    /// `code` must be sorted by address; `build` returns `None` for a module without code. Returns the modules whose
+    /// tables do not fit: stacks end in them. Fails if the maps cannot be written, or have no space for the mappings.
     pub(crate) fn set_process(
         &mut self,
         pid: Pid,
@@ -137,8 +127,7 @@ impl<M: UnwindMaps> TableStore<M> {
         Ok(omitted)
     }
 
-    /// Removes a process that has exited or executed another program. Its tables and mappings are released even if the map cannot be
-    /// written.
+    /// Tables and mappings are released even if the map cannot be written.
     pub(crate) fn remove_process(&mut self, pid: Pid, now: MonotonicNanos) -> io::Result<()> {
         let Some(before) = self.processes.remove(&pid) else { return Ok(()) };
         let removed = self.maps.remove_process(pid);
@@ -159,8 +148,7 @@ impl<M: UnwindMaps> TableStore<M> {
         ProcessMapping { start: mapped.start.0, end: mapped.end.0, table }
     }
 
-    /// Increments the users of each module's table and appends these modules to `modules`, also on an error. Returns the modules whose
-    /// tables do not fit.
+    /// Appends modules whose users it increments to `modules`, also on an error. Returns those whose tables do not fit.
     fn acquire_all(
         &mut self,
         code: &[MappedCode],
@@ -181,7 +169,6 @@ impl<M: UnwindMaps> TableStore<M> {
         Ok(omitted)
     }
 
-    /// Writes a process's mappings and their range.
     fn write_process(&mut self, pid: Pid, code: &[MappedCode]) -> io::Result<Range<u32>> {
         let rows: Vec<ProcessMapping> = code.iter().map(|mapped| self.mapping(mapped)).collect();
         let length = u32::try_from(rows.len()).unwrap_or(u32::MAX);
@@ -198,7 +185,7 @@ impl<M: UnwindMaps> TableStore<M> {
         Ok(mappings)
     }
 
-    /// Increments the users of a module's table, after loading it if necessary. Returns false if it does not fit.
+    /// Returns false if the table does not fit.
     fn acquire(&mut self, module: ModuleId, build: &mut impl FnMut(ModuleId) -> Option<Table>) -> io::Result<bool> {
         if !self.tables.contains_key(&module) {
             let Some(table) = build(module) else {
@@ -223,7 +210,7 @@ impl<M: UnwindMaps> TableStore<M> {
         Ok(true)
     }
 
-    /// Allocates ranges for a table, evicting the least recently used of the unused tables if necessary.
+    /// Evicts the least recently used of the unused tables if necessary.
     fn allocate(&mut self, table: &Table) -> Option<(Range<u32>, Range<u32>)> {
         let cells = u32::try_from(table.rows.len().div_ceil(2)).ok()?;
         let pages = u32::try_from(table.pages.len()).ok()?;
@@ -265,7 +252,6 @@ impl<M: UnwindMaps> TableStore<M> {
         }
     }
 
-    /// Frees mappings that no walk reads any more.
     fn reclaim(&mut self, now: MonotonicNanos) {
         let mappings = &mut self.mappings;
         self.retired.retain(|(since, range)| {
@@ -278,7 +264,6 @@ impl<M: UnwindMaps> TableStore<M> {
     }
 }
 
-/// Free ranges of an array.
 #[derive(Debug)]
 struct Ranges(RangeAllocator<u32>);
 
@@ -287,7 +272,6 @@ impl Ranges {
         Self(RangeAllocator::new(0..capacity))
     }
 
-    /// Allocates a contiguous range; `None` if none is free.
     fn take(&mut self, length: u32) -> Option<Range<u32>> {
         if length == 0 { Some(0..0) } else { self.0.allocate_range(length).ok() }
     }

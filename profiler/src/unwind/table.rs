@@ -15,52 +15,41 @@ pub(crate) const END: u16 = 1;
 pub(crate) const UNSUPPORTED: u16 = 2;
 pub(crate) const FRAME_POINTER: u16 = 4;
 
-/// Rows, and the bytes of code that they cover.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Tally {
     pub rows: u64,
     pub bytes: u64,
 }
 
-/// Statistics of building a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct BuildStats {
-    /// Bytes of executable segments.
     pub code_bytes: u64,
-    /// Bytes of code covered by functions.
     pub covered_bytes: u64,
-    /// Functions (FDEs) read.
     pub functions: u64,
-    /// Functions dropped because their length is 0.
     pub functions_empty: u64,
-    /// Functions dropped because they are not in an executable segment.
     pub functions_outside_code: u64,
-    /// Functions dropped because they are malformed.
     pub functions_malformed: u64,
-    /// Functions dropped or truncated because another one begins within them.
+    /// Dropped or truncated because another one begins within them.
     pub functions_overlapping: u64,
-    /// Rows read, before equal neighbours are merged.
+    /// Before equal neighbours are merged.
     pub rows_read: u64,
     /// Bytes of code covered by those rows.
     pub bytes_read: u64,
     /// Rows without a rule, by [`Unsupported`].
     pub unsupported: [Tally; Unsupported::COUNT],
-    /// The unwind information was truncated: by a limit, or because it could not be parsed further.
+    /// By a limit, or because it could not be parsed further.
     pub truncated: bool,
     /// Code that no function covers is unwound by frame pointers.
     pub fills_gaps: bool,
 }
 
-/// The unwind table of one module, by link address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Table {
-    /// Link address of the first page: a multiple of 64 KiB.
+    /// A multiple of 64 KiB.
     pub base: LinkAddr,
-    /// The rows of all pages, by address.
     pub rows: Vec<UnwindRow>,
-    /// The pages, by address: ranges of `rows`.
+    /// By address: ranges of `rows`.
     pub pages: Vec<PageRows>,
-    /// Rules by number.
     pub rules: Vec<Rule>,
     pub stats: BuildStats,
     /// The code that determined how gaps are unwound.
@@ -68,13 +57,12 @@ pub struct Table {
 }
 
 impl Table {
-    /// The rule at a link address; [`Rule::GAP`] if no function covers it.
+    /// [`Rule::GAP`] if no function covers the address.
     pub fn lookup(&self, address: LinkAddr) -> Rule {
         find_rule(self, &self.place(TargetAddr(self.base.0), 0), address.0).unwrap_or(Rule::GAP)
     }
 
-    /// The reference for a process's mapping: `start` is the target address of the first page, which is [`base`](Self::base) plus the load
-    /// bias; `page_first` is the index of the first page in the page map.
+    /// `start`: target address of the first page ([`base`](Self::base) + load bias); `page_first`: its index.
     pub fn place(&self, start: TargetAddr, page_first: u32) -> TableRef {
         // The span of code is limited to 2^30 bytes, so to 2^14 pages.
         let page_count = u32::try_from(self.pages.len()).unwrap_or(u32::MAX);
@@ -89,13 +77,11 @@ impl Table {
         self.stats.fills_gaps = false;
     }
 
-    /// Adds this table's rules to the table that all modules share. The result maps local numbers to shared ones. If all numbers are used,
-    /// a rule becomes [`Rule::UNSUPPORTED`].
+    /// Maps local rule numbers to those of `shared`; if all are used, to [`Rule::UNSUPPORTED`].
     pub fn number_rules(&self, shared: &mut RuleTable) -> Vec<u16> {
         self.rules.iter().map(|&rule| shared.number(rule).unwrap_or(UNSUPPORTED)).collect()
     }
 
-    /// Values of the row map, with shared rule numbers.
     pub fn cells<'a>(&'a self, numbers: &'a [u16]) -> impl ExactSizeIterator<Item = RowCell> + 'a {
         let shared = |row: &UnwindRow| UnwindRow {
             pc_low: row.pc_low,
@@ -108,7 +94,7 @@ impl Table {
         })
     }
 
-    /// Values of the page map, for a table whose first row is at this index of the row map: an even one, so that modules share no cell.
+    /// `row_first` is the index of the first row in the row map: even, so that modules share no cell.
     pub fn pages_at(&self, row_first: u32) -> impl ExactSizeIterator<Item = PageRows> + '_ {
         self.pages.iter().map(move |page| PageRows {
             first: page.first.wrapping_add(row_first),
@@ -116,12 +102,11 @@ impl Table {
         })
     }
 
-    /// Kernel memory of the table's rows and pages, in bytes.
     pub fn kernel_bytes(&self) -> usize {
         self.rows.len().div_ceil(2) * size_of::<RowCell>() + self.pages.len() * size_of::<PageRows>()
     }
 
-    /// Whether all indices are valid and each page's rows are sorted, as in built tables; a cached table is checked.
+    /// Whether all indices are valid and each page's rows are sorted: a cached table is checked.
     pub(crate) fn is_consistent(&self) -> bool {
         let rows_fit = self.rows.iter().all(|row| usize::from(row.rule) < self.rules.len());
         let mut end = 0;
@@ -141,17 +126,15 @@ impl Table {
 }
 
 const MAGIC: [u8; 8] = *b"hbunwind";
-/// Must be incremented whenever the same module would give another table or other bytes: for changes of the layout, of the meaning
-/// of rules, or of the builder.
+/// Must be incremented whenever a module gives another table or other bytes: layout, meaning of rules, builder.
 const VERSION: u32 = 3;
-/// Offset of the bytes that the checksum covers: before them are magic, version and checksum.
+/// Before the checksummed bytes are magic, version and checksum.
 pub(crate) const CHECKED_FROM: usize = 16;
 
-/// A table in a cache file: name of the file, base, rows, pages, rules, statistics, samples. In postcard's format, after the header.
+/// File name, base, rows, pages, rules, statistics, samples: in postcard's format, after the header.
 type Stored<'a> = (&'a [u8], u64, Vec<(u16, u16)>, Vec<(u32, u32)>, Vec<[u8; 8]>, BuildStats, Samples);
 
 impl Table {
-    /// Encodes the table for a cache file of this name.
     pub(crate) fn encode(&self, name: &[u8]) -> Vec<u8> {
         let stored: Stored<'_> = (
             name,
@@ -168,9 +151,8 @@ impl Table {
         [&MAGIC[..], &VERSION.to_le_bytes(), &checksum.to_le_bytes(), &checked].concat()
     }
 
-    /// Decodes a table; `None` unless the bytes are complete, undamaged (disk errors and interrupted writes change the checksum), of this
-    /// version, of a file of this name, and the table is consistent. A forged file can at worst name wrong callers; the cache decides
-    /// which files to trust.
+    /// `None` unless the bytes are undamaged, of this version and file name, and consistent. A forged file can at worst
+    /// name wrong callers; the cache decides which files to trust.
     pub(crate) fn decode(name: &[u8], bytes: &[u8]) -> Option<Self> {
         let (header, checked) = bytes.split_at_checked(CHECKED_FROM)?;
         if header != [&MAGIC[..], &VERSION.to_le_bytes(), &crc32fast::hash(checked).to_le_bytes()].concat() {
@@ -204,7 +186,7 @@ impl ReadTables for Table {
     }
 }
 
-/// Distinct rules by number, after the reserved ones. Used for each module by the builder, and once for the kernel.
+/// Distinct rules by number, the reserved ones first.
 #[derive(Clone, Debug)]
 pub struct RuleTable {
     rules: Vec<Rule>,
@@ -212,13 +194,12 @@ pub struct RuleTable {
 }
 
 impl RuleTable {
-    /// A table with the reserved rules only.
     pub fn new() -> Self {
         let numbers = Rule::RESERVED.into_iter().zip(0..).collect();
         Self { rules: Rule::RESERVED.to_vec(), numbers }
     }
 
-    /// The rule's number, added if it is new; `None` if all numbers are used.
+    /// Adds a new rule; `None` if all numbers are used.
     pub fn number(&mut self, rule: Rule) -> Option<u16> {
         if let Some(&number) = self.numbers.get(&rule) {
             return Some(number);
@@ -230,7 +211,6 @@ impl RuleTable {
         Some(number)
     }
 
-    /// All rules by number, as in the kernel's map.
     pub fn rules(&self) -> &[Rule] {
         &self.rules
     }

@@ -13,9 +13,8 @@ pub(crate) const RETURN_ADDRESS: Register = X86_64::RA;
 /// `push %rbp; mov %rsp,%rbp`, in both encodings.
 pub(crate) const PROLOGUES: [&[u8]; 2] = [&[0x55, 0x48, 0x89, 0xe5], &[0x55, 0x48, 0x8b, 0xec]];
 
-/// Storage for one row: 17 columns for general registers, 10 for vector registers that functions of the Windows ABI save.
-///
-/// DWARF's `remember_state`, an instruction of two bytes, copies a row, so the row's size bounds the work that a module can cause.
+/// One row: 17 general registers, 10 vector registers that functions of the Windows ABI save. Its size bounds the work
+/// that a module can cause: DWARF's `remember_state`, an instruction of two bytes, copies a row.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RowStorage;
 
@@ -26,17 +25,15 @@ impl UnwindContextStorage<usize> for RowStorage {
 
 pub(crate) type Bytes<'data> = EndianSlice<'data, LittleEndian>;
 
-/// Maximum operations of an expression. The longest supported one, of a procedure linkage table, has 9.
+/// Per expression. The longest supported one, of a procedure linkage table, has 9.
 const OPERATIONS_MAX: usize = 10;
 
-/// Why a row has no rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, EnumCount)]
 #[cfg_attr(test, derive(strum::VariantArray))]
 pub(crate) enum Unsupported {
-    /// The CFA is relative to a register that calls overwrite. No return address can be in such code: only a signal that interrupts it
-    /// leads there.
+    /// Relative to a register that calls overwrite. Only a signal leads to such code, never a return address.
     VolatileCfa,
-    /// The CFA is relative to rbx or r12 to r15.
+    /// Relative to rbx or r12 to r15.
     PreservedCfa,
     CfaExpression,
     /// An offset exceeds the range of a rule, or the stack would not shrink.
@@ -47,22 +44,19 @@ pub(crate) enum Unsupported {
     SignalFrame,
     /// The instructions are malformed, or of a kind that compilers do not write.
     Malformed,
-    /// The module has more distinct rules than a table can number.
     TooManyRules,
 }
 
 #[cfg(test)]
 impl Unsupported {
-    /// Whether return addresses, and therefore ordinary stacks, can be in such code.
+    /// Return addresses, and therefore ordinary stacks, can be in such code.
     pub(crate) const fn breaks_stacks(self) -> bool {
         !matches!(self, Self::VolatileCfa)
     }
 }
 
-/// Properties of the function that a row belongs to.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Context<'a, S> {
-    /// The unwind section, which contains expressions.
     pub section: &'a S,
     pub encoding: Encoding,
     pub is_signal: bool,
@@ -70,7 +64,6 @@ pub(crate) struct Context<'a, S> {
 
 type Row = UnwindTableRow<usize, RowStorage>;
 
-/// Translates a row; the error is the reason if it has no rule.
 pub(crate) fn translate<'data, S: UnwindSection<Bytes<'data>>>(
     context: &Context<'_, S>,
     row: &Row,
@@ -169,7 +162,6 @@ fn signal<'data, S: UnwindSection<Bytes<'data>>>(context: &Context<'_, S>, row: 
     Ok(Rule::SIGNAL)
 }
 
-/// The operations of an expression, or an error if they are malformed or more than supported.
 fn operations<'data, S: UnwindSection<Bytes<'data>>>(
     context: &Context<'_, S>,
     expression: &UnwindExpression<usize>,
