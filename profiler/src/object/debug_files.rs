@@ -1,6 +1,5 @@
-//! Finds a module's separate debug files: by build id in the directories of distributions, or by `.gnu_debuglink`. The target controls
-//! that name, so only a base name is accepted, the file is searched beneath the target's own root directory, and only regular files
-//! are opened.
+//! Separate debug files: by build id in the directories of distributions, or by `.gnu_debuglink`. The target controls
+//! that name: only a base name is accepted, and only regular files beneath the target's own root directory are opened.
 //!
 //! <https://sourceware.org/gdb/current/onlinedocs/gdb.html/Separate-Debug-Files.html>
 
@@ -12,24 +11,23 @@ use std::path::{Path, PathBuf};
 use super::elf::{BuildId, Elf};
 use super::image::{Image, open_beneath, open_regular};
 
-/// Maximum size of the section: a name, padding and a checksum.
+/// `.gnu_debuglink`: a name, padding and a checksum.
 const SECTION_BYTES_MAX: u64 = 512;
-/// Maximum length of a file name (`NAME_MAX`).
 const NAME_BYTES_MAX: usize = 255;
-/// Maximum size of a debug file, in bytes. Those of browsers have 4 GiB.
+/// Debug files of browsers have 4 GiB.
 pub(crate) const DEBUG_FILE_BYTES_MAX: u64 = 8 << 30;
 /// Directories of distributions' debug files; the first also has them by the directory of the module.
 const DIRECTORIES: [&str; 2] = ["/usr/lib/debug", "/usr/local/lib/debug"];
 
 #[derive(Debug)]
 pub struct DebugLink {
-    /// The file. Its checksum determines whether it belongs to the module.
+    /// Its checksum determines whether it belongs to the module.
     pub image: Image,
     /// CRC-32 of the file that the module was split from.
     pub checksum: u32,
 }
 
-/// Opens the debug file of a module at `path` beneath `root`. `None` for a module that contains its own line information.
+/// `None` for a module that contains its own line information.
 pub(super) fn find_linked(root: &Path, path: &Path, image: &Image, elf: &Elf) -> Option<DebugLink> {
     let section = elf.section(".gnu_debuglink").filter(|_| elf.section(".debug_info").is_none())?;
     let bytes = image.read(section.offset, section.size_bytes, SECTION_BYTES_MAX).ok()?;
@@ -55,19 +53,18 @@ fn parse_debug_link(section: &[u8]) -> Option<(&OsStr, u32)> {
     is_base_name.then(|| (OsStr::from_bytes(name), u32::from_le_bytes(*checksum)))
 }
 
-/// Candidate paths, in the order of GDB.
+/// In the order of GDB.
 fn candidates(directory: &Path, name: &OsStr) -> [PathBuf; 3] {
     let below = directory.strip_prefix("/").unwrap_or(directory);
     [directory.join(name), directory.join(".debug").join(name), Path::new(DIRECTORIES[0]).join(below).join(name)]
 }
 
-/// Maximum size of `.gnu_debugaltlink`: a path and a build id.
+/// `.gnu_debugaltlink`: a path and a build id.
 const LINK_BYTES_MAX: u64 = 4096 + 64;
 /// Directories for shared debug files, below those for debug files.
 const SHARED_DIRECTORIES: [&str; 2] = [".dwz", ".dwz/x86_64-linux-gnu"];
 
-/// Returns the installed debug file of a module, with a matching build id. `None` if the module has line information
-/// itself.
+/// `None` if the module has line information itself.
 pub(crate) fn find_by_build_id(elf: &Elf) -> Option<Image> {
     let build_id = elf.build_id.as_ref()?;
     if elf.section(".debug_info").is_some() {
@@ -95,7 +92,7 @@ pub(crate) fn find_shared(image: &Image) -> Option<(BuildId, Image)> {
     Some((build_id, found))
 }
 
-/// Returns the base name of the path, which may be forged, and the build id.
+/// The base name of the path, which may be forged, and the build id.
 fn parse_alternative_link(section: &[u8]) -> Option<(Option<&OsStr>, BuildId)> {
     let end = section.iter().position(|&byte| byte == 0)?;
     let name = Path::new(OsStr::from_bytes(&section[..end])).file_name();

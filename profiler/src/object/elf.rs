@@ -1,5 +1,4 @@
-//! ELF headers: segments, sections, build id, and the kind of program. Finds tables that can be large (symbols, unwind information),
-//! which are read elsewhere.
+//! ELF headers. Finds tables that can be large (symbols, unwind information), which are read elsewhere.
 
 use object::LittleEndian as LE;
 use object::elf::{self, Dyn64, FileHeader64, ProgramHeader64, SectionHeader64};
@@ -11,23 +10,21 @@ use super::ObjectError;
 use super::image::Image;
 use crate::address::{FileOffset, LinkAddr, TargetAddr};
 
-/// Maximum bytes of section names; real files have a few hundred.
+/// Real files have a few hundred.
 const SECTION_NAMES_BYTES_MAX: u64 = 1 << 20;
-/// Maximum number of sections; linked files have about forty.
+/// Linked files have about forty.
 const SECTIONS_MAX: u64 = 4096;
 const SECTION_NAME_BYTES_MAX: usize = 128;
-/// Maximum bytes of notes in one segment or section.
 const NOTES_BYTES_MAX: u64 = 1 << 16;
 const DYNAMIC_BYTES_MAX: u64 = 1 << 20;
-/// Maximum length of a build id, in bytes; the linkers' longest is a SHA-1 of 20.
+/// The linkers' longest is a SHA-1 of 20.
 const BUILD_ID_BYTES_MAX: usize = 64;
 const PAGE_BYTES: u64 = profiler_common::limits::PAGE_BYTES;
 
-/// A segment, loadable (`PT_LOAD`) unless stated otherwise.
+/// Loadable (`PT_LOAD`) unless stated otherwise.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Segment {
     pub offset: FileOffset,
-    /// Bytes in the file.
     pub size_bytes: u64,
     pub address: LinkAddr,
     pub executable: bool,
@@ -44,8 +41,7 @@ impl Segment {
         self.offset.0.checked_add(inside).map(FileOffset)
     }
 
-    /// Whether a mapping of this file offset can be of this segment: the kernel maps whole pages, so the mapping may begin before the
-    /// segment does.
+    /// The kernel maps whole pages, so a mapping may begin before its segment does.
     fn mapped_from(&self, offset: FileOffset) -> bool {
         let first_page = self.offset.0 / PAGE_BYTES * PAGE_BYTES;
         let end = self.offset.0.saturating_add(self.size_bytes);
@@ -53,18 +49,18 @@ impl Segment {
     }
 }
 
-/// A section header. Not validated against the file.
+/// Not validated against the file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Section {
     pub name: Box<str>,
-    /// Type (`SHT_…`).
+    /// `SHT_…`
     pub kind: u32,
-    /// Flags (`SHF_…`).
+    /// `SHF_…`
     pub flags: u64,
     pub offset: FileOffset,
-    /// Bytes in the file (in memory, for `SHT_NOBITS`).
+    /// In the file (in memory, for `SHT_NOBITS`).
     pub size_bytes: u64,
-    /// Link address; 0 if it is not loaded.
+    /// 0 if it is not loaded.
     pub address: LinkAddr,
     /// Index of an associated section, such as a symbol table's strings.
     pub link: u32,
@@ -74,7 +70,6 @@ pub struct Section {
 pub struct BuildId(Box<[u8]>);
 
 impl BuildId {
-    /// A build id from a recording; `None` if its length is invalid.
     pub fn recorded(bytes: &[u8]) -> Option<Self> {
         (1..=BUILD_ID_BYTES_MAX).contains(&bytes.len()).then(|| Self(bytes.into()))
     }
@@ -93,7 +88,6 @@ impl std::fmt::Display for BuildId {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Elf {
-    /// Loadable segments, in the file's order.
     pub segments: Vec<Segment>,
     /// Empty if they were stripped or are malformed.
     pub sections: Vec<Section>,
@@ -105,15 +99,14 @@ pub struct Elf {
     pub entry: LinkAddr,
     /// The index of `.eh_frame` (`PT_GNU_EH_FRAME`).
     pub eh_frame_index: Option<Segment>,
-    /// Not dynamically linked: no interpreter, and not a shared object (static-pie counts as static).
+    /// No interpreter, and not a shared object (static-pie counts as static).
     pub is_static: bool,
     /// Built by the Go toolchain, whose code allocates without malloc.
     pub is_go: bool,
 }
 
 impl Elf {
-    /// Reads the headers. Fails if it is not a 64-bit little-endian ELF file, or its program headers are not in the file. Malformed section
-    /// headers are ignored, because code runs without them.
+    /// Malformed section headers are ignored, because code runs without them.
     pub fn read(image: &Image) -> Result<Self, ObjectError> {
         let header_bytes = image.read(FileOffset(0), 64, 64).map_err(|_| ObjectError::NotElf)?;
         let (header, _) = from_bytes::<FileHeader64<LE>>(&header_bytes).map_err(|()| ObjectError::NotElf)?;
@@ -164,8 +157,7 @@ impl Elf {
     }
 }
 
-/// The load bias: the difference (wrapping) between target addresses and link addresses of code that a target has mapped from `offset`
-/// to `start`. `None` if no segment of code contains that mapping.
+/// Target addresses minus link addresses (wrapping) of a mapping of code. `None` if no segment contains that mapping.
 pub(crate) fn bias<'a>(
     code: impl IntoIterator<Item = &'a Segment>,
     start: TargetAddr,
@@ -213,7 +205,6 @@ fn section_name(names: &[u8], at: u32) -> Box<str> {
     String::from_utf8_lossy(&tail[..end]).into()
 }
 
-/// The value of `DT_FLAGS_1`, 0 if there is none.
 fn dynamic_flags(image: &Image, programs: &[ProgramHeader64<LE>]) -> u64 {
     let Some(dynamic) = programs.iter().find(|program| program.p_type.get(LE) == elf::PT_DYNAMIC) else { return 0 };
     let offset = FileOffset(dynamic.p_offset.get(LE));

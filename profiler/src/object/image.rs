@@ -1,5 +1,5 @@
-//! The bytes of an opened module: reads only ranges that are in the file and within the caller's limit. Opens the file behind a mapping,
-//! never another file that has the same name now.
+//! An opened module: reads only ranges that are in the file and within the caller's limit. Opens the file behind a
+//! mapping, never another file that has the same name now.
 
 use std::fs::{File, OpenOptions};
 use std::io::Write;
@@ -17,13 +17,13 @@ use crate::linux::proc::process::entry_path;
 
 const COPY_BYTES: usize = 1 << 20;
 
-/// Identity of a file. Rewriting a file in place changes its time, replacing it changes its inode.
+/// Rewriting a file in place changes its time, replacing it changes its inode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Identity {
     pub device: Device,
     pub inode: u64,
     pub size_bytes: u64,
-    /// Modification time: seconds and nanoseconds since the Unix epoch.
+    /// Seconds and nanoseconds since the Unix epoch.
     pub modified: (i64, i64),
 }
 
@@ -42,7 +42,7 @@ impl Image {
         Ok(Self { identity: identity_of(&metadata), file })
     }
 
-    /// Stores bytes that are in no file in a memfd, so that all modules are files.
+    /// Stores the bytes in a memfd, so that all modules are files.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, ObjectError> {
         let descriptor =
             rustix::fs::memfd_create("heapbpf-module", MemfdFlags::CLOEXEC).map_err(std::io::Error::from)?;
@@ -80,17 +80,17 @@ impl Image {
         &self.file
     }
 
-    /// A path to exactly this file, valid in this process and its threads as long as this value lives.
+    /// Valid in this process and its threads as long as this value lives.
     pub fn path(&self) -> PathBuf {
         PathBuf::from(format!("/proc/self/fd/{}", self.file.as_raw_fd()))
     }
 
-    /// Whether the file has neither been truncated nor rewritten since it was opened.
+    /// Neither truncated nor rewritten since it was opened.
     pub fn unchanged(&self) -> bool {
         self.file.metadata().is_ok_and(|metadata| identity_of(&metadata) == self.identity)
     }
 
-    /// Reads `size_bytes` at `offset`. Fails if that exceeds `size_bytes_max` or the file.
+    /// Fails if `size_bytes` exceeds `size_bytes_max` or the file.
     pub fn read(&self, offset: FileOffset, size_bytes: u64, size_bytes_max: u64) -> Result<Vec<u8>, ObjectError> {
         let end = offset.0.checked_add(size_bytes).ok_or(ObjectError::Malformed("a range wraps around"))?;
         if end > self.identity.size_bytes {
@@ -115,14 +115,11 @@ pub(crate) fn identity_of(metadata: &std::fs::Metadata) -> Identity {
     }
 }
 
-/// Maximum size of a vDSO, in bytes; x86-64 kernels map two to four pages.
+/// x86-64 kernels map two to four pages.
 const VDSO_BYTES_MAX: u64 = 1 << 18;
 
-/// Opens the file that the process has mapped here.
-///
-/// The mapping's entry in `/proc/PID/map_files` leads to that file even if it was renamed or deleted, but needs privileges
-/// (CAP_CHECKPOINT_RESTORE or CAP_SYS_ADMIN). Otherwise the path is resolved in the process's root directory, and the file is used
-/// only if it is the mapped one.
+/// `/proc/PID/map_files` leads to the mapped file even if renamed or deleted, but needs CAP_CHECKPOINT_RESTORE or
+/// CAP_SYS_ADMIN. Otherwise the path is resolved in the process's root, and used only for the mapped file.
 pub(crate) fn open_mapped(pid: Pid, mapping: &Mapping, path: &Path) -> Result<Image, ObjectError> {
     let entry = format!("map_files/{:x}-{:x}", mapping.start, mapping.end);
     match open_regular(&entry_path(pid, &entry)) {
@@ -132,10 +129,8 @@ pub(crate) fn open_mapped(pid: Pid, mapping: &Mapping, path: &Path) -> Result<Im
     }
 }
 
-/// Opens a regular file by a path of this process.
 pub(crate) fn open_regular(path: &Path) -> Result<Image, ObjectError> {
-    // Opening a device can have effects, so check the type first. If the file is replaced in between, at least opening it
-    // does not block.
+    // Opening a device can have effects. If the file is replaced in between, at least opening it does not block.
     if !std::fs::metadata(path)?.is_file() {
         return Err(ObjectError::NotRegular);
     }
@@ -154,7 +149,7 @@ fn from_root(pid: Pid, mapping: &Mapping, path: &Path) -> Result<Image, ObjectEr
     open_regular(Path::new(&format!("/proc/self/fd/{}", found.as_raw_fd())))
 }
 
-/// Opens a regular file of at most `bytes_max` bytes in a directory tree that a target controls.
+/// The target controls the directory tree.
 pub(super) fn open_beneath(root: &File, path: &Path, bytes_max: u64) -> Result<Image, ObjectError> {
     let found = locate(root, path)?;
     let metadata = found.metadata()?;
@@ -167,8 +162,7 @@ pub(super) fn open_beneath(root: &File, path: &Path, bytes_max: u64) -> Result<I
     open_regular(Path::new(&format!("/proc/self/fd/{}", found.as_raw_fd())))
 }
 
-/// Finds a file without opening it (`O_PATH`). The target controls the directory tree: its links must not lead out of it, nor through
-/// /proc.
+/// Does not open the file (`O_PATH`). Links must not lead out of the target's directory tree, nor through /proc.
 fn locate(root: &File, path: &Path) -> Result<File, ObjectError> {
     let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
     let found = rustix::fs::openat2(root, path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty(), resolve)
@@ -176,7 +170,6 @@ fn locate(root: &File, path: &Path) -> Result<File, ObjectError> {
     Ok(File::from(found))
 }
 
-/// Copies the vDSO from the process's memory; there is no file.
 pub(crate) fn read_vdso(pid: Pid, mapping: &Mapping) -> Result<Vec<u8>, ObjectError> {
     let size_bytes = mapping.end.0.saturating_sub(mapping.start.0);
     if size_bytes > VDSO_BYTES_MAX {

@@ -1,7 +1,5 @@
-//! Modules: the files whose code a target executes, their ELF headers and the functions that they define.
-//!
-//! A target may have written every byte read here. So sizes are checked before memory is allocated, arithmetic is checked, and files are
-//! read instead of mapped: truncating a mapped file kills its reader.
+//! Modules: the files whose code a target executes. A target may have written every byte read here. So sizes are
+//! checked before memory is allocated, and files are not mapped: truncating a mapped file kills its reader.
 
 pub(crate) mod debug_files;
 pub(crate) mod elf;
@@ -14,18 +12,16 @@ mod tests;
 #[cfg(test)]
 pub(crate) use tests::fixture;
 
-/// Why a module cannot be inspected. It still has a path, and addresses in it can be shown as offsets.
+/// A module that cannot be inspected still has a path, and addresses in it can be shown as offsets.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ObjectError {
     #[error("permission denied; run as root or with CAP_SYS_PTRACE and CAP_CHECKPOINT_RESTORE")]
     Permission,
-    /// The file was deleted, and the mapping's entry cannot be opened.
     #[error("the file was deleted or replaced after it was mapped; run as root to open the mapped one")]
     Gone,
     /// Code without a file, such as `[vsyscall]`.
     #[error("there is no file behind this code")]
     NoFile,
-    /// For example a device or a pipe.
     #[error("not a regular file")]
     NotRegular,
     #[error("not a 64-bit little-endian ELF file; check it with `file`")]

@@ -1,4 +1,4 @@
-//! Modules, each once per session. Owns their open files, so that names survive the target's exit and upgrades of the files.
+//! Owns the modules' open files, so that names survive the target's exit and upgrades of the files.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -14,7 +14,6 @@ use crate::ids::{ModuleId, Pid};
 use crate::linux::proc::maps::{Device, Mapping, MappingName};
 use crate::linux::proc::process::entry_path;
 
-/// A file, or kernel-provided code, that targets execute.
 #[derive(Debug)]
 pub struct Module {
     path: Arc<str>,
@@ -22,7 +21,7 @@ pub struct Module {
     recorded: Recorded,
 }
 
-/// Module data from a recording, whose file may be missing.
+/// From a recording; the file may be missing.
 #[derive(Clone, Debug, Default)]
 pub struct Recorded {
     pub build_id: Option<BuildId>,
@@ -51,13 +50,11 @@ impl Module {
         Self { path: path.into(), contents, recorded: Recorded::default() }
     }
 
-    /// A module from a recording, with its file if it is available.
     pub fn recorded(path: &str, image: Result<Image, ObjectError>, recorded: Recorded) -> Self {
         Self { recorded, ..Self::new(path, Path::new(OWN_ROOT), image) }
     }
 
-    /// Path in the first target that was seen with it, or a name such as `[vdso]`. For display: another target may have the same file
-    /// under another name.
+    /// In the first target seen with it, or a name such as `[vdso]`. Other targets may have other names for it.
     pub fn path(&self) -> &Arc<str> {
         &self.path
     }
@@ -70,7 +67,7 @@ impl Module {
         self.image().ok().map(Image::file)
     }
 
-    /// The module's debug file, if it existed when the module was first seen.
+    /// Found when the module was first seen.
     pub fn debug_link(&self) -> Option<&DebugLink> {
         self.contents.as_ref().ok()?.debug_link.as_ref()
     }
@@ -106,16 +103,15 @@ enum Key {
     Unopened(Device, u64, PathBuf),
     /// A vDSO, by its bytes.
     Image(Vec<u8>),
-    /// Other kernel-provided code, by name.
     Special(String),
 }
 
-/// Modules by id, shared with the threads that name them: a file stays open until the last one drops it.
+/// Shared with the threads that name them: a file stays open until the last one drops it.
 #[derive(Clone, Debug, Default)]
 pub struct Modules(Vec<Arc<Module>>);
 
 impl Modules {
-    /// The module with this id, which must be of the same session.
+    /// `id` must be of the same session.
     pub fn get(&self, id: ModuleId) -> &Arc<Module> {
         &self.0[id.0 as usize]
     }
@@ -138,8 +134,7 @@ impl ModuleStore {
         Self::default()
     }
 
-    /// The module that is mapped here; `None` for anonymous memory. Opens its file, so it must be called while the process is alive, and
-    /// once per mapping.
+    /// `None` for anonymous memory. Must be called while the process is alive, and once per mapping.
     pub fn intern_mapping(&mut self, pid: Pid, mapping: &Mapping) -> Option<ModuleId> {
         match &mapping.name {
             MappingName::Anonymous => None,
@@ -170,17 +165,14 @@ impl ModuleStore {
         Ok(self.intern(Key::File(image.identity()), &path.to_string_lossy(), Path::new(OWN_ROOT), || Ok(image)))
     }
 
-    /// The module with this id, which must be of this store.
     pub fn get(&self, id: ModuleId) -> &Arc<Module> {
         self.modules.get(id)
     }
 
-    /// All modules, in the order in which they were first seen.
     pub fn iter(&self) -> impl Iterator<Item = (ModuleId, &Arc<Module>)> {
         (0..).map(ModuleId).zip(&self.modules.0)
     }
 
-    /// The current modules, for another thread.
     pub fn share(&self) -> Modules {
         self.modules.clone()
     }

@@ -1,5 +1,4 @@
-//! Finds functions that a module defines, by name, and their code in its file. Names for addresses are
-//! [`symbolize`](crate::symbolize)'s task.
+//! Finds functions that a module defines, by name. Names for addresses are [`symbolize`](crate::symbolize)'s task.
 
 use object::LittleEndian as LE;
 use object::elf::{self as abi, Sym64};
@@ -12,21 +11,18 @@ use super::image::Image;
 use super::module::Module;
 use crate::address::{FileOffset, LinkAddr};
 
-/// Maximum bytes of a symbol table or its strings. The largest known, of a browser with all symbols, is smaller.
+/// The largest known, of a browser with all symbols, is smaller.
 const TABLE_BYTES_MAX: u64 = 1 << 29;
-/// Maximum bytes of both if another table has been searched already: the remaining functions are not worth more than a fraction of a
-/// second and of the agent's memory.
+/// If another table has been searched already: the remaining functions are worth only some time and memory.
 const EXTRA_BYTES_MAX: u64 = 1 << 28;
 /// Prefix of the compiler's own functions since Rust 1.87, such as `_RNvCs…_7___rustc12___rust_alloc`.
 const RUSTC_CRATE: &[u8] = b"7___rustc";
-/// Maximum length of such a name.
 const RUSTC_NAME_BYTES_MAX: usize = 96;
 /// Bit of a version index that marks a version other than the default one (`name@VERSION`, not `name@@VERSION`).
 const VERSION_HIDDEN: u16 = 0x8000;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum SymbolSource {
-    /// `.dynsym`: symbols for other modules.
     Dynamic,
     /// `.symtab`: all symbols, including local functions, unless it was stripped.
     Static,
@@ -40,12 +36,10 @@ pub enum Search {
     Everything,
 }
 
-/// A function that a module defines.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct DefinedFunction {
-    /// The requested name, without version.
+    /// Without version.
     pub name: String,
-    /// Start of its code in the file.
     pub offset: FileOffset,
     /// 0 if unknown.
     pub size_bytes: u64,
@@ -56,13 +50,10 @@ pub struct DefinedFunction {
     pub global: bool,
 }
 
-/// The named functions that the module defines, sorted by name and offset.
-///
-/// A name `__rust_…` also matches the same name mangled with the compiler's own crate, as in Rust since 1.87.
-///
-/// Of several versions of a function the default one is returned, and the others only if there is no default (glibc's `cfree`).
-/// Symbols outside the file's executable code are ignored, and so are local functions if a global one has the name. Malformed symbol
-/// tables count as empty.
+/// Sorted by name and offset. A name `__rust_…` also matches the same name mangled with the compiler's own crate (Rust
+/// since 1.87). Of several versions of a function the default one is returned, and the others only if there is none
+/// (glibc's `cfree`). Symbols outside the file's executable code are ignored, and so are local functions if a global
+/// one has the name. Malformed symbol tables count as empty.
 #[cfg(test)]
 pub(crate) fn defined_functions(
     module: &Module,
@@ -72,17 +63,15 @@ pub(crate) fn defined_functions(
     Symbols::of(module, names, &[], search).map(|symbols| symbols.functions)
 }
 
-/// Functions in a module's symbol tables.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Symbols {
-    /// See [`defined_functions`].
     pub functions: Vec<DefinedFunction>,
-    /// The module imports one of the second list of names.
+    /// The module imports one of the requested names.
     pub imports: bool,
 }
 
 impl Symbols {
-    /// Searches for functions that the module may define, and for others that it may import. See [`defined_functions`].
+    /// See [`defined_functions`].
     pub fn of(module: &Module, defined: &[&str], imported: &[&str], search: Search) -> Result<Self, ObjectError> {
         let image = module.image().map_err(Clone::clone)?;
         let elf = module.elf().map_err(Clone::clone)?;
@@ -92,7 +81,6 @@ impl Symbols {
     }
 }
 
-/// See [`defined_functions`].
 fn functions(
     image: &Image,
     elf: &Elf,
@@ -137,7 +125,7 @@ fn best(mut candidates: Vec<Candidate>) -> impl Iterator<Item = DefinedFunction>
 }
 
 fn scan(table: &Table, elf: &Elf, source: SymbolSource, wanted: &mut FxHashMap<&[u8], Vec<Candidate>>) {
-    // The end of a name is searched only up to the longest requested one: otherwise a table of a million symbols that share one long
+    // Names are compared up to the longest requested one: otherwise a table of a million symbols that share one long
     // name would cost a million times its length.
     let rustc = wanted.keys().any(|name| name.starts_with(b"__rust_"));
     let longest = wanted.keys().map(|name| name.len()).max().unwrap_or(0);
@@ -165,8 +153,7 @@ fn scan(table: &Table, elf: &Elf, source: SymbolSource, wanted: &mut FxHashMap<&
     }
 }
 
-/// The name of one of the Rust compiler's own functions: the last part of its mangled name (an identifier is its length, a `_` if it
-/// begins with a digit or `_`, and its bytes).
+/// The last part of a mangled name. An identifier is its length, a `_` if it begins with a digit or `_`, and its bytes.
 fn plain_name(mangled: &[u8]) -> Option<&[u8]> {
     let inside = mangled.strip_prefix(b"_RNvC")?;
     let at = inside.windows(RUSTC_CRATE.len()).position(|window| window == RUSTC_CRATE)?;
@@ -198,7 +185,6 @@ impl Table {
         Some(Self { symbols, strings, versions: versions.and_then(read).unwrap_or_default() })
     }
 
-    /// The symbols; empty if the table is malformed.
     fn symbols(&self) -> &[Sym64<LE>] {
         slice_from_all_bytes(&self.symbols).unwrap_or_default()
     }
@@ -212,8 +198,8 @@ impl Table {
         })
     }
 
-    /// The name at this offset, unless it exceeds `longest`, and whether it can be the default version. Names in `.symtab` contain their
-    /// version (`memcpy@GLIBC_2.2.5`, the default `memcpy@@GLIBC_2.14`).
+    /// `None` beyond `longest`. Also whether it can be the default version: names in `.symtab` contain their version
+    /// (`memcpy@GLIBC_2.2.5`, the default `memcpy@@GLIBC_2.14`).
     fn name(&self, at: u32, longest: usize) -> Option<(&[u8], bool)> {
         let tail = self.strings.get(at as usize..)?;
         let tail = &tail[..tail.len().min(longest.saturating_add(1))];
@@ -237,17 +223,15 @@ const VTABLE_PREFIX: &[u8] = b"_ZTV";
 /// Bytes before the first function: offset to top and type information (Itanium C++ ABI, 2.5.2).
 const HEAD_BYTES: u64 = 16;
 const ENTRY_BYTES: u64 = 8;
-/// Maximum length of a name in bytes: longer ones are not demangled anyway.
+/// Longer ones are not demangled anyway.
 const NAME_BYTES_MAX: usize = 1 << 14;
-/// Maximum bytes of names of a module. Real ones have a few megabytes; a forged file can repeat the same long name a million times.
+/// Of a module. Real ones have a few megabytes; a forged file can repeat a long name a million times.
 const NAMES_BYTES_MAX: usize = 1 << 26;
 
-/// The virtual tables of a module's C++ classes, by rising address, from their symbols. Modules without symbols have none, and Rust's
-/// virtual tables have no symbols.
+/// By rising address, from symbols: modules without symbols have none, nor does Rust have any.
 #[derive(Debug, Default)]
 pub struct Vtables(Vec<Vtable>);
 
-/// A symbol `_ZTV…`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Vtable {
     start: u64,
@@ -256,8 +240,7 @@ struct Vtable {
 }
 
 impl Vtables {
-    /// Reads them from `.symtab`, which has all, and from `.dynsym`, which stripped modules have too. Malformed or too large symbol
-    /// tables count as empty.
+    /// `.symtab` has all; stripped modules have `.dynsym`. Malformed or too large symbol tables count as empty.
     pub fn of(module: &Module) -> Result<Self, ObjectError> {
         let image = module.image().map_err(Clone::clone)?;
         let elf = module.elf().map_err(Clone::clone)?;
@@ -273,8 +256,8 @@ impl Vtables {
         Ok(Self(tables))
     }
 
-    /// The symbol of the virtual table of an object whose first word is this address. It points behind the head of the table or, in a
-    /// class with several bases, of one of the tables that follow in the same symbol.
+    /// An object's first word points behind the head of the table or, in a class with several bases, of one of the
+    /// tables that follow in the same symbol.
     pub fn symbol(&self, address: LinkAddr) -> Option<&str> {
         let behind = self.0.partition_point(|table| table.start <= address.0);
         let table = self.0[..behind].last()?;
