@@ -1,9 +1,7 @@
-//! Walks the heap of glibc's malloc since 2.26: arenas, chunks, caches, and blocks with mappings of their own.
+//! Walks the heap of glibc's malloc since 2.26. Needs no symbols, and runs nothing in the target.
 //!
-//! Needs no symbols, and runs nothing in the target. An arena counts as walked only if it is consistent: its chunks
-//! follow one another to the last one, each free chunk is in a list, and its pieces have as many bytes as the arena
-//! records. Other memory is not an area, so all of it counts as in use; the same applies to memory that is not
-//! recognized.
+//! An arena counts as walked only if it is consistent: its chunks follow one another to the last one, each free chunk
+//! is in a list, and its pieces have as many bytes as the arena records. All other memory counts as in use.
 
 mod arena;
 mod chunk;
@@ -23,7 +21,6 @@ use crate::memory::{Memory, WORD_BYTES};
 
 const HEAP: &str = "libc";
 
-/// Walks the heap, if the process uses glibc's malloc.
 pub(super) fn walk(scene: &Scene<'_>) -> Option<Walk> {
     let circles = arena::find(scene);
     if !circles.iter().flat_map(Circle::arenas).any(Arena::is_used) {
@@ -54,7 +51,7 @@ pub(super) fn walk(scene: &Scene<'_>) -> Option<Walk> {
     Some(walk)
 }
 
-/// Removes blocks that are free but look used, and the caches themselves.
+/// Removes blocks that are free but look used, and the caches.
 fn leave_out_free(scene: &Scene<'_>, circles: &[Circle], walk: &mut Walk) {
     let everything = scene.memory.present(TargetAddr(0)..TargetAddr(u64::MAX));
     let steps = &Steps::of(everything.iter().map(|span| span.end.0 - span.start.0).sum());
@@ -92,7 +89,7 @@ fn leave_out_free(scene: &Scene<'_>, circles: &[Circle], walk: &mut Walk) {
     });
 }
 
-/// Returns the contents of fastbins; `None` if one is inconsistent with this format of links.
+/// `None` if one is inconsistent with this format of links.
 fn fastbins(scene: &Scene<'_>, circles: &[Circle], links: Links, steps: &Steps) -> Option<Vec<TargetAddr>> {
     let mut all = Vec::new();
     for arena in circles.iter().flat_map(Circle::arenas) {
@@ -115,9 +112,9 @@ fn links_of_caches(scene: &Scene<'_>, blocks: &[WalkedBlock], steps: &Steps) -> 
     Links::ALL.into_iter().find(holds).unwrap_or(Links::Mangled)
 }
 
-/// Maximum number of free pages before an aligned block. `realloc` can move it to where it is not aligned.
+/// Free pages before an aligned block. `realloc` can move it to where it is not aligned.
 const ALIGNMENT_PAGES_MAX: u64 = 512;
-/// How far from the main arena to search its parameters.
+/// From the main arena.
 const PARAMETERS_WITHIN_BYTES: u64 = 1 << 16;
 
 /// A mapping that is one block.
@@ -128,8 +125,8 @@ struct Mapped {
     block: WalkedBlock,
 }
 
-/// Adds these blocks. Only the library's count of their bytes proves that all were found. Without it, only blocks
-/// whose mappings, joined by the kernel, fill whole regions count.
+/// Only the library's count of bytes proves that all blocks were found. Without it, only blocks whose mappings, joined
+/// by the kernel, fill whole regions count.
 fn walk_mapped(scene: &Scene<'_>, circles: &[Circle], walk: &mut Walk) {
     let mut all = Vec::new();
     let mut alone = Vec::new();
@@ -137,8 +134,7 @@ fn walk_mapped(scene: &Scene<'_>, circles: &[Circle], walk: &mut Walk) {
         let before = all.len();
         let mut bytes = 0;
         let mut at = gap.start.0;
-        // Skip reserved address space that was never touched, which can be terabytes: a block's first words are
-        // present.
+        // Skip untouched address space, which can be terabytes: a block's first words are present.
         for part in scene.memory.present(gap.clone()) {
             at = at.max(part.start.0 / PAGE_BYTES * PAGE_BYTES);
             while at < part.end.0 {
@@ -158,7 +154,6 @@ fn walk_mapped(scene: &Scene<'_>, circles: &[Circle], walk: &mut Walk) {
     walk.blocks.extend(found.iter().map(|mapped| mapped.block));
 }
 
-/// Returns anonymous memory outside of areas by ascending address.
 fn unknown(scene: &Scene<'_>, areas: &[Span]) -> Vec<Span> {
     let mut gaps = Vec::new();
     for region in scene.anonymous() {
@@ -178,9 +173,9 @@ fn unknown(scene: &Scene<'_>, areas: &[Span]) -> Vec<Span> {
     gaps
 }
 
-/// Returns whether the library's parameters (`malloc_par`, near the main arena) confirm these mappings: they contain
-/// the start of the main arena, before it the maximum and current bytes of mappings, and before these their numbers.
-/// One match is enough: in 2.43 the bytes are off by 16 whenever a block's mapping was resized.
+/// Whether the library's parameters (`malloc_par`, near the main arena) confirm the mappings. They contain the start of
+/// the main arena, before it the maximum and current bytes of mappings, and before these their numbers. One match is
+/// enough: in 2.43 the bytes are off by 16 whenever a block's mapping was resized.
 fn confirms(scene: &Scene<'_>, circle: &Circle, found: &[Mapped], areas: &[Span]) -> bool {
     let bytes = found.iter().map(|mapped| mapped.end - mapped.start).sum::<u64>();
     let count = found.len() as u64;
@@ -200,8 +195,7 @@ fn confirms(scene: &Scene<'_>, circle: &Circle, found: &[Mapped], areas: &[Span]
     })
 }
 
-/// Returns the block whose mapping starts at a page. An aligned block starts later than its mapping, whose first
-/// words are still those of the unaligned block.
+/// An aligned block starts later than its mapping, whose first words are still those of the unaligned block.
 fn mapped_at(memory: &dyn Memory, start: u64, limit: u64) -> Option<Mapped> {
     let [first, head] = array(memory, start)?;
     let chunk = |skip: u64| -> Option<Mapped> {

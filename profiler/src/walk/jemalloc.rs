@@ -1,12 +1,8 @@
-//! Walks the heap of jemalloc since 5.3.0.
+//! Walks the heap of jemalloc since 5.3.0. Blocks of metadata, known by their headers, contain possible extents, which
+//! the page tree in the module's data confirms. A slab is a bitmap of blocks; a large extent is one block.
 //!
-//! ```text
-//! blocks of metadata ─▶ possible extents ─▶ confirmed by the page tree? ─▶ slab: a bitmap of blocks
-//!  (known by their headers)                 (in the module's data)        large: one block
-//! ```
-//!
-//! Blocks in the caches of threads are free and left out, and so are the caches. Other internal allocations of
-//! jemalloc count as blocks, and so do the contents of caches that a program creates with `tcache.create`.
+//! Blocks in the caches of threads are free and left out, and so are the caches. Other internal allocations of jemalloc
+//! count as blocks, and so do the contents of caches that a program creates with `tcache.create`.
 
 use std::collections::BTreeMap;
 
@@ -18,7 +14,7 @@ use crate::memory::{Memory, WORD_BYTES};
 
 const HEAP: &str = "jemalloc";
 
-/// Walks the heap, if there is one. The result consists of gaps if its structures are unknown.
+/// The result consists of gaps if the heap's structures are unknown.
 pub(super) fn walk(scene: &Scene<'_>) -> Option<Walk> {
     let bases = find_bases(scene);
     if bases.is_empty() {
@@ -44,8 +40,7 @@ pub(super) fn walk(scene: &Scene<'_>) -> Option<Walk> {
     }
 }
 
-/// Returns the extents that the page tree has at their first and last pages, by ascending address. Former extents are
-/// not in the tree.
+/// Extents that the page tree has at their first and last pages, by ascending address: former ones are not in the tree.
 fn confirmed(scene: &Scene<'_>, tree: &Tree, candidates: Vec<Extent>) -> Vec<Extent> {
     let mut extents: Vec<Extent> = candidates.into_iter().filter(|extent| tree.has(scene.memory, extent)).collect();
     extents.sort_by_key(|extent| extent.span().start);
@@ -81,17 +76,17 @@ fn blocks(scene: &Scene<'_>, extents: &[Extent], sizes: &Sizes) -> Walk {
     Walk { heap: HEAP, blocks, areas: joined(areas), gaps, busy: inconsistent > 0 }
 }
 
-/// Bytes of thread-local storage to search below a thread's control block.
+/// Of thread-local storage below a thread's control block.
 const SEARCHED_BYTES: u64 = 1 << 16;
-/// Words of a bin: the top of its stack, a count, and the low 16 bits of the stack's bounds (`cache_bin_s`,
+/// Top of the stack, a count, and the low 16 bits of the stack's bounds (`cache_bin_s`,
 /// include/jemalloc/internal/cache_bin.h of 5.3.0).
 const BIN_WORDS: usize = 3;
-/// Minimum number of bins of a cache; there is one for each small size class.
+/// One for each small size class.
 const BINS_MIN: usize = 16;
-/// Maximum number of bins of a cache: one for each size class.
+/// One for each size class.
 const BINS_MAX: usize = 256;
 
-/// A stack: its start when full, its current top, and its end.
+/// Start of a stack when full, its current top, and its end.
 #[derive(Clone, Copy)]
 struct Bin {
     full: u64,
@@ -111,11 +106,9 @@ impl Bin {
     }
 }
 
-/// Removes blocks in caches of threads, which are free although their slabs count them as allocated, and the caches'
-/// own blocks.
-///
-/// A thread's cache is an array of bins in its thread-local storage. Each bin is a stack of addresses, and the stacks
-/// are adjacent in one block, which identifies bins.
+/// Removes blocks in caches of threads, which slabs count as allocated, and the caches' own blocks. A cache is an array
+/// of bins in thread-local storage. Each bin is a stack of addresses; the stacks are adjacent in one block, which
+/// identifies bins.
 fn leave_out_caches(scene: &Scene<'_>, blocks: &mut Vec<WalkedBlock>) {
     let mut free: Vec<TargetAddr> = Vec::new();
     for thread in scene.threads {
@@ -145,7 +138,6 @@ fn leave_out_caches(scene: &Scene<'_>, blocks: &mut Vec<WalkedBlock>) {
     blocks.retain(|block| free.binary_search(&block.start).is_err());
 }
 
-/// Returns the bins from the first of these words on that have adjacent stacks.
 fn bins(words: &[u64]) -> Vec<Bin> {
     let mut bins: Vec<Bin> = Vec::new();
     for words in words.chunks_exact(BIN_WORDS).take(BINS_MAX) {
@@ -156,7 +148,6 @@ fn bins(words: &[u64]) -> Vec<Bin> {
     bins
 }
 
-/// Returns the block that contains the stacks of a cache.
 fn holder(bins: &[Bin], blocks: &[WalkedBlock]) -> Option<WalkedBlock> {
     let (first, last) = (bins.first()?, bins.last().filter(|_| bins.len() >= BINS_MIN)?);
     let behind = blocks.partition_point(|block| block.start.0 <= first.full);
@@ -168,9 +159,8 @@ fn holder(bins: &[Bin], blocks: &[WalkedBlock]) -> Option<WalkedBlock> {
 const EXTENT_BYTES: u64 = 128;
 const EXTENT_WORDS: usize = 16;
 const PAGE_BYTES: u64 = 4096;
-/// Maximum number of blocks of a slab: a page of the smallest ones.
+/// A page of the smallest blocks.
 const SLAB_BLOCKS_MAX: u64 = 512;
-/// End of the user address space.
 const ADDRESS_MAX: u64 = 1 << 47;
 /// The highest state; 0 is in use.
 const STATE_MAX: u64 = 5;
@@ -207,7 +197,6 @@ impl Extent {
         self.flags >> 17 & 7
     }
 
-    /// Returns whether it is in use.
     fn is_active(&self) -> bool {
         self.state() == 0
     }
@@ -220,18 +209,15 @@ impl Extent {
         usize::from((self.flags >> 20 & 0xff) as u8)
     }
 
-    /// Returns its pages.
     fn span(&self) -> Span {
         let first = self.start / PAGE_BYTES * PAGE_BYTES;
         span(first, first + self.size_bytes)
     }
 
-    /// Returns the range of its description.
     fn own_span(&self) -> Span {
         span(self.own.0, self.own.0 + EXTENT_BYTES)
     }
 
-    /// Returns whether its description is consistent with these size classes.
     fn is_sound(&self, sizes: &Sizes) -> bool {
         if !self.is_active() {
             return true;
@@ -250,7 +236,7 @@ impl Extent {
         word.is_none_or(|word| word >> (index % 64) & 1 == 1)
     }
 
-    /// Adds its blocks by ascending address. It must be sound.
+    /// The extent must be sound.
     fn add_blocks(&self, sizes: &Sizes, blocks: &mut Vec<WalkedBlock>) {
         let Some(size_bytes) = sizes.of(self.class()).filter(|_| self.is_active()) else { return };
         let block = |start| WalkedBlock { start: TargetAddr(start), size_bytes };
@@ -264,7 +250,6 @@ impl Extent {
     }
 }
 
-/// Returns all possible extents in used metadata.
 fn candidates(memory: &dyn Memory, bases: &[Span]) -> Vec<Extent> {
     let mut candidates = Vec::new();
     for part in bases.iter().flat_map(|base| memory.present(base.clone())) {
@@ -276,16 +261,15 @@ fn candidates(memory: &dyn Memory, bases: &[Span]) -> Vec<Extent> {
     candidates
 }
 
-/// Maximum size.
 const SIZE_BYTES_MAX: u64 = 1 << 46;
 
-/// Block sizes by class: four between one power of two and the next. The smallest regular class is chosen at build
-/// time: 16 bytes, or 8 as in redis.
+/// By class: four between one power of two and the next. The smallest regular class is chosen at build time: 16 bytes,
+/// or 8 as in redis.
 #[derive(Debug, PartialEq, Eq)]
 struct Sizes(Vec<u64>);
 
 impl Sizes {
-    /// All supported variants, the most common first.
+    /// The most common first.
     fn all() -> impl Iterator<Item = Self> {
         [16, 8].into_iter().map(Self::with_quantum)
     }
@@ -305,8 +289,7 @@ impl Sizes {
         self.0.get(class).copied()
     }
 
-    /// Returns the slab size for a block size: the fewest pages without a remainder; 0 if those exceed the maximum of
-    /// a slab.
+    /// The fewest pages without a remainder; 0 if those exceed the maximum of a slab.
     fn slab_bytes(&self, block_bytes: u64) -> u64 {
         let pages = (1..=16).map(|pages| pages * PAGE_BYTES);
         pages.into_iter().find(|bytes| bytes.is_multiple_of(block_bytes)).unwrap_or(0)
@@ -318,15 +301,13 @@ const HUGE_PAGE_BYTES: u64 = 2 << 20;
 /// Size of a block's header: its size, the next block, and the extent of its unused part.
 const HEADER_BYTES: u64 = 16 + EXTENT_BYTES;
 const HEADER_WORDS: usize = 2 + EXTENT_WORDS;
-/// Maximum number of blocks; each is larger than the previous one.
+/// Each block is larger than the previous one.
 const BASES_MAX: usize = 1 << 16;
-/// Flags of an extent of a base: no arena, committed and zeroed, active, no slab (`edata_binit`,
-/// include/jemalloc/internal/edata.h).
+/// No arena, committed and zeroed, active, no slab (`edata_binit`, include/jemalloc/internal/edata.h).
 const UNUSED_FLAGS: u64 = 0xfff | 1 << 13 | 1 << 15;
 const FLAGS_MASK: u64 = (1 << 20) - 1;
 
-/// Returns the used parts of all blocks of metadata after their headers, by ascending address. Blocks consist of
-/// whole huge pages.
+/// Used parts after the headers, by ascending address. Blocks of metadata consist of whole huge pages.
 fn find_bases(scene: &Scene<'_>) -> Vec<Span> {
     let mut found: Vec<Span> = Vec::new();
     for part in scene.anonymous().flat_map(|region| scene.memory.present(region.start..region.end)) {
@@ -356,22 +337,18 @@ fn base(memory: &dyn Memory, address: u64) -> Option<Span> {
     fits.then(|| span(used.start, unused))
 }
 
-/// Address range of a leaf: 2^18 pages.
 const LEAF_REACH_BYTES: u64 = PAGE_BYTES << 18;
-/// Size of the first level and of a leaf: 2^18 words.
 const LEVEL_BYTES: u64 = WORD_BYTES << 18;
-/// Number of extents to search the tree with.
 const SAMPLES: usize = 16;
-/// Maximum number of words of a module's data that may point to a leaf.
+/// Words of a module's data that may point to a leaf.
 const LEAVES_MAX: usize = 1 << 14;
 
-/// The page tree, which maps pages to extents: its first level is a variable of the module, its leaves are metadata.
-/// Address of the first level.
+/// Address of the first level of the page tree, a variable of the module. The leaves are metadata, and lead to extents.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Tree(TargetAddr);
 
 impl Tree {
-    /// Finds the tree by the pages of most of these extents.
+    /// By the pages of most of these extents.
     fn find(scene: &Scene<'_>, bases: &[Span], extents: &[Extent]) -> Option<Self> {
         let leaves = leaves(scene, bases);
         let samples = extents.iter().filter(|extent| extent.is_slab());
@@ -390,7 +367,6 @@ impl Tree {
         Some(Self(TargetAddr(root)))
     }
 
-    /// Returns whether the first and the last page of an extent lead to it.
     fn has(self, memory: &dyn Memory, extent: &Extent) -> bool {
         let span = extent.span();
         [span.start.0, span.end.0 - PAGE_BYTES].into_iter().all(|page| {
@@ -400,14 +376,14 @@ impl Tree {
     }
 }
 
-/// Reads an entry of a leaf: the size class in the highest 16 bits, the extent, and its state in the lowest 7.
+/// An entry has the size class in the highest 16 bits, the extent, and its state in the lowest 7.
 fn entry(memory: &dyn Memory, leaf: TargetAddr, page: TargetAddr) -> Option<TargetAddr> {
     let offset = page.0 % LEAF_REACH_BYTES / PAGE_BYTES * WORD_BYTES;
     let entry = memory.word(TargetAddr(leaf.0.checked_add(offset)?))?;
     Some(TargetAddr((entry & 0xffff_ffff_ffff) / EXTENT_BYTES * EXTENT_BYTES))
 }
 
-/// Returns the words of modules' data that are addresses of possible leaves, and those addresses.
+/// Words of modules' data that are addresses of possible leaves, and those addresses.
 fn leaves(scene: &Scene<'_>, bases: &[Span]) -> Vec<(TargetAddr, TargetAddr)> {
     let words = scene.module_data().flat_map(|region| parts(scene.memory, region.start..region.end));
     let words = words.flat_map(|(start, words)| (start..).step_by(size_of::<u64>()).zip(words));
@@ -419,7 +395,6 @@ fn leaves(scene: &Scene<'_>, bases: &[Span]) -> Vec<(TargetAddr, TargetAddr)> {
     leaves
 }
 
-/// Returns whether a whole leaf fits at an address.
 fn holds(bases: &[Span], leaf: u64) -> bool {
     let fits = |base: &Span| leaf.checked_add(LEVEL_BYTES).is_some_and(|end| end <= base.end.0);
     leaf.is_multiple_of(64) && last_before(bases, leaf).is_some_and(fits)

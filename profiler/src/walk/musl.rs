@@ -1,13 +1,8 @@
-//! Walks the heap of musl since 1.2.1 (mallocng). The malloc of older versions keeps no list of allocated blocks, and
-//! cannot be walked.
+//! Walks the heap of musl since 1.2.1 (mallocng). Older versions keep no list of allocated blocks.
 //!
-//! ```text
-//! context ─▶ pages of metas ─▶ meta ─▶ group: own mapping, given by the loader, or in a slot of a larger group
-//!                                       └─▶ slots: free, a block, or a group
-//! ```
-//!
-//! A meta records which of up to 32 slots are free, and is out of reach of overruns. The offset of a block in its
-//! slot, and its size, are in the slot.
+//! A context leads to pages of metas. A meta describes a group, which has its own mapping, lies in a slot of a larger
+//! group, or was given by the loader: it records which of up to 32 slots are free, out of reach of overruns. A slot is
+//! free, a block, or a group; the offset of a block in its slot, and its size, are in the slot.
 
 use rustc_hash::{FxHashMap, FxHashSet};
 
@@ -18,7 +13,7 @@ use crate::memory::{Memory, Span, WORD_BYTES, joined, without};
 
 const HEAP: &str = "musl";
 
-/// Walks the heap, if there is one. The result consists of a gap if musl is mapped and its heap cannot be found.
+/// The result is a gap if musl is mapped and its heap cannot be found.
 pub(super) fn walk(scene: &Scene<'_>) -> Option<Walk> {
     let contexts = contexts(scene);
     if contexts.is_empty() {
@@ -33,7 +28,6 @@ pub(super) fn walk(scene: &Scene<'_>) -> Option<Walk> {
     Some(heap.finish())
 }
 
-/// Returns whether a file is musl, by its usual names.
 fn is_musl(region: &Region) -> bool {
     let RegionKind::File { path } = &region.kind else { return false };
     let name = path.file_name().unwrap_or_default().to_string_lossy();
@@ -41,18 +35,14 @@ fn is_musl(region: &Region) -> bool {
     loader || (name == "libc.so" && path.to_string_lossy().contains("musl"))
 }
 
-/// State of a walk.
 struct Heap<'a> {
     scene: &'a Scene<'a>,
-    /// Groups to be walked.
     rest: Vec<Meta>,
     /// Groups in slots of others that have not been walked, by first address.
     nested: FxHashMap<TargetAddr, Meta>,
     blocks: Vec<WalkedBlock>,
     areas: Vec<Span>,
-    /// Slots with unknown contents.
     holes: Vec<Span>,
-    /// Number of inconsistent groups.
     inconsistent_groups: usize,
     /// A slot was being allocated or freed.
     busy: bool,
@@ -98,7 +88,7 @@ impl<'a> Heap<'a> {
         }
     }
 
-    /// Walks the group in a slot, if any: there is none while it is being created or removed.
+    /// There is no group in a slot while it is being created or removed.
     fn enter(&mut self, slot: &Span) {
         let Some(inner) = self.nested.remove(&slot.start) else { return };
         if inner.extent().end <= slot.end {
@@ -131,11 +121,9 @@ const PAGE_BYTES: u64 = 4096;
 const AREA_WORDS: usize = 512;
 const AREA_HEADER_WORDS: usize = 3;
 const META_WORDS: usize = 5;
-/// Number of metas in a page.
 const AREA_METAS: u64 = ((AREA_WORDS - AREA_HEADER_WORDS) / META_WORDS) as u64;
 /// The class of a mapping for a single large block.
 const CLASS_OF_LARGE: u8 = 63;
-/// End of the user address space.
 const ADDRESS_MAX: u64 = 1 << 47;
 
 /// Slot sizes by class, in units (`size_classes`, src/malloc/mallocng/malloc.c).
@@ -144,25 +132,21 @@ const CLASS_UNITS: [u16; 48] = [
     340, 409, 511, 584, 682, 818, 1023, 1169, 1364, 1637, 2047, 2340, 2730, 3276, 4095, 4680, 5460, 6552, 8191,
 ];
 
-/// Description of a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Meta {
-    /// The group's first address.
     memory: TargetAddr,
-    /// Slots that are not allocated, one bit each.
+    /// One bit each, set for slots that are not allocated.
     free: u32,
     /// Number of slots, less one.
     last: u8,
     /// It can be freed: so, unless it has pages of its own, it lies in a slot.
     freeable: bool,
-    /// Size of a slot.
     stride_bytes: u64,
     /// Number of pages mapped for it; 0 if it lies in other memory.
     page_count: u64,
 }
 
 impl Meta {
-    /// Parses a meta; `None` if it is invalid.
     fn parse(&[_, _, memory, masks, shape]: &[u64; META_WORDS]) -> Option<Self> {
         let (available, freed) = ((masks & 0xffff_ffff) as u32, (masks >> 32) as u32);
         let (last, class, page_count) = ((shape & 31) as u8, (shape >> 6 & 63) as u8, shape >> 12);
@@ -200,37 +184,33 @@ impl Meta {
         self.free >> index & 1 == 1
     }
 
-    /// Returns the start of its slots.
     fn storage(&self) -> TargetAddr {
         TargetAddr(self.memory.0 + UNIT_BYTES)
     }
 
-    /// Returns a slot; its last four bytes belong to the header of the next one.
+    /// The slot's last four bytes belong to the header of the next one.
     fn slot(&self, index: u32) -> Span {
         let start = self.storage().0 + u64::from(index) * self.stride_bytes;
         span(start, start + self.stride_bytes)
     }
 
-    /// Returns its whole range.
     fn extent(&self) -> Span {
         let pages = self.page_count * PAGE_BYTES;
         let slots = UNIT_BYTES + u64::from(self.slot_count()) * self.stride_bytes;
         self.memory..TargetAddr(self.memory.0 + pages.max(slots))
     }
 
-    /// Returns whether it lies in a slot of another group.
     fn is_nested(&self) -> bool {
         self.page_count == 0 && self.freeable
     }
 
-    /// Returns whether it is a single slot with pages of its own, which can have any size.
+    /// A single slot with pages of its own can have any size.
     fn is_single(&self) -> bool {
         self.last == 0 && self.page_count > 0
     }
 }
 
-/// Returns all metas whose groups refer back to them, and the pages of metas. Other metas are unused, or their groups
-/// are being created or freed.
+/// Metas whose groups refer back to them, and the pages of metas. Other metas are unused, or their groups are changing.
 fn metas(memory: &dyn Memory, contexts: &[Context]) -> (Vec<Meta>, Vec<Span>) {
     let mut metas = Vec::new();
     let mut seen = FxHashSet::default();
@@ -251,9 +231,9 @@ fn metas(memory: &dyn Memory, contexts: &[Context]) -> (Vec<Meta>, Vec<Span>) {
     (metas, seen.into_iter().map(|area| span(area, area + PAGE_BYTES)).collect())
 }
 
-/// Maximum number of contexts of a process; there is one for each copy of musl.
+/// One for each copy of musl.
 const CONTEXTS_MAX: usize = 4;
-/// Maximum number of bytes of a mapping to search: the data of the largest programs.
+/// Of a mapping: the data of the largest programs.
 const SEARCHED_BYTES_MAX: u64 = 256 << 20;
 // Fields as numbers of words (src/malloc/mallocng/meta.h, with the constant page size of x86-64).
 const INIT_DONE: usize = 1;
@@ -266,16 +246,13 @@ const ACTIVE: usize = 10;
 const ACTIVE_COUNT: usize = 48;
 const CONTEXT_WORDS: usize = ACTIVE + ACTIVE_COUNT;
 
-/// A heap's context: a variable of the program or of `libc.so`, usually without a symbol. It is identified by its
-/// secret, which is also in every page of metas.
+/// A variable of the program or of `libc.so`, usually without a symbol, identified by its secret.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Context {
     secret: u64,
-    /// The first page of metas.
     first_area: TargetAddr,
 }
 
-/// Finds all contexts in the data of the program and its libraries.
 fn contexts(scene: &Scene<'_>) -> Vec<Context> {
     let mut found: Vec<Context> = Vec::new();
     for region in scene.module_data() {
@@ -298,7 +275,6 @@ fn contexts(scene: &Scene<'_>) -> Vec<Context> {
     found
 }
 
-/// Returns the context at an address if all its fields are valid.
 fn context(memory: &dyn Memory, address: u64) -> Option<Context> {
     let words = array::<CONTEXT_WORDS>(memory, address)?;
     let secret = words[0];
@@ -321,25 +297,21 @@ const HEADER_BYTES: u64 = 4;
 const FAR_UNITS: u64 = 1 << 16;
 /// The number of reserved bytes exceeds 4, and is in the slot's last four bytes.
 const RESERVED_FAR: u8 = 5;
-/// The slot contains a group.
 const GROUP: u8 = 6;
 /// At a slot's start: the block starts further on. With all other bits set, at a block: it is being freed.
 const ELSEWHERE: u8 = 7;
 const FREED: u8 = 0xff;
 
-/// Contents of a slot that is not free.
-///
-/// Each block is preceded by a header of four bytes: one that is 0 unless the offset exceeds 16 bits, one with the
-/// slot's index and, in its high three bits, the number of reserved bytes, and the units from the first slot to the
-/// block. Blocks move within their slots; the header at the slot's start then has the distance in units.
+/// Contents of a slot that is not free. Each block is preceded by a header of four bytes: one that is 0 unless the
+/// offset exceeds 16 bits, one with the slot's index and, in its high three bits, the number of reserved bytes, and the
+/// units from the first slot to the block. Blocks move within their slots; the header at the slot's start then has the
+/// distance in units.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Slot {
     /// Being freed, or not allocated yet.
     Changing,
     Block(WalkedBlock),
-    /// A group of smaller slots.
     Group,
-    /// Unknown.
     Odd,
 }
 
@@ -367,20 +339,18 @@ impl Header {
         u32::from(self.info & 31)
     }
 
-    /// Returns whether nothing was written yet. For a group's first slot that is a valid header.
+    /// Nothing was written yet. For a group's first slot that is a valid header.
     fn is_unwritten(self) -> bool {
         self.info == 0 && self.offset == 0
     }
 
-    /// Returns whether it is the header of a block at this distance from the first slot. The byte that selects the
-    /// format follows the previous slot, and may be overrun.
+    /// The byte that selects the format follows the previous slot, and may be overrun.
     fn matches(self, index: u32, units: u64) -> bool {
         let far = self.is_far && self.offset == 0 && units > u64::from(u16::MAX) && u64::from(self.far_offset) == units;
         self.index() == index && (far || u64::from(self.offset) == units)
     }
 }
 
-/// Reads a slot that its group's meta marks as allocated.
 fn read_slot(memory: &dyn Memory, meta: &Meta, index: u32) -> Slot {
     let start = meta.slot(index).start.0;
     let Some(header) = Header::read(memory, start) else { return Slot::Changing };
@@ -397,7 +367,7 @@ fn read_slot(memory: &dyn Memory, meta: &Meta, index: u32) -> Slot {
     }
 }
 
-/// Reads a block at a distance from the slot's start; for large ones only the low 16 bits are known.
+/// For large blocks only the low 16 bits of the distance are known.
 fn displaced(memory: &dyn Memory, meta: &Meta, index: u32, units: u64) -> Slot {
     let slot = meta.slot(index);
     let size_units = (slot.end.0 - slot.start.0) / UNIT_BYTES;
@@ -432,7 +402,7 @@ fn displaced(memory: &dyn Memory, meta: &Meta, index: u32, units: u64) -> Slot {
     }
 }
 
-/// Reads the block at an address whose header is valid. If the reserved size is overrun, the maximum size is assumed.
+/// `header` must be valid. If the reserved size is overrun, the maximum size is assumed.
 fn block(memory: &dyn Memory, meta: &Meta, index: u32, address: u64, header: Header) -> Slot {
     let end = meta.slot(index).end.0 - HEADER_BYTES;
     let Some(most) = end.checked_sub(address) else { return Slot::Odd };

@@ -1,25 +1,21 @@
-//! Input and output of walks, and readers of memory that may contain anything.
-
 use crate::address::TargetAddr;
 use crate::collect::ThreadState;
 use crate::linux::proc::maps::{Region, RegionKind};
 use crate::memory::{Memory, Span, WORD_BYTES};
 
-/// Input of a walk.
 #[derive(Clone, Copy)]
 pub struct Scene<'a> {
     pub memory: &'a dyn Memory,
-    /// The mappings by ascending address.
+    /// By ascending address.
     pub regions: &'a [Region],
     pub threads: &'a [ThreadState],
 }
 
-/// Result of walking one allocator.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Walk {
-    /// Name of the heap, as in hooks (`libc`, `jemalloc`, …).
+    /// As in hooks (`libc`, `jemalloc`, …).
     pub heap: &'static str,
-    /// Allocated blocks by ascending address, without overlaps.
+    /// By ascending address, without overlaps.
     pub blocks: Vec<WalkedBlock>,
     /// Memory whose allocated blocks are all known: the rest of it is free, or the allocator's own.
     pub areas: Vec<Span>,
@@ -29,7 +25,6 @@ pub struct Walk {
     pub busy: bool,
 }
 
-/// An allocated block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WalkedBlock {
     /// The pointer that the program has.
@@ -39,8 +34,7 @@ pub struct WalkedBlock {
 }
 
 impl<'a> Scene<'a> {
-    /// Returns private mappings that can be the data of a module: file-backed, or anonymous and following a file, for zero-initialized
-    /// variables.
+    /// Private mappings that can be a module's data: of a file, or anonymous after one, for zero-initialized variables.
     pub(super) fn module_data(&self) -> impl Iterator<Item = &'a Region> {
         let before = std::iter::once(None).chain(self.regions.iter().map(Some));
         let is_file = |region: &Region| matches!(region.kind, RegionKind::File { .. });
@@ -52,7 +46,6 @@ impl<'a> Scene<'a> {
         pairs.map(|(_, region)| region)
     }
 
-    /// Returns private anonymous mappings.
     pub(super) fn anonymous(&self) -> impl Iterator<Item = &'a Region> {
         self.regions.iter().filter(|region| region.is_anonymous() && region.writable && !region.shared)
     }
@@ -62,22 +55,21 @@ pub(super) fn span(start: u64, end: u64) -> Span {
     TargetAddr(start)..TargetAddr(end)
 }
 
-/// Returns the last span that starts at or before an address, from spans in ascending order.
+/// `spans` must be in ascending order.
 pub(super) fn last_before(spans: &[Span], address: u64) -> Option<&Span> {
     spans[..spans.partition_point(|span| span.start.0 <= address)].last()
 }
 
-/// Bytes of memory to copy at a time.
 const PART_BYTES: u64 = 1 << 16;
 
-/// Returns the words at an address if all are present.
+/// `None` unless all words are present.
 pub(super) fn array<const N: usize>(memory: &dyn Memory, address: u64) -> Option<[u64; N]> {
     let mut words = [[0; size_of::<u64>()]; N];
     let whole = memory.read(TargetAddr(address), words.as_flattened_mut()) == size_of_val(&words);
     whole.then(|| words.map(u64::from_le_bytes))
 }
 
-/// Returns the words from the start of a range to the first that is not present, at most 2^14.
+/// Up to the first word that is not present, at most 2^14.
 pub(super) fn words(memory: &dyn Memory, start: u64, end: u64) -> Vec<u64> {
     let length = end.saturating_sub(start).min(2 * PART_BYTES);
     let mut bytes = vec![0; usize::try_from(length).unwrap_or(0)];
@@ -85,8 +77,7 @@ pub(super) fn words(memory: &dyn Memory, start: u64, end: u64) -> Vec<u64> {
     bytes[..read].as_chunks().0.iter().map(|word| u64::from_le_bytes(*word)).collect()
 }
 
-/// Returns the present words of a range in parts with their addresses. Each part ends with the first word of the next one, so that pairs
-/// are complete.
+/// The present words. Each part ends with the first word of the next one, so that pairs are complete.
 pub(super) fn parts(memory: &dyn Memory, range: Span) -> impl Iterator<Item = (u64, Vec<u64>)> {
     memory.present(range).into_iter().flat_map(move |present| {
         let (start, end) = (present.start.0.next_multiple_of(WORD_BYTES), present.end.0);
@@ -95,7 +86,7 @@ pub(super) fn parts(memory: &dyn Memory, range: Span) -> impl Iterator<Item = (u
     })
 }
 
-/// Returns whether a range is mapped completely, and privately.
+/// Mapped completely, and privately.
 pub(super) fn covered(regions: &[Region], span: &Span) -> bool {
     let first = regions.partition_point(|region| region.end <= span.start);
     let mut end = span.start;

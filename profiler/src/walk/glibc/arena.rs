@@ -1,18 +1,15 @@
-//! Arenas (`struct malloc_state`), found by their structure: 127 consecutive list heads, each of which points to
-//! itself if empty, and a circular list of arenas; and the heaps of arenas of threads (`heap_info` in
-//! malloc/arena.c).
-//!
-//! Offsets are those of glibc's malloc/malloc.c (<https://sourceware.org/git/?p=glibc.git;a=blob;f=malloc/malloc.c>),
-//! 2.26 to 2.43.
+//! Arenas (`struct malloc_state`), found by their structure: 127 consecutive list heads, each of which points to itself
+//! if empty, and a circular list of arenas; and heaps of threads' arenas (`heap_info` in malloc/arena.c). Offsets are
+//! those of malloc/malloc.c (<https://sourceware.org/git/?p=glibc.git;a=blob;f=malloc/malloc.c>), 2.26 to 2.43.
 
 use crate::address::TargetAddr;
 use crate::memory::{Memory, WORD_BYTES};
 use crate::walk::scene::{Scene, array, parts};
 
 pub(super) const PAGE_BYTES: u64 = 4096;
-/// Number of list heads. The last list is unused, so its head always points to itself.
+/// The last list is unused, so its head always points to itself.
 const BINS: u64 = 127;
-/// Minimum number of consistent lists: while a thread modifies an arena, one or two may not be.
+/// While a thread modifies an arena, one or two lists may be inconsistent.
 const BINS_IN_ORDER_MIN: u64 = 120;
 const FASTBINS: u64 = 10;
 /// Offsets from the field `top`.
@@ -20,19 +17,16 @@ const BINS_AT: u64 = 16;
 const NEXT_AT: u64 = BINS_AT + BINS * 16 + 16;
 const SYSTEM_BYTES_AT: u64 = NEXT_AT + 24;
 const END_AT: u64 = SYSTEM_BYTES_AT + 16;
-/// Limit for all arenas of a process: eight for each of 8,192 processors.
+/// Of a process: eight for each of 8,192 processors.
 const ARENAS_MAX: usize = 1 << 16;
-/// Maximum number of copies of the library in a process.
 const LIBRARIES_MAX: usize = 16;
 /// Set in `flags` if the main arena's memory is not contiguous.
 const NONCONTIGUOUS: u64 = 2;
 
-/// Offsets of the fields before the lists.
+/// Offsets from the start of an arena.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Layout {
-    /// From the start of the arena to `top`.
     top_at: u64,
-    /// From the start of the arena to the fastbins, if it has any.
     fastbins_at: Option<u64>,
 }
 
@@ -47,7 +41,6 @@ const LAYOUTS: [Layout; 3] = [
 pub(super) struct Arena {
     pub(super) address: u64,
     layout: &'static Layout,
-    /// A thread holds its lock.
     pub(super) locked: bool,
     /// Its memory has grown from one start without a hole.
     pub(super) contiguous: bool,
@@ -55,7 +48,6 @@ pub(super) struct Arena {
     pub(super) fastbins: Vec<(u64, u64)>,
     /// Its last chunk, which is free.
     pub(super) top: u64,
-    /// Bytes obtained from the kernel.
     pub(super) system_bytes: u64,
     next: u64,
 }
@@ -96,12 +88,10 @@ impl Arena {
     }
 }
 
-/// All arenas of one copy of the library.
 #[derive(Debug)]
 pub(super) struct Circle {
-    /// The arena in the library's data.
+    /// In the library's data.
     pub(super) main: Arena,
-    /// Arenas created for threads.
     pub(super) others: Vec<Arena>,
 }
 
@@ -110,7 +100,7 @@ impl Circle {
         std::iter::once(&self.main).chain(&self.others)
     }
 
-    /// Reads the circle of the arena with this `top` field. Counts down `arenas_left`.
+    /// Counts down `arenas_left`.
     fn read(memory: &dyn Memory, top_at: u64, arenas_left: &mut usize) -> Option<Self> {
         LAYOUTS.iter().find_map(|layout| {
             let main = Arena::read(memory, top_at.checked_sub(layout.top_at)?, layout)?;
@@ -129,8 +119,7 @@ impl Circle {
     }
 }
 
-/// Returns every circle whose first arena is in a module's data: words that point to themselves as an empty last list are followed by
-/// the rest of an arena.
+/// Circles whose first arena is in a module's data; found by words that point to themselves, as an empty list does.
 pub(super) fn find(scene: &Scene<'_>) -> Vec<Circle> {
     let mut circles = Vec::new();
     let mut arenas_left = ARENAS_MAX;
@@ -149,7 +138,6 @@ pub(super) fn find(scene: &Scene<'_>) -> Vec<Circle> {
     circles
 }
 
-/// Returns whether valid list heads follow an arena's field `top`.
 fn has_lists(memory: &dyn Memory, top_at: u64) -> bool {
     let Some(end) = top_at.checked_add(END_AT) else { return false };
     let word = |address: u64| memory.word(TargetAddr(address));
@@ -171,8 +159,7 @@ fn has_lists(memory: &dyn Memory, top_at: u64) -> bool {
 
 /// Size of `heap_info`: since 2.35, and before.
 const HEAP_HEADER_BYTES: [u64; 2] = [48, 32];
-/// Alignment of heaps: 64 MiB; with huge pages four times their size, so all other powers of two from 1 MiB to 64 GiB
-/// are tried.
+/// 64 MiB; with huge pages four times their size, so all other powers of two from 1 MiB to 64 GiB are tried.
 const ALIGNMENT_LOG2: u32 = 26;
 const ALIGNMENTS_LOG2: std::ops::RangeInclusive<u32> = 20..=36;
 /// More heaps than fit into the address space.
@@ -185,7 +172,7 @@ pub(super) struct Heap {
     pub(super) first_chunk: u64,
 }
 
-/// Returns the heaps of an arena that was created for threads, the one with `top` first.
+/// Heaps of an arena that was created for threads, the one with `top` first.
 pub(super) fn heaps(memory: &dyn Memory, arena: &Arena) -> Result<Vec<Heap>, String> {
     let word = |address: u64| memory.word(TargetAddr(address));
     let header_bytes = HEAP_HEADER_BYTES

@@ -1,5 +1,4 @@
-//! Chunks: the parts of an arena's memory, each preceded by its size, up to the arena's last one; and the pieces of
-//! memory that consist of chunks.
+//! Chunks, each preceded by its size, up to the arena's last one; and the pieces of memory that consist of chunks.
 
 use std::fmt;
 
@@ -11,7 +10,6 @@ use crate::walk::scene::{Scene, Walk, WalkedBlock, span};
 
 /// Offset of a block in its chunk.
 pub(super) const HEADER_BYTES: u64 = 16;
-/// Size of the smallest allocated chunk.
 pub(super) const CHUNK_BYTES_MIN: u64 = 32;
 /// Flags in the low bits of a size.
 pub(super) const PREVIOUS_IN_USE: u64 = 1;
@@ -22,15 +20,12 @@ pub(super) const FLAGS: u64 = 7;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Piece {
     pub(super) start: u64,
-    /// End of the memory.
     pub(super) limit: u64,
     /// The arena's last chunk.
     pub(super) top: u64,
-    /// The arena was created for threads.
     pub(super) of_threads: bool,
 }
 
-/// An inconsistent chain of chunks.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Broken {
     pub(super) at: u64,
@@ -43,7 +38,6 @@ impl fmt::Display for Broken {
     }
 }
 
-/// Walks pieces and collects their blocks.
 pub(super) struct Chunks<'a> {
     memory: &'a dyn Memory,
     words: Words<'a>,
@@ -64,8 +58,8 @@ impl<'a> Chunks<'a> {
         Self { memory, words: Words::new(memory), blocks: Vec::new(), steps_left: steps_max }
     }
 
-    /// Collects the blocks of a piece and returns its end: after `top`, or after the two chunks of 16 bytes before
-    /// memory that is not the arena's. Collects nothing of an inconsistent piece.
+    /// Returns the piece's end: after `top`, or after the two chunks of 16 bytes before foreign memory. Collects
+    /// nothing of an inconsistent piece.
     pub(super) fn walk(&mut self, piece: Piece) -> Result<u64, Broken> {
         let kept = self.blocks.len();
         let walked = self.chain(piece);
@@ -161,10 +155,10 @@ impl<'a> Chunks<'a> {
 }
 
 const CHUNK_ALIGNMENT: u64 = 16;
-/// Maximum number of foreign bytes between two pieces of a heap.
+/// Foreign bytes between two pieces of a heap.
 const FOREIGN_BYTES_MAX: u64 = 1 << 22;
 
-/// Walks an arena that was created for threads, completely or not at all.
+/// Completely or not at all.
 pub(super) fn walk_other(scene: &Scene<'_>, arena: &Arena, chunks: &mut Chunks<'_>, walk: &mut Walk) {
     let kept = chunks.blocks.len();
     let walked = heaps(scene.memory, arena).and_then(|heaps| {
@@ -186,8 +180,7 @@ pub(super) fn walk_other(scene: &Scene<'_>, arena: &Arena, chunks: &mut Chunks<'
     }
 }
 
-/// Walks the main arena. It starts as one piece made by `brk`. If others move the break, or it cannot move, there are
-/// more pieces; each is consistent by itself.
+/// The main arena starts as one piece made by `brk`. If others move the break, or it cannot move, there are more.
 pub(super) fn walk_main(scene: &Scene<'_>, arena: &Arena, chunks: &mut Chunks<'_>, walk: &mut Walk) {
     if !arena.is_used() {
         return;
@@ -210,7 +203,7 @@ pub(super) fn walk_main(scene: &Scene<'_>, arena: &Arena, chunks: &mut Chunks<'_
     }
 }
 
-/// Walks an arena that has grown upwards: its size, including foreign memory, is known, and ends at its last chunk.
+/// The size of an arena that has grown upwards, including foreign memory, is known, and ends at its last chunk.
 fn grown(scene: &Scene<'_>, arena: &Arena, chunks: &mut Chunks<'_>) -> Result<Vec<Span>, String> {
     let missing = || format!("its last chunk {:#x} cannot be read", arena.top);
     let size = scene.memory.word(TargetAddr(arena.top.wrapping_add(WORD_BYTES))).ok_or_else(missing)? & !FLAGS;
@@ -231,7 +224,6 @@ fn grown(scene: &Scene<'_>, arena: &Arena, chunks: &mut Chunks<'_>) -> Result<Ve
     Ok(pieces)
 }
 
-/// Returns start and end of the next consistent chain of chunks.
 fn search(chunks: &mut Chunks<'_>, piece: Piece) -> Option<(u64, u64)> {
     let last = piece.limit.min(piece.start.saturating_add(FOREIGN_BYTES_MAX));
     let mut starts =
@@ -239,7 +231,7 @@ fn search(chunks: &mut Chunks<'_>, piece: Piece) -> Option<(u64, u64)> {
     starts.find_map(|start| chunks.walk(Piece { start, ..piece }).ok().map(|end| (start, end)))
 }
 
-/// Walks an arena in several places: consistent pieces of anonymous memory with as many bytes as the arena has.
+/// Consistent pieces of anonymous memory with as many bytes as the arena has.
 fn scattered(scene: &Scene<'_>, arena: &Arena, chunks: &mut Chunks<'_>, areas: &[Span]) -> Result<Vec<Span>, String> {
     let mut pieces: Vec<Span> = Vec::new();
     for region in scene.anonymous().filter(|region| !areas.iter().any(|area| region.contains(area.start))) {
@@ -269,7 +261,6 @@ fn scattered(scene: &Scene<'_>, arena: &Arena, chunks: &mut Chunks<'_>, areas: &
     Err(format!("its pieces have {bytes} bytes instead of {}", arena.system_bytes))
 }
 
-/// Bytes to copy at a time.
 const WINDOW_BYTES: usize = 1 << 16;
 
 /// Buffered reader of words in ascending order.
@@ -285,7 +276,6 @@ impl<'a> Words<'a> {
         Self { memory, window: vec![0; WINDOW_BYTES].into_boxed_slice(), start: 0, filled_bytes: 0 }
     }
 
-    /// Returns the word at this address. Cheap if it is in the buffer.
     fn at(&mut self, address: u64) -> Option<u64> {
         self.held(address).or_else(|| {
             self.filled_bytes = self.memory.read(TargetAddr(address), &mut self.window);

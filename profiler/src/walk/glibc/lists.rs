@@ -1,6 +1,5 @@
-//! Lists of chunks that are free but look used: fastbins and the caches of threads.
-//!
-//! Since 2.32 links are mangled with their address ("safe linking"): `next ^ (address >> 12)`.
+//! Lists of chunks that are free but look used: fastbins and the caches of threads. Since 2.32 links are mangled with
+//! their address ("safe linking"): `next ^ (address >> 12)`.
 
 use std::cell::Cell;
 use std::ops::RangeInclusive;
@@ -12,7 +11,6 @@ use crate::linux::proc::maps::region_of;
 use crate::memory::{Memory, Span, WORD_BYTES, joined};
 use crate::walk::scene::{Scene, WalkedBlock, last_before, span};
 
-/// Format of links.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Links {
     /// 2.32 and later.
@@ -32,7 +30,6 @@ impl Links {
     }
 }
 
-/// What links point to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Target {
     /// The program's part of a chunk, as in caches of threads.
@@ -41,7 +38,7 @@ pub(super) enum Target {
     Chunk,
 }
 
-/// Limit on followed links of all lists together: forged caches and arenas may share long lists.
+/// For all lists together: forged caches and arenas may share long lists.
 #[derive(Debug)]
 pub(super) struct Steps(Cell<u64>);
 
@@ -60,16 +57,15 @@ impl Steps {
 
 #[derive(Clone, Debug)]
 pub(super) struct List {
-    /// Contents of its head: 0 if empty.
+    /// 0 if empty.
     pub(super) first: u64,
     pub(super) target: Target,
-    /// Valid sizes of its chunks.
     pub(super) chunk_bytes: RangeInclusive<u64>,
     pub(super) count_max: u64,
 }
 
 impl List {
-    /// Returns its blocks in order; `None` if it is inconsistent, or the limit is reached.
+    /// In order; `None` if the list is inconsistent, or the limit is reached.
     pub(super) fn blocks(&self, memory: &dyn Memory, links: Links, steps: &Steps) -> Option<Vec<u64>> {
         let skip_bytes = if self.target == Target::Chunk { HEADER_BYTES } else { 0 };
         let mut blocks = Vec::new();
@@ -93,13 +89,11 @@ impl List {
     }
 }
 
-/// Layout of a cache in a version.
 #[derive(Debug, PartialEq, Eq)]
 struct Format {
     /// Size of its block, or 16 bytes more if the rest of a free chunk was too small.
     block_bytes: u64,
     bins: u64,
-    /// Size of a count.
     count_bytes: u64,
     /// Counts are free entries instead of used ones.
     counts_room: bool,
@@ -113,12 +107,11 @@ const FORMATS: [Format; 3] = [
 ];
 
 const CACHE_BYTES_MAX: usize = 0x2f8;
-/// Number of bins with one size each.
+/// Bins with one size each.
 const SMALL_BINS: u64 = 64;
-/// Maximum number of entries of a bin: counts have two bytes.
+/// Counts have two bytes.
 const ENTRIES_MAX: u64 = 0xffff;
 
-/// Returns whether a block could be a cache, by its size.
 pub(super) fn may_be_cache(block: &WalkedBlock) -> bool {
     format_of(block).is_some()
 }
@@ -127,7 +120,6 @@ fn format_of(block: &WalkedBlock) -> Option<&'static Format> {
     FORMATS.iter().find(|format| block.size_bytes.checked_sub(format.block_bytes).is_some_and(|more| more <= 16))
 }
 
-/// Returns the blocks in a cache; `None` if the block is not a cache.
 pub(super) fn cache_entries(memory: &dyn Memory, links: Links, block: WalkedBlock, steps: &Steps) -> Option<Vec<u64>> {
     let format = format_of(&block)?;
     let mut bytes = [0; CACHE_BYTES_MAX];
@@ -164,7 +156,7 @@ pub(super) fn cache_entries(memory: &dyn Memory, links: Links, block: WalkedBloc
     Some(all)
 }
 
-/// Returns the chunk sizes of a bin: beyond the small bins, those up to a power of two.
+/// Beyond the small bins, those up to a power of two.
 fn chunk_bytes(bin: u64) -> std::ops::RangeInclusive<u64> {
     match bin.checked_sub(SMALL_BINS) {
         None => 32 + bin * 16..=32 + bin * 16,
@@ -172,18 +164,17 @@ fn chunk_bytes(bin: u64) -> std::ops::RangeInclusive<u64> {
     }
 }
 
-/// How many words below a thread's pointer to search for the library's variables.
+/// Below a thread's pointer.
 const STORAGE_WORDS_MAX: u64 = 1 << 13;
-/// Maximum distance between the variables for a thread's arena and its cache.
+/// Between the variables for a thread's arena and its cache.
 const VARIABLES_WORDS: u64 = 64;
 /// The system call instruction, which precedes the instruction pointer of a thread in a call.
 const SYSTEM_CALL: [u8; 2] = [0x0f, 0x05];
-/// Values of the result register in a system call: not finished, or to be restarted (`ENOSYS`, `ERESTARTSYS`,
-/// `ERESTARTNOINTR`, `ERESTARTNOHAND`, `ERESTART_RESTARTBLOCK` in the kernel's `errno.h`). Needed because code may
-/// not have been read.
+/// The result register in a system call that is not finished or to be restarted (`ENOSYS`, `ERESTART…` in the kernel's
+/// `errno.h`). Needed because code may not have been read.
 const RESULTS_IN_CALL: [i64; 5] = [-38, -512, -513, -514, -516];
 
-/// Returns the blocks that are caches of running threads, found by their thread-local variables.
+/// Blocks that are caches of running threads, found by their thread-local variables.
 pub(super) fn caches(
     scene: &Scene<'_>,
     circles: &[Circle],
@@ -212,8 +203,8 @@ pub(super) fn caches(
     caches
 }
 
-/// Returns whether a thread runs allocator code without a lock: its next instruction is the library's, and a register
-/// points to an arena or a cache.
+/// Whether a thread runs allocator code without a lock: its next instruction is the library's, and a register points to
+/// an arena or a cache.
 pub(super) fn is_busy(scene: &Scene<'_>, circles: &[Circle], caches: &[TargetAddr]) -> bool {
     let arenas = circles.iter().map(|circle| joined(circle.arenas().map(|it| span(it.address, it.end())).collect()));
     let arenas: Vec<Vec<Span>> = arenas.collect();
