@@ -9,13 +9,11 @@ use std::ops::Range;
 
 use crate::address::TargetAddr;
 
-/// An allocated block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Block {
     pub start: TargetAddr,
     /// Blocks of size 0 are stored with one byte, to keep them apart from their neighbors.
     pub size_bytes: u64,
-    /// A number chosen by the caller.
     pub origin: u32,
 }
 
@@ -25,31 +23,28 @@ impl Block {
     }
 }
 
-/// Index of a block in the order of addresses.
+/// In the order of addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct BlockId(pub u32);
 
-/// Maximum number of blocks: ids, and one more, fit into 32 bits.
+/// Ids, and one more, fit into 32 bits.
 const COUNT_MAX: usize = u32::MAX as usize - 1;
 
-/// Number of addresses to look up at a time: a power of two.
+/// Addresses to look up at a time: a power of two.
 pub(super) const GROUP: usize = 64;
-
-/// Marks a block whose size is in a separate list.
 const HUGE: u32 = u32::MAX;
 
 /// All blocks: 16 bytes each, plus an index of at most 8 bytes each. Blocks of 4 GiB and more take another 16.
 #[derive(Debug, Default)]
 pub struct Blocks {
     records: Vec<Record>,
-    /// Sizes of [`HUGE`] blocks by block number.
     huge: Vec<(u32, u64)>,
     index: Index,
 }
 
 impl Blocks {
-    /// Sorts the blocks. Returns the number of those dropped because they overlap a block that starts before them, or
-    /// exceed 2³² − 2 blocks. Of blocks with the same start the largest is kept.
+    /// Returns the number of blocks dropped because they overlap one that starts before them, or exceed 2³² − 2. Of
+    /// blocks with the same start the largest is kept.
     pub fn new(blocks: Vec<Block>) -> (Self, usize) {
         Self::of_at_most(blocks, COUNT_MAX)
     }
@@ -101,17 +96,16 @@ impl Blocks {
         Block { start: TargetAddr(start), size_bytes: self.size(id.0), origin }
     }
 
-    /// All ids by ascending address.
     pub fn ids(&self) -> impl ExactSizeIterator<Item = BlockId> + use<> {
         (0..number(self.records.len())).map(BlockId)
     }
 
-    /// Returns the block that contains an address; the address after its end does not count.
+    /// The address after a block's end does not count.
     pub fn find(&self, address: TargetAddr) -> Option<BlockId> {
         self.holding(address.0).map(BlockId)
     }
 
-    /// Returns the number of the first block that ends after an address, or the number of blocks.
+    /// The first block that ends after an address, or the number of blocks.
     pub(super) fn first_behind(&self, address: u64) -> u32 {
         match self.place(address) {
             None => 0,
@@ -120,13 +114,12 @@ impl Blocks {
         }
     }
 
-    /// Returns the lowest address of all blocks, and the end of the last one.
+    /// Lowest address of all blocks, and the end of the last one.
     pub(super) fn bounds(&self) -> (u64, u64) {
         let end = self.records.len().checked_sub(1).map(|last| self.get(BlockId(number(last))).end().0);
         (self.records.first().map_or(0, |first| first.start), end.unwrap_or(0))
     }
 
-    /// See [`Self::find`].
     #[inline]
     pub(super) fn holding(&self, address: u64) -> Option<u32> {
         let place = self.place(address)?;
@@ -138,10 +131,8 @@ impl Blocks {
         self.index.place(&self.records, address)
     }
 
-    /// Writes the numbers of the blocks that contain the addresses, in no particular order, and returns their count.
-    ///
-    /// Every step is done for all addresses: a branch on uncached data would make the processor wait for each one
-    /// separately.
+    /// In no particular order; returns their count. Every step is done for all addresses: a branch on uncached data
+    /// would make the processor wait for each one separately.
     #[inline]
     pub(super) fn holding_of(&self, addresses: &[u64], numbers: &mut [u32; GROUP]) -> usize {
         let mut spots = [(0, Spot::default()); GROUP];
@@ -172,7 +163,7 @@ impl Blocks {
         count
     }
 
-    /// Returns whether an address is in a block that does not start after it.
+    /// The block must not start after the address.
     #[inline]
     fn is_in(&self, number: u32, address: u64) -> bool {
         let record = &self.records[number as usize];
@@ -195,20 +186,18 @@ impl Blocks {
     }
 }
 
-/// Maximum number of spans.
 const SPANS_MAX: usize = 256;
-/// Minimum distance between blocks at which to split a span.
+/// Distance between blocks at which to split a span.
 const GAP_BYTES_MIN: u64 = 1 << 20;
-/// Size of the narrowest granule: no allocator has two blocks in 16 bytes.
+/// No allocator has two blocks in 16 bytes.
 const SHIFT_MIN: u32 = 4;
 /// Granules per page: bits of a word.
 const PAGE_SHIFT: u32 = 6;
 
-/// A block as stored: 16 bytes.
+/// 16 bytes; `size` is [`HUGE`] if stored elsewhere.
 #[derive(Clone, Copy, Debug)]
 struct Record {
     start: u64,
-    /// Bytes; `u32::MAX` if the size is stored elsewhere.
     size: u32,
     origin: u32,
 }
@@ -221,7 +210,6 @@ struct Place {
     is_start: bool,
 }
 
-/// Location of an address in the index.
 #[derive(Clone, Copy, Debug, Default)]
 struct Spot {
     page: u32,
@@ -236,7 +224,6 @@ struct Spot {
 struct Page {
     /// Granules in which a block starts.
     starts: u64,
-    /// Number of blocks that start before the page.
     before: u32,
     /// All blocks of the page start where their granules do, so the bits are exact.
     is_plain: bool,
@@ -251,24 +238,18 @@ struct Span {
     page_last: u32,
 }
 
-/// Index of block starts by address: a bit for every 16 bytes in which a block starts, and the number of blocks before.
-///
-/// ```text
-/// address ─▶ span (run of blocks without wide gaps: few) ─▶ page (64 granules) ─▶ blocks before it + bits up to the granule
-/// ```
-///
-/// Takes at most 8 bytes per block, plus [`SPANS_MAX`] pages, wherever the blocks are: granules are wider where blocks are
-/// far apart.
+/// A bit for every granule in which a block starts, and the number of blocks before: address ─▶ span (run of blocks
+/// without wide gaps: few) ─▶ page (64 granules) ─▶ blocks before it + bits up to the granule. Takes at most 8 bytes
+/// per block, plus [`SPANS_MAX`] pages, wherever the blocks are: granules are wider where blocks are far apart.
 #[derive(Debug, Default)]
 struct Index {
-    /// Start of each span.
     bases: Vec<u64>,
     spans: Vec<Span>,
     pages: Vec<Page>,
 }
 
 impl Index {
-    /// Builds the index of blocks that are sorted by distinct starts.
+    /// `records` are sorted by distinct starts.
     fn new(records: &[Record]) -> Self {
         let mut index = Self::default();
         for blocks in runs(records) {
@@ -300,14 +281,13 @@ impl Index {
         self.spans.push(Span { base, shift, page_first, page_last });
     }
 
-    /// Returns the last block that starts at an address or below it, if any.
     #[inline]
     fn place(&self, records: &[Record], address: u64) -> Option<Place> {
         let spot = self.spot(address)?;
         self.resolve(records, address, spot, self.page(spot))
     }
 
-    /// Locates an address, using only data that stays in the cache. `None` if all blocks start after it.
+    /// Uses only data that stays in the cache. `None` if all blocks start after the address.
     #[inline]
     fn spot(&self, address: u64) -> Option<Spot> {
         let span = self.bases.partition_point(|&base| base <= address).checked_sub(1)?;
@@ -327,7 +307,6 @@ impl Index {
         self.pages[spot.page as usize]
     }
 
-    /// Second half of [`Self::place`].
     #[inline]
     fn resolve(&self, records: &[Record], address: u64, spot: Spot, page: Page) -> Option<Place> {
         if !page.is_plain {
@@ -352,20 +331,18 @@ impl Index {
     }
 }
 
-/// Converts an offset into an existing array.
 #[inline]
 fn at(offset: u64) -> usize {
     usize::try_from(offset).unwrap_or(usize::MAX)
 }
 
-/// Returns the width of granules at which there is at most one page for two blocks.
+/// The width of granules at which there is at most one page for two blocks.
 fn shift_for(extent: u64, count: usize) -> u32 {
     let pages_max = count as u64 / 2;
     let fits = |shift: &u32| extent >> shift >> PAGE_SHIFT <= pages_max.saturating_sub(1);
     (SHIFT_MIN..u64::BITS - PAGE_SHIFT).find(fits).unwrap_or(u64::BITS - PAGE_SHIFT)
 }
 
-/// Splits blocks at the widest gaps.
 fn runs(records: &[Record]) -> Vec<Range<usize>> {
     let mut widest: BinaryHeap<Reverse<(u64, usize)>> = BinaryHeap::new();
     for (before, pair) in records.windows(2).enumerate() {
@@ -388,7 +365,7 @@ fn runs(records: &[Record]) -> Vec<Range<usize>> {
     begins.zip(ends.iter().copied()).map(|(begin, end)| begin..end).filter(|run| !run.is_empty()).collect()
 }
 
-/// Converts a count of blocks, which is at most `u32::MAX` − 1.
+/// `count` is at most `u32::MAX` − 1.
 #[inline]
 pub(super) fn number(count: usize) -> u32 {
     u32::try_from(count).unwrap_or(u32::MAX)

@@ -1,5 +1,4 @@
-//! Folds unreachable blocks into root leaks: blocks that no other unreachable block references, each with what is
-//! reachable from it.
+//! Folds unreachable blocks into root leaks.
 
 #[cfg(test)]
 mod tests;
@@ -46,7 +45,6 @@ pub struct RootLeak {
     pub is_lower_bound: bool,
 }
 
-/// All unreachable blocks.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Folded {
     pub leaked: BlockTotals,
@@ -60,7 +58,6 @@ pub struct Folded {
     pub unreached: Vec<BlockId>,
 }
 
-/// Folds the unreachable blocks.
 pub fn fold(blocks: &Blocks, marks: &Marks, memory: &dyn Memory) -> Folded {
     let graph = Graph::new(blocks, marks, &Words::new(memory));
     fold_graph(blocks, graph, STEPS_MAX)
@@ -86,39 +83,36 @@ fn fold_graph(blocks: &Blocks, graph: Graph, steps_max: u64) -> Folded {
     Folded { leaked: totals(&graph.blocks), direct: totals(&members), roots, members, unreached: graph.blocks }
 }
 
-/// Maximum number of edges that visits follow, apart from the first pass.
+/// Edges that visits follow, apart from the first pass.
 const STEPS_MAX: u64 = 20_000_000;
 /// Larger sets of components are not cached.
 const KEY_LENGTH_MAX: usize = 16;
-/// Maximum number of cached sets.
 const KNOWN_MAX: usize = 1 << 20;
 
-/// What is reachable from each component, each block counted once.
-///
-/// Sums are propagated up from referenced components, which is exact if at most one of those is also reachable in
-/// another way: trees, chains, many owners of one shared structure. Otherwise everything below is visited. That may
-/// take quadratic time, so visits end after a number of steps, and the result is then marked as a lower bound.
+/// What is reachable from each component, each block counted once. Sums are propagated up from referenced components,
+/// which is exact if at most one of those is also reachable in another way: trees, chains, many owners of one shared
+/// structure. Otherwise everything below is visited. That may take quadratic time, so visits end after a number of
+/// steps, and the result is then marked as a lower bound.
 struct Reach<'a> {
     blocks: &'a Blocks,
     graph: &'a Graph,
     components: &'a Components,
     /// Number of components that reference it, at most 255.
     referrers: Vec<u8>,
-    /// What is reachable from each component, including itself; a lower bound where not exact.
+    /// Including the component itself; a lower bound where not exact.
     sums: Vec<BlockTotals>,
     is_exact: Vec<bool>,
     /// There is at most one path to it, and from it to everything below.
     is_tree: Vec<bool>,
-    /// Stamp of the latest visit to each component.
     stamps: Vec<u32>,
     stamp: u32,
-    /// What is reachable from sets of components in ascending order.
+    /// By components in ascending order.
     known: HashMap<Vec<u32>, BlockTotals>,
     steps_left: u64,
 }
 
 impl<'a> Reach<'a> {
-    /// Computes the sums; later visits follow at most `steps_max` edges.
+    /// Later visits follow at most `steps_max` edges.
     fn new(blocks: &'a Blocks, graph: &'a Graph, components: &'a Components, steps_max: u64) -> Self {
         let count = components.len();
         let mut reach = Self {
@@ -141,12 +135,11 @@ impl<'a> Reach<'a> {
         reach
     }
 
-    /// Returns whether no other component references this one.
     fn is_root(&self, component: u32) -> bool {
         self.referrers[component as usize] == 0
     }
 
-    /// Returns what is reachable from a component, including itself, and whether more may be.
+    /// Including the component itself; and whether more may be reachable.
     fn of(&mut self, component: u32) -> (BlockTotals, bool) {
         let at_least = self.sums[component as usize];
         if self.is_exact[component as usize] {
@@ -201,8 +194,8 @@ impl<'a> Reach<'a> {
         self.sums[at] = sum;
     }
 
-    /// Returns the sum of a component's own blocks and of all trees below it. Other components that it references,
-    /// and that were not visited since the last stamp, are added to `shared`.
+    /// The sum of a component's own blocks and of all trees below it. Other components that it references, and that
+    /// were not visited since the last stamp, are added to `shared`.
     fn expand(&mut self, component: u32, shared: &mut Vec<u32>) -> BlockTotals {
         let mut sum = BlockTotals::default();
         for &block in self.components.members(component) {
@@ -224,7 +217,6 @@ impl<'a> Reach<'a> {
         sum
     }
 
-    /// Returns whether a component is visited for the first time since the last stamp.
     #[inline]
     fn meet(&mut self, component: u32) -> bool {
         let stamp = &mut self.stamps[component as usize];

@@ -10,7 +10,7 @@ use super::mark::Marks;
 use super::words::Words;
 use crate::address::TargetAddr;
 
-/// Unreachable blocks, numbered in the order of addresses, with the other unreachable blocks that each references.
+/// Unreachable blocks, numbered in the order of addresses, with those that each references.
 #[derive(Debug, Default)]
 pub(super) struct Graph {
     pub(super) blocks: Vec<BlockId>,
@@ -48,7 +48,6 @@ impl Graph {
         self.blocks.len()
     }
 
-    /// Returns the indices of a block's targets.
     #[inline]
     pub(super) fn edges(&self, block: u32) -> Range<usize> {
         self.firsts[block as usize]..self.firsts[block as usize + 1]
@@ -82,7 +81,6 @@ impl Numbering {
         Self { before: before.collect(), bits }
     }
 
-    /// Returns a block's number among the unreachable ones; `None` if it is reachable.
     #[inline]
     fn number_of(&self, id: BlockId) -> Option<u32> {
         let (at, bit) = (id.0 as usize / 64, id.0 % 64);
@@ -91,13 +89,11 @@ impl Numbering {
     }
 }
 
-/// The strongly connected components of a graph, numbered so that edges lead to lower numbers. Computed with Tarjan's
-/// algorithm (<https://doi.org/10.1137/0201010>) on an explicit stack.
+/// Strongly connected components, numbered so that edges lead to lower numbers: Tarjan's algorithm
+/// (<https://doi.org/10.1137/0201010>) on an explicit stack.
 #[derive(Debug)]
 pub(super) struct Components {
-    /// The component of each block.
     pub(super) of: Vec<u32>,
-    /// Start of each component's members, and the end of the last one's.
     firsts: Vec<u32>,
     /// Each component's blocks in ascending order.
     members: Vec<u32>,
@@ -106,7 +102,6 @@ pub(super) struct Components {
 /// No component yet, or not visited.
 const NONE: u32 = u32::MAX;
 
-/// A block on the current path.
 struct Step {
     block: u32,
     /// The earliest visit reachable from it.
@@ -147,7 +142,6 @@ impl Components {
         Self::of_numbers(search.of, search.component_count)
     }
 
-    /// Sorts blocks by component.
     fn of_numbers(of: Vec<u32>, component_count: u32) -> Self {
         let mut firsts = vec![0; component_count as usize + 1];
         of.iter().for_each(|&component| firsts[component as usize] += 1);
@@ -169,7 +163,6 @@ impl Components {
         self.firsts.len() - 1
     }
 
-    /// Returns the blocks of a component in ascending order.
     #[inline]
     pub(super) fn members(&self, component: u32) -> &[u32] {
         let at = component as usize;

@@ -5,13 +5,10 @@ use crate::ledger::timeline::{Sample, Timeline};
 use crate::model::{LeakCandidate, Leaks};
 use crate::units::{Amounts, MonotonicNanos};
 
-/// Minimum number of points for a result.
 pub(crate) const POINTS_MIN: usize = 8;
 
-/// Maximum number of callsites to keep. Reports show fewer, after suppressions.
+/// Reports show fewer, after suppressions.
 pub(crate) const CANDIDATES_MAX: usize = 10_000;
-
-/// Standard deviations on either side of the mean that cover 95 % of a normal distribution.
 const Z_95: f64 = 1.96;
 
 /// Half of what a steady leak has added since the recording began is older than half of the recording, a quarter if
@@ -19,8 +16,8 @@ const Z_95: f64 = 1.96;
 const STAYS_SHARE: f64 = 0.25;
 
 impl Leaks {
-    /// Ranks the callsites of an open ledger at `now`, by their indices in it. `older` lists the amounts old enough to be
-    /// shown by callsite: callsites without any are left out. Takes a pass over the live blocks, unless the recording was too short.
+    /// `older` lists the amounts old enough to be shown by callsite: callsites without any are left out. Takes a pass
+    /// over the live blocks, unless the recording was too short.
     pub fn of(timeline: &Timeline, ledger: &Ledger, now: MonotonicNanos, older: Option<&[Amounts]>) -> Self {
         // Use evenly spaced points: dumps may be close together, and would outweigh the rest.
         let is_even: Vec<bool> = timeline.points().iter().map(|it| it.trigger.is_none() && it.time < now).collect();
@@ -53,14 +50,13 @@ impl Leaks {
     }
 }
 
-/// Returns the index of the point nearest to the middle.
 fn half_of(times: &[MonotonicNanos]) -> usize {
     let middle = times[0].0.midpoint(times[times.len() - 1].0);
     (0..times.len()).min_by_key(|&index| times[index].0.abs_diff(middle)).unwrap_or(0)
 }
 
-/// Rates a callsite; `None` if it does not grow with certainty. `old` are the live amounts allocated before the point
-/// at `half`; `opening` is the number of blocks at the first point.
+/// `None` if the callsite does not grow with certainty. `old`: live amounts allocated before the point at `half`;
+/// `opening`: number of blocks at the first point.
 fn judge(
     callsite: usize,
     times: &[MonotonicNanos],
@@ -122,10 +118,8 @@ impl Slope {
 }
 
 /// Fits a line by least squares. Its margin has two causes: fluctuations, which show as distances of points from the
-/// line; and sampling errors, which give the difference between the ends the variance `sampling`.
-///
-/// Neighboring residuals are correlated, so that n points count as n·(1 − ρ)/(1 + ρ) independent ones, where ρ is the
-/// correlation of neighbors (Bartlett, 1946).
+/// line; and sampling errors, which give the difference between the ends the variance `sampling`. Neighboring residuals
+/// correlate: n points count as n·(1 − ρ)/(1 + ρ), with ρ the correlation of neighbors (Bartlett, 1946).
 #[expect(clippy::cast_precision_loss, reason = "64 points")]
 fn slope(points: &[(f64, f64)], sampling: f64) -> Slope {
     let count = points.len() as f64;

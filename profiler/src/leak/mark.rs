@@ -15,17 +15,14 @@ use super::work::{Pool, Stacks, Work};
 use crate::address::TargetAddr;
 use crate::memory::Memory;
 
-/// Where marking starts.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Roots {
     /// Memory whose aligned words count if no byte of them is in a block: contents of blocks count once the block is
     /// reachable. Ranges may overlap, in any order.
     pub ranges: Vec<Range<TargetAddr>>,
-    /// Single words, such as registers.
     pub words: Vec<u64>,
 }
 
-/// Reachable blocks: one bit each.
 #[derive(Debug)]
 pub struct Marks {
     bits: Vec<AtomicU64>,
@@ -41,12 +38,11 @@ impl Marks {
         self.bits[id.0 as usize / 64].load(Ordering::Relaxed) & 1 << (id.0 % 64) != 0
     }
 
-    /// Returns the unreachable blocks by ascending address.
     pub fn unreached(&self) -> impl Iterator<Item = BlockId> {
         (0..number(self.count)).map(BlockId).filter(|&id| !self.is_reached(id))
     }
 
-    /// Returns the inverted bits, 64 blocks at a time; 0 after the last block.
+    /// 64 blocks at a time; 0 after the last block.
     pub(super) fn unreached_bits(&self) -> impl Iterator<Item = u64> {
         self.bits.iter().enumerate().map(|(at, bits)| {
             let blocks = self.count - at * 64;
@@ -55,7 +51,7 @@ impl Marks {
         })
     }
 
-    /// Marks a block; returns whether it was not marked before.
+    /// Returns whether the block was not marked before.
     #[inline]
     fn set(&self, number: u32) -> bool {
         let (bits, bit) = (&self.bits[number as usize / 64], 1 << (number % 64));
@@ -64,7 +60,6 @@ impl Marks {
     }
 }
 
-/// Marks all blocks that are reachable from the roots, on all processors.
 pub(crate) fn mark(blocks: &Blocks, roots: &Roots, memory: &dyn Memory) -> Marks {
     mark_with(blocks, roots, memory, threads())
 }
@@ -75,7 +70,6 @@ pub fn mark_with(blocks: &Blocks, roots: &Roots, memory: &dyn Memory, threads: u
     marks
 }
 
-/// Marks what is reachable from additional words.
 pub(crate) fn mark_also(marks: &Marks, blocks: &Blocks, words: Vec<u64>, memory: &dyn Memory) {
     reach(marks, blocks, &Roots { ranges: Vec::new(), words }, memory, threads());
 }
@@ -99,7 +93,6 @@ fn reach(marks: &Marks, blocks: &Blocks, roots: &Roots, memory: &dyn Memory, thr
     });
 }
 
-/// Returns the present words of root ranges, each once.
 fn root_parts(words: &Words<'_>, roots: &Roots) -> Vec<Range<u64>> {
     let whole = |range: &Range<TargetAddr>| aligned(&(range.start.0..range.end.0));
     let mut ranges: Vec<(u64, u64)> = roots.ranges.iter().filter_map(whole).collect();
@@ -114,11 +107,9 @@ fn root_parts(words: &Words<'_>, roots: &Roots) -> Vec<Range<u64>> {
     merged.into_iter().flat_map(|(start, end)| words.present(&(start..end))).collect()
 }
 
-/// Blocks per batch.
 const BATCH: usize = 64;
-/// Size of the buffer of candidate addresses: a power of two.
+/// A power of two.
 const CANDIDATES: usize = 1024;
-/// Bytes of a cache line.
 const LINE_BYTES: usize = 64;
 /// The hardware prefetcher loads the rest of longer blocks.
 const TOUCHED_LINES_MAX: usize = 8;
@@ -127,19 +118,16 @@ const STRIDE_WORDS: usize = 128;
 /// Blocks from this size on are scanned in parts, by any thread.
 const LARGE_BYTES_MIN: u64 = 1 << 20;
 
-/// A marking thread. Works in batches, each step for a whole batch, so that the processor waits for many cache lines
-/// at once: addresses and sizes of blocks, their first bytes, candidate words, the blocks that contain them, their
-/// mark bits.
+/// A marking thread. Works in batches, each step for a whole batch, so that the processor waits for many cache lines at
+/// once: addresses and sizes of blocks, their first bytes, candidates, the blocks that contain them, their mark bits.
 struct Scanner<'a> {
     blocks: &'a Blocks,
     words: &'a Words<'a>,
     marks: &'a Marks,
     pool: &'a Pool,
-    /// Marked blocks to scan.
     stacks: Stacks,
     candidates: Box<[u64; CANDIDATES]>,
     candidate_count: usize,
-    /// Address range of all blocks.
     lowest: u64,
     extent: u64,
     near: usize,
@@ -162,12 +150,10 @@ impl<'a> Scanner<'a> {
         }
     }
 
-    /// Scans words outside of memory.
     fn begin(&mut self, words: &[u64]) {
         words.iter().for_each(|word| self.scan(&word.to_le_bytes()));
     }
 
-    /// Scans until no thread has work left.
     fn run(mut self) {
         let _guard = self.pool.panic_guard();
         loop {
@@ -186,7 +172,6 @@ impl<'a> Scanner<'a> {
         }
     }
 
-    /// Takes blocks that another thread added.
     fn keep(&mut self, blocks: Vec<u32>) {
         for block in blocks {
             if let Some(many) = self.stacks.push(block) {
@@ -195,7 +180,6 @@ impl<'a> Scanner<'a> {
         }
     }
 
-    /// Scans the most recently marked blocks.
     fn scan_batch(&mut self) {
         let mut numbers = [0; BATCH];
         let count = self.stacks.pop(&mut numbers);
@@ -223,7 +207,6 @@ impl<'a> Scanner<'a> {
         }
     }
 
-    /// Scans the root words of a range outside of blocks.
     fn scan_around_blocks(&mut self, range: &Range<u64>) {
         let mut start = range.start;
         for number in self.blocks.first_behind(start).. {
@@ -239,7 +222,6 @@ impl<'a> Scanner<'a> {
         }
     }
 
-    /// Scans the present words of a range.
     fn scan_range(&mut self, range: &Range<u64>) {
         let mut near = self.near;
         let words = self.words;
@@ -264,7 +246,6 @@ impl<'a> Scanner<'a> {
         }
     }
 
-    /// Marks the blocks that contain candidate addresses.
     fn flush(&mut self) {
         let count = self.candidate_count.min(CANDIDATES);
         for group in self.candidates[..count].chunks(GROUP) {
@@ -281,7 +262,6 @@ impl<'a> Scanner<'a> {
         self.candidate_count = 0;
     }
 
-    /// Shares blocks with waiting threads.
     fn share(&mut self) {
         if self.pool.has_waiting()
             && let Some(given) = self.stacks.give()

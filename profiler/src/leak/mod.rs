@@ -1,5 +1,4 @@
-//! Leaks: growing callsites (`growth`), and unreachable blocks, found by mark and sweep
-//! (`blocks` ─▶ `mark` ─▶ `fold`). Pure.
+//! Growing callsites (`growth`), and unreachable blocks by mark and sweep (`blocks` ─▶ `mark` ─▶ `fold`). Pure.
 
 pub(crate) mod blocks;
 pub(crate) mod fold;

@@ -9,12 +9,10 @@ use crate::address::TargetAddr;
 use crate::memory::{Memory, WORD_BYTES};
 
 const WORD: usize = size_of::<u64>();
-/// Bytes to copy at a time from memory without slices.
 const COPY_BYTES_MAX: u64 = 1 << 16;
-/// How far to skip if memory that should be present cannot be read: the granularity of missing memory.
+/// Granularity of missing memory.
 const PAGE_BYTES: u64 = 1 << 12;
 
-/// Memory, with the parts that can be read without copying.
 pub(super) struct Words<'a> {
     memory: &'a dyn Memory,
     /// By ascending address, without overlaps.
@@ -45,7 +43,7 @@ impl<'a> Words<'a> {
         Self { memory, windows }
     }
 
-    /// Returns the whole words in a range if they are one slice. `near` is the window found last, as a hint.
+    /// `None` if the words are not in one slice. `near` is the window found last, as a hint.
     #[inline]
     pub(super) fn slice(&self, range: &Range<u64>, near: &mut usize) -> Option<&'a [u8]> {
         let (start, end) = aligned(range)?;
@@ -62,7 +60,6 @@ impl<'a> Words<'a> {
         window.bytes.get(from..from + usize::try_from(end - start).ok()?)
     }
 
-    /// Passes all present whole words in a range to `take`, in as many slices as needed.
     pub(super) fn each(&self, range: &Range<u64>, near: &mut usize, mut take: impl FnMut(&[u8])) {
         if let Some(bytes) = self.slice(range, near) {
             take(bytes);
@@ -73,7 +70,6 @@ impl<'a> Words<'a> {
         }
     }
 
-    /// Returns the present parts of a range, each of whole words.
     pub(super) fn present(&self, range: &Range<u64>) -> Vec<Range<u64>> {
         let Some((start, end)) = aligned(range) else { return Vec::new() };
         let parts = self.memory.present(TargetAddr(start)..TargetAddr(end));
@@ -109,14 +105,12 @@ impl<'a> Words<'a> {
     }
 }
 
-/// Returns the words of a window from an address in it, and below an end.
 fn whole_words<'a>(window: &Window<'a>, start: u64, end: u64) -> Option<&'a [u8]> {
     let from = usize::try_from(start.checked_sub(window.start)?).ok()?;
     let length = usize::try_from(end.min(window.end).checked_sub(start)?).ok()? / WORD * WORD;
     window.bytes.get(from..from + length).filter(|bytes| !bytes.is_empty())
 }
 
-/// Returns start and end of the whole words in a range, if any.
 #[inline]
 pub(super) fn aligned(range: &Range<u64>) -> Option<(u64, u64)> {
     let start = range.start.checked_next_multiple_of(WORD_BYTES)?;
@@ -124,7 +118,6 @@ pub(super) fn aligned(range: &Range<u64>) -> Option<(u64, u64)> {
     (start < end).then_some((start, end))
 }
 
-/// Returns the longest slice from an address, of at most that many bytes.
 fn longest_slice(memory: &dyn Memory, start: u64, bytes_max: u64) -> &[u8] {
     let mut best: &[u8] = &[];
     let (mut least, mut most) = (0, usize::try_from(bytes_max).unwrap_or(usize::MAX));

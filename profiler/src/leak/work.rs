@@ -7,10 +7,8 @@ use std::thread;
 
 use super::blocks::number;
 
-/// Bytes that a thread takes at a time.
 const BITE_BYTES: u64 = 1 << 20;
 
-/// A unit of work.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Work {
     /// Marked blocks to scan.
@@ -21,7 +19,7 @@ pub(super) enum Work {
     Part(Range<u64>),
 }
 
-/// The work that threads share. Ends when all threads wait.
+/// Shared by threads; ends when all of them wait.
 pub(super) struct Pool {
     queues: Mutex<Queues>,
     added: Condvar,
@@ -44,25 +42,23 @@ impl Pool {
         Self { queues, added: Condvar::new(), waiting: AtomicUsize::new(0), threads }
     }
 
-    /// Returns whether a thread is waiting for work.
     #[inline]
     pub(super) fn has_waiting(&self) -> bool {
         self.waiting.load(Ordering::Relaxed) != 0
     }
 
-    /// Adds blocks for any thread.
     pub(super) fn add_blocks(&self, blocks: Vec<u32>) {
         self.lock().blocks.push(blocks);
         self.added.notify_one();
     }
 
-    /// Adds parts of a block that is too large to scan at once.
+    /// Of a block that is too large to scan at once.
     pub(super) fn add_parts(&self, parts: Vec<Range<u64>>) {
         self.lock().parts.extend(parts);
         self.added.notify_all();
     }
 
-    /// Takes a unit of work; waits while another thread may still add some. `None` at the end.
+    /// Waits while another thread may still add work. `None` at the end.
     pub(super) fn take(&self) -> Option<Work> {
         let mut queues = self.lock();
         loop {
@@ -85,7 +81,7 @@ impl Pool {
         }
     }
 
-    /// Returns a guard to hold while a thread works: if the thread panics, the others do not wait for it.
+    /// To be held while a thread works: if the thread panics, the others do not wait for it.
     pub(super) fn panic_guard(&self) -> PanicGuard<'_> {
         PanicGuard(self)
     }
@@ -95,7 +91,6 @@ impl Pool {
     }
 }
 
-/// See [`Pool::panic_guard`].
 pub(super) struct PanicGuard<'a>(&'a Pool);
 
 impl Drop for PanicGuard<'_> {
@@ -115,7 +110,6 @@ impl Queues {
     }
 }
 
-/// Takes the start of the last range.
 fn bite(ranges: &mut Vec<Range<u64>>) -> Option<Range<u64>> {
     let range = ranges.last_mut()?;
     let start = range.start;
@@ -129,20 +123,15 @@ fn bite(ranges: &mut Vec<Range<u64>>) -> Option<Range<u64>> {
 
 /// Parts of the heap: bits of a word.
 const PARTS: usize = 64;
-/// Maximum number of blocks per part; the excess goes to the pool.
+/// Per part; the excess goes to the pool.
 const KEPT_MAX: usize = 4096;
-/// Minimum number of blocks worth sharing.
 const SHARED_MIN: usize = 64;
 
-/// A thread's marked blocks that have not been scanned, by parts of the heap: the thread stays in one part while it
-/// has blocks there, for the sake of caches.
+/// Marked blocks to scan, by parts of the heap: a thread stays in one while it has blocks there, for cache locality.
 pub(super) struct Stacks {
     parts: Vec<Vec<u32>>,
-    /// The part is the block's number shifted by this.
     shift: u32,
-    /// Parts with blocks.
     filled: u64,
-    /// The part being scanned.
     current: u32,
 }
 
@@ -158,7 +147,7 @@ impl Stacks {
         self.filled == 0
     }
 
-    /// Adds a block. Returns the excess blocks of its part.
+    /// Returns the excess blocks of its part.
     #[inline]
     pub(super) fn push(&mut self, block: u32) -> Option<Vec<u32>> {
         let part = (block >> self.shift) as usize % PARTS;
@@ -168,7 +157,6 @@ impl Stacks {
         (blocks.len() == KEPT_MAX).then(|| blocks.drain(..KEPT_MAX / 2).collect())
     }
 
-    /// Takes the latest blocks of one part and returns their number.
     #[inline]
     pub(super) fn pop<const COUNT: usize>(&mut self, batch: &mut [u32; COUNT]) -> usize {
         if self.filled == 0 {
@@ -187,7 +175,7 @@ impl Stacks {
         count
     }
 
-    /// Returns blocks for another thread: all of a part that is not being scanned, or the oldest of the one that is.
+    /// All of a part that is not being scanned, or the oldest of the one that is.
     pub(super) fn give(&mut self) -> Option<Vec<u32>> {
         let largest = (0..PARTS).max_by_key(|&part| self.parts[part].len())?;
         let blocks = &mut self.parts[largest];
