@@ -1,8 +1,6 @@
-//! A callsite of the ledger: a stack, a heap and optionally a thread, with its totals and its state at the target's
-//! peak.
-//!
-//! Peak states are copied on write: the target's peaks are numbered, and a callsite saves its state before its first
-//! change after the latest peak. A callsite that has not changed since the peak holds now what it held then.
+//! A callsite (stack, heap, optionally a thread) with its totals and its state at the target's peak. Peak states are
+//! copied on write: peaks are numbered, and a callsite saves its state before its first change after the latest peak. A
+//! callsite that has not changed since the peak holds now what it held then.
 
 use serde::{Deserialize, Serialize};
 
@@ -11,20 +9,19 @@ use super::totals::Totals;
 use crate::ids::{HeapId, StackId, Tid};
 use crate::units::{Amounts, EstimatedCount, EstimatedMicros};
 
-/// Number of the target's latest peak, incremented whenever the live bytes exceed their previous maximum.
+/// Incremented whenever the target's live bytes exceed their previous maximum.
 pub(super) type PeakEpoch = u64;
 
-/// The number before the first peak, which is the empty initial state.
 pub(super) const BEFORE_PEAKS: PeakEpoch = 0;
 
-/// Limit for counters read from a file, so that adding to them cannot overflow.
+/// For counters read from a file, so that adding to them cannot overflow.
 pub(super) const COUNT_MAX: u64 = u64::MAX / 2;
 
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Callsite {
     pub(super) stack: StackId,
     pub(super) heap: HeapId,
-    /// The allocating thread; `None` if threads are not distinguished or it is unknown.
+    /// `None` if threads are not distinguished or it is unknown.
     pub(super) thread: Option<Tid>,
     /// The blocks were allocated by the parent, before the fork.
     pub(super) inherited: bool,
@@ -53,13 +50,13 @@ impl Callsite {
         }
     }
 
-    /// Returns the callsite of a forked child. The thread remains the parent's.
+    /// The thread remains the parent's.
     pub(super) fn inherit(&self) -> Self {
         let same = Self::new(self.stack, self.heap, self.thread);
         Self { inherited: true, totals: self.totals.inherit(), ..same }
     }
 
-    /// Returns the totals to be changed; `peak` is the target's latest.
+    /// `peak` is the target's latest.
     pub(super) fn change(&mut self, peak: PeakEpoch) -> &mut Totals {
         if self.saved != peak {
             self.totals.at_peak = self.totals.live();
@@ -68,12 +65,10 @@ impl Callsite {
         &mut self.totals
     }
 
-    /// Returns the totals without the amounts at the peak.
     pub(super) fn totals_now(&self) -> &Totals {
         &self.totals
     }
 
-    /// Returns the totals with the amounts at the target's latest peak.
     pub(super) fn totals(&self, peak: PeakEpoch) -> Totals {
         let at_peak: Amounts = if self.saved == peak { self.totals.at_peak } else { self.totals.live() };
         Totals { at_peak, ..self.totals }

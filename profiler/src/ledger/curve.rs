@@ -1,8 +1,7 @@
-//! Totals of a target over time, at evenly spaced points: at most 512, then every other one is dropped and the period
-//! doubles. Depends on event timestamps alone, so that a session and the replay of its recording produce the same curve.
-//!
-//! A point is the state after all events that were entered before the first later one. Points of an idle period are
-//! added with the next event. The peak is stored separately and is never dropped.
+//! Totals of a target at evenly spaced points: at most 512, then every other one is dropped and the period doubles.
+//! Depends on event timestamps alone, so that a session and the replay of its recording produce the same curve. A point
+//! is the state after all events entered before the first later one; points of an idle period are added with the next
+//! event. The peak is stored separately and never dropped.
 
 use serde::{Deserialize, Serialize};
 
@@ -10,7 +9,6 @@ use super::totals::{HeapUsage, Totals};
 use crate::units::{EstimatedBytes, EstimatedCount, MonotonicNanos};
 
 pub(crate) const POINTS_MAX: usize = 512;
-
 const PERIOD_NS: u64 = 10_000_000;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -26,7 +24,6 @@ pub(crate) struct Curve {
     period_ns: u64,
     /// The state at the origin and after each period.
     held: Vec<HeapUsage>,
-    /// An event later than this requires a new point first.
     due: MonotonicNanos,
 }
 
@@ -37,7 +34,7 @@ impl Default for Curve {
 }
 
 impl Curve {
-    /// Returns whether [`advance`](Self::advance) must be called before an event of this time is entered.
+    /// [`advance`](Self::advance) must be called before an event of this time is entered.
     pub(crate) fn is_due(&self, time: MonotonicNanos) -> bool {
         time > self.due
     }
@@ -61,7 +58,6 @@ impl Curve {
         self.due = self.time_of(self.held.len());
     }
 
-    /// Returns the index of the latest point before a time.
     fn index_of(&self, time: MonotonicNanos) -> usize {
         let since_ns = time.0.saturating_sub(self.origin.0).saturating_sub(1);
         usize::try_from(since_ns / self.period_ns).unwrap_or(usize::MAX)
@@ -77,8 +73,7 @@ impl Curve {
         self.held.retain(|_| keeps());
     }
 
-    /// Returns the points up to `until`, the last of which is the current state `held`. Points within an idle period
-    /// are left out.
+    /// The last point is the current state `held`. Points within an idle period are left out.
     pub(super) fn points(&self, until: MonotonicNanos, held: HeapUsage) -> Vec<CurvePoint> {
         let mut points: Vec<CurvePoint> = Vec::new();
         let past = (0..).zip(&self.held).map(|(index, &held)| CurvePoint { time: self.time_of(index), held });
@@ -105,7 +100,7 @@ impl Curve {
     }
 }
 
-/// Returns true at the first call and at every other one after it.
+/// True at the first call.
 pub(super) fn every_other() -> impl FnMut() -> bool {
     let mut keeps = false;
     move || {

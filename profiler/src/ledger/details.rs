@@ -1,17 +1,16 @@
-//! Sizes, ages, lifetimes and temporary blocks of a callsite, as histograms with exponential buckets.
+//! Details of a callsite, as histograms with exponential buckets.
 
 use rustc_hash::FxHashMap;
 use serde::{Deserialize, Serialize};
 
 use crate::units::{EstimatedCount, EstimatedMicros, MonotonicNanos};
 
-/// Estimated counts by value: one bucket for 0, then 1, 2 to 3, 4 to 7, and so on; the last one covers 2^62 and
-/// above. Only non-empty buckets take memory: 16 bytes each, plus 32 for the histogram.
+/// Estimated counts by value: one bucket for 0, then 1, 2 to 3, 4 to 7, and so on; the last one covers 2^62 and above.
+/// Only non-empty buckets take memory: 16 bytes each, plus 32 for the histogram.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Histogram {
     /// One bit per non-empty bucket.
     present: u64,
-    /// The counts of the non-empty buckets, in ascending order of values.
     counts: Vec<EstimatedCount>,
 }
 
@@ -48,7 +47,7 @@ impl Histogram {
         self.present.count_ones() as usize == self.counts.len()
     }
 
-    /// Returns lower bound and count of the non-empty buckets in ascending order.
+    /// Lower bound and count of the non-empty buckets in ascending order.
     pub fn iter(&self) -> impl Iterator<Item = (u64, EstimatedCount)> {
         self.buckets().map(|(bucket, count)| (lower_bound(bucket), count))
     }
@@ -57,8 +56,7 @@ impl Histogram {
         self.present == 0
     }
 
-    /// Estimates the median by linear interpolation within its bucket, which spans a factor of two. `highest` is the
-    /// maximum of all values. `None` for an empty histogram.
+    /// Interpolates linearly within a bucket, which spans a factor of two. `highest` is the maximum; `None` if empty.
     #[expect(clippy::cast_precision_loss, reason = "a bucket is wider than what is lost")]
     pub fn median(&self, highest: u64) -> Option<f64> {
         let half = self.counts.iter().copied().sum::<EstimatedCount>().to_f64() / 2.0;
@@ -107,18 +105,16 @@ impl Histogram {
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Ages {
-    /// Maximum, accurate to half a tick of the ledger, 8.4 ms. `None` if nothing is live.
+    /// Accurate to half a tick of the ledger, 8.4 ms. `None` if nothing is live.
     pub oldest_ns: Option<u64>,
     /// In microseconds.
     pub histogram: Histogram,
     pub total: EstimatedMicros,
 }
 
-/// Ages by callsite index, for callsites with live blocks.
 pub(super) type AgesByCallsite = FxHashMap<u32, Ages>;
 
 impl Ages {
-    /// Adds blocks that were allocated at `born` and are live at `now`.
     pub(super) fn add_block(&mut self, born: MonotonicNanos, now: MonotonicNanos, count: EstimatedCount) {
         let age_ns = now.0.saturating_sub(born.0);
         self.oldest_ns = self.oldest_ns.max(Some(age_ns));
@@ -132,7 +128,6 @@ impl Ages {
         self.total += other.total;
     }
 
-    /// Estimates the median: see [`Histogram::median`].
     #[must_use]
     #[expect(
         clippy::cast_possible_truncation,
@@ -145,23 +140,22 @@ impl Ages {
     }
 }
 
-/// Details of a callsite, or sums of them for a heap or a target.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Details {
-    /// Sizes of allocated blocks and mappings, in bytes.
+    /// Of allocated blocks and mappings, in bytes.
     pub sizes: Histogram,
-    /// Lifetimes of freed blocks and mappings, in microseconds. Blocks whose free record was dropped are not included.
+    /// Of freed blocks and mappings, in microseconds, without blocks whose free record was dropped.
     pub lifetimes: Histogram,
     pub lifetime_total: EstimatedMicros,
     pub ages: Ages,
-    /// Temporary blocks: freed by the allocating thread before its next allocation on the same heap. Known only if
-    /// all allocations of the heap were recorded, and not for mapped memory; each dropped record can hide or add one. If more than 4,096
-    /// threads allocate, up to one for each can be missing.
+    /// Blocks freed by the allocating thread before its next allocation on the same heap. Known only if all allocations
+    /// of the heap were recorded, and not for mapped memory. Each dropped record can hide or add one; if more than
+    /// 4,096 threads allocate, up to one for each can be missing.
     pub temporary_count: Option<u64>,
 }
 
 impl Details {
-    /// Adds others. The number of temporary blocks is known only if it is of both.
+    /// The number of temporary blocks is known only if it is of both.
     pub fn add(&mut self, other: &Self) {
         self.sizes.join(&other.sizes);
         self.lifetimes.join(&other.lifetimes);
@@ -177,7 +171,7 @@ impl Details {
         sum
     }
 
-    /// Returns the difference to `base`, an earlier state of the same callsite. Ages are the current ones.
+    /// `base` is an earlier state of the same callsite. Ages are the current ones.
     pub fn since(&self, base: &Self) -> Self {
         let both = self.temporary_count.zip(base.temporary_count);
         Self {

@@ -1,5 +1,3 @@
-//! The state of a ledger, and what events change in it.
-
 use profiler_common::interval::Interval;
 use rustc_hash::{FxHashMap, FxHashSet};
 use serde::{Deserialize, Serialize};
@@ -15,7 +13,7 @@ use crate::ids::{HeapId, LedgerId, Pid, StackId, Tid};
 use crate::ingest::event::{Allocation, Event, Free, Remap, Stack};
 use crate::units::{Amounts, MonotonicNanos};
 
-/// The ledger of one target. The order of its fields is part of the recording format.
+/// The order of the fields is part of the recording format.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Ledger {
     pub(super) pid: Pid,
@@ -23,7 +21,7 @@ pub struct Ledger {
     pub(super) ranges: Ranges,
     pub(super) callsites: Vec<Callsite>,
     pub(super) callsite_ids: FxHashMap<(StackId, HeapId, Option<Tid>), u32>,
-    /// Threads with callsites of their own; `None` if callsites do not distinguish threads.
+    /// `None` if callsites do not distinguish threads.
     distinguished: Option<FxHashSet<Tid>>,
     pub(super) stacks: FxHashMap<StackId, Stack>,
     pub(super) totals: Totals,
@@ -31,13 +29,12 @@ pub struct Ledger {
     pub(super) frees_unknown: u64,
     /// Always 0: fills a field of the recording format that is no longer used.
     reserved: u32,
-    /// `None` until a recorder has numbered the ledger, and without a recording.
+    /// `None` until a recorder has numbered the ledger.
     #[serde(skip)]
     id: Option<LedgerId>,
-    /// Corrections of a recorded ledger that were not taken yet.
     #[serde(skip)]
     corrections: Vec<Correction>,
-    /// Changes that were not taken yet; `None` if nothing takes them.
+    /// Not taken yet; `None` if nothing takes them.
     #[serde(skip)]
     flows: Option<Vec<Flow>>,
     pub(super) peak: PeakEpoch,
@@ -45,13 +42,12 @@ pub struct Ledger {
     pub(super) curve: Curve,
     pub(super) peak_details: PeakDetails,
     pub(super) threads: Threads,
-    /// Heaps whose temporary blocks are not known: not all their allocations were recorded, or they consist of mapped memory.
+    /// Temporary blocks are not known: not all allocations were recorded, or they are mapped memory.
     pub(super) sampled: FxHashSet<HeapId>,
-    /// Ages of the blocks that were live when the process exited.
     pub(super) ages_at_end: Option<AgesByCallsite>,
 }
 
-/// Maximum number of distinguished threads; others share callsites without a thread. The number of threads is up to the target.
+/// Other threads share callsites without a thread. The number of threads is up to the target.
 const THREADS_DISTINGUISHED_MAX: usize = 2048;
 
 impl Ledger {
@@ -81,13 +77,11 @@ impl Ledger {
         }
     }
 
-    /// Returns an empty ledger that distinguishes threads if this one does.
     pub fn empty(&self, pid: Pid) -> Self {
         Self { distinguished: self.distinguished.as_ref().map(|_| FxHashSet::default()), ..Self::new(pid) }
     }
 
-    /// Returns the ledger of a forked child: what is live here is live there, marked as inherited. The child's first peak is
-    /// its initial state.
+    /// What is live here is live in the child, as inherited. The child's first peak is its initial state.
     pub fn fork(&self, child: Pid) -> Self {
         Self {
             live: self.live.clone(),
@@ -102,8 +96,7 @@ impl Ledger {
         }
     }
 
-    /// Returns the ledger of the program that replaces this one by exec: empty except for frames. A stack at the same addresses
-    /// has the same id, and the kernel side sends its frames once.
+    /// For exec: keeps only frames. A stack at the same addresses has the same id; the kernel side sends frames once.
     pub fn succeed(&self) -> Self {
         Self { stacks: self.stacks.clone(), ..self.empty(self.pid) }
     }
@@ -113,12 +106,11 @@ impl Ledger {
         self.distinguished.get_or_insert_default();
     }
 
-    /// Returns the number of this ledger in the recording, if it has one.
     pub fn id(&self) -> Option<LedgerId> {
         self.id
     }
 
-    /// Numbers the ledger, and records its corrections for [`take_corrections`](Self::take_corrections) from now on.
+    /// Also starts recording corrections for [`take_corrections`](Self::take_corrections).
     pub fn record_as(&mut self, id: LedgerId) {
         self.id = Some(id);
     }
@@ -133,8 +125,8 @@ impl Ledger {
         std::mem::take(&mut self.corrections)
     }
 
-    /// Records changes for [`take_flows`](Self::take_flows), starting with all live blocks, ordered by callsite
-    /// and size, and with the remaining size of all mappings.
+    /// For [`take_flows`](Self::take_flows): starts with all live blocks, ordered by callsite and size, and with the
+    /// remaining size of all mappings.
     pub fn record_flows(&mut self) {
         let mut blocks: Vec<_> =
             self.live.iter().map(|(_, block)| (block.callsite, block.size_bytes, block.interval.code())).collect();
@@ -151,7 +143,7 @@ impl Ledger {
         self.flows.as_mut().map(std::mem::take).unwrap_or_default()
     }
 
-    /// Enters an event of this target. Events of one address must arrive in the order in which they happened.
+    /// Events of one address must arrive in the order in which they happened.
     pub fn enter(&mut self, event: Event) {
         match event {
             Event::Alloc(allocation) => self.allocate(&allocation),
@@ -174,7 +166,7 @@ impl Ledger {
         self.threads.allocate(allocation.tid, allocation.heap, allocation.address);
     }
 
-    /// Adds an allocated block at a free address. `time` is that of a resulting peak.
+    /// The address must be free. `time` is that of a resulting peak.
     pub(super) fn insert(&mut self, block: &LiveAllocation, time: MonotonicNanos, thread: Option<Tid>) {
         let callsite = self.callsite(block.stack, block.heap, thread);
         let LiveAllocation { address, size_bytes, interval, time: born, .. } = *block;
@@ -222,7 +214,7 @@ impl Ledger {
         }
     }
 
-    /// Makes a block live again exactly as it was: its interval here may differ from the event's, and it may be inherited.
+    /// Exactly as it was: its interval here may differ from the event's, and it may be inherited.
     fn undo_free(&mut self, address: TargetAddr, freed: FreedBlock) {
         let FreedBlock { block, lifetime_us, temporary } = freed;
         let weight = Amounts::of(block.size_bytes, block.interval);
@@ -234,15 +226,14 @@ impl Ledger {
         self.change(block.callsite, Movement::Back(weight), self.latest);
     }
 
-    /// Enters a change of mappings. Unmapping memory whose mapping was not recorded changes nothing, and moving it adds
-    /// nothing: it may be a file's.
+    /// Unmapping memory whose mapping was not recorded changes nothing, and moving it adds nothing: it may be a file's.
     fn remap(&mut self, remap: &Remap) {
         self.advance(remap.ended);
         let addresses = |start: TargetAddr, bytes: u64| start.0..start.0.saturating_add(bytes);
         let old = addresses(remap.old_address, remap.old_bytes);
         let new = addresses(remap.new_address, remap.new_bytes);
         let unmapped = self.ranges.unmap(&old, remap.began);
-        // If this call's own range was found, what was displaced belongs to another thread, whose record is yet to come.
+        // If this call's own range was found, displaced ones belong to another thread, whose record is yet to come.
         let old_is_known = !unmapped.is_empty() || self.ranges.was_displaced(&old, remap.began);
         self.remove_pieces(unmapped, remap.began);
         if new.is_empty() || !(old.is_empty() || old_is_known) {
@@ -260,7 +251,7 @@ impl Ledger {
         self.remove_pieces(covered, remap.ended);
     }
 
-    /// Enters the removal of pieces of mappings. A mapping is freed with its last piece.
+    /// A mapping is freed with its last piece.
     fn remove_pieces(&mut self, pieces: impl IntoIterator<Item = Freed>, time: MonotonicNanos) {
         for piece in pieces {
             let weight = Amounts::exact(piece.bytes, u64::from(piece.is_last));
@@ -272,7 +263,6 @@ impl Ledger {
         }
     }
 
-    /// Adds points to the curve up to the time of the next event.
     #[inline]
     fn advance(&mut self, time: MonotonicNanos) {
         if self.curve.is_due(time) {
@@ -281,7 +271,6 @@ impl Ledger {
         self.latest = self.latest.max(time);
     }
 
-    /// Returns the index of a callsite, which is created if needed.
     fn callsite(&mut self, stack: StackId, heap: HeapId, thread: Option<Tid>) -> u32 {
         let thread = thread.filter(|&thread| self.is_distinguished(thread));
         *self.callsite_ids.entry((stack, heap, thread)).or_insert_with(|| {
@@ -295,7 +284,6 @@ impl Ledger {
         threads.contains(&thread) || threads.len() < THREADS_DISTINGUISHED_MAX && threads.insert(thread)
     }
 
-    /// Changes the totals of a callsite, its heap and the target. `time` is that of a resulting peak.
     pub(super) fn change(&mut self, callsite: u32, movement: Movement, time: MonotonicNanos) {
         if let Some(flows) = &mut self.flows {
             flows.push(Flow { callsite, movement });
@@ -318,7 +306,7 @@ impl Ledger {
         }
     }
 
-    /// Returns whether a block of the ledger is the given one of the kernel: see [`reconcile`](Self::reconcile).
+    /// See [`reconcile`](Self::reconcile).
     pub(super) fn is_same(&self, known: LiveBlock, block: &LiveAllocation) -> bool {
         let callsite = &self.callsites[known.callsite as usize];
         (known.size_bytes, callsite.stack, callsite.heap) == (block.size_bytes, block.stack, block.heap)
@@ -326,8 +314,7 @@ impl Ledger {
             && self.live.is_same_time(known.time, block.time)
     }
 
-    /// Drops single blocks and keeps the totals: the process exited at `now`, and no event will follow. Later snapshots have the ages
-    /// of that time.
+    /// Drops single blocks and keeps the totals: no event may follow. Later snapshots have the ages of `now`.
     pub fn close(&mut self, now: MonotonicNanos) {
         if self.ages_at_end.is_none() {
             self.ages_at_end = Some(self.ages(now.max(self.latest)));

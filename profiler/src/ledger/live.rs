@@ -1,5 +1,4 @@
-//! The live blocks of one target by address, and the latest blocks of each thread. There can be millions of live blocks,
-//! so entries are packed.
+//! Live blocks by address, and the latest blocks of each thread. There can be millions, so entries are packed.
 
 use std::hash::{BuildHasher, BuildHasherDefault};
 
@@ -13,7 +12,6 @@ use crate::ids::{HeapId, StackId, Tid};
 use crate::ingest::event::{Allocation, Free};
 use crate::units::MonotonicNanos;
 
-/// A live block as the kernel side has it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LiveAllocation {
     pub address: TargetAddr,
@@ -22,7 +20,7 @@ pub struct LiveAllocation {
     pub interval: Interval,
     pub stack: StackId,
     pub heap: HeapId,
-    /// Allocation time. The ledger stores it to a tick of 16.8 ms, and returns the middle of the tick.
+    /// The ledger stores it to a tick of 16.8 ms, and returns the middle of the tick.
     pub time: MonotonicNanos,
 }
 
@@ -33,29 +31,28 @@ impl From<&Allocation> for LiveAllocation {
     }
 }
 
-/// A change of a ledger that was not caused by an event: recordings contain it so that a replay repeats it.
+/// A change that was not caused by an event: recordings contain it so that a replay repeats it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Correction {
     /// The block at this address is not live: its free record was dropped.
     Removed(TargetAddr),
     /// A block is live whose allocation record was dropped.
     Inserted(LiveAllocation),
-    /// The block at this address counts as sampled at this interval (see [`Interval::code`]), or not at all: live blocks were thinned.
+    /// The block counts as sampled at this interval (see [`Interval::code`]), or not at all: live blocks were thinned.
     Thinned(TargetAddr, Option<u32>),
 }
 
-/// A live sampled block. Its weight follows from size and interval.
+/// The weight follows from size and interval.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct LiveBlock {
     pub(super) size_bytes: u64,
     #[serde(serialize_with = "write_interval", deserialize_with = "read_interval")]
     pub(super) interval: Interval,
     pub(super) callsite: u32,
-    /// Allocation time. Stored to a tick and returned as the middle of it: see [`TICK_BITS`].
     pub(super) time: MonotonicNanos,
 }
 
-/// A block as stored: 24 bytes, where plain fields and their padding would take 40.
+/// 24 bytes, where plain fields and their padding would take 40.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 struct Entry {
     address: [u32; 2],
@@ -70,13 +67,11 @@ struct Entry {
 /// Bits of a size, as on the kernel side.
 const SIZE_BITS: u32 = 44;
 
-/// A tick is 2^24 ns (16.8 ms), so that 32 bits cover 2.3 years. Times before the first block and beyond the last
-/// tick are clamped.
+/// 2^24 ns (16.8 ms), so that 32 bits cover 2.3 years. Times before the first block or after the last tick are clamped.
 const TICK_BITS: u32 = 24;
 
 /// Marks an entry during a comparison with the kernel's live set.
 const SEEN: u32 = 1 << 31;
-
 const _: () = assert!(size_of::<Entry>() == 24);
 
 #[expect(clippy::cast_possible_truncation, reason = "the halves are wanted")]
@@ -155,7 +150,7 @@ fn hash(address: u64) -> u64 {
 }
 
 impl LiveBlocks {
-    /// Adds a block. No block may be live at its address.
+    /// No block may be live at its address.
     pub(super) fn insert(&mut self, address: TargetAddr, block: LiveBlock) {
         self.first.get_or_insert(block.time);
         let entry = Entry::new(address, block, self.tick(block.time));
@@ -187,7 +182,6 @@ impl LiveBlocks {
         Some(entry.remove().0.block(self.first()))
     }
 
-    /// Marks the block at this address, so that [`sweep`](Self::sweep) keeps it.
     pub(super) fn mark_seen(&mut self, address: TargetAddr) {
         let halves = halves(address.0);
         if let Some(entry) = self.table.find_mut(hash(address.0), |entry| entry.address == halves) {
@@ -210,7 +204,6 @@ impl LiveBlocks {
         gone
     }
 
-    /// Returns whether two allocation times fall into the same tick.
     pub(super) fn is_same_time(&self, one: MonotonicNanos, other: MonotonicNanos) -> bool {
         self.tick(one) == self.tick(other)
     }
@@ -224,8 +217,7 @@ impl LiveBlocks {
     }
 }
 
-/// Maximum number of (thread, heap) entries. Thread exits are not observed, so all entries are dropped when the table
-/// is full.
+/// Of (thread, heap) entries. Thread exits are not observed, so all entries are dropped when the table is full.
 const THREADS_MAX: usize = 4096;
 
 #[derive(Debug, Default, Serialize, Deserialize)]
@@ -235,7 +227,7 @@ pub(super) struct Threads {
 
 #[derive(Debug, Default, Serialize, Deserialize)]
 struct Latest {
-    /// The thread's latest block, while it is live.
+    /// While it is live.
     allocated: Option<TargetAddr>,
     freed: Option<(TargetAddr, FreedBlock)>,
 }
@@ -244,7 +236,6 @@ struct Latest {
 pub(super) struct FreedBlock {
     pub(super) block: LiveBlock,
     pub(super) lifetime_us: u64,
-    /// Freed by the allocating thread before its next allocation.
     pub(super) temporary: bool,
 }
 
@@ -253,7 +244,6 @@ impl Threads {
         self.latest(tid, heap).allocated = Some(address);
     }
 
-    /// Records a free and returns the block's lifetime.
     pub(super) fn free(&mut self, free: &Free, heap: HeapId, block: LiveBlock) -> FreedBlock {
         let lifetime_us = match free.age_us {
             u32::MAX => (free.time.0.saturating_sub(block.time.0) / 1000).max(u64::from(u32::MAX)),
@@ -266,7 +256,6 @@ impl Threads {
         freed
     }
 
-    /// Undoes the thread's latest free and returns what [`free`](Self::free) returned.
     pub(super) fn restore(&mut self, tid: Tid, heap: HeapId, address: TargetAddr) -> Option<FreedBlock> {
         let latest = self.latest(tid, heap);
         let (_, freed) = latest.freed.take_if(|(freed, _)| *freed == address)?;

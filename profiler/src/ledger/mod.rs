@@ -1,12 +1,9 @@
-//! The ledger of one target: every live sampled block, mapped address ranges, and the totals of each callsite: a stack and
-//! a heap, and optionally a thread. The frames of a stack may arrive after the first event that names it, or never.
-//!
-//! Pure: events in, snapshots out; no clock, file or map.
+//! The ledger of one target: live sampled blocks, mapped address ranges, and the totals of each callsite. Frames of a
+//! stack may arrive after the first event that names it, or never. Pure: no clock, file or map.
 
 mod callsite;
 pub(crate) mod curve;
 pub(crate) mod details;
-// One file for the type, one for each larger task.
 #[expect(clippy::module_inception, reason = "the type of that name")]
 mod ledger;
 pub(crate) mod live;

@@ -1,4 +1,4 @@
-//! Read access to a ledger: totals, snapshots, ages and curves. None of it costs anything when events are entered.
+//! Read access to a ledger. None of it costs anything when events are entered.
 
 use profiler_common::interval::Interval;
 use rustc_hash::FxHashMap;
@@ -15,7 +15,7 @@ use crate::ids::{HeapId, StackId};
 use crate::units::{Amounts, EstimatedCount, MonotonicNanos};
 
 impl Ledger {
-    /// Returns the totals of the target, without the amounts at the peak.
+    /// Without the amounts at the peak.
     pub fn totals(&self) -> &Totals {
         &self.totals
     }
@@ -24,7 +24,7 @@ impl Ledger {
         sorted_heaps(self.heaps.clone())
     }
 
-    /// Returns the totals of all callsites by index, without the amounts at the peak.
+    /// By index, without the amounts at the peak.
     pub fn callsite_totals(&self) -> impl Iterator<Item = &Totals> {
         self.callsites.iter().map(Callsite::totals_now)
     }
@@ -37,7 +37,7 @@ impl Ledger {
         self.live.iter().map(|(address, block)| self.allocation(address, block))
     }
 
-    /// Returns address, size, callsite and allocation time of all live blocks in no particular order.
+    /// Address, size, callsite and allocation time, in no particular order.
     pub fn blocks(&self) -> impl Iterator<Item = (TargetAddr, u64, u32, MonotonicNanos)> {
         self.live.iter().map(|(address, block)| (address, block.size_bytes, block.callsite, block.time))
     }
@@ -52,13 +52,11 @@ impl Ledger {
         self.live.get(address).is_some()
     }
 
-    /// Returns the number of frees of unknown blocks, whose allocation records were dropped.
     pub fn frees_unknown(&self) -> u64 {
         self.frees_unknown
     }
 
-    /// Returns the state, with ages as of `now`. Takes one pass over all live blocks. Callsites are in the order in which they first
-    /// occurred.
+    /// Ages are as of `now`. Takes one pass over all live blocks. Callsites are in order of first occurrence.
     pub fn snapshot(&self, now: MonotonicNanos) -> TargetSnapshot {
         let ages = self.ages_at_end.is_none().then(|| self.ages(now));
         let ages = ages.as_ref().or(self.ages_at_end.as_ref());
@@ -95,8 +93,7 @@ impl Ledger {
         (0..).zip(ages).filter(|(_, ages)| ages.oldest_ns.is_some()).collect()
     }
 
-    /// Returns for each of these times the live amounts that were allocated before it, by callsite. Accurate to half a
-    /// tick, 8.4 ms. Empty amounts once the ledger is closed.
+    /// For each time, the live amounts allocated before it, by callsite, to half a tick (8.4 ms). Empty once closed.
     pub fn allocated_before<const N: usize>(&self, times: [MonotonicNanos; N]) -> Vec<[Amounts; N]> {
         let mut older = vec![[Amounts::default(); N]; self.callsites.len()];
         let mut weights = WeightCache::new();
@@ -117,8 +114,8 @@ impl Ledger {
         older
     }
 
-    /// Returns the totals at evenly spaced points since the first event, and at the peak, up to `until`: now, or when the
-    /// ledger was closed. In ascending order, at most [`POINTS_MAX`](super::curve::POINTS_MAX) + 3, with none within idle periods.
+    /// Evenly spaced since the first event, and at the peak, up to `until` (now, or when the ledger was closed).
+    /// Ascending, at most [`POINTS_MAX`](super::curve::POINTS_MAX) + 3, none within idle periods.
     pub fn curve_points(&self, until: MonotonicNanos) -> Vec<CurvePoint> {
         let mut points = self.curve.points(until, HeapUsage::of(&self.totals));
         let peak = self.totals.peak_time.map(|time| self.peak_details.at(time, self.totals.peak_bytes));
@@ -131,12 +128,11 @@ impl Ledger {
         points
     }
 
-    /// Returns the number of callsites whose frames have not arrived so far.
+    /// Callsites whose frames have not arrived so far.
     pub fn stacks_lost(&self) -> u64 {
         self.without_frames().filter(|callsite| !callsite.totals(self.peak).is_empty()).count() as u64
     }
 
-    /// Returns the stacks of live blocks whose frames have not arrived so far.
     pub fn stacks_missing(&self) -> Vec<StackId> {
         let is_live = |callsite: &&Callsite| callsite.totals(self.peak).live_count() > EstimatedCount::ZERO;
         self.without_frames().filter(is_live).map(|callsite| callsite.stack).collect()
@@ -146,7 +142,7 @@ impl Ledger {
         self.callsites.iter().filter(|callsite| !self.stacks.contains_key(&callsite.stack))
     }
 
-    /// Validates a ledger that was read from a file: all callsite indices exist, and no counter is near an overflow.
+    /// For a ledger read from a file: all callsite indices exist, and no counter is near an overflow.
     pub fn is_sound(&self) -> bool {
         let has_callsite = |callsite: u32| (callsite as usize) < self.callsites.len();
         self.live.callsites().all(has_callsite)
@@ -161,7 +157,7 @@ impl Ledger {
     }
 }
 
-/// Weights by size and interval: sizes repeat, and computing weights would dominate a pass over all blocks.
+/// Sizes repeat, and computing weights would dominate a pass over all blocks.
 struct WeightCache(Vec<(u64, Interval, Amounts)>);
 
 impl WeightCache {

@@ -1,6 +1,4 @@
-//! Mapped address ranges of a process, each a part of one mapping, with the callsite that mapped it. Memory use is
-//! bounded only by the number of mappings of the target.
-//!
+//! Mapped address ranges of a process with the callsites that mapped them; bounded only by the target's mappings.
 //! Records of different threads may arrive out of order; their timestamps determine which mapping is the later one.
 
 use std::collections::{BTreeMap, VecDeque};
@@ -13,7 +11,6 @@ use crate::units::MonotonicNanos;
 
 pub(super) type Addresses = Range<u64>;
 
-/// A piece of a mapping; its start is the key.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 struct Piece {
     end: u64,
@@ -23,25 +20,20 @@ struct Piece {
     mapping: u64,
 }
 
-/// A removed piece of a mapping.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Freed {
     pub(super) bytes: u64,
     pub(super) callsite: u32,
-    /// When it was mapped.
     pub(super) time: MonotonicNanos,
-    /// Nothing is left of the mapping.
     pub(super) is_last: bool,
 }
 
-/// A mapped piece of a mapping.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Mapped {
     pub(super) bytes: u64,
     pub(super) callsite: u32,
-    /// When it was mapped.
     pub(super) time: MonotonicNanos,
-    /// It is the lowest piece of its mapping.
+    /// The lowest piece of its mapping.
     pub(super) is_first: bool,
 }
 
@@ -53,28 +45,27 @@ struct Displaced {
     mapping: u64,
 }
 
-/// Maximum number of displaced pieces to remember; only late records need them.
+/// Only late records need them.
 const DISPLACED_MAX: usize = 64;
 
-/// All mapped pieces of one process by address, without overlaps.
+/// By address, without overlaps.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(super) struct Ranges {
     pieces: BTreeMap<u64, Piece>,
-    /// Number of remaining pieces, for mappings that have been split.
+    /// Remaining pieces, for mappings that have been split.
     splits: FxHashMap<u64, u64>,
-    /// Number of mappings so far; the next mapping's id.
+    /// The next mapping's id.
     mappings: u64,
     displaced: VecDeque<Displaced>,
 }
 
 impl Ranges {
-    /// Removes what was mapped in this range by `until` and returns the pieces.
+    /// Removes what was mapped by `until`.
     pub(super) fn unmap(&mut self, range: &Addresses, until: MonotonicNanos) -> Vec<Freed> {
         self.take(range, until).into_iter().map(|(_, freed)| freed).collect()
     }
 
-    /// Removes what was mapped in this range before the mapping that exists as of `time`: it was replaced, or its
-    /// unmap record is late. See [`was_displaced`](Self::was_displaced).
+    /// Removes what was mapped before `time`: it was replaced, or its unmap record is late ([`Self::was_displaced`]).
     pub(super) fn displace(&mut self, range: &Addresses, time: MonotonicNanos) -> Vec<Freed> {
         let mut removed = Vec::new();
         for (displaced, freed) in self.take(range, time) {
@@ -87,8 +78,8 @@ impl Ranges {
         removed
     }
 
-    /// Returns whether a mapping made in this range by `until` was displaced recently. True once per mapping, the
-    /// latest first: the unmapping thread refers to that one.
+    /// Whether a mapping made in this range by `until` was displaced recently. True once per mapping, the latest first:
+    /// the unmapping thread refers to that one.
     pub(super) fn was_displaced(&mut self, range: &Addresses, until: MonotonicNanos) -> bool {
         let is_meant = |piece: &&Displaced| piece.time <= until && overlap(&piece.addresses, range);
         let Some(mapping) =
@@ -100,8 +91,8 @@ impl Ranges {
         true
     }
 
-    /// Adds a non-empty mapping to the free parts of its range: what is mapped there already was mapped later (see
-    /// [`displace`](Self::displace)). Returns the occupied parts, which count as unmapped.
+    /// What is mapped in the range already was mapped later (see [`displace`](Self::displace)). Returns the occupied
+    /// parts, which count as unmapped.
     pub(super) fn map(&mut self, range: &Addresses, time: MonotonicNanos, callsite: u32) -> Option<Freed> {
         let taken: Vec<Addresses> = self.overlapping(range).map(|(start, piece)| start..piece.end).collect();
         let mapping = self.mappings;
@@ -121,12 +112,11 @@ impl Ranges {
         (covered > 0).then_some(Freed { bytes: covered, callsite, time, is_last: pieces == 0 })
     }
 
-    /// Returns callsite and time of all mappings.
     pub(super) fn mappings(&self) -> impl Iterator<Item = (u32, MonotonicNanos)> {
         self.pieces().filter(|piece| piece.is_first).map(|piece| (piece.callsite, piece.time))
     }
 
-    /// Returns callsite and remaining bytes of all mappings, in the order in which they were mapped.
+    /// Callsite and remaining bytes, in the order in which they were mapped.
     pub(super) fn whole(&self) -> impl Iterator<Item = (u32, u64)> {
         let mut bytes: BTreeMap<u64, (u32, u64)> = BTreeMap::new();
         for (start, piece) in &self.pieces {
@@ -161,14 +151,12 @@ impl Ranges {
         meant.into_iter().map(|(start, piece)| self.cut(start, piece, range)).collect()
     }
 
-    /// Returns the pieces that overlap this range in ascending order.
     fn overlapping(&self, range: &Addresses) -> impl Iterator<Item = (u64, Piece)> + use<'_> {
         let (start, end) = (range.start, range.end.max(range.start));
         let reaching_in = self.pieces.range(..start).next_back().filter(|(_, piece)| piece.end > start && start < end);
         reaching_in.into_iter().chain(self.pieces.range(start..end)).map(|(&start, &piece)| (start, piece))
     }
 
-    /// Cuts the range out of an overlapping piece.
     fn cut(&mut self, start: u64, piece: Piece, range: &Addresses) -> (Displaced, Freed) {
         let removed = start.max(range.start)..piece.end.min(range.end);
         self.pieces.remove(&start);
@@ -184,7 +172,7 @@ impl Ranges {
         (Displaced { addresses: removed, time: piece.time, mapping: piece.mapping }, freed)
     }
 
-    /// Replaces one piece of a mapping by `rests` pieces and returns the mapping's new number of pieces.
+    /// Returns the mapping's new number of pieces.
     fn replace_piece(&mut self, mapping: u64, rests: u64) -> u64 {
         let left = self.splits.get(&mapping).copied().unwrap_or(1) - 1 + rests;
         if left > 1 {

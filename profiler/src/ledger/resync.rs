@@ -8,14 +8,13 @@ use super::totals::Movement;
 use crate::address::TargetAddr;
 use crate::units::Amounts;
 
-/// Number of sampled blocks changed by [`Ledger::reconcile`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Reconciled {
-    /// Live blocks that were missing because their allocation records were dropped. They count as allocated.
+    /// Their allocation records were dropped. They count as allocated.
     pub inserted: u64,
-    /// Blocks that are no longer live: their free records were dropped. They count as freed.
+    /// Their free records were dropped. They count as freed.
     pub removed: u64,
-    /// Blocks whose address another live block has. They count as freed, the others as allocated.
+    /// Another live block has their address. They count as freed, the others as allocated.
     pub replaced: u64,
 }
 
@@ -34,20 +33,18 @@ impl std::ops::AddAssign for Reconciled {
 }
 
 impl Ledger {
-    /// Makes the live blocks those of `kernel`, the kernel's live set of this process with each address once.
-    /// `is_touched` selects addresses with an event since reading that set began: the set may have been read
-    /// before or after the event, so the ledger, which has the event, is not changed there.
+    /// Makes the live blocks those of `kernel`, the process's live set with each address once. Records written before
+    /// it was read must have been entered, or their addresses be touched: `is_touched` selects addresses with an event
+    /// since reading began. The set may precede or follow that event, so the ledger keeps those.
     ///
-    /// Two blocks are the same if address, size, stack and heap are equal, if they were allocated in the same tick (16.8 ms), and if the
-    /// ledger's interval is not smaller than the kernel's: it is larger if the ledger was thinned after the block was
-    /// sampled. A caller that thins the ledger alone must leave dropped blocks out of `kernel` too, or they are inserted again.
+    /// Two blocks are the same if address, size, stack and heap are equal, if they were allocated in the same tick
+    /// (16.8 ms), and if the ledger's interval is not smaller than the kernel's: it is larger if the ledger was thinned
+    /// after the block was sampled. A caller that thins the ledger alone must leave dropped blocks out of `kernel` too,
+    /// or they are inserted again.
     ///
-    /// Inserted blocks count as allocated, and removed ones as freed, so
-    /// live = opening + allocated − freed still holds. Unknown remain the lifetimes of removed blocks, blocks both
-    /// allocated and freed meanwhile, and a peak reached meanwhile; a peak caused by missing frees remains.
-    /// Mapped memory is not in the kernel's live set, and is not changed.
-    ///
-    /// Records written before the set was read must have been entered, or their addresses must be touched.
+    /// Inserted blocks count as allocated, and removed ones as freed, so live = opening + allocated − freed still
+    /// holds. Unknown remain the lifetimes of removed blocks, blocks both allocated and freed meanwhile, and a peak
+    /// reached meanwhile; a peak caused by missing frees remains. Mapped memory is not changed.
     pub fn reconcile(
         &mut self,
         kernel: impl IntoIterator<Item = LiveAllocation>,
@@ -83,7 +80,6 @@ impl Ledger {
         reconciled
     }
 
-    /// Adds a live block whose allocation was not recorded.
     fn insert_found(&mut self, block: &LiveAllocation) {
         self.record(Correction::Inserted(*block));
         // An address that is twice in the set would be a defect of the kernel side; keep the ledger consistent.
@@ -93,13 +89,11 @@ impl Ledger {
         self.insert(block, self.latest, None);
     }
 
-    /// Changes the weight of a sampled live block to that at the larger interval `to`, or, with `None`, to
-    /// not sampled. `block` is as in the kernel's live set; if the ledger has another block at its address (of another size,
-    /// stack, heap, or tick), or none, nothing happens.
-    ///
-    /// The allocated or inherited amounts change as if all blocks had been sampled at that interval from the start; nothing
-    /// counts as freed. Callers must drop blocks at random, with the probability that [`Amounts::of`] the larger interval implies.
-    /// Peaks are kept.
+    /// Changes the weight of a live block to that at the larger interval `to`, or, with `None`, to not sampled. `block`
+    /// is as in the kernel's live set; if the ledger has another block at its address (of another size, stack, heap, or
+    /// tick), or none, nothing happens. Amounts change as if all blocks had been sampled at that interval from the
+    /// start; nothing counts as freed, and peaks are kept. Callers must drop blocks at random, with the probability
+    /// that [`Amounts::of`] the larger interval implies.
     pub fn thin(&mut self, block: &LiveAllocation, to: Option<Interval>) {
         let Some(known) = self.live.get(block.address) else { return };
         let facts = |block: &LiveAllocation| (block.size_bytes, block.stack, block.heap);
@@ -128,7 +122,6 @@ impl Ledger {
         self.change(callsite, Movement::Reweighed { from, to }, self.latest);
     }
 
-    /// Applies a correction of a recording.
     pub fn correct(&mut self, correction: &Correction) {
         match correction {
             Correction::Removed(address) => {

@@ -1,5 +1,4 @@
-//! Snapshots of a ledger, and what is derived from them: windows, the state at the peak, and selections of blocks.
-//! Addresses only; symbolization comes later.
+//! Snapshots of a ledger, and windows, peaks and selections of blocks derived from them. Addresses only.
 
 use profiler_common::interval::Interval;
 use rustc_hash::FxHashMap;
@@ -10,7 +9,7 @@ use crate::ids::{HeapId, Pid, Tid};
 pub(crate) use crate::ingest::event::Stack;
 use crate::units::{Amounts, EstimatedCount, MonotonicNanos};
 
-/// One target at one point in time, or over a window that ends there.
+/// At one point in time, or over a window that ends there.
 #[derive(Clone, Debug)]
 pub struct TargetSnapshot {
     pub pid: Pid,
@@ -23,33 +22,26 @@ pub struct TargetSnapshot {
 
 #[derive(Clone, Debug)]
 pub struct CallsiteSnapshot {
-    /// Index in the ledger of its process, stable until the process calls exec. Not the position in the list:
-    /// snapshots omit callsites without activity.
+    /// In the ledger, stable until exec. Not the position in the list: snapshots omit callsites without activity.
     pub index: u32,
     /// `None` if the kernel side dropped the frames.
     pub stack: Option<Stack>,
     pub heap: HeapId,
-    /// The allocating thread, if the ledger distinguishes threads and it is known.
     pub thread: Option<Tid>,
-    /// The blocks were copied from the parent by a fork.
     pub inherited: bool,
     pub totals: Totals,
     pub details: Details,
 }
 
-/// A block to include in [`TargetSnapshot::of_blocks`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SelectedBlock {
-    /// Index of its callsite in the snapshot.
     pub callsite: u32,
     pub size_bytes: u64,
-    /// When it was allocated, if known.
     pub born: Option<MonotonicNanos>,
 }
 
 impl TargetSnapshot {
-    /// Returns a snapshot of these blocks alone, as if nothing else had been allocated and nothing freed. Each block
-    /// counts as one, whatever its sampling weight. Ages are as of `now`.
+    /// As if nothing else had been allocated and nothing freed. Each block counts as one, whatever its sampling weight.
     pub fn of_blocks(&self, blocks: impl IntoIterator<Item = SelectedBlock>, now: MonotonicNanos) -> Self {
         let known = self.callsites.iter().enumerate().map(|(at, callsite)| (callsite.index, at));
         let known: FxHashMap<u32, usize> = known.collect();
@@ -83,9 +75,8 @@ impl TargetSnapshot {
         Self { pid: self.pid, totals, heaps: sorted_heaps(heaps), callsites }
     }
 
-    /// Returns the window from `base`, an earlier snapshot of the same program, to this one: see [`Totals::since`].
-    /// Includes callsites that freed everything; excludes idle callsites without live blocks. Windows chain: opening
-    /// + allocated − freed of one is the opening balance of the next.
+    /// The window from `base`, an earlier snapshot of the same program: see [`Totals::since`]. Includes callsites that
+    /// freed everything; excludes idle callsites without live blocks.
     pub fn since(&self, base: &Self) -> Self {
         let before: FxHashMap<HeapId, &Totals> = base.heaps.iter().map(|(heap, totals)| (*heap, totals)).collect();
         let heaps = self.heaps.iter().map(|(heap, totals)| {
@@ -109,9 +100,8 @@ impl TargetSnapshot {
         }
     }
 
-    /// Returns the state at the peak of the target's live bytes, given a snapshot of the whole recording (a window
-    /// omits callsites). Only live amounts are known of that time: they count as allocated and not freed; blocks
-    /// inherited at a fork are the opening balance. So live = opening + allocated − freed holds. Details are empty.
+    /// Requires a snapshot of the whole recording: a window omits callsites. Amounts live at the peak count as
+    /// allocated and not freed, or, if inherited at a fork, as opening balance. Details are empty.
     pub fn at_peak(&self) -> Self {
         let mut totals = self.totals.only_peak();
         let mut heaps: Vec<_> = self.heaps.iter().map(|(heap, totals)| (*heap, totals.only_peak())).collect();

@@ -1,15 +1,8 @@
-//! Usage of each callsite of a target over the course of a recording, at few points in time. Used by reports
-//! (`symbolize/history.rs`) and leak candidates (`leak/growth.rs`).
+//! Usage of each callsite over the course of a recording, for reports (`symbolize/profile.rs`) and leak candidates.
 //!
-//! ```text
-//!   periodic   0 s   1 s   2 s   3 s  …  at most 64; then every other one is dropped and the period doubles
-//!   triggered           dump 1     mark  …  at most 64; then every other one is dropped, and of the next every other one is kept
-//!   callsite 0  ●     ●                  changed at 0 s and 1 s only, constant since then
-//!   callsite 1        ●     ●     ●
-//! ```
-//!
-//! The two kinds do not displace each other. The latest triggered point is always kept. A callsite takes 40 bytes for
-//! each point at which it had changed, 5 KiB at most.
+//! At most 64 periodic points: then every other one is dropped and the period doubles. At most 64 triggered points
+//! (dumps and marks): then every other one is dropped, and of the next every other one is kept; the latest one always
+//! is. The two kinds do not displace each other. Only changes are stored: 40 bytes each, 5 KiB per callsite at most.
 
 use serde::{Deserialize, Serialize};
 
@@ -18,12 +11,9 @@ use super::ledger::Ledger;
 use super::totals::{HeapUsage, Totals};
 use crate::units::MonotonicNanos;
 
-/// Maximum number of periodic points, and of triggered ones.
 pub(crate) const POINTS_MAX: usize = 64;
-
 const PERIOD_NS: u64 = 1_000_000_000;
 
-/// A point in time at which all callsites were sampled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TimelinePoint {
     pub time: MonotonicNanos,
@@ -31,7 +21,6 @@ pub struct TimelinePoint {
     pub trigger: Option<SampleTrigger>,
 }
 
-/// Why callsites were sampled outside the period.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum SampleTrigger {
     /// The window with this number ended.
@@ -39,11 +28,9 @@ pub enum SampleTrigger {
     Mark,
 }
 
-/// What a callsite holds, with the variance of the estimate.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Sample {
     pub held: HeapUsage,
-    /// Variance of the live bytes.
     pub live_variance: f32,
 }
 
@@ -54,7 +41,6 @@ impl Sample {
     }
 }
 
-/// A change: the index of its point, and the state since.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 struct Change {
     held: HeapUsage,
@@ -78,7 +64,7 @@ const _: () = assert!(size_of::<Change>() == 40 && 2 * POINTS_MAX <= u8::MAX as 
 pub struct Timeline {
     points: Vec<TimelinePoint>,
     period_ns: u64,
-    /// Number of triggered points so far, including dropped ones.
+    /// Including dropped ones.
     triggered: u64,
     /// One of this many triggered points is kept, besides the latest.
     stride: u64,
@@ -93,7 +79,7 @@ impl Default for Timeline {
 }
 
 impl Timeline {
-    /// Samples all callsites now: on a trigger, or if a periodic point [is due](Self::is_due).
+    /// On a trigger, or if a periodic point [is due](Self::is_due).
     pub fn note(&mut self, point: TimelinePoint, ledger: &Ledger) {
         if point.trigger.is_some() || self.is_due(point.time) {
             self.add(point, ledger.callsite_totals().map(Sample::of));
@@ -117,12 +103,11 @@ impl Timeline {
             && self.callsites.iter().flatten().all(is_known)
     }
 
-    /// Returns the number of triggered or of periodic points.
     fn count(&self, triggered: bool) -> usize {
         self.points.iter().filter(|point| point.trigger.is_some() == triggered).count()
     }
 
-    /// Adds a point with the state of each callsite, in the order of their indices.
+    /// `samples` are in the order of callsite indices.
     fn add(&mut self, mut point: TimelinePoint, samples: impl Iterator<Item = Sample>) {
         match point.trigger {
             Some(_) => self.make_room_for_triggered(),
@@ -147,7 +132,6 @@ impl Timeline {
         }
     }
 
-    /// Drops periodic points if there is no room for another one.
     fn make_room(&mut self) {
         if self.count(false) < POINTS_MAX {
             return;
@@ -157,7 +141,7 @@ impl Timeline {
         self.retain(|point| point.trigger.is_some() || keeps());
     }
 
-    /// Drops triggered points if there is no room for another one. The previous one is kept only if it is on the stride.
+    /// The previous point is kept only if it is on the stride.
     fn make_room_for_triggered(&mut self) {
         let number = self.triggered;
         self.triggered += 1;
@@ -173,7 +157,6 @@ impl Timeline {
         }
     }
 
-    /// Drops points.
     fn retain(&mut self, mut stays: impl FnMut(&TimelinePoint) -> bool) {
         // A change at a dropped point moves to the next kept point, which may be the one about to be added.
         let mut places = Vec::with_capacity(self.points.len());
@@ -213,7 +196,7 @@ impl Timeline {
         })
     }
 
-    /// Returns the changes of a callsite: index of the point, and the state since, in ascending order.
+    /// Index of the point, and the state since, in ascending order.
     pub fn changes(&self, callsite: usize) -> impl Iterator<Item = (usize, HeapUsage)> {
         let changes = self.callsites.get(callsite).into_iter().flatten();
         changes.map(|change| (usize::from(change.point), change.held))

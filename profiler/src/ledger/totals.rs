@@ -1,5 +1,3 @@
-//! Counters of a target, a heap or a callsite, and what changes them.
-
 use serde::{Deserialize, Serialize};
 
 use crate::units::{Amounts, EstimatedBytes, EstimatedCount, EstimatedVariance, MonotonicNanos, Variance};
@@ -7,7 +5,6 @@ use crate::units::{Amounts, EstimatedBytes, EstimatedCount, EstimatedVariance, M
 /// Standard deviations on either side of the mean that cover 95 % of a normal distribution.
 pub(crate) const Z_95: f64 = 1.959_963_984_540_054;
 
-/// A change of the live amounts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Movement {
     /// A block was allocated, or memory mapped.
@@ -20,7 +17,6 @@ pub enum Movement {
     Reweighed { from: Amounts, to: Amounts },
 }
 
-/// A change of the live amounts of a callsite.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Flow {
     /// The callsite's [`CallsiteSnapshot::index`](super::snapshot::CallsiteSnapshot::index).
@@ -39,7 +35,6 @@ pub struct Totals {
     /// Freed blocks, of those live at the start or allocated since.
     pub free_count: EstimatedCount,
     pub free_bytes: EstimatedBytes,
-    /// Number of samples that the allocated amounts are estimated from.
     pub alloc_samples: u64,
     pub live_samples: u64,
     pub alloc_variance: Variance,
@@ -47,7 +42,7 @@ pub struct Totals {
     /// Maximum of live bytes since the recording began, also in a window.
     pub peak_bytes: EstimatedBytes,
     pub peak_count: EstimatedCount,
-    /// Time of the maximum; `None` if nothing was ever live.
+    /// `None` if nothing was ever live.
     pub peak_time: Option<MonotonicNanos>,
     /// Amounts live here when the live bytes of the *target* peaked. Set in snapshots only.
     pub at_peak: Amounts,
@@ -67,10 +62,9 @@ impl Totals {
         }
     }
 
-    /// Returns the difference to `base`, an earlier state of the same ledger: what was live then is the opening
-    /// balance, allocated and freed are differences, live is the current state. The variances of allocations are
-    /// differences too, since each block adds its own. Peaks remain those of the whole recording: the peak within a
-    /// window does not follow from its ends.
+    /// The difference to `base`, an earlier state of the same ledger: what was live then is the opening balance;
+    /// variances of allocations are differences too, since each block adds its own. Peaks remain those of the whole
+    /// recording: the peak within a window does not follow from its ends.
     pub fn since(&self, base: &Self) -> Self {
         let mut window = *self;
         // If `base` predates the process it is empty, and the inherited blocks are the opening balance.
@@ -85,15 +79,13 @@ impl Totals {
         window
     }
 
-    /// Returns whether nothing was allocated or freed in this span and nothing is live at its end.
     pub fn is_idle(&self) -> bool {
         let bytes = [self.alloc_bytes, self.free_bytes, self.live_bytes()];
         let counts = [self.alloc_count, self.free_count, self.live_count()];
         bytes == [EstimatedBytes::ZERO; 3] && counts == [EstimatedCount::ZERO; 3]
     }
 
-    /// Returns the totals at the peak: what was live then counts as allocated and not freed, or, if `inherited`, as
-    /// the opening balance.
+    /// What was live at the peak counts as allocated and not freed, or, if `inherited`, as the opening balance.
     pub(super) fn of_peak(&self, inherited: bool) -> Self {
         let Amounts { count, bytes, samples, variance } = self.at_peak;
         let live = Self { live_samples: samples, live_variance: variance, ..self.only_peak() };
@@ -114,7 +106,6 @@ impl Totals {
         Amounts { count: self.live_count(), bytes: self.live_bytes(), samples, variance }
     }
 
-    /// Allocated blocks, freed or not.
     pub fn allocated(&self) -> Amounts {
         Amounts {
             count: self.alloc_count,
@@ -143,8 +134,7 @@ impl Totals {
     /// The 95 % confidence interval of an estimate y with variance v: the true values μ from which y is at most 1.96
     /// standard deviations away, with a variance of v·μ/y at μ, since the variance is proportional to the amount
     /// sampled (Wilson's score interval, 1927, for a compound Poisson sum). With few samples it covers the true value
-    /// more often than y ± 1.96·√v does, and it does not extend below 0; with many samples both are the same. Without
-    /// samples the interval is [y, y].
+    /// more often than y ± 1.96·√v does, and stays above 0; with many both are the same. Without samples it is [y, y].
     pub fn confidence(estimate: f64, variance: EstimatedVariance) -> [f64; 2] {
         let variance = variance.to_f64();
         if estimate <= 0.0 || variance <= 0.0 {
@@ -155,8 +145,7 @@ impl Totals {
         [estimate + half_shift - margin, estimate + half_shift + margin]
     }
 
-    /// Inverse of [`confidence`](Self::confidence): the variance of an estimate with this interval; 0 for an empty
-    /// interval.
+    /// Inverse of [`confidence`](Self::confidence); 0 for an empty interval.
     pub fn variance_of(estimate: f64, [low, high]: [f64; 2]) -> f64 {
         let margin = (high - low) / 2.0;
         if estimate <= 0.0 || margin <= 0.0 {
@@ -167,7 +156,7 @@ impl Totals {
         2.0 * shift * estimate / (Z_95 * Z_95)
     }
 
-    /// Returns whether no counter is near an overflow; estimates are checked when they are read.
+    /// No counter is near an overflow; estimates are checked when they are read.
     pub fn is_sound(&self) -> bool {
         self.alloc_samples.max(self.live_samples).max(self.at_peak.samples) < u64::MAX / 2
     }
@@ -176,7 +165,7 @@ impl Totals {
         *self == Self::default()
     }
 
-    /// Adds the totals of another callsite or target. The result has no peak: the two peaked at different times.
+    /// The result has no peak: the two peaked at different times.
     pub fn add(&mut self, other: &Self) {
         self.opening_count += other.opening_count;
         self.opening_bytes += other.opening_bytes;
@@ -222,7 +211,7 @@ impl Totals {
         self.live_variance -= block.variance;
     }
 
-    /// Undoes [`free`](Self::free): at `time` it turned out that the block is still live.
+    /// At `time` it turned out that the block is still live.
     pub fn restore(&mut self, block: Amounts, time: MonotonicNanos) {
         self.free_count -= block.count;
         self.free_bytes -= block.bytes;
@@ -231,7 +220,7 @@ impl Totals {
         self.raise_peak(time);
     }
 
-    /// Changes the weight of a live block from `from` to `to`; `inherited` selects which sum contains the block.
+    /// `inherited` selects which sum contains the block.
     pub fn reweigh(&mut self, from: Amounts, to: Amounts, inherited: bool) {
         if inherited {
             self.opening_count += to.count - from.count;
@@ -249,7 +238,7 @@ impl Totals {
     }
 }
 
-/// Live and cumulative amounts at one point in time as floats, for curves and tables over time. Exact up to 2^53 where the totals are.
+/// Amounts at one point in time as floats, for curves and tables over time. Exact up to 2^53 where the totals are.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct HeapUsage {
     pub live_bytes: f64,
@@ -260,7 +249,7 @@ pub struct HeapUsage {
 }
 
 impl HeapUsage {
-    /// Returns the current amounts, given the totals of a whole recording.
+    /// Expects the totals of a whole recording.
     pub fn of(totals: &Totals) -> Self {
         Self {
             live_bytes: totals.live_bytes().to_f64(),
@@ -270,7 +259,7 @@ impl HeapUsage {
         }
     }
 
-    /// Returns the initial amounts: those that a forked child inherited.
+    /// What a forked child inherited.
     pub fn at_first(totals: &Totals) -> Self {
         Self { live_bytes: totals.opening_bytes.to_f64(), live_count: totals.opening_count.to_f64(), ..Self::default() }
     }
