@@ -42,7 +42,7 @@ pub(crate) fn free(call: &Call) {
 
 #[inline(always)]
 fn alloc(call: &Call, shape: u8) -> bool {
-    if sample::is_foreign(call) || inflight::nested(call) {
+    if sample::is_foreign_alloc(call) || inflight::nested(call) {
         return false;
     }
     let size_bytes = call.size_bytes();
@@ -92,7 +92,7 @@ fn is_throw_likely(size_bytes: Option<u64>) -> bool {
 #[inline(always)]
 fn realloc(call: &Call, shape: u8) -> bool {
     // Another probe of the same call must find the old block.
-    if !sample::is_recorded(call) || inflight::nested(call) {
+    if sample::is_foreign(call) || inflight::nested(call) {
         return false;
     }
     let Some(size_bytes) = call.size_bytes() else {

@@ -1,9 +1,9 @@
 //! Decides which calls are sampled.
 
 use aya_ebpf::helpers::bpf_get_prandom_u32;
-use profiler_common::sampling::SamplingRate;
 use profiler_common::counter::Counter;
 use profiler_common::hook::ProbeScope;
+use profiler_common::sampling::SamplingRate;
 use profiler_common::target::{BORROWS_MEMORY, SHARES_PROBES};
 
 use crate::call::Call;
@@ -35,26 +35,44 @@ pub(crate) fn is_on(heap: u8) -> bool {
     }
 }
 
-/// Whether the agent keeps a ledger of the process and this probe is the one that records its calls.
+/// Whether the agent keeps a ledger of the process, and this probe records its calls.
 #[inline(always)]
 pub(crate) fn is_recorded(call: &Call) -> bool {
-    let scope = call.cookie.scope();
-    let Some(flags) = TARGETS.get_ptr(&call.tgid()) else {
-        if scope == SHARED {
-            count(Counter::ForeignCalls);
-        }
-        return false;
-    };
-    // SAFETY: the pointer comes from a successful lookup.
-    let flags = unsafe { *flags };
+    match TARGETS.get_ptr(&call.tgid()) {
+        // SAFETY: the pointer comes from a successful lookup.
+        Some(flags) => is_recorded_by(call.cookie.scope(), unsafe { *flags }),
+        None => false,
+    }
+}
+
+#[inline(always)]
+fn is_recorded_by(scope: u8, flags: u32) -> bool {
     flags & BORROWS_MEMORY == 0 && (scope == ANY || (flags & SHARES_PROBES != 0) == (scope == SHARED))
 }
 
-/// Whether the probe must not even note the call: its caller is not a target, or another probe records it. Only asked where noting
-/// it would matter or is likely to be in vain: calls that are stored without being sampled, and shared probes.
+/// Whether the probe must not even note the call: another probe records it, or the probe is shared and the caller not a target.
 #[inline(always)]
 pub(crate) fn is_foreign(call: &Call) -> bool {
-    (call.cookie.scope() == SHARED || call.cookie.delegates()) && !is_recorded(call)
+    let scope = call.cookie.scope();
+    if scope == ANY {
+        return false;
+    }
+    match TARGETS.get_ptr(&call.tgid()) {
+        // SAFETY: the pointer comes from a successful lookup.
+        Some(flags) => !is_recorded_by(scope, unsafe { *flags }),
+        None if scope == SHARED => {
+            count(Counter::ForeignCalls);
+            true
+        }
+        // What has been recorded of it may still be freed.
+        None => false,
+    }
+}
+
+/// As [`is_foreign`], for calls that are not noted unless they are sampled: then [`sample`] checks, and only for them.
+#[inline(always)]
+pub(crate) fn is_foreign_alloc(call: &Call) -> bool {
+    (call.cookie.scope() == SHARED || call.cookie.delegates()) && is_foreign(call)
 }
 
 const ANY: u8 = ProbeScope::Any as u8;

@@ -2,8 +2,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::ids::Pid;
 
+/// As recordings store it: without a level for `usage`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(default)]
+#[serde(from = "Stored", into = "Stored")]
 pub struct Guardrails {
     pub usage: Usage,
     pub reached: Vec<Reached>,
@@ -26,6 +27,48 @@ pub struct Usage {
     pub overhead_percent_max: Option<f64>,
     /// Cost of probes on this machine, where measured.
     pub probe_costs: Option<ProbeCosts>,
+}
+
+#[derive(Default, Serialize, Deserialize)]
+#[serde(default)]
+struct Stored {
+    memory_bytes_max: Option<u64>,
+    memory_bytes_highest: Option<u64>,
+    cpu_percent_max: Option<f64>,
+    cpu_percent_highest: Option<f64>,
+    overhead_percent_max: Option<f64>,
+    costs: Option<ProbeCosts>,
+    reached: Vec<Reached>,
+}
+
+impl From<Stored> for Guardrails {
+    fn from(stored: Stored) -> Self {
+        let Stored { memory_bytes_max, memory_bytes_highest, cpu_percent_max, .. } = stored;
+        let Stored { cpu_percent_highest, overhead_percent_max, costs: probe_costs, reached, .. } = stored;
+        let usage = Usage {
+            memory_bytes_max,
+            memory_bytes_highest,
+            cpu_percent_max,
+            cpu_percent_highest,
+            overhead_percent_max,
+            probe_costs,
+        };
+        Self { usage, reached }
+    }
+}
+
+impl From<Guardrails> for Stored {
+    fn from(Guardrails { usage, reached }: Guardrails) -> Self {
+        Self {
+            memory_bytes_max: usage.memory_bytes_max,
+            memory_bytes_highest: usage.memory_bytes_highest,
+            cpu_percent_max: usage.cpu_percent_max,
+            cpu_percent_highest: usage.cpu_percent_highest,
+            overhead_percent_max: usage.overhead_percent_max,
+            costs: usage.probe_costs,
+            reached,
+        }
+    }
 }
 
 /// Additional nanoseconds per unsampled call that probes cost.
@@ -67,10 +110,13 @@ pub enum Excess {
 #[cfg_attr(test, derive(schemars::JsonSchema), schemars(inline))]
 pub enum Action {
     /// The recording was stopped.
+    #[serde(alias = "Stopped")]
     Stopped,
     /// The intervals of all heaps were doubled, once or several times.
+    #[serde(alias = "IntervalsRaised")]
     IntervalsRaised,
     /// The target was detached.
+    #[serde(alias = "Detached")]
     Detached,
 }
 

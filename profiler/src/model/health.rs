@@ -182,10 +182,15 @@ pub struct IntervalChange {
 #[serde(rename_all = "snake_case")]
 #[cfg_attr(test, derive(schemars::JsonSchema), schemars(inline))]
 pub enum ChangeReason {
+    // Aliases: names in older recordings.
+    #[serde(alias = "RingFull")]
     RingFull,
+    #[serde(alias = "RingFilling")]
     RingFilling,
+    #[serde(alias = "LiveSetFilling")]
     LiveSetFilling,
     /// The load dropped.
+    #[serde(alias = "Quiet")]
     Quiet,
 }
 
@@ -232,9 +237,10 @@ pub struct SymbolizationFailure {
 #[cfg_attr(test, derive(schemars::JsonSchema), schemars(inline))]
 pub enum NamesFrom {
     /// Functions without lines and without inlined calls.
+    #[serde(alias = "SymbolTable")]
     SymbolTable,
     /// Frames are printed as module and offset.
-    #[serde(rename = "none")]
+    #[serde(rename = "none", alias = "Nothing")]
     Nothing,
 }
 
