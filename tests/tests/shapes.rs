@@ -104,26 +104,18 @@ impl Watched {
         let (names, cookies): (Vec<_>, Vec<_>) =
             hooks().into_iter().map(|(name, cookie)| (name, cookie.pack())).unzip();
         let offsets = offsets(&program, &names);
-        let link = |program: &BorrowedFd<'_>, attach_type, at_return, is_meant: fn(CallShape) -> bool| {
-            let shapes = hooks().into_iter().map(|(_, cookie)| cookie.shape);
-            let meant: Vec<bool> = shapes.map(is_meant).collect();
-            let only = |all: &[u64]| -> Vec<u64> {
-                all.iter().zip(&meant).filter(|(_, is)| **is).map(|(it, _)| *it).collect()
-            };
-            let (pid, path) = (Some(Pid(target.pid())), program_path(&target));
-            let link = MultiLink { path: &path, offsets: &only(&offsets), cookies: &only(&cookies), pid, at_return };
+        let link = |program: &BorrowedFd<'_>, attach_type, at_return| {
+            let pid = Some(Pid(target.pid()));
+            let link = MultiLink { path: &program_path(&target), offsets: &offsets, cookies: &cookies, pid, at_return };
             link_multi(program, attach_type, link).expect("the functions can be probed")
         };
         let programs = kernel.hook_programs().expect("they are loaded");
         let links = match (kernel.link_kind(), programs.as_slice()) {
-            (LinkKind::Session, [session, free]) => vec![
-                link(free, AttachType::UprobeMulti, false, |shape| !shape.allocates()),
-                link(session, AttachType::UprobeSession, false, CallShape::allocates),
-            ],
-            (LinkKind::Multi, [entry, at_return]) => vec![
-                link(at_return, AttachType::UprobeMulti, true, |_| true),
-                link(entry, AttachType::UprobeMulti, false, |_| true),
-            ],
+            // None of the functions only frees.
+            (LinkKind::Session, [session, _free]) => vec![link(session, AttachType::UprobeSession, false)],
+            (LinkKind::Multi, [entry, at_return]) => {
+                vec![link(at_return, AttachType::UprobeMulti, true), link(entry, AttachType::UprobeMulti, false)]
+            }
             _ => panic!("perf links are not for here"),
         };
         drop(entered);
