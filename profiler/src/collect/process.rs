@@ -1,3 +1,5 @@
+//! A stopped process, and errors while it is inspected.
+
 use std::fmt::Debug;
 use std::io;
 use std::time::Duration;

@@ -1,3 +1,5 @@
+//! Uprobe links in the keeper.
+
 use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};

@@ -1,3 +1,5 @@
+//! The state of a ledger, and what events change in it.
+
 use profiler_common::interval::Interval;
 use rustc_hash::{FxHashMap, FxHashSet};
 use serde::{Deserialize, Serialize};

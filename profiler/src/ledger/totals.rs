@@ -1,3 +1,5 @@
+//! Counters of a target, a heap or a callsite, and what changes them.
+
 use serde::{Deserialize, Serialize};
 
 use crate::units::{Amounts, EstimatedBytes, EstimatedCount, EstimatedVariance, MonotonicNanos, Variance};

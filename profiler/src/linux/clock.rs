@@ -1,3 +1,5 @@
+//! Clocks, and resource usage of the agent.
+
 use std::sync::OnceLock;
 use std::time::{SystemTime, UNIX_EPOCH};
 

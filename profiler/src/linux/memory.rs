@@ -1,3 +1,5 @@
+//! Memory of the machine, of control groups and of this process, and buffers for copies of memory.
+
 use std::path::Path;
 use std::{fs, io};
 

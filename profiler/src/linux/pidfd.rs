@@ -1,3 +1,5 @@
+//! Process file descriptors, and waiting until any descriptor is readable.
+
 #![expect(
     unsafe_code,
     reason = "rustix has no PIDFD_GET_INFO; tokio's registration of descriptors is unsafe since 1.54"

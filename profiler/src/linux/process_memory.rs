@@ -1,3 +1,5 @@
+//! Reads memory of another process, and finds which of its pages hold data.
+
 #![expect(unsafe_code, reason = "rustix has no process_vm_readv and no PAGEMAP_SCAN")]
 
 use std::fs::File;

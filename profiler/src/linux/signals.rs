@@ -1,3 +1,5 @@
+//! Signals: dispositions, masks and limits to be inherited, senders, a descriptor for SIGCHLD, and deferral of Ctrl-Z.
+
 #![expect(unsafe_code, reason = "rustix has neither sigaction nor sigprocmask for programs with a libc")]
 
 use std::mem::MaybeUninit;

@@ -1,3 +1,5 @@
+//! Limits on the cost of profiling, and how often they were exceeded.
+
 use serde::{Deserialize, Serialize};
 
 use crate::ids::Pid;

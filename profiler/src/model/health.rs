@@ -1,3 +1,5 @@
+//! Drops, and the cost of a recording.
+
 use profiler_common::counter::Counter;
 use serde::{Deserialize, Serialize};
 

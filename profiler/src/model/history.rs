@@ -1,3 +1,5 @@
+//! A target's heap over time: its totals at many points in time, its callsites' at few.
+
 pub use crate::ledger::curve::CurvePoint;
 pub use crate::ledger::timeline::SampleTrigger;
 pub(crate) use crate::ledger::timeline::TimelinePoint;

@@ -1,3 +1,5 @@
+//! Facts about processes: identity, lifetime and hooks.
+
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};

@@ -1,3 +1,5 @@
+//! Targets: the processes that are profiled.
+
 pub(crate) mod address_space;
 pub(crate) mod cgroup;
 pub(crate) mod definitions;

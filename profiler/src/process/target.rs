@@ -1,3 +1,5 @@
+//! Running processes to be profiled, and waiting for their exits.
+
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::process::ExitStatusExt;

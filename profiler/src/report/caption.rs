@@ -1,3 +1,6 @@
+//! Facts that formats show beside the data: what a profile is of, how it was recorded, how exact it is, and what
+//! is missing.
+
 use super::presentation::View;
 use super::{describe, text};
 use crate::model::{Profile, Window, WindowReason};

@@ -1,3 +1,6 @@
+//! Describes a profile as text, for formats that people read: what was recorded, how, what is missing, and why
+//! there may be no data.
+
 use std::collections::HashMap;
 
 use super::{View, text};

@@ -1,3 +1,5 @@
+//! Interactive flame graphs in SVG, drawn by inferno from folded stacks.
+
 use std::io;
 
 use inferno::flamegraph::color::{BasicPalette, Palette};

@@ -1,3 +1,5 @@
+//! The table of file formats, and how a name or a path selects one.
+
 use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};

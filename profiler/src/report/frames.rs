@@ -1,3 +1,6 @@
+//! Stack frames as all formats write them: physical calls, the module and mapping of an address, and the synthetic
+//! frames that stand above a stack.
+
 use profiler_common::stack::StackEnd;
 
 use super::describe;

@@ -1,3 +1,5 @@
+//! Text for terminals: styled lines, and tables that fit the width.
+
 use anstyle::{AnsiColor, Style};
 use comfy_table::{CellAlignment, ColumnConstraint, ContentArrangement, Row, Table, Width, presets};
 

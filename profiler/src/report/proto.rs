@@ -1,3 +1,5 @@
+//! The protobuf messages of pprof and Perfetto, one line per field.
+
 /// Defines prost messages. The brackets contain the arguments of `#[prost]`.
 macro_rules! messages {
     ($(

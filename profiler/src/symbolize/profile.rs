@@ -1,3 +1,5 @@
+//! Makes a profile of a snapshot by symbolizing it.
+
 use std::borrow::Cow;
 use std::sync::Arc;
 

@@ -1,3 +1,5 @@
+//! Types of blocks, inferred from their first word or their allocation stack.
+
 use std::path::Path;
 use std::sync::Arc;
 

@@ -1,3 +1,5 @@
+//! Input and output of walks, and readers of memory that may contain anything.
+
 use crate::address::TargetAddr;
 use crate::collect::ThreadState;
 use crate::linux::proc::maps::{Region, RegionKind};

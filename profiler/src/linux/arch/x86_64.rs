@@ -1,3 +1,5 @@
+//! x86-64.
+
 #![expect(unsafe_code, reason = "zeroes registers, and declares functions that are defined in assembly")]
 
 use std::arch::global_asm;

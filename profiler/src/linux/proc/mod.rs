@@ -1,3 +1,5 @@
+//! `/proc`, reduced to what heapbpf needs.
+
 pub(crate) mod maps;
 pub(crate) mod process;
 pub(crate) mod stat;

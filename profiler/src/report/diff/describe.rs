@@ -1,3 +1,5 @@
+//! Describes a difference as text: what was compared, how, and caveats.
+
 use super::comparison::{Delta, Diff, Program, Side, is_same_recording};
 use crate::model::{Profile, Window, WindowReason};
 use crate::report::{View, describe, text};

@@ -1,3 +1,5 @@
+//! Growth between two profiles, by callsite.
+
 mod comparison;
 mod describe;
 mod flamegraph;

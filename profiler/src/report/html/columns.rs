@@ -1,3 +1,5 @@
+//! Callsites and history of a target, in columns of numbers with as few digits as possible.
+
 use std::collections::BTreeMap;
 
 use serde::{Serialize, Serializer};

@@ -1,3 +1,5 @@
+//! The health section of the summary: how complete the profile is, and what it cost.
+
 use profiler_common::counter::Counter;
 use profiler_common::limits::STACK_FRAMES_MAX;
 
