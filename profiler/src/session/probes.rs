@@ -165,9 +165,14 @@ impl Probes {
     pub(super) fn choose_scope<'a>(
         &mut self,
         targets: impl Iterator<Item = &'a mut Target>,
-        pending: impl Iterator<Item = Pid>,
+        pending: impl ExactSizeIterator<Item = Pid>,
     ) {
         self.links.detach_replaced();
+        // Cheap, because this is called for each new target.
+        let count_max = targets.size_hint().1.unwrap_or(usize::MAX).saturating_add(pending.len());
+        if !self.links.scope.is_due(count_max) {
+            return;
+        }
         let mut targets: Vec<&mut Target> = targets.filter(|target| target.hooks.attached_count() > 0).collect();
         let pids: BTreeSet<Pid> = targets.iter().map(|target| target.pid).chain(pending).collect();
         if targets.is_empty() || !self.links.scope.is_due(pids.len()) {
