@@ -66,7 +66,7 @@ pub struct TargetState {
     pub threads: Arc<ThreadNames>,
     pub heaps: Vec<HeapFacts>,
     /// Since the recording started.
-    pub books: Arc<TargetSnapshot>,
+    pub ledger: Arc<TargetSnapshot>,
     pub growths: Leaks,
     /// Totals over time, in the order of time.
     pub curve: Vec<CurvePoint>,
@@ -90,12 +90,12 @@ pub enum Base {
 
 impl TargetState {
     /// The ledger for this scope; `None` if the target is not in it.
-    pub fn books_of(&self, scope: Scope) -> Option<Cow<'_, TargetSnapshot>> {
+    pub fn ledger_of(&self, scope: Scope) -> Option<Cow<'_, TargetSnapshot>> {
         match (scope, &self.base) {
-            (Scope::Whole, _) | (Scope::Window, Base::Beginning) => Some(Cow::Borrowed(&*self.books)),
-            (Scope::Window, Base::At(base)) => Some(Cow::Owned(self.books.since(base))),
+            (Scope::Whole, _) | (Scope::Window, Base::Beginning) => Some(Cow::Borrowed(&*self.ledger)),
+            (Scope::Window, Base::At(base)) => Some(Cow::Owned(self.ledger.since(base))),
             (Scope::Window, Base::Ended) => None,
-            (Scope::Peak, _) => Some(Cow::Owned(self.books.at_peak())),
+            (Scope::Peak, _) => Some(Cow::Owned(self.ledger.at_peak())),
         }
     }
 }

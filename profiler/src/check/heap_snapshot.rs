@@ -125,7 +125,7 @@ pub(crate) fn take_unrecorded(pid: Pid, method: Method, keeper: &Keeper) -> Resu
         space: Arc::new(space),
         threads: Arc::default(),
         heaps: Vec::new(),
-        books: Arc::new(TargetSnapshot { pid, totals: Totals::default(), heaps: Vec::new(), callsites: Vec::new() }),
+        ledger: Arc::new(TargetSnapshot { pid, totals: Totals::default(), heaps: Vec::new(), callsites: Vec::new() }),
         growths: Leaks::default(),
         curve: Vec::new(),
         timeline: Arc::default(),

@@ -187,7 +187,7 @@ fn heaps(snapshot: &HeapSnapshot, known: &KnownBlocks) -> Vec<HeapKnowledge> {
     let state = &snapshot.state.targets[0];
     let is_complete = snapshot.coverage.is_some_and(|coverage| coverage.is_complete);
     let heap_of: FxHashMap<u32, HeapId> =
-        state.books.callsites.iter().map(|callsite| (callsite.index, callsite.heap)).collect();
+        state.ledger.callsites.iter().map(|callsite| (callsite.index, callsite.heap)).collect();
     let mut sums: FxHashMap<HeapId, BlockTotals> = FxHashMap::default();
     let mut of_walks = vec![BlockTotals::default(); snapshot.walks.len()];
     for block in known.blocks.ids().map(|id| known.blocks.get(id)) {
@@ -332,7 +332,7 @@ struct LeakedProfiles<'a> {
 impl<'a> LeakedProfiles<'a> {
     fn new(snapshot: &'a HeapSnapshot) -> Self {
         let mut state = snapshot.state.targets[0].clone();
-        let mut with_walked = (*state.books).clone();
+        let mut with_walked = (*state.ledger).clone();
         for (walk, index) in snapshot.walks.iter().zip(WALKED..) {
             let heap = heap_of(walk, &mut state.heaps);
             with_walked.callsites.push(CallsiteSnapshot {
@@ -361,7 +361,7 @@ impl<'a> LeakedProfiles<'a> {
         });
         let part = self.with_walked.of_blocks(picked, self.snapshot.now);
         let indices: Vec<u32> = part.callsites.iter().map(|callsite| callsite.index).collect();
-        let state = TargetState { books: Arc::new(part), ..self.state.clone() };
+        let state = TargetState { ledger: Arc::new(part), ..self.state.clone() };
         let snapshot = Snapshot { targets: vec![state], ..self.snapshot.state.clone() };
         let mut profile = profile(&snapshot, Scope::Whole, resolver, trims);
         self.name_unrecorded(&mut profile, &indices);

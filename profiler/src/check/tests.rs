@@ -78,7 +78,7 @@ fn callsite(index: u32) -> CallsiteSnapshot {
 /// A process with four callsites.
 fn snapshot(is_complete: bool) -> Snapshot {
     let pid = Pid(7);
-    let books = TargetSnapshot {
+    let ledger = TargetSnapshot {
         pid,
         totals: Totals::default(),
         heaps: vec![(HeapId(0), Totals::default())],
@@ -96,7 +96,7 @@ fn snapshot(is_complete: bool) -> Snapshot {
             interval_bytes_max: 1,
             hooks: Vec::new(),
         }],
-        books: Arc::new(books),
+        ledger: Arc::new(ledger),
         growths: Leaks::default(),
         curve: Vec::new(),
         timeline: Arc::default(),

@@ -178,7 +178,7 @@ impl EventNames {
     /// `ledgers` are those of the snapshot's targets, in their order.
     fn new(snapshot: &Snapshot, ledgers: Vec<LedgerId>, resolver: &dyn Resolve, trims: bool, entries: usize) -> Self {
         let target = |(index, (ledger, target)): (usize, (LedgerId, &TargetState))| {
-            let callsites = target.books.callsites.iter().enumerate().map(|(at, callsite)| (callsite.index, at));
+            let callsites = target.ledger.callsites.iter().enumerate().map(|(at, callsite)| (callsite.index, at));
             (ledger, EventTarget { index, callsites: callsites.collect() })
         };
         let targets = ledgers.into_iter().zip(&snapshot.targets).enumerate().map(target).collect();

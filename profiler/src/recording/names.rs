@@ -28,7 +28,7 @@ impl NamedLocation {
 pub(crate) fn names(snapshot: &Snapshot, resolver: &dyn Resolve) -> Names {
     let mut offsets: FxHashMap<ModuleId, Vec<FileOffset>> = FxHashMap::default();
     for target in &snapshot.targets {
-        let stacks = target.books.callsites.iter().filter_map(|callsite| callsite.stack.as_ref());
+        let stacks = target.ledger.callsites.iter().filter_map(|callsite| callsite.stack.as_ref());
         for location in
             stacks.flat_map(|stack| stack.frames.iter()).filter_map(|frame| target.space.lookup(frame.inside_call()))
         {

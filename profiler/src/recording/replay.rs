@@ -361,7 +361,7 @@ impl Replay {
             threads: Arc::clone(&account.threads),
             space: Arc::new(account.space(known.facts.pid, self.modules.len())),
             heaps,
-            books: Arc::new(snapshot),
+            ledger: Arc::new(snapshot),
             growths: account.growths(now),
             curve: account.ledger.curve_points(until),
             timeline: Arc::new(account.timeline.clone()),

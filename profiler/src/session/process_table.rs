@@ -131,7 +131,7 @@ impl ProcessTable {
         all.sort_by_key(|target| (target.beginning.time, target.pid));
         let states = states.iter().filter(|state| !matches!(state.base, Base::Ended));
         for (target, state) in all.into_iter().zip(states) {
-            target.start_window(Arc::clone(&state.books));
+            target.start_window(Arc::clone(&state.ledger));
         }
     }
 

@@ -318,15 +318,15 @@ impl Target {
     }
 
     pub(super) fn state(&self, now: MonotonicNanos, plan: &Plan, rates: &Rates) -> TargetState {
-        let books = self.ledger.snapshot(now);
+        let ledger = self.ledger.snapshot(now);
         let at_end = self.age_statistics.clone();
         let AgeStatistics { counted, growths, older } = at_end.unwrap_or_else(|| self.count_by_age(now));
         TargetState {
             facts: self.facts(),
             space: Arc::clone(&self.mappings.space),
             threads: Arc::clone(&self.threads.names),
-            heaps: self.hooks.heaps(&books.heaps, plan, rates),
-            books: Arc::new(books),
+            heaps: self.hooks.heaps(&ledger.heaps, plan, rates),
+            ledger: Arc::new(ledger),
             growths,
             curve: self.ledger.curve_points(counted),
             timeline: Arc::clone(&self.timeline),

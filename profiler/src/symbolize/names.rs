@@ -210,8 +210,8 @@ impl Writer<'_> {
 pub(super) struct Threads(Vec<Tid>);
 
 impl Threads {
-    pub(super) fn of(books: &TargetSnapshot) -> Self {
-        let mut threads: Vec<Tid> = books.callsites.iter().filter_map(|callsite| callsite.thread).collect();
+    pub(super) fn of(ledger: &TargetSnapshot) -> Self {
+        let mut threads: Vec<Tid> = ledger.callsites.iter().filter_map(|callsite| callsite.thread).collect();
         threads.sort_unstable();
         threads.dedup();
         Self(threads)

@@ -22,7 +22,7 @@ use crate::units::{Amounts, MonotonicNanos};
 
 pub fn profile(snapshot: &Snapshot, scope: Scope, resolver: &dyn Resolve, trims: bool) -> Profile {
     let targets: Vec<(&TargetState, Cow<'_, TargetSnapshot>)> =
-        snapshot.targets.iter().filter_map(|target| Some((target, target.books_of(scope)?))).collect();
+        snapshot.targets.iter().filter_map(|target| Some((target, target.ledger_of(scope)?))).collect();
     let unnamed: Vec<_> =
         targets.iter().map(|(target, ledger)| Unnamed { snapshot: ledger, space: &target.space }).collect();
     let mut named = name_profile(&unnamed, &snapshot.modules, resolver);
@@ -239,7 +239,7 @@ impl<'state> Clip<'state> {
 
     fn changes(&self, index: u32) -> Vec<Change> {
         let ([first, behind], [has_beginning, has_end]) = (self.kept, self.has_ends);
-        let totals = totals_of(&self.target.books, index);
+        let totals = totals_of(&self.target.ledger, index);
         let at_first = match self.window {
             Some((_, base)) => totals_of(base, index).map(HeapUsage::of),
             None => totals.map(HeapUsage::at_first),
@@ -268,7 +268,7 @@ impl<'state> Clip<'state> {
     }
 
     fn curve(&self) -> Vec<CurvePoint> {
-        let TargetState { curve, books, until, facts, .. } = self.target;
+        let TargetState { curve, ledger, until, facts, .. } = self.target;
         let (beginning, later) = match self.window {
             Some((start, base)) => {
                 let later = curve.partition_point(|moment| moment.time <= start);
@@ -276,10 +276,10 @@ impl<'state> Clip<'state> {
             }
             None => {
                 let first = curve.first().map_or(*until, |first| first.time);
-                (CurvePoint { time: facts.beginning.time.min(first), held: HeapUsage::at_first(&books.totals) }, 0)
+                (CurvePoint { time: facts.beginning.time.min(first), held: HeapUsage::at_first(&ledger.totals) }, 0)
             }
         };
-        let last = CurvePoint { time: *until, held: HeapUsage::of(&books.totals) };
+        let last = CurvePoint { time: *until, held: HeapUsage::of(&ledger.totals) };
         let mut moments = vec![beginning];
         moments.extend(&curve[later..]);
         // Without changes since the start, start and end are the same point.
@@ -291,9 +291,9 @@ impl<'state> Clip<'state> {
     }
 }
 
-fn totals_of(books: &TargetSnapshot, index: u32) -> Option<&Totals> {
-    let place = books.callsites.binary_search_by_key(&index, |callsite| callsite.index).ok()?;
-    Some(&books.callsites[place].totals)
+fn totals_of(ledger: &TargetSnapshot, index: u32) -> Option<&Totals> {
+    let place = ledger.callsites.binary_search_by_key(&index, |callsite| callsite.index).ok()?;
+    Some(&ledger.callsites[place].totals)
 }
 
 #[cfg(test)]

@@ -67,12 +67,12 @@ fn change() -> impl Strategy<Value = Change> {
 
 /// The ranges, and what was mapped less what was freed.
 #[derive(Debug, Default)]
-struct Books {
+struct Recorded {
     ranges: Ranges,
     live: Sums,
 }
 
-impl Books {
+impl Recorded {
     fn free(&mut self, pieces: impl IntoIterator<Item = Freed>) {
         for piece in pieces {
             assert!(piece.bytes > 0);
@@ -109,35 +109,35 @@ proptest! {
     /// pieces do not overlap, and nothing is kept of what is gone.
     #[test]
     fn ranges_agree_with_single_pages(changes in proptest::collection::vec((change(), 0u64..40, 0u64..20), 0..80)) {
-        let (mut books, mut pages) = (Books::default(), Pages::default());
+        let (mut ledger, mut pages) = (Recorded::default(), Pages::default());
         for (turn, (change, late, lasted)) in (0u64..).zip(changes) {
             // Later by up to four turns than those before it.
             let began = MonotonicNanos(100 + 10 * turn - late);
             let ended = MonotonicNanos(began.0 + lasted);
             match change {
                 Change::Map(range, callsite) => {
-                    books.map(&range, ended, callsite);
+                    ledger.map(&range, ended, callsite);
                     pages.map(&range, ended, callsite);
                 }
                 Change::Unmap(range) => {
-                    books.unmap(&range, began);
+                    ledger.unmap(&range, began);
                     pages.unmap(&range, began);
                 }
                 Change::Move(old, new, callsite) => {
-                    books.unmap(&old, began);
-                    books.map(&new, ended, callsite);
+                    ledger.unmap(&old, began);
+                    ledger.map(&new, ended, callsite);
                     pages.unmap(&old, began);
                     pages.map(&new, ended, callsite);
                 }
             }
-            prop_assert_eq!(books.live(), pages.live());
-            let ends: Vec<u64> = books.ranges.pieces.iter().flat_map(|(&start, piece)| [start, piece.end]).collect();
+            prop_assert_eq!(ledger.live(), pages.live());
+            let ends: Vec<u64> = ledger.ranges.pieces.iter().flat_map(|(&start, piece)| [start, piece.end]).collect();
             prop_assert!(ends.is_sorted(), "{:?}", ends);
-            prop_assert!(books.ranges.displaced.len() <= DISPLACED_MAX);
+            prop_assert!(ledger.ranges.displaced.len() <= DISPLACED_MAX);
         }
-        books.unmap(&(0..PAGES), MonotonicNanos(u64::MAX));
-        prop_assert_eq!(books.live(), Sums::new());
-        prop_assert!(books.ranges.pieces.is_empty() && books.ranges.splits.is_empty());
+        ledger.unmap(&(0..PAGES), MonotonicNanos(u64::MAX));
+        prop_assert_eq!(ledger.live(), Sums::new());
+        prop_assert!(ledger.ranges.pieces.is_empty() && ledger.ranges.splits.is_empty());
     }
 }
 

@@ -39,18 +39,18 @@ fn threads_are_distinguished_on_request_only() {
 
 #[test]
 fn earlier_blocks_have_no_thread() {
-    let mut books = ledger([made(1, 10, 5)]);
-    books.distinguish_threads();
-    [made(2, 20, 5), free(1)].into_iter().for_each(|event| books.enter(event));
-    assert_eq!(told(&books), [(None, 0, 10, false), (Some(5), 20, 20, false)]);
+    let mut ledger = ledger([made(1, 10, 5)]);
+    ledger.distinguish_threads();
+    [made(2, 20, 5), free(1)].into_iter().for_each(|event| ledger.enter(event));
+    assert_eq!(told(&ledger), [(None, 0, 10, false), (Some(5), 20, 20, false)]);
 }
 
 #[test]
 fn the_number_of_distinguished_threads_is_bounded() {
-    let mut books = Ledger::new(PID);
-    books.distinguish_threads();
-    (1..=10_000).for_each(|tid| books.enter(made(tid, 1, u32::try_from(tid).expect("small"))));
-    let told = told(&books);
+    let mut ledger = Ledger::new(PID);
+    ledger.distinguish_threads();
+    (1..=10_000).for_each(|tid| ledger.enter(made(tid, 1, u32::try_from(tid).expect("small"))));
+    let told = told(&ledger);
     assert_eq!(told.len(), 2049);
     assert_eq!(told.last(), Some(&(None, 10_000 - 2048, 10_000 - 2048, false)));
 }

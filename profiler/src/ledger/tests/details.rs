@@ -41,17 +41,17 @@ fn ages_are_accurate_to_a_tick() {
 
 #[test]
 fn lifetimes_and_ages_are_summed() {
-    let mut books = ledger([alloc_at(1, 10, 0, 1), alloc_at(2, 10, 0, 1), free_by(1, 1, 5_000_000, 5_000)]);
-    let known = details(&books, 105 * SECOND_NS);
+    let mut ledger = ledger([alloc_at(1, 10, 0, 1), alloc_at(2, 10, 0, 1), free_by(1, 1, 5_000_000, 5_000)]);
+    let known = details(&ledger, 105 * SECOND_NS);
     assert_eq!(known.lifetime_total, EstimatedMicros::exact(5_000));
     assert!(known.ages.total.rounded().abs_diff(105_000_000) <= HALF_TICK_NS.div_ceil(1000), "{known:?}");
     // It had not been freed.
-    books.enter(Event::Restore(Allocation { time: MonotonicNanos(0), ..allocation(1, 10, 7, 1) }));
-    assert_eq!(details(&books, 0).lifetime_total, EstimatedMicros::ZERO);
+    ledger.enter(Event::Restore(Allocation { time: MonotonicNanos(0), ..allocation(1, 10, 7, 1) }));
+    assert_eq!(details(&ledger, 0).lifetime_total, EstimatedMicros::ZERO);
     let sampled = allocation(9, 100, 7, 4096);
-    books.enter(Event::Alloc(sampled));
-    books.enter(free_by(9, 1, 2_009, 2));
-    assert_eq!(details(&books, 0).lifetime_total, Amounts::of(100, sampled.interval).count.lasting(2));
+    ledger.enter(Event::Alloc(sampled));
+    ledger.enter(free_by(9, 1, 2_009, 2));
+    assert_eq!(details(&ledger, 0).lifetime_total, Amounts::of(100, sampled.interval).count.lasting(2));
 }
 
 #[test]

@@ -55,13 +55,13 @@ fn flows_are_not_recorded_by_default() {
 
 #[test]
 fn flows_begin_with_the_live_blocks() {
-    let mut books = ledger([alloc(1, 100, 7), alloc(2, 50, 8), alloc(3, 7, 7), free(2), map(0..0, 0..4096, 5)]);
-    books.enter(map(1024..2048, 0..0, 6));
-    books.record_flows();
+    let mut ledger = ledger([alloc(1, 100, 7), alloc(2, 50, 8), alloc(3, 7, 7), free(2), map(0..0, 0..4096, 5)]);
+    ledger.enter(map(1024..2048, 0..0, 6));
+    ledger.record_flows();
     let flow = |callsite, bytes| Flow { callsite, movement: Movement::In(Amounts::exact(bytes, 1)) };
-    assert_eq!(books.take_flows(), [flow(0, 7), flow(0, 100), flow(2, 3072)]);
-    assert_eq!(books.take_flows(), []);
-    let mut child = books.fork(Pid(2));
+    assert_eq!(ledger.take_flows(), [flow(0, 7), flow(0, 100), flow(2, 3072)]);
+    assert_eq!(ledger.take_flows(), []);
+    let mut child = ledger.fork(Pid(2));
     assert_eq!(child.take_flows(), []);
     child.record_flows();
     assert_eq!(child.take_flows(), [flow(0, 7), flow(0, 100), flow(2, 3072)]);
@@ -69,13 +69,13 @@ fn flows_begin_with_the_live_blocks() {
 
 #[test]
 fn a_failed_realloc_is_a_free_and_its_reversal() {
-    let mut books = ledger([]);
-    books.record_flows();
+    let mut ledger = ledger([]);
+    ledger.record_flows();
     for event in [alloc(1, 100, 7), free(1), Event::Restore(allocation(1, 100, 7, 1))] {
-        books.enter(event);
+        ledger.enter(event);
     }
     let weight = Amounts::exact(100, 1);
-    let movements: Vec<Movement> = books.take_flows().iter().map(|flow| flow.movement).collect();
+    let movements: Vec<Movement> = ledger.take_flows().iter().map(|flow| flow.movement).collect();
     assert_eq!(movements, [Movement::In(weight), Movement::Out(weight), Movement::Back(weight)]);
 }
 
@@ -87,32 +87,32 @@ proptest! {
         interval_bytes in prop_oneof![Just(1u32), 2u32..100_000],
         asked_at in 0usize..20,
     ) {
-        let mut books = Ledger::new(PID);
+        let mut ledger = Ledger::new(PID);
         let mut sums = Sums::default();
         let mut came_before = 0;
         for (at, (address, size, stack, operation)) in operations.into_iter().enumerate() {
             if at == asked_at {
-                came_before = books.totals().alloc_samples - books.totals().live_samples;
-                books.record_flows();
+                came_before = ledger.totals().alloc_samples - ledger.totals().live_samples;
+                ledger.record_flows();
             }
             let block = Allocation { time: MonotonicNanos(1), ..allocation(address, size, stack, interval_bytes) };
             let time = 10 + at as u64;
             match operation {
-                0..=2 => books.enter(Event::Alloc(block)),
-                3 | 4 => books.enter(free(address)),
-                5 => books.enter(Event::Restore(block)),
-                6 => books.enter(map(0..0, address * 10..address * 10 + size, time)),
-                7 => books.enter(map(address * 10..address * 10 + size, 0..0, time)),
-                _ => books.correct(&Correction::Removed(TargetAddr(address))),
+                0..=2 => ledger.enter(Event::Alloc(block)),
+                3 | 4 => ledger.enter(free(address)),
+                5 => ledger.enter(Event::Restore(block)),
+                6 => ledger.enter(map(0..0, address * 10..address * 10 + size, time)),
+                7 => ledger.enter(map(address * 10..address * 10 + size, 0..0, time)),
+                _ => ledger.correct(&Correction::Removed(TargetAddr(address))),
             }
-            sums.enter(books.take_flows());
+            sums.enter(ledger.take_flows());
             if at >= asked_at {
-                prop_assert_eq!(sums.live_bytes, books.totals().live_bytes());
-                prop_assert_eq!(sums.live_count, books.totals().live_count());
-                prop_assert_eq!(sums.came, books.totals().alloc_samples - came_before);
-                prop_assert!(sums.peak_bytes <= books.totals().peak_bytes);
+                prop_assert_eq!(sums.live_bytes, ledger.totals().live_bytes());
+                prop_assert_eq!(sums.live_count, ledger.totals().live_count());
+                prop_assert_eq!(sums.came, ledger.totals().alloc_samples - came_before);
+                prop_assert!(sums.peak_bytes <= ledger.totals().peak_bytes);
                 if asked_at == 0 {
-                    prop_assert_eq!(sums.peak_bytes, books.totals().peak_bytes);
+                    prop_assert_eq!(sums.peak_bytes, ledger.totals().peak_bytes);
                 }
             }
         }
@@ -121,18 +121,18 @@ proptest! {
     /// Thinning moves what is live and nothing else.
     #[test]
     fn thinning_adds_up(sizes in proptest::collection::vec((1u64..5000, any::<bool>()), 1..20)) {
-        let mut books = Ledger::new(PID);
-        books.record_flows();
+        let mut ledger = Ledger::new(PID);
+        ledger.record_flows();
         let mut sums = Sums::default();
         for (address, (size, _)) in (0..).zip(&sizes) {
-            books.enter(Event::Alloc(allocation(address, *size, 1, 64)));
+            ledger.enter(Event::Alloc(allocation(address, *size, 1, 64)));
         }
-        for block in books.live().collect::<Vec<_>>() {
+        for block in ledger.live().collect::<Vec<_>>() {
             let stays = sizes[usize::try_from(block.address.0).expect("few")].1;
-            books.thin(&block, stays.then(|| Interval::nearest(4096)));
+            ledger.thin(&block, stays.then(|| Interval::nearest(4096)));
         }
-        sums.enter(books.take_flows());
-        prop_assert_eq!(sums.live_bytes, books.totals().live_bytes());
-        prop_assert_eq!(sums.live_count, books.totals().live_count());
+        sums.enter(ledger.take_flows());
+        prop_assert_eq!(sums.live_bytes, ledger.totals().live_bytes());
+        prop_assert_eq!(sums.live_count, ledger.totals().live_count());
     }
 }

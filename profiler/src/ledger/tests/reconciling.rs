@@ -1,4 +1,4 @@
-//! Books that are put right after loss.
+//! Recorded that are put right after loss.
 
 use super::*;
 

@@ -132,7 +132,7 @@ fn act() -> impl Strategy<Value = Act> {
     ]
 }
 
-/// What callsites hold, by their stacks, kept without books.
+/// What callsites hold, by their stacks, kept without ledger.
 #[derive(Clone, Debug, Default)]
 struct Naive {
     live: BTreeMap<u64, (u64, u64)>,

@@ -1,4 +1,4 @@
-//! Books that were put right after loss are put right in the replay.
+//! Recorded that were put right after loss are put right in the replay.
 
 use super::*;
 use crate::ledger::live::Correction;
@@ -41,7 +41,7 @@ proptest! {
 
         let now = MonotonicNanos(1 << 40);
         let replayed = replay.snapshot(None, Modules::default(), now);
-        prop_assert_eq!(format!("{:?}", replayed.targets[0].books), format!("{:?}", ledger.snapshot(now)));
+        prop_assert_eq!(format!("{:?}", replayed.targets[0].ledger), format!("{:?}", ledger.snapshot(now)));
         prop_assert!(ledger.take_corrections().is_empty());
     }
 }

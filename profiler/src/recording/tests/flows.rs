@@ -10,8 +10,8 @@ use crate::units::{Amounts, EstimatedBytes};
 fn told(bytes: &[u8], span: Span) -> (EstimatedBytes, usize, Vec<u64>) {
     let (mut live, mut came, mut times) = (EstimatedBytes::ZERO, 0, Vec::new());
     let entries = Reading::new(bytes).expect("whole");
-    let length_ns = ReplayedSpan::flows(entries, span, false, |at_ns, books, flow| {
-        assert_eq!(books, LedgerId(1));
+    let length_ns = ReplayedSpan::flows(entries, span, false, |at_ns, ledger, flow| {
+        assert_eq!(ledger, LedgerId(1));
         times.push(at_ns);
         let (more, less) = match flow.movement {
             Movement::In(weight) => (weight, Amounts::default()),
@@ -70,6 +70,6 @@ proptest! {
         spanned.check_whole().expect("nothing was folded");
         let snapshot = spanned.snapshot(Modules::default());
         prop_assert_eq!(spanned.targets(), [LedgerId(1)]);
-        prop_assert_eq!(told(&bytes, span).0, snapshot.targets[0].books.totals.live_bytes());
+        prop_assert_eq!(told(&bytes, span).0, snapshot.targets[0].ledger.totals.live_bytes());
     }
 }

@@ -46,7 +46,7 @@ fn folded_events_count_in_totals_and_windows_begin_later() {
     );
     let (one, other) = (replayed(&whole), replayed(&limited));
     assert_eq!(format!("{:?}", one.targets), format!("{:?}", other.targets));
-    assert_eq!(one.targets[0].books.totals.live_samples, 200);
+    assert_eq!(one.targets[0].ledger.totals.live_samples, 200);
 
     let read = |bytes: &[u8], from_ns: u64| {
         let span = Span { from_ns: Some(from_ns), to_ns: None };
@@ -59,8 +59,8 @@ fn folded_events_count_in_totals_and_windows_begin_later() {
     let [one, other] = [&whole, &limited].map(|bytes| {
         let spanned = read(bytes, earliest_ns).expect("known from here on");
         let snapshot = spanned.snapshot(Modules::default());
-        let books = snapshot.targets[0].books_of(Scope::Window).expect("it runs");
-        format!("{:?} {:?}", books.totals, books.callsites)
+        let ledger = snapshot.targets[0].ledger_of(Scope::Window).expect("it runs");
+        format!("{:?} {:?}", ledger.totals, ledger.callsites)
     });
     assert_eq!(one, other);
 }

@@ -10,7 +10,7 @@ use crate::recording::entry::{MappedRange, ModuleFacts, ThreadFacts};
 /// Something of everything that a fold can hold.
 fn replay() -> Replay {
     let mut replay = Replay::default().by_thread(true);
-    let books = LedgerId(1);
+    let ledger = LedgerId(1);
     let frames = [TargetAddr(0x1010), TargetAddr(0x1020)].into();
     let module = ModuleFacts {
         id: ModuleId(0),
@@ -40,14 +40,14 @@ fn replay() -> Replay {
     };
     let entries = [
         fact(Fact::Module(module)),
-        Entry::Step(Step::Mapped { ledger: books, mappings: vec![mapped] }),
-        fact(Fact::Thread(books, ThreadFacts { tid: Tid(8), name: "eight".into() })),
+        Entry::Step(Step::Mapped { ledger: ledger, mappings: vec![mapped] }),
+        fact(Fact::Thread(ledger, ThreadFacts { tid: Tid(8), name: "eight".into() })),
         Entry::Event(Event::Stack(Pid(7), StackId(1), Stack { frames, end: StackEnd::Complete })),
         Entry::Event(Event::Alloc(allocation(0x4001, 100, 1000))),
         Entry::Event(Event::Alloc(allocation(0x4006, 200, 2000))),
         Entry::Event(Event::Remap(mapping)),
         Entry::Step(Step::Sampled {
-            ledger: books,
+            ledger: ledger,
             point: TimelinePoint { time: MonotonicNanos(5000), trigger: None },
         }),
         Entry::Event(free(0x4001, 6000)),

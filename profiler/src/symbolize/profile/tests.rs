@@ -35,7 +35,7 @@ fn mapped(start: u64, module: Option<u32>) -> MappedModule {
     MappedModule { mapping, module: module.map(ModuleId) }
 }
 
-fn books(frames: &[u64]) -> TargetSnapshot {
+fn ledger(frames: &[u64]) -> TargetSnapshot {
     let frames = frames.iter().map(|&address| TargetAddr(address)).collect();
     let callsite = CallsiteSnapshot {
         index: 0,
@@ -64,7 +64,7 @@ fn modules_occur_once_and_removed_mappings_if_stacks_refer_to_them() {
     let first = AddressSpace::of(Pid(1), vec![mapped(0x50_0000, Some(1)), mapped(0x60_0000, None)], plugins);
     let second = AddressSpace::of(Pid(2), vec![mapped(0x70_0000, Some(2)), mapped(0x80_0000, Some(1))], Vec::new());
     // A return address may be the first behind the mapping.
-    let (of_first, of_second) = (books(&[0x50_0010, 0x10_5000, 0x60_0001]), books(&[]));
+    let (of_first, of_second) = (ledger(&[0x50_0010, 0x10_5000, 0x60_0001]), ledger(&[]));
     let targets = [Unnamed { snapshot: &of_first, space: &first }, Unnamed { snapshot: &of_second, space: &second }];
     let code = Code::of(&targets, &modules);
     let told: Vec<_> = code.modules.iter().map(|module| (&*module.path, module.build_id.as_deref())).collect();

@@ -70,7 +70,7 @@ impl Running {
             facts: TargetFacts::running(PID, "app", "app", Beginning::running(at(100))),
             space: Arc::new(AddressSpace::new(PID)),
             heaps: Vec::new(),
-            books: Arc::new(self.ledger.snapshot(until)),
+            ledger: Arc::new(self.ledger.snapshot(until)),
             growths: Leaks::of(&self.timeline, &self.ledger, until, None),
             curve: self.ledger.curve_points(until),
             timeline: Arc::new(self.timeline.clone()),
@@ -127,7 +127,7 @@ fn the_history_at_a_dump_agrees_with_its_window() {
         }
         running.look();
         let state = running.dump(number, base);
-        base = Base::At(Arc::clone(&state.books));
+        base = Base::At(Arc::clone(&state.ledger));
         states.push(state);
     }
     let end = running.state(at(running.now + 9), base);
@@ -135,7 +135,7 @@ fn the_history_at_a_dump_agrees_with_its_window() {
     assert_eq!(whole.instants[0], TimelinePoint { time: at(100), trigger: None });
     assert_eq!(whole.instants.last(), Some(&TimelinePoint { time: end.until, trigger: None }));
     for (number, pair) in (2..).zip(states.windows(2)) {
-        let window = pair[1].books.since(&pair[0].books);
+        let window = pair[1].ledger.since(&pair[0].ledger);
         check_window(&whole, &window, [place_of(&whole, number - 1), place_of(&whole, number)]);
         let own = Clip::new(&pair[1], Some(pair[0].until));
         check_window(&own, &window, [0, own.instants.len() - 1]);
@@ -146,7 +146,7 @@ fn the_history_at_a_dump_agrees_with_its_window() {
         assert_eq!(place_of(&own, number), own.instants.len() - 1);
         assert_eq!(own.instants.len(), 4, "both dumps and two looks");
         let curve = own.curve();
-        let totals = [&pair[0], &pair[1]].map(|state| HeapUsage::of(&state.books.totals));
+        let totals = [&pair[0], &pair[1]].map(|state| HeapUsage::of(&state.ledger.totals));
         assert_eq!([curve[0], curve[curve.len() - 1]].map(|moment| moment.held), totals);
         assert_eq!([curve[0], curve[curve.len() - 1]].map(|moment| moment.time), [pair[0].until, pair[1].until]);
         assert!(curve.is_sorted_by_key(|moment| moment.time));
@@ -161,7 +161,7 @@ fn a_change_and_its_reversal_are_both_recorded() {
     running.allocate(2, 5, 7);
     // No point is added here: the state is in the window's base alone.
     let start = MonotonicNanos(running.now * SECOND + SECOND / 2);
-    let base = running.state(start, Base::Beginning).books;
+    let base = running.state(start, Base::Beginning).ledger;
     running.free(2);
     running.look();
     let end = running.state(at(running.now), Base::At(base));
