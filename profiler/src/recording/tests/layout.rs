@@ -40,14 +40,14 @@ fn replay() -> Replay {
     };
     let entries = [
         fact(Fact::Module(module)),
-        Entry::Step(Step::Mapped { ledger: ledger, mappings: vec![mapped] }),
+        Entry::Step(Step::Mapped { ledger, mappings: vec![mapped] }),
         fact(Fact::Thread(ledger, ThreadFacts { tid: Tid(8), name: "eight".into() })),
         Entry::Event(Event::Stack(Pid(7), StackId(1), Stack { frames, end: StackEnd::Complete })),
         Entry::Event(Event::Alloc(allocation(0x4001, 100, 1000))),
         Entry::Event(Event::Alloc(allocation(0x4006, 200, 2000))),
         Entry::Event(Event::Remap(mapping)),
         Entry::Step(Step::Sampled {
-            ledger: ledger,
+            ledger,
             point: TimelinePoint { time: MonotonicNanos(5000), trigger: None },
         }),
         Entry::Event(free(0x4001, 6000)),
