@@ -1,10 +1,9 @@
 //! Addresses, one type per address space.
 
-use std::fmt;
-
+use derive_more::LowerHex;
 use serde::{Deserialize, Serialize};
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, LowerHex, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct TargetAddr(pub u64);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -18,11 +17,5 @@ impl TargetAddr {
     /// The return address itself is that of the next instruction, which may belong to another line or function.
     pub fn inside_call(self) -> Self {
         Self(self.0.saturating_sub(1))
-    }
-}
-
-impl fmt::LowerHex for TargetAddr {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
     }
 }

@@ -1,8 +1,7 @@
 //! Quantities: fixed-point estimates, whose sums are exact, and weights of samples.
 
-use std::ops::{Add, AddAssign, Sub, SubAssign};
-
 use bytesize::ByteSize;
+use derive_more::{Add, AddAssign, Sub, SubAssign, Sum};
 use profiler_common::interval::Interval;
 use profiler_common::sampling;
 use serde::{Deserialize, Serialize};
@@ -15,6 +14,7 @@ macro_rules! estimate {
     ($(#[$doc:meta])* $name:ident) => {
         $(#[$doc])*
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+        #[derive(Add, AddAssign, Sub, SubAssign, Sum)]
         #[serde(try_from = "i128")]
         pub struct $name(i128);
 
@@ -51,38 +51,6 @@ macro_rules! estimate {
                 u64::try_from((self.0.max(0) + half) >> FRACTION_BITS).unwrap_or(u64::MAX)
             }
         }
-
-        impl Add for $name {
-            type Output = Self;
-            fn add(self, other: Self) -> Self {
-                Self(self.0 + other.0)
-            }
-        }
-
-        impl AddAssign for $name {
-            fn add_assign(&mut self, other: Self) {
-                self.0 += other.0;
-            }
-        }
-
-        impl Sub for $name {
-            type Output = Self;
-            fn sub(self, other: Self) -> Self {
-                Self(self.0 - other.0)
-            }
-        }
-
-        impl SubAssign for $name {
-            fn sub_assign(&mut self, other: Self) {
-                self.0 -= other.0;
-            }
-        }
-
-        impl std::iter::Sum for $name {
-            fn sum<I: Iterator<Item = Self>>(iter: I) -> Self {
-                iter.fold(Self::ZERO, Add::add)
-            }
-        }
     };
 }
 
@@ -115,43 +83,20 @@ impl EstimatedCount {
     }
 }
 
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, AddAssign, SubAssign, Serialize, Deserialize)]
 pub struct Variance {
     pub bytes: EstimatedVariance,
     pub count: EstimatedVariance,
 }
 
-impl AddAssign for Variance {
-    fn add_assign(&mut self, other: Self) {
-        self.bytes += other.bytes;
-        self.count += other.count;
-    }
-}
-
-impl SubAssign for Variance {
-    fn sub_assign(&mut self, other: Self) {
-        self.bytes -= other.bytes;
-        self.count -= other.count;
-    }
-}
-
 /// Estimated amounts of one sampled block (its weight) or of several, with their variances.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, AddAssign, Serialize, Deserialize)]
 pub struct Amounts {
     pub count: EstimatedCount,
     pub bytes: EstimatedBytes,
     /// Number of samples that the estimates are based on; a part of a block is none.
     pub samples: u64,
     pub variance: Variance,
-}
-
-impl AddAssign for Amounts {
-    fn add_assign(&mut self, other: Self) {
-        self.count += other.count;
-        self.bytes += other.bytes;
-        self.samples += other.samples;
-        self.variance += other.variance;
-    }
 }
 
 impl Amounts {

@@ -14,7 +14,7 @@ use crate::model::Profile;
 use crate::recording::entry::Names;
 use crate::recording::names::names;
 use crate::report::suppressions::Suppressions;
-use crate::report::{Presentation, View, caption};
+use crate::report::{Presentation, View, describe};
 use crate::snapshot::{Scope, Snapshot};
 use crate::symbolize::profile::profile;
 use crate::symbolize::resolver::Resolver;
@@ -104,7 +104,7 @@ impl State {
             }
         }
         if !self.args.common.output.quiet && !written.is_empty() {
-            self.line.say(&format!("heapbpf: wrote {} ({})", written.join(", "), caption::outcome(profile)));
+            self.line.say(&format!("heapbpf: wrote {} ({})", written.join(", "), describe::outcome(profile)));
         }
     }
 

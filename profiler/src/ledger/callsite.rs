@@ -17,7 +17,7 @@ pub(super) const BEFORE_PEAKS: PeakEpoch = 0;
 /// For counters read from a file, so that adding to them cannot overflow.
 pub(super) const COUNT_MAX: u64 = u64::MAX / 2;
 
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Debug, Default, Serialize, Deserialize)]
 pub(super) struct Callsite {
     pub(super) stack: StackId,
     pub(super) heap: HeapId,
@@ -36,18 +36,7 @@ pub(super) struct Callsite {
 
 impl Callsite {
     pub(super) fn new(stack: StackId, heap: HeapId, thread: Option<Tid>) -> Self {
-        Self {
-            stack,
-            heap,
-            thread,
-            inherited: false,
-            totals: Totals::default(),
-            saved: BEFORE_PEAKS,
-            sizes: Histogram::default(),
-            lifetimes: Histogram::default(),
-            lifetime_total: EstimatedMicros::ZERO,
-            temporary_count: 0,
-        }
+        Self { stack, heap, thread, saved: BEFORE_PEAKS, ..Self::default() }
     }
 
     /// The thread remains the parent's.

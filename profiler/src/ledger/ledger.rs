@@ -16,7 +16,7 @@ use crate::ingest::event::{Allocation, Event, Free, Remap, Stack};
 use crate::units::{Amounts, MonotonicNanos};
 
 /// The order of the fields is part of the recording format.
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Debug, Default, Serialize, Deserialize)]
 pub struct Ledger {
     pub(super) pid: Pid,
     pub(super) live: LiveBlocks,
@@ -54,29 +54,7 @@ const THREADS_DISTINGUISHED_MAX: usize = 2048;
 
 impl Ledger {
     pub fn new(pid: Pid) -> Self {
-        Self {
-            pid,
-            live: LiveBlocks::default(),
-            ranges: Ranges::default(),
-            callsites: Vec::new(),
-            callsite_ids: FxHashMap::default(),
-            distinguished: None,
-            stacks: FxHashMap::default(),
-            totals: Totals::default(),
-            heaps: FxHashMap::default(),
-            frees_unknown: 0,
-            reserved: 0,
-            id: None,
-            corrections: Vec::new(),
-            flows: None,
-            peak: BEFORE_PEAKS + 1,
-            latest: MonotonicNanos(0),
-            curve: Curve::default(),
-            peak_details: PeakDetails::default(),
-            threads: Threads::default(),
-            sampled: FxHashSet::default(),
-            ages_at_end: None,
-        }
+        Self { pid, peak: BEFORE_PEAKS + 1, ..Self::default() }
     }
 
     pub fn empty(&self, pid: Pid) -> Self {

@@ -1,5 +1,6 @@
 //! Corrects a ledger by the kernel's live set, after dropped records and when live blocks are thinned.
 
+use derive_more::AddAssign;
 use profiler_common::interval::Interval;
 
 use super::ledger::Ledger;
@@ -8,7 +9,7 @@ use super::totals::Movement;
 use crate::address::TargetAddr;
 use crate::units::Amounts;
 
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, AddAssign)]
 pub struct Reconciled {
     /// Their allocation records were dropped. They count as allocated.
     pub inserted: u64,
@@ -21,14 +22,6 @@ pub struct Reconciled {
 impl Reconciled {
     pub const fn total(&self) -> u64 {
         self.inserted + self.removed + self.replaced
-    }
-}
-
-impl std::ops::AddAssign for Reconciled {
-    fn add_assign(&mut self, other: Self) {
-        self.inserted += other.inserted;
-        self.removed += other.removed;
-        self.replaced += other.replaced;
     }
 }
 

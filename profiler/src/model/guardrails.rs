@@ -4,73 +4,23 @@ use serde::{Deserialize, Serialize};
 
 use crate::ids::Pid;
 
-/// As recordings store it: without a level for `usage`.
+/// Limits, `None` where none was set, and peaks of what they limit. Recordings contain it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(from = "Stored", into = "Stored")]
+#[serde(default)]
 pub struct Guardrails {
-    pub usage: Usage,
-    pub reached: Vec<Reached>,
-}
-
-/// Limits, null where none was set, and peaks of what they limit.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(default)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
-pub struct Usage {
-    /// Limit on the memory of heapbpf and the kernel's maps, in bytes.
+    /// Of heapbpf and the kernel's maps.
     pub memory_bytes_max: Option<u64>,
-    /// Peak of that memory.
     pub memory_bytes_highest: Option<u64>,
-    /// Limit on the CPU usage of heapbpf, in percent of one core.
+    /// Of heapbpf, in percent of one core.
     pub cpu_percent_max: Option<f64>,
-    /// Peak of that usage, over some seconds.
+    /// Over some seconds.
     pub cpu_percent_highest: Option<f64>,
-    /// Limit on the probes' share of a target's CPU time, in percent.
+    /// Of the probes, in percent of a target's CPU time.
     pub overhead_percent_max: Option<f64>,
-    /// Cost of probes on this machine, where measured.
+    /// On this machine, where measured.
+    #[serde(rename = "costs")]
     pub probe_costs: Option<ProbeCosts>,
-}
-
-#[derive(Default, Serialize, Deserialize)]
-#[serde(default)]
-struct Stored {
-    memory_bytes_max: Option<u64>,
-    memory_bytes_highest: Option<u64>,
-    cpu_percent_max: Option<f64>,
-    cpu_percent_highest: Option<f64>,
-    overhead_percent_max: Option<f64>,
-    costs: Option<ProbeCosts>,
-    reached: Vec<Reached>,
-}
-
-impl From<Stored> for Guardrails {
-    fn from(stored: Stored) -> Self {
-        let Stored { memory_bytes_max, memory_bytes_highest, cpu_percent_max, .. } = stored;
-        let Stored { cpu_percent_highest, overhead_percent_max, costs: probe_costs, reached, .. } = stored;
-        let usage = Usage {
-            memory_bytes_max,
-            memory_bytes_highest,
-            cpu_percent_max,
-            cpu_percent_highest,
-            overhead_percent_max,
-            probe_costs,
-        };
-        Self { usage, reached }
-    }
-}
-
-impl From<Guardrails> for Stored {
-    fn from(Guardrails { usage, reached }: Guardrails) -> Self {
-        Self {
-            memory_bytes_max: usage.memory_bytes_max,
-            memory_bytes_highest: usage.memory_bytes_highest,
-            cpu_percent_max: usage.cpu_percent_max,
-            cpu_percent_highest: usage.cpu_percent_highest,
-            overhead_percent_max: usage.overhead_percent_max,
-            costs: usage.probe_costs,
-            reached,
-        }
-    }
+    pub reached: Vec<Reached>,
 }
 
 /// Additional nanoseconds per unsampled call that probes cost.

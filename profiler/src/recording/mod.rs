@@ -5,7 +5,6 @@
 //! session ─▶ recorder ─▶ writer thread: pack ─▶ block ─▶ file ─▶ block ─▶ unpack ─▶ replay: ledgers ─▶ snapshot
 //! ```
 
-mod account;
 pub(crate) mod block;
 pub(crate) mod entry;
 pub(crate) mod names;

@@ -7,16 +7,20 @@ use std::sync::Arc;
 use rustc_hash::FxHashSet;
 use serde::{Deserialize, Serialize};
 
-use super::account::Account;
-use super::entry::{Fact, HealthFacts, Mark, ModuleFacts, NamedLocation, SessionFacts, Step};
+use super::entry::{
+    Fact, HealthFacts, MappedRange, Mark, ModuleFacts, NamedLocation, SessionFacts, Step, TargetRecord, ThreadFacts,
+};
 use crate::ids::{HeapId, LedgerId, Pid};
 use crate::ingest::event::Event;
 use crate::ledger::Ledger;
 use crate::ledger::snapshot::TargetSnapshot;
+use crate::ledger::timeline::{Timeline, TimelinePoint};
 use crate::ledger::totals::Flow;
-use crate::model::{Health, Symbolization, Window};
+use crate::linux::proc::maps::{Device, Mapping, MappingName};
+use crate::model::{Health, Leaks, Symbolization, Window};
 use crate::object::module::Modules;
-use crate::snapshot::{Base, HeapFacts, Snapshot, TargetState, WindowFacts};
+use crate::process::address_space::{AddressSpace, MappedModule};
+use crate::snapshot::{Base, HeapFacts, Snapshot, TargetState, ThreadNames, WindowFacts};
 use crate::units::MonotonicNanos;
 
 /// Maximum number of ended targets to keep, as in a session. The sums of others are in the health facts.
@@ -223,13 +227,10 @@ impl Replay {
         if self.by_thread || self.session.by_thread {
             ledger.distinguish_threads();
         }
-        let follows = self.flows.is_some();
         self.accounts.insert(id, Account::new(ledger, self.time));
-        self.change(id, |account| {
-            if follows {
-                account.ledger.record_flows()
-            }
-        });
+        if self.flows.is_some() {
+            self.change(id, |account| account.ledger.record_flows());
+        }
     }
 
     fn end(&mut self, id: LedgerId, closed: Option<MonotonicNanos>) {
@@ -378,5 +379,88 @@ impl Replay {
         let name = elsewhere.map_or_else(|| format!("heap-{}", id.0), |heap| heap.name.clone());
         let interval_bytes = elsewhere.map_or(self.session.interval_bytes, |heap| heap.interval_bytes);
         HeapFacts { id, name, interval_bytes, interval_bytes_max: interval_bytes, hooks: Vec::new() }
+    }
+}
+
+/// Maximum number of removed mappings to remember, as in a session.
+const RETIRED_MAX: usize = 4096;
+const THREADS_MAX: usize = 4096;
+const THREAD_NAME_BYTES_MAX: usize = 64;
+
+/// The state of one target.
+#[derive(Debug, Default, Deserialize, Serialize)]
+struct Account {
+    ledger: Ledger,
+    record: Option<TargetRecord>,
+    /// Current executable mappings, and removed ones, the oldest first.
+    mapped: Vec<MappedRange>,
+    retired: Vec<MappedRange>,
+    threads: Arc<ThreadNames>,
+    timeline: Timeline,
+    growths_at_end: Option<Leaks>,
+    /// When live blocks were last sampled, if the ledger is closed.
+    closed: Option<MonotonicNanos>,
+    opened: MonotonicNanos,
+}
+
+impl Account {
+    fn new(ledger: Ledger, opened: MonotonicNanos) -> Self {
+        Self { ledger, opened, ..Self::default() }
+    }
+
+    fn sample(&mut self, point: TimelinePoint) {
+        self.timeline.note(point, &self.ledger);
+    }
+
+    fn set_thread_name(&mut self, ThreadFacts { tid, name }: ThreadFacts) {
+        let is_known = self.threads.contains_key(&tid);
+        if name.len() <= THREAD_NAME_BYTES_MAX && (is_known || self.threads.len() < THREADS_MAX) {
+            Arc::make_mut(&mut self.threads).insert(tid, name);
+        }
+    }
+
+    fn close(&mut self, closed: Option<MonotonicNanos>) {
+        self.growths_at_end = closed.map(|closed| Leaks::of(&self.timeline, &self.ledger, closed, None));
+        self.ledger.close(closed.unwrap_or_default());
+        self.closed = closed;
+    }
+
+    fn growths(&self, now: MonotonicNanos) -> Leaks {
+        self.growths_at_end.clone().unwrap_or_else(|| Leaks::of(&self.timeline, &self.ledger, now, None))
+    }
+
+    fn until(&self, now: MonotonicNanos) -> MonotonicNanos {
+        self.closed.unwrap_or(now)
+    }
+
+    fn is_sound(&self) -> bool {
+        self.ledger.is_sound() && self.timeline.is_sound()
+    }
+
+    /// Returns the address space; mappings of unknown modules count as generated code.
+    fn space(&self, pid: Pid, modules: usize) -> AddressSpace {
+        let mapped = |range: &MappedRange| MappedModule {
+            mapping: Mapping {
+                start: range.start,
+                end: range.end,
+                offset: range.offset,
+                device: Device { major: 0, minor: 0 },
+                inode: 0,
+                name: MappingName::Anonymous,
+            },
+            module: range.module.filter(|module| (module.0 as usize) < modules),
+        };
+        AddressSpace::of(pid, self.mapped.iter().map(mapped).collect(), self.retired.iter().map(mapped).collect())
+    }
+
+    fn map(&mut self, mappings: Vec<MappedRange>) {
+        let before = std::mem::replace(&mut self.mapped, mappings);
+        let current: FxHashSet<MappedRange> = self.mapped.iter().copied().collect();
+        let removed: Vec<MappedRange> = before.into_iter().filter(|old| !current.contains(old)).collect();
+        let retired_again: FxHashSet<MappedRange> = removed.iter().copied().collect();
+        self.retired.retain(|old| !retired_again.contains(old));
+        self.retired.extend(removed);
+        let excess = self.retired.len().saturating_sub(RETIRED_MAX);
+        self.retired.drain(..excess);
     }
 }

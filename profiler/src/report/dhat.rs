@@ -7,8 +7,8 @@ use serde::ser::SerializeMap;
 use serde::{Serialize, Serializer};
 use serde_json::{Value, json};
 
-use super::caption::{command, end_unix_ns, start_unix_ns};
-use super::describe;
+use super::describe::{self, command, end_unix_ns, start_unix_ns};
+use super::json::write_line;
 use super::presentation::{Presentation, View};
 use super::tables::{Interner, OrderedMap, ValgrindFrames};
 use crate::model::{CallsiteProfile, Profile};
@@ -41,8 +41,7 @@ pub(super) fn write(profile: &Profile, presentation: &Presentation, out: &mut dy
         points: points.into_values().collect(),
         frames: std::iter::once("[root]".to_owned()).chain(texts).collect(),
     };
-    serde_json::to_writer(&mut *out, &root)?;
-    out.write_all(b"\n")
+    write_line(&root, out)
 }
 
 fn header(profile: &Profile) -> Value {

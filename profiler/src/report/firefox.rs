@@ -7,8 +7,9 @@ use rustc_hash::FxHashMap;
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::caption::Caption;
+use super::describe::Caption;
 use super::frames::hex;
+use super::json::write_line;
 use super::presentation::Presentation;
 use crate::model::history::{CurvePoint, HeapUsage};
 use crate::model::{ModuleProfile, Profile, base_name};
@@ -30,8 +31,7 @@ pub(super) fn write(profile: &Profile, presentation: &Presentation, out: &mut dy
         "pages": [],
         "profilerOverhead": [],
     });
-    serde_json::to_writer(&mut *out, &Root { header, threads })?;
-    out.write_all(b"\n")
+    write_line(&Root { header, threads }, out)
 }
 
 #[derive(Serialize)]

@@ -6,7 +6,7 @@ use inferno::flamegraph::color::{BasicPalette, Palette};
 use inferno::flamegraph::{Direction, Options, TextTruncateDirection};
 use quick_xml::escape::escape;
 
-use super::caption::{self, Caption};
+use super::describe::Caption;
 use super::folded::Stacks;
 use super::presentation::{Presentation, View};
 use super::{describe, text};
@@ -45,7 +45,7 @@ pub(super) fn write(profile: &Profile, presentation: &Presentation, out: &mut dy
     };
     parts.push(caption.losses.clone());
     if profile.window.is_some_and(|window| window.number.is_some()) {
-        parts.push(format!("live {} in the window", caption::delta(profile)));
+        parts.push(format!("live {} in the window", describe::delta(profile)));
     }
     parts.extend(caption.left_out.map(|left_out| format!("not drawn: {left_out}")));
 

@@ -12,18 +12,7 @@ use super::text;
 use crate::model::Profile;
 
 pub(super) fn write(profile: &Profile, presentation: &Presentation, out: &mut dyn io::Write) -> io::Result<()> {
-    let mut stacks = Stacks::merge(profile, presentation);
-    stacks.sort_by_line();
-    for i in 0..stacks.len() {
-        for (depth, frame) in stacks.frames(i).enumerate() {
-            if depth > 0 {
-                out.write_all(b";")?;
-            }
-            out.write_all(frame.as_bytes())?;
-        }
-        writeln!(out, " {}", stacks.value(i))?;
-    }
-    Ok(())
+    Stacks::merge(profile, presentation).write(u64::to_string, out)
 }
 
 /// Distinct stacks by the labels of their frames, as indices: the text of all lines can be far larger than the profile.
@@ -56,12 +45,18 @@ impl Stacks {
 }
 
 impl<V: Copy> Stacks<V> {
-    pub(super) fn sort_by_line(&mut self) {
+    /// Writes a line for each stack, the outermost frame first, sorted by line.
+    pub(super) fn write(mut self, text: impl Fn(&V) -> String, out: &mut dyn io::Write) -> io::Result<()> {
         let labels = &self.labels;
         self.stacks.sort_unstable_by(|(a, _), (b, _)| {
             let shared = a.iter().zip(b).take_while(|(a, b)| a == b).count();
             line_rest(labels, a, shared).cmp(line_rest(labels, b, shared))
         });
+        for (stack, value) in &self.stacks {
+            let frames: Vec<&str> = stack.iter().map(|&label| labels[label as usize].as_str()).collect();
+            writeln!(out, "{} {}", frames.join(";"), text(value))?;
+        }
+        Ok(())
     }
 
     /// Makes all stacks through a frame adjacent. Sorting by line does not: see `f`, `f::g`, `f;h`.
@@ -74,19 +69,6 @@ impl<V: Copy> Stacks<V> {
                 .map_or(Ordering::Equal, |(&a, &b)| labels[a as usize].cmp(&labels[b as usize]))
                 .then(a.len().cmp(&b.len()))
         });
-    }
-
-    pub(super) fn len(&self) -> usize {
-        self.stacks.len()
-    }
-
-    /// The outermost first.
-    pub(super) fn frames(&self, i: usize) -> impl Iterator<Item = &str> {
-        self.stacks[i].0.iter().map(|&label| self.labels[label as usize].as_str())
-    }
-
-    pub(super) fn value(&self, i: usize) -> V {
-        self.stacks[i].1
     }
 }
 

@@ -3,6 +3,7 @@
 
 use profiler_common::stack::StackEnd;
 
+use super::describe::INHERITED;
 use super::frames::end_frame;
 use super::text;
 use crate::model::{Frame, FrameId, Profile, base_name};
@@ -164,7 +165,12 @@ fn operator(rest: &str) -> Option<&str> {
 }
 
 /// Formats a stack on one line, from the leaf outwards: the named functions of the program, or all frames if there are none.
-pub(super) fn chain(profile: &Profile, stack: &[FrameId], end: Option<StackEnd>) -> String {
+pub(super) fn chain(profile: &Profile, stack: &[FrameId], end: Option<StackEnd>, inherited: bool) -> String {
+    let chain = own_chain(profile, stack, end);
+    if inherited { format!("{chain} {INHERITED}") } else { chain }
+}
+
+fn own_chain(profile: &Profile, stack: &[FrameId], end: Option<StackEnd>) -> String {
     let missing = end_frame(end, stack);
     if stack.is_empty() {
         return missing.unwrap_or_default();

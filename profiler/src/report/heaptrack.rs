@@ -12,8 +12,8 @@ use std::sync::Arc;
 use indexmap::IndexSet;
 use rustc_hash::{FxBuildHasher, FxHashMap};
 
-use super::caption::command;
 use super::describe;
+use super::describe::command;
 use super::frames::{calls, frame, synthetic_frames};
 use super::presentation::Presentation;
 use super::tables::index;

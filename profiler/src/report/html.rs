@@ -15,7 +15,7 @@ use sha2::{Digest as _, Sha256};
 use super::json::schema::Origin;
 use super::presentation::{Presentation, View};
 use super::summary::health::{describe_reached, explain, explain_stack_end, missing_isolation, missing_names};
-use super::{caption, describe, text};
+use super::{describe, text};
 use crate::ledger::totals::Totals;
 use crate::model::{HeapProfile, HookStatus, Leaks, Profile, TargetProfile};
 use columns::{CallsiteColumns, HistoryColumns, Number, float, millis};
@@ -130,14 +130,15 @@ impl<'a> Document<'a> {
             history: HistoryColumns::new(profile, target),
         });
         let targets = targets.collect();
+        let (strings, functions, frames) = names.into_tables();
         Self {
             version: 1,
             view: presentation.view.name(),
             by: presentation.by.iter().map(|group| group.name()).collect(),
             header: header(profile),
-            functions: names.functions(),
-            frames: names.frames(),
-            strings: names.into_strings(),
+            strings,
+            functions,
+            frames,
             nodes: stacks.nodes,
             gaps,
             targets,
@@ -225,7 +226,7 @@ fn header(profile: &Profile) -> Value {
         "span": Number(float(profile.ended_unix_ns.saturating_sub(profile.started_unix_ns)) / 1e6),
         "duration": text::duration(describe::duration_ns(profile)),
         "checked": describe::checked_at(profile),
-        "window": profile.window.is_some().then(|| caption::outcome(profile)),
+        "window": profile.window.is_some().then(|| describe::outcome(profile)),
         "older_than": profile.older_than_ns.map(text::duration),
         "unreachable": profile.unreachable,
         "beginnings": describe::beginnings(profile),
@@ -262,7 +263,7 @@ struct HookFields<'a> {
 
 fn health(profile: &Profile) -> Value {
     let health = &profile.health;
-    let usage = &health.guardrails.usage;
+    let guardrails = &health.guardrails;
     let lost = health.lost.iter().filter(|(_, count)| *count > 0).map(|(loss, count)| {
         let (meaning, remedy) = explain(loss).unzip();
         json!({ "reason": loss.name(), "count": count, "meaning": meaning, "remedy": remedy })
@@ -290,12 +291,12 @@ fn health(profile: &Profile) -> Value {
         "unfound": health.unfound,
         "resyncs": health.resyncs,
         "interval_changes": describe::interval_changes(profile),
-        "reached": health.guardrails.reached.iter().map(|reached| describe_reached(profile, reached)).collect::<Vec<_>>(),
-        "memory_bytes_max": usage.memory_bytes_max,
-        "memory_bytes_highest": usage.memory_bytes_highest,
-        "cpu_percent_max": usage.cpu_percent_max,
-        "cpu_percent_highest": usage.cpu_percent_highest,
-        "overhead_percent_max": usage.overhead_percent_max,
+        "reached": guardrails.reached.iter().map(|reached| describe_reached(profile, reached)).collect::<Vec<_>>(),
+        "memory_bytes_max": guardrails.memory_bytes_max,
+        "memory_bytes_highest": guardrails.memory_bytes_highest,
+        "cpu_percent_max": guardrails.cpu_percent_max,
+        "cpu_percent_highest": guardrails.cpu_percent_highest,
+        "overhead_percent_max": guardrails.overhead_percent_max,
         "overheads": overheads.collect::<Vec<_>>(),
         "events": health.events,
         // In milliseconds.

@@ -10,14 +10,12 @@ use std::borrow::Cow;
 use std::cmp::Reverse;
 use std::io;
 
-use health::Health;
 use serde::{Serialize, Serializer};
 use values::{Amount, Hex};
 
 use super::frames;
 use super::presentation::{Presentation, View};
-use crate::ledger::details::Details;
-use crate::ledger::details::Histogram;
+use crate::ledger::details::{Details, Histogram};
 use crate::ledger::totals::Totals;
 use crate::model::history::CurvePoint;
 use crate::model::{
@@ -38,7 +36,7 @@ pub(super) fn write(profile: &Profile, presentation: &Presentation, out: &mut dy
         targets: Each(|| profile.targets.iter().map(|target| self::target(profile, target, presentation.view))),
         others: others(profile),
         modules: profile.modules.iter().map(module).collect(),
-        health: Health::new(&profile.health),
+        health: profile.health.clone(),
     };
     write_line(&report, out)
 }
@@ -64,6 +62,7 @@ fn target<'a>(
 ) -> schema::Target<'a, impl Serialize + use<'a>> {
     let TargetProfile { facts, .. } = target;
     let is_exact = profile.is_exact_of(target);
+    let details = target.callsites.iter().map(|callsite| &callsite.details);
     let mut order: Vec<usize> = (0..target.callsites.len()).collect();
     order.sort_by_key(|&at| Reverse(view.of_callsite(&target.callsites[at])));
     schema::Target {
@@ -77,10 +76,7 @@ fn target<'a>(
         replaced: facts.replaced,
         detached_unix_ns: facts.detached.map(|time| profile.unix_ns(time)),
         overhead: facts.overhead,
-        totals: schema::TotalsAndDetails {
-            totals: totals(profile, &target.totals, is_exact),
-            details: details(&Details::sum(target.callsites.iter().map(|callsite| &callsite.details)), is_exact),
-        },
+        totals: amounts(profile, &target.totals, &Details::sum(details), is_exact),
         heaps: (0..).zip(&target.heaps).map(|(index, heap)| self::heap(profile, target, heap, index)).collect(),
         curve: target.history.curve.iter().map(|moment| curve_point(profile, moment, is_exact)).collect(),
         mappings: target.mappings.iter().filter_map(|mapping| self::mapping(profile, mapping)).collect(),
@@ -104,6 +100,7 @@ fn beginning(profile: &Profile, beginning: &Beginning) -> schema::Beginning {
 
 fn heap<'a>(profile: &Profile, target: &TargetProfile, heap: &'a HeapProfile, index: usize) -> schema::Heap<'a> {
     let callsites = target.callsites.iter().filter(|callsite| callsite.heap == index);
+    let details = Details::sum(callsites.map(|callsite| &callsite.details));
     let hook =
         |status: &'a HookStatus| schema::Hook { attached: status.error.is_none(), status: Cow::Borrowed(status) };
     schema::Heap {
@@ -111,10 +108,7 @@ fn heap<'a>(profile: &Profile, target: &TargetProfile, heap: &'a HeapProfile, in
         interval_bytes: heap.interval_bytes,
         interval_bytes_max: heap.interval_bytes_max.max(heap.interval_bytes),
         hooks: heap.hooks.iter().map(hook).collect(),
-        amounts: schema::TotalsAndDetails {
-            totals: totals(profile, &heap.totals, heap.is_exact()),
-            details: details(&Details::sum(callsites.map(|callsite| &callsite.details)), heap.is_exact()),
-        },
+        amounts: amounts(profile, &heap.totals, &details, heap.is_exact()),
     }
 }
 
@@ -169,10 +163,7 @@ fn callsite<'a>(
         heap: heap.map(|heap| Cow::Borrowed(&*heap.name)),
         thread: callsite.thread.filter(|&thread| thread < target.threads.len()),
         inherited: callsite.inherited,
-        amounts: schema::TotalsAndDetails {
-            totals: totals(profile, &callsite.totals, is_exact),
-            details: details(&callsite.details, is_exact),
-        },
+        amounts: amounts(profile, &callsite.totals, &callsite.details, is_exact),
         older_count: callsite.older.map(|older| Amount::of_count(older.count, is_exact)),
         older_bytes: callsite.older.map(|older| Amount::of_bytes(older.bytes, is_exact)),
     }
@@ -208,6 +199,10 @@ fn leak_candidates<'a>(
         suppressed_bytes: Amount::of_bytes(leaks.suppressed_bytes, false),
         candidates: leaks.candidates.iter().filter_map(candidate).collect(),
     }
+}
+
+fn amounts(profile: &Profile, totals: &Totals, details: &Details, exact: bool) -> schema::TotalsAndDetails {
+    schema::TotalsAndDetails { totals: self::totals(profile, totals, exact), details: self::details(details, exact) }
 }
 
 fn totals(profile: &Profile, totals: &Totals, exact: bool) -> schema::Totals {

@@ -5,8 +5,7 @@ use std::collections::BTreeSet;
 use std::io;
 use std::ops::Range;
 
-use super::caption::{command, end_unix_ns, start_unix_ns};
-use super::describe;
+use super::describe::{self, command, end_unix_ns, start_unix_ns};
 use super::dumps::rounded;
 use super::frames::process_frame;
 use super::presentation::{Presentation, View};

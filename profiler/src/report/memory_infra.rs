@@ -7,8 +7,7 @@ use std::io;
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::caption::Caption;
-use super::describe;
+use super::describe::{self, Caption};
 use super::dumps::{Dump, distinct_pids, dumps, end, held, rounded};
 use super::frames::{frame, gap_frames, group_frame, heap_name};
 use super::presentation::{Presentation, View};

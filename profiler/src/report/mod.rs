@@ -27,8 +27,7 @@ mod perfetto;
 mod pprof;
 mod speedscope;
 
-pub(crate) mod caption;
-mod describe;
+pub(crate) mod describe;
 mod dumps;
 mod format;
 mod frames;

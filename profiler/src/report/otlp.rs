@@ -17,7 +17,7 @@ use prost::Message;
 use super::frames::hex;
 use super::presentation::{Presentation, View};
 use super::tables::{CodeTables, Interner, KnownCalls};
-use super::{caption, describe, tables};
+use super::{describe, tables};
 use crate::model::{CallsiteProfile, Profile, TargetProfile};
 
 /// Writes the profile of the view first, which viewers show first. Groups of `--by` are always attributes.
@@ -111,7 +111,7 @@ fn of_view(
     OtlpProfile {
         sample_type: Some(dictionary.value_type(view.sample_type())),
         samples: samples.iter().filter_map(with_value).collect(),
-        time_unix_nano: caption::start_unix_ns(profile),
+        time_unix_nano: describe::start_unix_ns(profile),
         duration_nano: describe::duration_ns(profile),
         period_type: Some(dictionary.value_type(("space", "bytes"))),
         period: signed(profile.interval_bytes),

@@ -8,7 +8,7 @@ use std::io;
 use flate2::{Compression, GzBuilder};
 use prost::Message;
 
-use super::caption::{self, Caption};
+use super::describe::Caption;
 use super::frames::{hex, process_frame};
 use super::presentation::{Presentation, View};
 use super::proto::pprof as proto;
@@ -177,7 +177,7 @@ impl<'a> Tables<'a> {
         let sample_type = VIEWS.map(|view| self.value_type(view.sample_type())).to_vec();
         proto::Profile {
             sample_type,
-            time_nanos: signed(caption::start_unix_ns(profile)),
+            time_nanos: signed(describe::start_unix_ns(profile)),
             duration_nanos: signed(describe::duration_ns(profile)),
             period_type: Some(self.value_type(("space", "bytes"))),
             period: signed(profile.interval_bytes.max(1)),
@@ -203,7 +203,7 @@ fn comments(profile: &Profile, presentation: &Presentation) -> Vec<String> {
     // Totals and their accuracy include young blocks, which the samples of live blocks can exclude.
     lines.extend(View::ALL.map(|view| {
         let title = describe::title(profile, view);
-        format!("all {title}: {}", caption::total(profile, view))
+        format!("all {title}: {}", describe::total(profile, view))
     }));
     if let Some(age_ns) = profile.older_than_ns {
         lines.push(format!("inuse: blocks older than {} only", text::duration(age_ns)));

@@ -6,9 +6,9 @@ use std::io;
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::caption::Caption;
-use super::describe;
+use super::describe::{self, Caption};
 use super::frames::synthetic_frames;
+use super::json::write_line;
 use super::presentation::{Presentation, View};
 use super::tables::Interner;
 use crate::model::{CallsiteProfile, Frame, Profile};
@@ -25,8 +25,7 @@ pub(super) fn write(profile: &Profile, presentation: &Presentation, out: &mut dy
         "activeProfileIndex": View::ALL.iter().position(|view| *view == presentation.view).unwrap_or(0),
     });
     let shared = BTreeMap::from([("frames", frames.values.iter().collect())]);
-    serde_json::to_writer(&mut *out, &File { header, profiles: profiles(profile, &stacks), shared })?;
-    out.write_all(b"\n")
+    write_line(&File { header, profiles: profiles(profile, &stacks), shared }, out)
 }
 
 /// A callsite with the indices of its frames, the outermost first.

@@ -7,7 +7,7 @@ use super::frames::group_frame;
 use super::function::chain;
 use super::page::{Column, HEADING, PLAIN, Page};
 use super::presentation::{Group, View};
-use super::{caption, describe, text};
+use super::{describe, text};
 use crate::ids::Pid;
 use crate::ledger::details::Ages;
 use crate::ledger::totals::Totals;
@@ -56,7 +56,7 @@ impl Page {
             self.line(PLAIN, &text::cut(&line, self.width.unwrap_or(usize::MAX)));
         }
         if profile.window.is_some() {
-            self.line(PLAIN, &format!("part of the recording: {}", caption::outcome(profile)));
+            self.line(PLAIN, &format!("part of the recording: {}", describe::outcome(profile)));
         }
         describe::beginnings(profile).iter().for_each(|line| self.line(PLAIN, line));
         self.gap();
@@ -196,11 +196,7 @@ fn locations(profile: &Profile, view: View) -> Vec<(Location<'_>, Sums)> {
                 continue;
             }
             let heap = target.heaps.get(callsite.heap).map_or("", |heap| heap.name.as_str());
-            let mut chain = chain(profile, &callsite.stack, callsite.end);
-            if callsite.inherited {
-                chain.push(' ');
-                chain.push_str(describe::INHERITED);
-            }
+            let chain = chain(profile, &callsite.stack, callsite.end, callsite.inherited);
             let thread = callsite.thread.map(|_| group_frame(Group::Thread, target, callsite)).unwrap_or_default();
             let sums = locations.entry(Location { pid: target.facts.pid, heap, thread, chain }).or_default();
             sums.view = sums.view.saturating_add(value);
@@ -274,7 +270,7 @@ impl Page {
                 candidate.survival.map_or_else(|| "-".to_owned(), |survival| text::share(survival, 1.0)),
             ];
             cells.extend(several.then(|| target.facts.pid.to_string()));
-            cells.push(chain(profile, &callsite.stack, callsite.end));
+            cells.push(chain(profile, &callsite.stack, callsite.end, false));
             Some(cells)
         });
         let rows = rows.collect();

@@ -5,6 +5,7 @@ use std::hash::Hash;
 
 use indexmap::{Equivalent, IndexMap, IndexSet};
 use rustc_hash::{FxBuildHasher, FxHashMap};
+use serde::{Serialize, Serializer};
 
 use super::frames::{CodeLocation, call_address, calls, frame, gap_frames, group_frame, process_frame};
 use super::presentation::Presentation;
@@ -47,6 +48,29 @@ impl<T: Hash + Eq> Interner<T> {
 impl<T: Hash + Eq> FromIterator<T> for Interner<T> {
     fn from_iter<I: IntoIterator<Item = T>>(values: I) -> Self {
         Self { values: values.into_iter().collect() }
+    }
+}
+
+/// Serializes as an object with one list per column.
+pub(super) struct ByColumn<R: 'static, V: 'static> {
+    pub(super) rows: Vec<R>,
+    pub(super) columns: Columns<R, V>,
+}
+
+pub(super) type Columns<R, V> = &'static [(&'static str, fn(&R) -> V)];
+
+impl<R, V: Serialize> Serialize for ByColumn<R, V> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let column = |&(name, value)| (name, Column(&self.rows, value));
+        serializer.collect_map(self.columns.iter().map(column))
+    }
+}
+
+struct Column<'a, R, V>(&'a [R], fn(&R) -> V);
+
+impl<R, V: Serialize> Serialize for Column<'_, R, V> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_seq(self.0.iter().map(self.1))
     }
 }
 

@@ -13,7 +13,7 @@ use crate::bpf::load::Kernel;
 use crate::guardrail::{CpuMonitor, Limits, doublings};
 use crate::ids::Pid;
 use crate::linux::{clock, memory};
-use crate::model::guardrails::{Action, Excess, Guardrails, ProbeCosts, Reached, Usage};
+use crate::model::guardrails::{Action, Excess, Guardrails, Reached};
 use crate::probe::cost::Costs;
 use crate::probe::plan::Plan;
 
@@ -127,21 +127,15 @@ impl Guard {
     }
 
     pub(super) fn report(&self) -> Guardrails {
-        let costs = |costs: &Costs| ProbeCosts {
-            emulated_ns: costs.emulated_ns,
-            single_stepped_ns: costs.single_stepped_ns,
-            emulated_with_return_ns: costs.emulated_with_return_ns,
-            single_stepped_with_return_ns: costs.single_stepped_with_return_ns,
-        };
-        let usage = Usage {
+        Guardrails {
             memory_bytes_max: self.limits.memory_bytes_max,
             memory_bytes_highest: self.memory_bytes_highest,
             cpu_percent_max: self.limits.cpu_percent_max,
             cpu_percent_highest: self.limits.cpu_percent_max.map(|_| self.cpu.percent_highest()),
             overhead_percent_max: self.limits.overhead_percent_max,
-            probe_costs: self.costs.as_ref().map(costs),
-        };
-        Guardrails { usage, reached: self.reached.clone() }
+            probe_costs: self.costs,
+            reached: self.reached.clone(),
+        }
     }
 }
 

@@ -46,10 +46,7 @@ fn replay() -> Replay {
         Entry::Event(Event::Alloc(allocation(0x4001, 100, 1000))),
         Entry::Event(Event::Alloc(allocation(0x4006, 200, 2000))),
         Entry::Event(Event::Remap(mapping)),
-        Entry::Step(Step::Sampled {
-            ledger,
-            point: TimelinePoint { time: MonotonicNanos(5000), trigger: None },
-        }),
+        Entry::Step(Step::Sampled { ledger, point: TimelinePoint { time: MonotonicNanos(5000), trigger: None } }),
         Entry::Event(free(0x4001, 6000)),
     ];
     beginning().into_iter().chain(entries).for_each(|entry| replay.enter(entry));

@@ -227,19 +227,8 @@ fn redrawn(piece: &str, growth: &Growth, view: View, whole: f64) -> Option<Strin
 }
 
 pub(super) fn write_folded(diff: &Diff<'_>, view: View, out: &mut dyn io::Write) -> Result<(), ReportError> {
-    let mut stacks = merge(diff, view);
-    stacks.sort_by_line();
-    for i in 0..stacks.len() {
-        for (depth, frame) in stacks.frames(i).enumerate() {
-            if depth > 0 {
-                out.write_all(b";")?;
-            }
-            out.write_all(frame.as_bytes())?;
-        }
-        let delta = stacks.value(i);
-        writeln!(out, " {} {}", view.rounded(&delta.before), view.rounded(&delta.after))?;
-    }
-    Ok(())
+    let text = |delta: &Delta| format!("{} {}", view.rounded(&delta.before), view.rounded(&delta.after));
+    Ok(merge(diff, view).write(text, out)?)
 }
 
 fn merge(diff: &Diff<'_>, view: View) -> Stacks<Delta> {

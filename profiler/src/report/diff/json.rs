@@ -1,6 +1,5 @@
 //! A difference as JSON, for programs: every callsite with all four quantities before and after. Its shape is a contract.
 
-use std::borrow::Cow;
 use std::io;
 
 use serde::ser::SerializeMap;
@@ -9,7 +8,7 @@ use serde::{Serialize, Serializer};
 use super::comparison::{Callsite, Delta, Diff, Program, Side, is_same_recording};
 use crate::model::Loss;
 use crate::report::json::schema::Frame;
-use crate::report::json::values::{Amount, Counts};
+use crate::report::json::values::{Amount, counts};
 use crate::report::json::write_line;
 use crate::report::{ReportError, View};
 
@@ -50,7 +49,8 @@ struct SideFields<'a> {
     started_unix_ns: u64,
     ended_unix_ns: u64,
     incomplete: bool,
-    lost: Counts<'a, Loss>,
+    #[serde(serialize_with = "counts::serialize")]
+    lost: &'a [(Loss, u64)],
 }
 
 impl<'a> SideFields<'a> {
@@ -62,7 +62,7 @@ impl<'a> SideFields<'a> {
             started_unix_ns: profile.started_unix_ns,
             ended_unix_ns: profile.ended_unix_ns,
             incomplete: profile.incomplete(),
-            lost: Counts(Cow::Borrowed(&profile.health.lost)),
+            lost: &profile.health.lost,
         }
     }
 }

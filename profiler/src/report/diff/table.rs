@@ -147,11 +147,7 @@ fn rows<'a>(diff: &'a Diff<'_>, view: View) -> Vec<(Row<'a>, Delta)> {
         let row = match stack {
             None => Row { program: None, heap: None, chain: words::FOLDED.to_owned() },
             Some(stack) => {
-                let mut chain = chain(stack.profile, stack.frames, stack.end);
-                if stack.inherited {
-                    chain.push(' ');
-                    chain.push_str(describe::INHERITED);
-                }
+                let chain = chain(stack.profile, stack.frames, stack.end, stack.inherited);
                 Row { program: Some(stack.program), heap: stack.heap, chain }
             }
         };

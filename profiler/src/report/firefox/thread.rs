@@ -1,17 +1,16 @@
 //! A thread with its tables: the callsites that it allocated at, or all of a target's if the recording does not distinguish threads.
 
 use rustc_hash::FxHashMap;
-use serde::ser::SerializeMap;
 use serde::{Serialize, Serializer};
 use serde_json::{Value, json};
 
 use crate::model::history::{Change, SampleTrigger, TimelinePoint};
 use crate::model::{CallsiteProfile, Frame, FrameId, Profile, TargetProfile, base_name};
+use crate::report::describe;
 use crate::report::dumps::rounded;
 use crate::report::frames::{CodeLocation, call_address, calls, frame, gap_frames, group_frame};
 use crate::report::presentation::{Group, Presentation, View};
-use crate::report::tables::Interner;
-use crate::report::{caption, describe};
+use crate::report::tables::{ByColumn, Columns, Interner};
 use crate::units::MonotonicNanos;
 
 /// Indices into the categories of `meta`.
@@ -50,7 +49,7 @@ pub(super) struct Context<'a> {
 
 impl<'a> Context<'a> {
     pub(super) fn new(profile: &'a Profile, presentation: &'a Presentation, libs: &'a Libs<'a>) -> Self {
-        let (start_unix_ns, duration_ns) = (caption::start_unix_ns(profile), describe::duration_ns(profile));
+        let (start_unix_ns, duration_ns) = (describe::start_unix_ns(profile), describe::duration_ns(profile));
         Self { profile, presentation, libs, start_unix_ns, duration_ns }
     }
 
@@ -82,41 +81,22 @@ pub(super) fn millis(ns: u64) -> f64 {
     ns as f64 / 1e6
 }
 
-/// A table of the format: one list per column, and the number of rows.
+/// A table of the format.
+#[derive(Serialize)]
+#[serde(bound = "", rename_all = "camelCase")]
 struct Table<R: 'static> {
-    rows: Vec<R>,
-    columns: Columns<R>,
+    length: usize,
+    #[serde(flatten)]
+    columns: ByColumn<R, Value>,
     /// Unit of the weights of samples.
+    #[serde(skip_serializing_if = "Option::is_none")]
     weight_type: Option<&'static str>,
 }
 
-type Columns<R> = &'static [(&'static str, fn(&R) -> Value)];
-
 impl<R> Table<R> {
-    fn new(rows: impl IntoIterator<Item = R>, columns: Columns<R>) -> Self {
-        Self { rows: rows.into_iter().collect(), columns, weight_type: None }
-    }
-}
-
-impl<R> Serialize for Table<R> {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let mut map = serializer.serialize_map(None)?;
-        map.serialize_entry("length", &self.rows.len())?;
-        for (name, value) in self.columns {
-            map.serialize_entry(name, &Column(&self.rows, *value))?;
-        }
-        if let Some(weight_type) = self.weight_type {
-            map.serialize_entry("weightType", weight_type)?;
-        }
-        map.end()
-    }
-}
-
-struct Column<'a, R>(&'a [R], fn(&R) -> Value);
-
-impl<R> Serialize for Column<'_, R> {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_seq(self.0.iter().map(self.1))
+    fn new(rows: impl IntoIterator<Item = R>, columns: Columns<R, Value>) -> Self {
+        let rows: Vec<R> = rows.into_iter().collect();
+        Self { length: rows.len(), columns: ByColumn { rows, columns }, weight_type: None }
     }
 }
 
@@ -140,7 +120,7 @@ struct Sample {
     weight: u64,
 }
 
-const SAMPLES: Columns<Sample> = &[
+const SAMPLES: Columns<Sample, Value> = &[
     ("stack", |row| row.stack.into()),
     ("time", |row| millis(row.time_ns).into()),
     ("weight", |row| row.weight.into()),
@@ -154,7 +134,7 @@ struct Event {
     bytes: i64,
 }
 
-const EVENTS: Columns<Event> = &[
+const EVENTS: Columns<Event, Value> = &[
     ("time", |row| millis(row.time_ns).into()),
     ("weight", |row| row.bytes.into()),
     ("stack", |row| row.stack.into()),
@@ -168,7 +148,7 @@ struct Resource {
     name: u32,
 }
 
-const RESOURCES: Columns<Resource> = &[
+const RESOURCES: Columns<Resource, Value> = &[
     ("lib", |row| row.lib.into()),
     ("name", |row| row.name.into()),
     ("host", |_| Value::Null),
@@ -183,7 +163,7 @@ struct Function {
     file: Option<u32>,
 }
 
-const FUNCTIONS: Columns<Function> = &[
+const FUNCTIONS: Columns<Function, Value> = &[
     ("name", |row| row.name.into()),
     ("isJS", |_| false.into()),
     ("relevantForJS", |_| false.into()),
@@ -203,7 +183,7 @@ struct FrameRow {
     line: Option<u32>,
 }
 
-const FRAMES: Columns<FrameRow> = &[
+const FRAMES: Columns<FrameRow, Value> = &[
     ("address", |row| row.address.into()),
     ("inlineDepth", |row| row.inline_depth.into()),
     ("category", |row| row.category.into()),
@@ -221,7 +201,7 @@ struct StackRow {
     frame: u32,
 }
 
-const STACKS: Columns<StackRow> = &[("prefix", |row| row.prefix.into()), ("frame", |row| row.frame.into())];
+const STACKS: Columns<StackRow, Value> = &[("prefix", |row| row.prefix.into()), ("frame", |row| row.frame.into())];
 
 impl ThreadFields {
     fn new(&Thread { context, target, part, is_first, ref pid, ref tid }: &Thread) -> Self {

@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use crate::model::{Frame, FrameId, Profile, base_name};
 use crate::report::function;
-use crate::report::tables::Interner;
+use crate::report::tables::{ByColumn, Columns, Interner};
 
 /// Kinds of functions, for colours: see the page's `colour.js`.
 const PROGRAM: u32 = 0;
@@ -20,7 +20,7 @@ const OFFSET_MAX: u64 = 1 << 53;
 
 /// A function; a module and offset or an address without a name.
 #[derive(PartialEq, Eq, Hash)]
-struct FunctionFields {
+pub(super) struct FunctionFields {
     /// A string.
     name: u32,
     /// A string: the name without parameters and template arguments.
@@ -31,7 +31,7 @@ struct FunctionFields {
 }
 
 #[derive(PartialEq, Eq, Hash)]
-struct FrameFields {
+pub(super) struct FrameFields {
     function: u32,
     /// 1 + index of the string; 0 for none.
     file: u32,
@@ -42,23 +42,25 @@ struct FrameFields {
     offset: Option<u64>,
 }
 
-#[derive(Serialize)]
-pub(super) struct Functions {
-    name: Vec<u32>,
-    short: Vec<u32>,
-    module: Vec<u32>,
-    kind: Vec<u32>,
-}
+pub(super) type Functions = ByColumn<FunctionFields, u32>;
 
-/// Columns of [`FrameFields`]; an offset is -1 for none.
-#[derive(Serialize)]
-pub(super) struct Frames {
-    function: Vec<u32>,
-    file: Vec<u32>,
-    line: Vec<u32>,
-    inlined: Vec<u32>,
-    offset: Vec<i64>,
-}
+const FUNCTIONS: Columns<FunctionFields, u32> = &[
+    ("name", |function| function.name),
+    ("short", |function| function.short),
+    ("module", |function| function.module),
+    ("kind", |function| function.kind),
+];
+
+pub(super) type Frames = ByColumn<FrameFields, i64>;
+
+const FRAMES: Columns<FrameFields, i64> = &[
+    ("function", |frame| frame.function.into()),
+    ("file", |frame| frame.file.into()),
+    ("line", |frame| frame.line.into()),
+    ("inlined", |frame| frame.is_inlined.into()),
+    // -1 for none.
+    ("offset", |frame| frame.offset.and_then(|offset| i64::try_from(offset).ok()).unwrap_or(-1)),
+];
 
 pub(super) struct Names<'a> {
     profile: &'a Profile,
@@ -125,31 +127,10 @@ impl<'a> Names<'a> {
         }
     }
 
-    pub(super) fn functions(&self) -> Functions {
-        let functions = self.functions.values.iter();
-        Functions {
-            name: functions.clone().map(|function| function.name).collect(),
-            short: functions.clone().map(|function| function.short).collect(),
-            module: functions.clone().map(|function| function.module).collect(),
-            kind: functions.map(|function| function.kind).collect(),
-        }
-    }
-
-    pub(super) fn frames(&self) -> Frames {
-        let frames = self.frames.values.iter();
-        Frames {
-            function: frames.clone().map(|frame| frame.function).collect(),
-            file: frames.clone().map(|frame| frame.file).collect(),
-            line: frames.clone().map(|frame| frame.line).collect(),
-            inlined: frames.clone().map(|frame| u32::from(frame.is_inlined)).collect(),
-            offset: frames
-                .map(|frame| frame.offset.and_then(|offset| i64::try_from(offset).ok()).unwrap_or(-1))
-                .collect(),
-        }
-    }
-
-    pub(super) fn into_strings(self) -> Vec<Cow<'a, str>> {
-        self.strings.values.into_iter().collect()
+    pub(super) fn into_tables(self) -> (Vec<Cow<'a, str>>, Functions, Frames) {
+        let functions = ByColumn { rows: self.functions.values.into_iter().collect(), columns: FUNCTIONS };
+        let frames = ByColumn { rows: self.frames.values.into_iter().collect(), columns: FRAMES };
+        (self.strings.values.into_iter().collect(), functions, frames)
     }
 }
 

@@ -10,9 +10,7 @@ use thiserror::Error;
 use super::schema::{self, VERSION};
 use super::values::{Amount, Hex};
 use crate::ids::Pid;
-use crate::ledger::details::Ages;
-use crate::ledger::details::Details;
-use crate::ledger::details::Histogram;
+use crate::ledger::details::{Ages, Details, Histogram};
 use crate::ledger::totals::Totals;
 use crate::model::history::{CurvePoint, HeapUsage, History};
 use crate::model::{
@@ -103,7 +101,7 @@ fn profile(report: schema::Report<'_>) -> Result<Profile, String> {
             folded_totals: totals(&report.others.folded_totals)?,
             folded_interval_bytes: report.others.folded_interval_bytes,
         },
-        health: report.health.into_model()?,
+        health: report.health,
         frames: names.frames.values.into_iter().collect(),
         modules,
     })

@@ -42,7 +42,8 @@ pub(crate) struct Report<'a, Targets = Vec<Target<'a>>> {
     #[serde(default)]
     pub(super) modules: Vec<Module<'a>>,
     /// Drops, and the cost of profiling.
-    pub(super) health: Health<'a>,
+    #[serde(with = "Health")]
+    pub(super) health: model::Health,
 }
 
 /// A process. A pid can occur several times: once for each program that the process executed.

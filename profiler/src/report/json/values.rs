@@ -93,38 +93,43 @@ impl<'de> Deserialize<'de> for Hex {
 }
 
 /// Counts by reason: an object whose fields are in the order of the list.
-#[derive(Clone)]
-pub(in crate::report) struct Counts<'a, K: Clone>(pub(in crate::report) Cow<'a, [(K, u64)]>);
+pub(in crate::report) mod counts {
+    use super::*;
 
-impl<K: Clone + Serialize> Serialize for Counts<'_, K> {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_map(self.0.iter().map(|(reason, count)| (reason, count)))
+    #[cfg(test)]
+    pub(in crate::report) struct Counts;
+
+    pub(in crate::report) fn serialize<K: Serialize, S: Serializer>(
+        counts: &[(K, u64)],
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
+        serializer.collect_map(counts.iter().map(|(reason, count)| (reason, count)))
     }
-}
 
-impl<'de, K: Clone + Deserialize<'de>> Deserialize<'de> for Counts<'_, K> {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct InOrder<K>(PhantomData<K>);
+    pub(in crate::report) fn deserialize<'de, K: Deserialize<'de>, D: Deserializer<'de>>(
+        deserializer: D,
+    ) -> Result<Vec<(K, u64)>, D::Error> {
+        deserializer.deserialize_map(InOrder(PhantomData))
+    }
 
-        impl<'de, K: Deserialize<'de>> Visitor<'de> for InOrder<K> {
-            type Value = Vec<(K, u64)>;
+    struct InOrder<K>(PhantomData<K>);
 
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("counts by reason")
-            }
+    impl<'de, K: Deserialize<'de>> Visitor<'de> for InOrder<K> {
+        type Value = Vec<(K, u64)>;
 
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
-                let mut counts = Vec::new();
-                let mut sum = 0_u64;
-                while let Some((reason, count)) = map.next_entry::<K, u64>()? {
-                    let more = sum.checked_add(count);
-                    sum = more.ok_or_else(|| A::Error::custom("the sum of the counts exceeds 64 bits"))?;
-                    counts.push((reason, count));
-                }
-                Ok(counts)
-            }
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("counts by reason")
         }
 
-        deserializer.deserialize_map(InOrder(PhantomData)).map(|counts| Self(Cow::Owned(counts)))
+        fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+            let mut counts = Vec::new();
+            let mut sum = 0_u64;
+            while let Some((reason, count)) = map.next_entry::<K, u64>()? {
+                let more = sum.checked_add(count);
+                sum = more.ok_or_else(|| A::Error::custom("the sum of the counts exceeds 64 bits"))?;
+                counts.push((reason, count));
+            }
+            Ok(counts)
+        }
     }
 }

@@ -66,7 +66,7 @@ impl Page {
             self.line(style, &format!("  {}", describe_reached(profile, reached)));
         }
         self.and_more("  ", guardrails.reached.len(), REACHED_MAX);
-        if let (Some(highest), Some(max)) = (guardrails.usage.memory_bytes_highest, guardrails.usage.memory_bytes_max) {
+        if let (Some(highest), Some(max)) = (guardrails.memory_bytes_highest, guardrails.memory_bytes_max) {
             let (highest, max) = (text::size(highest), text::size(max));
             self.line(PLAIN, &format!("  memory: at most {highest}, kernel maps and agent, of the {max} allowed"));
         }
@@ -77,8 +77,7 @@ impl Page {
         let known = profile.targets.iter().filter_map(|target| Some((target, target.facts.overhead?)));
         let Some((target, overhead)) = known.max_by(|(_, a), (_, b)| a.percent.total_cmp(&b.percent)) else { return };
         let most = if profile.targets.len() > 1 { ", the most of all" } else { "" };
-        let max =
-            guardrails.usage.overhead_percent_max.map_or(String::new(), |max| format!(" ({} allowed)", percent(max)));
+        let max = guardrails.overhead_percent_max.map_or(String::new(), |max| format!(" ({} allowed)", percent(max)));
         let line = format!(
             "  overhead: probes took ≈ {} of the CPU time of {}{most}{max}",
             percent(overhead.percent),
@@ -236,21 +235,21 @@ fn heap_names(hooks: &[(&HeapProfile, &HookStatus)]) -> String {
 }
 
 pub(in crate::report) fn describe_reached(profile: &Profile, reached: &Reached) -> String {
-    let usage = &profile.health.guardrails.usage;
+    let guardrails = &profile.health.guardrails;
     let after = text::duration(reached.unix_ns.saturating_sub(profile.started_unix_ns));
     let limit = |max: Option<f64>| max.map_or(String::new(), |max| format!(", more than the {} allowed", percent(max)));
     let cause = match reached.what {
         Excess::Memory(bytes) => {
-            let max = text::size(usage.memory_bytes_max.unwrap_or(0));
+            let max = text::size(guardrails.memory_bytes_max.unwrap_or(0));
             format!("heapbpf and its kernel maps took {}, more than the {max} allowed", text::size(bytes))
         }
         Excess::Cpu(share) => {
-            format!("heapbpf took {} of a core{}", percent(share), limit(usage.cpu_percent_max))
+            format!("heapbpf took {} of a core{}", percent(share), limit(guardrails.cpu_percent_max))
         }
         Excess::Overhead(pid, share) => {
             let target = profile.targets.iter().find(|target| target.facts.pid == pid);
             let whose = target.map_or_else(|| format!("process {pid}"), describe::target);
-            let limit = limit(usage.overhead_percent_max);
+            let limit = limit(guardrails.overhead_percent_max);
             format!("probes took ≈ {} of the CPU time of {whose}{limit}", percent(share))
         }
         Excess::Keeper => "the keeper process, which owns the probes, exited".to_owned(),

@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use super::profiles;
 use crate::ids::Pid;
-use crate::model::guardrails::{Action, Excess, Guardrails, Overhead, Reached, Usage};
+use crate::model::guardrails::{Action, Excess, Guardrails, Overhead, Reached};
 use crate::model::{ProbeScope, Profile, ScopeKind};
 
 use crate::report::{Format, View, describe, summary};
@@ -15,16 +15,13 @@ pub(super) fn limited() -> Profile {
     let mut profile = profiles::exact();
     let after = |seconds: u64| profile.started_unix_ns + seconds * 1_000_000_000;
     let pid = Pid(4711);
-    let usage = Usage {
+    let guardrails = Guardrails {
         memory_bytes_max: Some(200 << 20),
         memory_bytes_highest: Some(150 << 20),
         cpu_percent_max: Some(2.5),
         cpu_percent_highest: Some(3.25),
         overhead_percent_max: Some(5.0),
         probe_costs: None,
-    };
-    let guardrails = Guardrails {
-        usage,
         reached: vec![
             Reached { unix_ns: after(2), what: Excess::Cpu(3.25), action: Action::IntervalsRaised },
             Reached { unix_ns: after(4), what: Excess::Overhead(pid, 61.0), action: Action::Detached },

@@ -13,7 +13,8 @@ use crate::model::guardrails::ProbeCosts;
 use crate::model::{LeakCandidate, Leaks};
 use crate::model::{Profile, Window, WindowReason};
 use crate::report::json::schema;
-use crate::report::json::values::{Amount, Counts, Hex};
+use crate::report::json::values::counts::Counts;
+use crate::report::json::values::{Amount, Hex};
 use crate::report::{Format, View};
 use crate::units::EstimatedBytes;
 
@@ -60,7 +61,7 @@ macro_rules! inline_schema {
 inline_schema! {
     [] Amount: { "type": "number" };
     [] Hex: { "type": "string", "pattern": "^0x[0-9a-f]+$" };
-    [K: Clone] Counts<'_, K>: { "type": "object", "additionalProperties": { "type": "integer", "minimum": 0 } };
+    [] Counts: { "type": "object", "additionalProperties": { "type": "integer", "minimum": 0 } };
 }
 
 /// Reports that together have all fields.
@@ -75,7 +76,7 @@ fn reports() -> Vec<Value> {
         merged_count: 1,
     });
     let mut limited = guardrails::limited();
-    limited.health.guardrails.usage.probe_costs = Some(ProbeCosts {
+    limited.health.guardrails.probe_costs = Some(ProbeCosts {
         emulated_ns: 300.0,
         single_stepped_ns: 900.0,
         emulated_with_return_ns: 700.0,

@@ -8,6 +8,7 @@ use schemars::JsonSchema;
 use serde::Serialize;
 
 use super::{BlockTotals, Leak, Unreachable};
+use crate::model;
 use crate::report::json::health::Health;
 use crate::report::json::schema::Frame;
 use crate::report::json::values::Hex;
@@ -29,7 +30,7 @@ pub(crate) fn write_json(check: &Unreachable, contents: bool, out: &mut dyn io::
         check,
         indirect: check.indirect(),
         leaks: Each(|| check.leaks.iter().map(|leak| LeakFields::new(check, leak, contents))),
-        health: Health::new(&check.profile.health),
+        health: &check.profile.health,
     };
     Ok(write_line(&report, out)?)
 }
@@ -56,7 +57,9 @@ pub(crate) struct ReportFields<'a, Leaks = Vec<LeakFields<'a>>> {
     #[cfg_attr(test, schemars(with = "Vec<LeakFields<'_>>"))]
     leaks: Leaks,
     /// Drops, and the cost of profiling.
-    health: Health<'a>,
+    #[serde(serialize_with = "Health::serialize")]
+    #[cfg_attr(test, schemars(with = "Health"))]
+    health: &'a model::Health,
 }
 
 #[derive(Serialize)]

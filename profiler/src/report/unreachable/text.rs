@@ -84,26 +84,19 @@ impl Text {
 
     fn heap(&mut self, heap: &HeapKnowledge, watched_ns: Option<u64>) {
         let since = watched_ns.map(text::duration);
-        let (style, how) = match (heap.precision, since) {
-            (Precision::Watched, _) => (PLAIN, "all of its blocks, from recorded allocations".to_owned()),
-            (Precision::Walked, None) => {
-                (PLAIN, "all of its blocks, from the allocator's data structures; none has a stack".to_owned())
+        let style = if heap.precision == Precision::Partial { WARNING } else { PLAIN };
+        let how = match (heap.precision, since) {
+            (Precision::Watched, _) => "all of its blocks, from recorded allocations".to_owned(),
+            (Precision::Walked, since) => {
+                let stacks = since
+                    .map_or("none has a stack".to_owned(), |since| format!("those of the last {since} have a stack"));
+                format!("all of its blocks, from the allocator's data structures; {stacks}")
             }
-            (Precision::Walked, Some(since)) => (
-                PLAIN,
-                format!(
-                    "all of its blocks, from the allocator's data structures; those of the last {since} have a stack"
-                ),
-            ),
-            (Precision::Partial, None) => {
-                (WARNING, "none of its blocks could be found: it counts as reachable".to_owned())
+            (Precision::Partial, None) => "none of its blocks could be found: it counts as reachable".to_owned(),
+            (Precision::Partial, Some(since)) => {
+                let older = "older ones, and everything they reference, count as reachable";
+                format!("only the blocks of the last {since}; {older}")
             }
-            (Precision::Partial, Some(since)) => (
-                WARNING,
-                format!(
-                    "only the blocks of the last {since}; older ones, and everything they reference, count as reachable"
-                ),
-            ),
         };
         self.line(style, &format!("heap {}: {} known: {how}", text::printable(&heap.name), amount(heap.known)));
         self.remarks("  not walked: ", &heap.gaps);
