@@ -59,7 +59,7 @@ pub mod internals {
     pub use crate::linux::proc::maps::{Region, RegionKind, region_of, regions};
     pub use crate::linux::proc::process::Auxv;
     pub use crate::memory::{Copied, Memory};
-    pub use crate::model::history::{CurvePoint, HeapUsage, SampleTrigger};
+    pub use crate::model::{CurvePoint, HeapUsage, SampleTrigger};
     pub use crate::model::{Profile, TargetProfile};
     pub use crate::object::image::Image;
     pub use crate::object::module::{Module, ModuleStore, Modules, Recorded};

@@ -1,5 +1,6 @@
 //! Counters of a target, a heap or a callsite, and what changes them.
 
+use derive_more::Add;
 use serde::{Deserialize, Serialize};
 
 use crate::units::{Amounts, EstimatedBytes, EstimatedCount, EstimatedVariance, MonotonicNanos, Variance};
@@ -241,7 +242,7 @@ impl Totals {
 }
 
 /// Amounts at one point in time as floats, for curves and tables over time. Exact up to 2^53 where the totals are.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Add, Serialize, Deserialize)]
 pub struct HeapUsage {
     pub live_bytes: f64,
     pub live_count: f64,

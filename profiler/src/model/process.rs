@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use super::guardrails::Overhead;
+use super::health::Overhead;
 use crate::ids::Pid;
 use crate::ledger::totals::Totals;
 use crate::units::MonotonicNanos;

@@ -6,10 +6,13 @@ use profiler_common::stack::StackEnd;
 use serde::{Deserialize, Serialize};
 
 use super::health::Health;
-use super::history::{Change, History};
 use super::process::{HookStatus, Others, TargetFacts};
 use crate::ids::Tid;
+pub use crate::ledger::curve::CurvePoint;
 use crate::ledger::details::Details;
+pub use crate::ledger::timeline::SampleTrigger;
+pub(crate) use crate::ledger::timeline::TimelinePoint;
+pub use crate::ledger::totals::HeapUsage;
 use crate::ledger::totals::Totals;
 use crate::units::{Amounts, EstimatedBytes, MonotonicNanos};
 
@@ -89,6 +92,22 @@ pub struct CallsiteProfile {
     pub details: Details,
     /// What it held at those points in time of the target's history at which it changed.
     pub history: Vec<Change>,
+}
+
+/// A target's heap over time. Times are of the recording; estimates have the precision of a 64-bit float.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct History {
+    pub curve: Vec<CurvePoint>,
+    /// Points in time of [`CallsiteProfile::history`], in the order of time.
+    pub instants: Vec<TimelinePoint>,
+}
+
+/// What a callsite holds from a point in time on.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Change {
+    /// Index into [`History::instants`]; changes are in that order.
+    pub instant: u32,
+    pub held: HeapUsage,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]

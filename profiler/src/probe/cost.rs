@@ -22,7 +22,7 @@ use crate::keeper::Keeper;
 use crate::linux::clock;
 use crate::linux::feature::Spot;
 use crate::linux::proc::maps::{self, Mapping};
-pub(crate) use crate::model::guardrails::ProbeCosts as Costs;
+pub(crate) use crate::model::ProbeCosts as Costs;
 
 /// The hidden command that runs heapbpf as the probed process.
 pub(crate) const TARGET_COMMAND: &str = "doctor-target";

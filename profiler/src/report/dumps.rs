@@ -2,8 +2,7 @@
 
 use rustc_hash::FxHashSet;
 
-use crate::model::history::{HeapUsage, SampleTrigger};
-use crate::model::{CallsiteProfile, Profile, TargetProfile};
+use crate::model::{CallsiteProfile, HeapUsage, Profile, SampleTrigger, TargetProfile};
 use crate::units::MonotonicNanos;
 
 /// Distance of the numbers of programs with the same pid. Linux has no pid above 4,194,304.
@@ -76,7 +75,7 @@ pub(super) fn rounded(estimate: f64) -> u64 {
 mod tests {
     use super::super::tests::profiles;
     use super::*;
-    use crate::model::history::TimelinePoint;
+    use crate::model::TimelinePoint;
 
     #[test]
     fn dumps_precede_the_end_in_the_order_of_time() {

@@ -11,8 +11,7 @@ use super::describe::Caption;
 use super::frames::hex;
 use super::json::write_line;
 use super::presentation::Presentation;
-use crate::model::history::{CurvePoint, HeapUsage};
-use crate::model::{ModuleProfile, Profile, base_name};
+use crate::model::{CurvePoint, HeapUsage, ModuleProfile, Profile, base_name};
 use thread::{Context, Libs, Thread, millis, parts};
 
 mod thread;

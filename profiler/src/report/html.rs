@@ -18,11 +18,9 @@ use super::summary::health::{describe_reached, explain, explain_stack_end, missi
 use super::{describe, text};
 use crate::ledger::totals::Totals;
 use crate::model::{HeapProfile, HookStatus, Leaks, Profile, TargetProfile};
-use columns::{CallsiteColumns, HistoryColumns, Number, float, millis};
-use names::{Frames, Functions, Names, Nodes, Stacks};
+use columns::{CallsiteColumns, Frames, Functions, HistoryColumns, Names, Nodes, Number, Stacks, float, millis};
 
 mod columns;
-mod names;
 
 const PAGE: &str = include_str!("html/page.html");
 

@@ -17,10 +17,9 @@ use super::frames;
 use super::presentation::{Presentation, View};
 use crate::ledger::details::{Details, Histogram};
 use crate::ledger::totals::Totals;
-use crate::model::history::CurvePoint;
 use crate::model::{
-    Beginning, CallsiteProfile, HeapProfile, HookStatus, LeakCandidate, Leaks, MappingProfile, ModuleProfile, Origin,
-    Profile, TargetProfile,
+    Beginning, CallsiteProfile, CurvePoint, HeapProfile, HookStatus, LeakCandidate, Leaks, MappingProfile,
+    ModuleProfile, Origin, Profile, TargetProfile,
 };
 use crate::units::{EstimatedBytes, EstimatedCount};
 

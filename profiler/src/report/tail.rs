@@ -13,8 +13,7 @@ use super::frames::synthetic_frames;
 use super::presentation::{Presentation, Share};
 use crate::ledger::details::Details;
 use crate::ledger::totals::Totals;
-use crate::model::history::{Change, HeapUsage};
-use crate::model::{CallsiteProfile, Frame, FrameId, Profile, TargetProfile};
+use crate::model::{CallsiteProfile, Change, Frame, FrameId, HeapUsage, Profile, TargetProfile};
 
 pub(crate) const OTHER: &str = "<other>";
 
@@ -149,13 +148,7 @@ fn added(one: &[Change], other: &[Change]) -> Vec<Change> {
             }
         }
         let [one, other] = held;
-        let held = HeapUsage {
-            live_bytes: one.live_bytes + other.live_bytes,
-            live_count: one.live_count + other.live_count,
-            alloc_bytes: one.alloc_bytes + other.alloc_bytes,
-            alloc_count: one.alloc_count + other.alloc_count,
-        };
-        sum.push(Change { instant, held });
+        sum.push(Change { instant, held: one + other });
     }
     sum
 }

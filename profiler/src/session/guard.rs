@@ -13,7 +13,7 @@ use crate::bpf::load::Kernel;
 use crate::guardrail::{CpuMonitor, Limits, doublings};
 use crate::ids::Pid;
 use crate::linux::{clock, memory};
-use crate::model::guardrails::{Action, Excess, Guardrails, Reached};
+use crate::model::{Action, Excess, Guardrails, Reached};
 use crate::probe::cost::Costs;
 use crate::probe::plan::Plan;
 

@@ -11,9 +11,9 @@ use crate::address::TargetAddr;
 use crate::ids::ModuleId;
 use crate::ledger::snapshot::TargetSnapshot;
 use crate::ledger::totals::{HeapUsage, Totals};
-use crate::model::history::{Change, CurvePoint, History, TimelinePoint};
 use crate::model::{
-    CallsiteProfile, Health, HeapProfile, Leaks, MappingProfile, ModuleProfile, Profile, TargetProfile,
+    CallsiteProfile, Change, CurvePoint, Health, HeapProfile, History, Leaks, MappingProfile, ModuleProfile, Profile,
+    TargetProfile, TimelinePoint,
 };
 use crate::object::module::Modules;
 use crate::process::address_space::{AddressSpace, MappedModule};

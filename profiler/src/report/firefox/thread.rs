@@ -4,8 +4,9 @@ use rustc_hash::FxHashMap;
 use serde::{Serialize, Serializer};
 use serde_json::{Value, json};
 
-use crate::model::history::{Change, SampleTrigger, TimelinePoint};
-use crate::model::{CallsiteProfile, Frame, FrameId, Profile, TargetProfile, base_name};
+use crate::model::{
+    CallsiteProfile, Change, Frame, FrameId, Profile, SampleTrigger, TargetProfile, TimelinePoint, base_name,
+};
 use crate::report::describe;
 use crate::report::dumps::rounded;
 use crate::report::frames::{CodeLocation, call_address, calls, frame, gap_frames, group_frame};

@@ -1,14 +1,18 @@
-//! Callsites and history of a target, in columns of numbers with as few digits as possible.
+//! The page's tables, in columns: callsites and history as numbers with as few digits as possible, and names, complete
+//! and unescaped. The page shortens names, and never parses them as markup.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 
+use rustc_hash::FxHashMap;
 use serde::{Serialize, Serializer};
 
-use super::names::{Names, Stacks};
 use crate::ledger::details::Histogram;
-use crate::model::history::{Change, CurvePoint, HeapUsage, SampleTrigger};
-use crate::model::{CallsiteProfile, Profile, TargetProfile};
-use crate::report::frames;
+use crate::model::{
+    CallsiteProfile, Change, CurvePoint, Frame, FrameId, HeapUsage, Profile, SampleTrigger, TargetProfile, base_name,
+};
+use crate::report::tables::{ByColumn, Columns as Getters, Interner};
+use crate::report::{frames, function};
 use crate::units::{EstimatedCount, MonotonicNanos};
 
 /// Integers beyond this are not exact as floats.
@@ -49,13 +53,7 @@ struct Column(Vec<Number>);
 
 impl FromIterator<f64> for Column {
     fn from_iter<I: IntoIterator<Item = f64>>(numbers: I) -> Self {
-        numbers.into_iter().map(Number).collect()
-    }
-}
-
-impl FromIterator<Number> for Column {
-    fn from_iter<I: IntoIterator<Item = Number>>(numbers: I) -> Self {
-        Self(numbers.into_iter().collect())
+        Self(numbers.into_iter().map(Number).collect())
     }
 }
 
@@ -192,7 +190,7 @@ impl HistoryColumns {
         let mut moments: Vec<&CurvePoint> = target.history.curve.iter().collect();
         moments.sort_by_key(|moment| moment.time);
         let mut curve = held(moments.iter().map(|moment| &moment.held));
-        curve.insert("time", moments.iter().map(|moment| millis(profile, moment.time)).collect());
+        curve.insert("time", moments.iter().map(|moment| millis(profile, moment.time).0).collect());
 
         let instants = &target.history.instants;
         let occasion = |occasion: Option<SampleTrigger>| match occasion {
@@ -212,10 +210,166 @@ impl HistoryColumns {
         Self {
             curve,
             instants: BTreeMap::from([
-                ("time", instants.iter().map(|instant| millis(profile, instant.time)).collect()),
+                ("time", instants.iter().map(|instant| millis(profile, instant.time).0).collect()),
                 ("occasion", instants.iter().map(|instant| occasion(instant.trigger)).collect()),
             ]),
             changes,
         }
+    }
+}
+
+/// Kinds of functions, for colours: see the page's `colour.js`.
+const PROGRAM: u32 = 0;
+const LIBRARY: u32 = 1;
+const PLUMBING: u32 = 2;
+const NAMELESS: u32 = 3;
+
+/// Limit of offsets that JavaScript numbers represent.
+const OFFSET_MAX: u64 = 1 << 53;
+
+/// A function; a module and offset or an address without a name.
+#[derive(PartialEq, Eq, Hash)]
+pub(super) struct FunctionFields {
+    /// A string.
+    name: u32,
+    /// A string: the name without parameters and template arguments.
+    short: u32,
+    /// 1 + index of the string; 0 for none.
+    module: u32,
+    kind: u32,
+}
+
+#[derive(PartialEq, Eq, Hash)]
+pub(super) struct FrameFields {
+    function: u32,
+    /// 1 + index of the string; 0 for none.
+    file: u32,
+    /// 0 where unknown.
+    line: u32,
+    is_inlined: bool,
+    /// Offset in the module's file where the source file is unknown.
+    offset: Option<u64>,
+}
+
+pub(super) type Functions = ByColumn<FunctionFields, u32>;
+
+const FUNCTIONS: Getters<FunctionFields, u32> = &[
+    ("name", |function| function.name),
+    ("short", |function| function.short),
+    ("module", |function| function.module),
+    ("kind", |function| function.kind),
+];
+
+pub(super) type Frames = ByColumn<FrameFields, i64>;
+
+const FRAMES: Getters<FrameFields, i64> = &[
+    ("function", |frame| frame.function.into()),
+    ("file", |frame| frame.file.into()),
+    ("line", |frame| frame.line.into()),
+    ("inlined", |frame| frame.is_inlined.into()),
+    // -1 for none.
+    ("offset", |frame| frame.offset.and_then(|offset| i64::try_from(offset).ok()).unwrap_or(-1)),
+];
+
+pub(super) struct Names<'a> {
+    profile: &'a Profile,
+    strings: Interner<Cow<'a, str>>,
+    functions: Interner<FunctionFields>,
+    frames: Interner<FrameFields>,
+    by_id: Vec<Option<u32>>,
+    /// The targets' executables, whose functions are not a library's.
+    programs: Vec<&'a str>,
+}
+
+impl<'a> Names<'a> {
+    pub(super) fn new(profile: &'a Profile) -> Self {
+        Self {
+            profile,
+            strings: Interner::default(),
+            functions: Interner::default(),
+            frames: Interner::default(),
+            by_id: vec![None; profile.frames.len()],
+            programs: profile.targets.iter().map(|target| target.facts.comm.as_str()).collect(),
+        }
+    }
+
+    fn frame(&mut self, id: FrameId) -> Option<u32> {
+        let at = id.0 as usize;
+        if let Some(known) = *self.by_id.get(at)? {
+            return Some(known);
+        }
+        let frame = self.profile.frames.get(at)?;
+        let function = self.function(frame);
+        let file = self.optional(frame.file.as_deref());
+        let offset = frame.module_offset.filter(|&offset| file == 0 && offset < OFFSET_MAX);
+        let line = frame.line.unwrap_or(0);
+        let number = self.frames.intern(FrameFields { function, file, line, is_inlined: frame.inlined, offset });
+        self.by_id[at] = Some(number);
+        Some(number)
+    }
+
+    fn function(&mut self, frame: &'a Frame) -> u32 {
+        let (name, short) = match frame.function.as_deref() {
+            Some(name) => (Cow::Borrowed(name), Cow::Owned(function::short(name))),
+            None => (Cow::Owned(frame.label()), Cow::Owned(frame.label())),
+        };
+        let name = self.strings.intern(name);
+        let module = self.optional(frame.module.as_deref());
+        let short = self.strings.intern(short);
+        self.functions.intern(FunctionFields { name, short, module, kind: self.kind(frame) })
+    }
+
+    fn optional(&mut self, text: Option<&'a str>) -> u32 {
+        text.map_or(0, |text| self.strings.intern(Cow::Borrowed(text)) + 1)
+    }
+
+    fn kind(&self, frame: &Frame) -> u32 {
+        let module = frame.module.as_deref().unwrap_or("");
+        let base = base_name(module);
+        match frame.function {
+            None => NAMELESS,
+            Some(_) if function::is_plumbing(frame) => PLUMBING,
+            // The kernel cuts a program's name to 15 bytes.
+            Some(_) if self.programs.iter().any(|comm| !comm.is_empty() && base.starts_with(comm)) => PROGRAM,
+            Some(_) if module.contains(".so") || module.starts_with('[') => LIBRARY,
+            Some(_) => PROGRAM,
+        }
+    }
+
+    pub(super) fn into_tables(self) -> (Vec<Cow<'a, str>>, Functions, Frames) {
+        let functions = ByColumn { rows: self.functions.values.into_iter().collect(), columns: FUNCTIONS };
+        let frames = ByColumn { rows: self.frames.values.into_iter().collect(), columns: FRAMES };
+        (self.strings.values.into_iter().collect(), functions, frames)
+    }
+}
+
+/// Stacks as a tree, from the outermost frame on. A node's parent is before it; node 0 is the empty stack.
+#[derive(Debug, Default, Serialize)]
+pub(super) struct Nodes {
+    /// Distance of each node to its parent, from node 1 on.
+    back: Vec<u32>,
+    frame: Vec<u32>,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Stacks {
+    pub(super) nodes: Nodes,
+    children: FxHashMap<(u32, u32), u32>,
+}
+
+impl Stacks {
+    /// The node of a stack, leaf first. Frames that the profile does not have are skipped.
+    pub(super) fn node(&mut self, stack: &[FrameId], names: &mut Names<'_>) -> u32 {
+        let mut parent = 0;
+        for &id in stack.iter().rev() {
+            let Some(frame) = names.frame(id) else { continue };
+            parent = *self.children.entry((parent, frame)).or_insert_with(|| {
+                self.nodes.frame.push(frame);
+                let node = u32::try_from(self.nodes.frame.len()).unwrap_or(u32::MAX);
+                self.nodes.back.push(node - parent);
+                node
+            });
+        }
+        parent
     }
 }

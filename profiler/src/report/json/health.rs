@@ -9,8 +9,9 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::values::counts;
 use crate::ids::Pid;
-use crate::model::guardrails::{self, Action, Excess, ProbeCosts};
-use crate::model::{self, IntervalChange, Loss, ProbeScope, SymbolizationFailure, UnfoundHook};
+use crate::model::{
+    self, Action, Excess, IntervalChange, Loss, ProbeCosts, ProbeScope, SymbolizationFailure, UnfoundHook,
+};
 
 /// Drops, and the cost of profiling.
 #[derive(Serialize, Deserialize)]
@@ -44,7 +45,7 @@ pub(in crate::report) struct Health {
     interval_changes: Vec<IntervalChange>,
     /// Limits on the cost of profiling.
     #[serde(default, with = "Guardrails")]
-    guardrails: guardrails::Guardrails,
+    guardrails: model::Guardrails,
     /// Which processes met the probes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     scope: Option<ProbeScope>,
@@ -55,7 +56,7 @@ pub(in crate::report) struct Health {
 
 /// Limits on the cost of profiling; null where none was set.
 #[derive(Serialize, Deserialize)]
-#[serde(remote = "guardrails::Guardrails")]
+#[serde(remote = "model::Guardrails")]
 #[cfg_attr(test, derive(JsonSchema))]
 struct Guardrails {
     /// Limit on the memory of heapbpf and the kernel's maps, in bytes.
@@ -73,7 +74,7 @@ struct Guardrails {
     /// Exceeded limits, in the order of time.
     #[serde(with = "Reached")]
     #[cfg_attr(test, schemars(with = "Vec<Reached>"))]
-    reached: Vec<guardrails::Reached>,
+    reached: Vec<model::Reached>,
 }
 
 /// An exceeded limit.
@@ -105,7 +106,7 @@ enum Limit {
 }
 
 impl Reached {
-    fn serialize<S: Serializer>(all: &[guardrails::Reached], serializer: S) -> Result<S::Ok, S::Error> {
+    fn serialize<S: Serializer>(all: &[model::Reached], serializer: S) -> Result<S::Ok, S::Error> {
         serializer.collect_seq(all.iter().map(|reached| {
             let (limit, pid, bytes, percent) = match reached.what {
                 Excess::Memory(bytes) => (Limit::Memory, None, Some(bytes), None),
@@ -117,7 +118,7 @@ impl Reached {
         }))
     }
 
-    fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<guardrails::Reached>, D::Error> {
+    fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<model::Reached>, D::Error> {
         let all: Vec<Self> = Deserialize::deserialize(from)?;
         let model = |Self { unix_ns, limit, action, pid, bytes, percent }| {
             let what = match (limit, pid, bytes, percent) {
@@ -127,7 +128,7 @@ impl Reached {
                 (Limit::Keeper, ..) => Excess::Keeper,
                 _ => return Err(D::Error::custom("the measurement of an exceeded limit is missing")),
             };
-            Ok(guardrails::Reached { unix_ns, what, action })
+            Ok(model::Reached { unix_ns, what, action })
         };
         all.into_iter().map(model).collect()
     }

@@ -12,10 +12,9 @@ use super::values::{Amount, Hex};
 use crate::ids::Pid;
 use crate::ledger::details::{Ages, Details, Histogram};
 use crate::ledger::totals::Totals;
-use crate::model::history::{CurvePoint, HeapUsage, History};
 use crate::model::{
-    Beginning, CallsiteProfile, Frame, FrameId, HeapProfile, LeakCandidate, Leaks, MappingProfile, ModuleProfile,
-    Origin, Others, Profile, TargetFacts, TargetProfile,
+    Beginning, CallsiteProfile, CurvePoint, Frame, FrameId, HeapProfile, HeapUsage, History, LeakCandidate, Leaks,
+    MappingProfile, ModuleProfile, Origin, Others, Profile, TargetFacts, TargetProfile,
 };
 use crate::report::tables::Interner;
 use crate::report::text;

@@ -9,8 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use super::health::Health;
 use super::values::{Amount, Hex};
-use crate::model::guardrails::Overhead;
-use crate::model::{self, HookStatus, Profile, Skipped, ThreadProfile, Window};
+use crate::model::{self, HookStatus, Overhead, Profile, Skipped, ThreadProfile, Window};
 
 /// Version of the report's shape. Raised by incompatible changes; a new field alone does not raise it.
 pub(crate) const VERSION: u32 = 1;

@@ -7,8 +7,7 @@ use std::borrow::Cow;
 
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use crate::model::history::HeapUsage;
-use crate::model::{CallsiteProfile, Frame, FrameId, Profile, TargetProfile};
+use crate::model::{CallsiteProfile, Frame, FrameId, HeapUsage, Profile, TargetProfile};
 use crate::report::dumps::{Dump, held, rounded};
 use crate::report::frames::{CodeLocation, call_address, calls, gap_frames, group_frame, heap_name};
 use crate::report::presentation::{Presentation, View};

@@ -3,9 +3,9 @@
 use profiler_common::counter::Counter;
 use profiler_common::limits::STACK_FRAMES_MAX;
 
-use crate::model::guardrails::{Action, Excess, Guardrails, Reached};
 use crate::model::{
-    Health, HeapProfile, HookStatus, Loss, NamesFrom, Profile, ScopeKind, Symbolization, SymbolizationFailure,
+    Action, Excess, Guardrails, Health, HeapProfile, HookStatus, Loss, NamesFrom, Profile, Reached, ScopeKind,
+    Symbolization, SymbolizationFailure,
 };
 use crate::report::page::{HEADING, PLAIN, Page, WARNING};
 use crate::report::presentation::View;

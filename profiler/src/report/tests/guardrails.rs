@@ -4,8 +4,7 @@ use serde_json::{Value, json};
 
 use super::profiles;
 use crate::ids::Pid;
-use crate::model::guardrails::{Action, Excess, Guardrails, Overhead, Reached};
-use crate::model::{ProbeScope, Profile, ScopeKind};
+use crate::model::{Action, Excess, Guardrails, Overhead, ProbeScope, Profile, Reached, ScopeKind};
 
 use crate::report::{Format, View, describe, summary};
 use crate::units::MonotonicNanos;

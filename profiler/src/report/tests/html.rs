@@ -12,9 +12,10 @@ use sha2::{Digest as _, Sha256};
 use super::profiles::{self, Frames, callsite, taken};
 use super::properties;
 use super::{check_golden, render};
-use crate::model::history::{Change, CurvePoint, HeapUsage, History, SampleTrigger, TimelinePoint};
-use crate::model::{FrameId, Health, Profile};
-use crate::model::{LeakCandidate, Leaks};
+use crate::model::{
+    Change, CurvePoint, FrameId, Health, HeapUsage, History, LeakCandidate, Leaks, Profile, SampleTrigger,
+    TimelinePoint,
+};
 use crate::report::{Format, Group, Presentation, View};
 use crate::units::MonotonicNanos;
 use profiler_common::stack::StackEnd;

@@ -4,8 +4,7 @@ use proptest::prelude::*;
 
 use super::profiles;
 use super::{check_golden, properties, render};
-use crate::model::history::{Change, CurvePoint, HeapUsage, SampleTrigger, TimelinePoint};
-use crate::model::{FrameId, Profile};
+use crate::model::{Change, CurvePoint, FrameId, HeapUsage, Profile, SampleTrigger, TimelinePoint};
 use crate::report::{Format, View};
 use crate::units::MonotonicNanos;
 

@@ -1,8 +1,7 @@
 //! Reports read from files can contain invalid indices: formats skip them and do not fail.
 
 use super::{formats, profiles, written};
-use crate::model::history::{Change, HeapUsage};
-use crate::model::{MappingProfile, Profile};
+use crate::model::{Change, HeapUsage, MappingProfile, Profile};
 use crate::report::View;
 
 /// A profile in which every kind of index is invalid somewhere.

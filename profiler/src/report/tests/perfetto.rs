@@ -7,8 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use proptest::prelude::*;
 
 use super::{check_golden, out_of_range, profiles, properties, written};
-use crate::model::history::{Change, HeapUsage, SampleTrigger, TimelinePoint};
-use crate::model::{CallsiteProfile, FrameId, Profile};
+use crate::model::{CallsiteProfile, Change, FrameId, HeapUsage, Profile, SampleTrigger, TimelinePoint};
 use crate::report::{Format, Group, Presentation, View};
 use crate::units::{EstimatedBytes, EstimatedCount, MonotonicNanos};
 use trace::Message;

@@ -9,12 +9,10 @@ use profiler_common::stack::StackEnd;
 use crate::ids::Pid;
 use crate::ledger::details::Details;
 use crate::ledger::totals::Totals;
-use crate::model::guardrails::Guardrails;
-use crate::model::history::History;
 use crate::model::{
-    Beginning, CallsiteProfile, ChangeReason, Frame, FrameId, Health, HeapProfile, HookStatus, IntervalChange, Loss,
-    NamesFrom, Origin, Others, Profile, Skipped, Symbolization, SymbolizationFailure, TargetFacts, TargetProfile,
-    UnfoundHook,
+    Beginning, CallsiteProfile, ChangeReason, Frame, FrameId, Guardrails, Health, HeapProfile, History, HookStatus,
+    IntervalChange, Loss, NamesFrom, Origin, Others, Profile, Skipped, Symbolization, SymbolizationFailure,
+    TargetFacts, TargetProfile, UnfoundHook,
 };
 use crate::units::{Amounts, MonotonicNanos};
 

@@ -6,9 +6,7 @@ use strum::VariantArray as _;
 
 use super::{formats, guardrails, profiles, properties, render, written};
 use crate::ledger::totals::Totals;
-use crate::model::history::History;
-use crate::model::{LeakCandidate, Leaks};
-use crate::model::{Profile, Window, WindowReason};
+use crate::model::{History, LeakCandidate, Leaks, Profile, Window, WindowReason};
 use crate::report::json::read::{ReadError, read};
 use crate::report::summary::summary;
 use crate::report::{Format, View};

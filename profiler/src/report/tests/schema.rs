@@ -9,9 +9,7 @@ use schemars::{JsonSchema, Schema, json_schema};
 use serde_json::{Map, Value};
 
 use super::{guardrails, profiles, render};
-use crate::model::guardrails::ProbeCosts;
-use crate::model::{LeakCandidate, Leaks};
-use crate::model::{Profile, Window, WindowReason};
+use crate::model::{LeakCandidate, Leaks, ProbeCosts, Profile, Window, WindowReason};
 use crate::report::json::schema;
 use crate::report::json::values::counts::Counts;
 use crate::report::json::values::{Amount, Hex};

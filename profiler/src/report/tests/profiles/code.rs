@@ -4,8 +4,10 @@ use std::sync::Arc;
 
 use super::STARTED_MONOTONIC_NS;
 use crate::ids::Tid;
-use crate::model::history::{Change, CurvePoint, HeapUsage, History, SampleTrigger, TimelinePoint};
-use crate::model::{CallsiteProfile, MappingProfile, ModuleProfile, Profile, TargetProfile, ThreadProfile};
+use crate::model::{
+    CallsiteProfile, Change, CurvePoint, HeapUsage, History, MappingProfile, ModuleProfile, Profile, SampleTrigger,
+    TargetProfile, ThreadProfile, TimelinePoint,
+};
 use crate::units::MonotonicNanos;
 
 /// Size of each module's only mapping.
