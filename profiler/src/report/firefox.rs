@@ -8,9 +8,9 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::describe::Caption;
-use super::frames::hex;
 use super::json::write_line;
 use super::presentation::Presentation;
+use super::tables::hex;
 use crate::model::{CurvePoint, HeapUsage, ModuleProfile, Profile, base_name};
 use thread::{Context, Libs, Thread, millis, parts};
 

@@ -5,9 +5,8 @@ use std::io;
 
 use rustc_hash::FxHashMap;
 
-use super::frames::synthetic_frames;
 use super::presentation::Presentation;
-use super::tables::Interner;
+use super::tables::{Interner, synthetic_frames};
 use super::text;
 use crate::model::Profile;
 

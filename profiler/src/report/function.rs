@@ -4,7 +4,7 @@
 use profiler_common::stack::StackEnd;
 
 use super::describe::INHERITED;
-use super::frames::end_frame;
+use super::tables::end_frame;
 use super::text;
 use crate::model::{Frame, FrameId, Profile, base_name};
 

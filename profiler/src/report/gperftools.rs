@@ -7,9 +7,8 @@ use std::io::{self, Write};
 
 use rustc_hash::FxHashMap;
 
-use super::frames::{CodeLocation, calls, frame};
 use super::presentation::{Presentation, View};
-use super::tables::OrderedMap;
+use super::tables::{CodeLocation, OrderedMap, calls, frame};
 use crate::model::{FrameId, Profile, TargetProfile};
 
 /// The address of stacks without any; no code has it. Readers skip lines without an address.

@@ -14,9 +14,8 @@ use rustc_hash::{FxBuildHasher, FxHashMap};
 
 use super::describe;
 use super::describe::command;
-use super::frames::{calls, frame, synthetic_frames};
 use super::presentation::Presentation;
-use super::tables::index;
+use super::tables::{calls, frame, index, synthetic_frames};
 use super::text::printable;
 use crate::model::{FrameId, Profile};
 

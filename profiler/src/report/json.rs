@@ -13,8 +13,8 @@ use std::io;
 use serde::{Serialize, Serializer};
 use values::{Amount, Hex};
 
-use super::frames;
 use super::presentation::{Presentation, View};
+use super::tables::hex;
 use crate::ledger::details::{Details, Histogram};
 use crate::ledger::totals::Totals;
 use crate::model::{
@@ -126,7 +126,7 @@ fn curve_point(profile: &Profile, CurvePoint { time, held }: &CurvePoint, is_exa
 fn module(module: &ModuleProfile) -> schema::Module<'_> {
     schema::Module {
         path: Cow::Borrowed(&module.path),
-        build_id: module.build_id.as_deref().map(|bytes| Cow::Owned(frames::hex(bytes))),
+        build_id: module.build_id.as_deref().map(|bytes| Cow::Owned(hex(bytes))),
     }
 }
 

@@ -7,9 +7,8 @@ use std::ops::Range;
 
 use super::describe::{self, command, end_unix_ns, start_unix_ns};
 use super::dumps::rounded;
-use super::frames::process_frame;
 use super::presentation::{Presentation, View};
-use super::tables::ValgrindFrames;
+use super::tables::{ValgrindFrames, process_frame};
 use super::text::printable;
 use crate::model::{CallsiteProfile, Profile, TargetProfile};
 use crate::units::{EstimatedBytes, MonotonicNanos};

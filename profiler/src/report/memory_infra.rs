@@ -9,9 +9,8 @@ use serde_json::{Value, json};
 
 use super::describe::{self, Caption};
 use super::dumps::{Dump, distinct_pids, dumps, end, held, rounded};
-use super::frames::{frame, gap_frames, group_frame, heap_name};
 use super::presentation::{Presentation, View};
-use super::tables::{Interner, OrderedMap};
+use super::tables::{Interner, OrderedMap, frame, gap_frames, group_frame, heap_name};
 use crate::model::{CallsiteProfile, Profile, TargetProfile};
 use crate::units::MonotonicNanos;
 

@@ -30,7 +30,6 @@ mod speedscope;
 pub(crate) mod describe;
 mod dumps;
 mod format;
-mod frames;
 mod function;
 pub(crate) mod page;
 mod presentation;

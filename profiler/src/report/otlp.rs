@@ -14,9 +14,8 @@ use opentelemetry_proto::tonic::profiles::v1development::{
 use opentelemetry_proto::tonic::resource::v1::Resource;
 use prost::Message;
 
-use super::frames::hex;
 use super::presentation::{Presentation, View};
-use super::tables::{CodeTables, Interner, KnownCalls};
+use super::tables::{CodeTables, Interner, KnownCalls, hex, signed};
 use super::{describe, tables};
 use crate::model::{CallsiteProfile, Profile, TargetProfile};
 
@@ -238,8 +237,4 @@ impl<'a> Dictionary<'a> {
 /// A message cannot hold tables of more than 2^31 entries.
 fn number(index: u32) -> i32 {
     i32::try_from(index).unwrap_or(0)
-}
-
-fn signed(number: u64) -> i64 {
-    i64::try_from(number).unwrap_or(i64::MAX)
 }

@@ -8,13 +8,13 @@ use prost::Message;
 
 use super::describe;
 use super::dumps::{distinct_pids, dumps, end, rounded, start};
-use super::frames::heap_name;
 use super::presentation::{Presentation, View};
 use super::proto::perfetto::{
     Callstack, Clock, ClockSnapshot, CounterDescriptor, Data, HeapSample, InternedData, InternedString, Process,
     ProcessDescriptor, ProcessHeapSamples, ProcessStats, ProcessTree, ProfilePacket, Thread, TracePacket,
     TrackDescriptor, TrackEvent,
 };
+use super::tables::{self, heap_name};
 use crate::model::{Loss, Origin, Profile, TargetProfile};
 use crate::units::MonotonicNanos;
 use stacks::{Code, Stacks, Tally, stacks};
@@ -144,7 +144,7 @@ fn write_track(
         let value = TrackEvent {
             r#type: Some(TYPE_COUNTER),
             track_uuid: Some(uuid + 1),
-            counter_value: Some(i64::try_from(live_bytes).unwrap_or(i64::MAX)),
+            counter_value: Some(tables::signed(live_bytes)),
         };
         sequence.write(Some(time), Data::TrackEvent(value))?;
     }

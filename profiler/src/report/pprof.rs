@@ -9,10 +9,9 @@ use flate2::{Compression, GzBuilder};
 use prost::Message;
 
 use super::describe::Caption;
-use super::frames::{hex, process_frame};
 use super::presentation::{Presentation, View};
 use super::proto::pprof as proto;
-use super::tables::{CodeTables, Interner, KnownCalls, OrderedMap};
+use super::tables::{CodeTables, Interner, KnownCalls, OrderedMap, hex, process_frame, signed};
 use super::{describe, text};
 use crate::model::{CallsiteProfile, Profile, TargetProfile};
 
@@ -225,8 +224,4 @@ fn comments(profile: &Profile, presentation: &Presentation) -> Vec<String> {
         lines.push(format!("grouped with -tagroot={}", labels.join(",")));
     }
     lines
-}
-
-fn signed(number: u64) -> i64 {
-    i64::try_from(number).unwrap_or(i64::MAX)
 }

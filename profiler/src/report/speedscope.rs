@@ -7,10 +7,9 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::describe::{self, Caption};
-use super::frames::synthetic_frames;
 use super::json::write_line;
 use super::presentation::{Presentation, View};
-use super::tables::Interner;
+use super::tables::{Interner, synthetic_frames};
 use crate::model::{CallsiteProfile, Frame, Profile};
 
 pub(super) fn write(profile: &Profile, presentation: &Presentation, out: &mut dyn io::Write) -> io::Result<()> {

@@ -3,10 +3,10 @@
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
-use super::frames::group_frame;
 use super::function::chain;
 use super::page::{Column, HEADING, PLAIN, Page};
 use super::presentation::{Group, View};
+use super::tables::group_frame;
 use super::{describe, text};
 use crate::ids::Pid;
 use crate::ledger::details::Ages;

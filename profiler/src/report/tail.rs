@@ -9,8 +9,8 @@ use std::borrow::Cow;
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::folded::{Labels, label};
-use super::frames::synthetic_frames;
 use super::presentation::{Presentation, Share};
+use super::tables::synthetic_frames;
 use crate::ledger::details::Details;
 use crate::ledger::totals::Totals;
 use crate::model::{CallsiteProfile, Change, Frame, FrameId, HeapUsage, Profile, TargetProfile};
@@ -19,26 +19,22 @@ pub(crate) const OTHER: &str = "<other>";
 
 impl Presentation {
     pub fn thinned<'a>(&self, profile: &'a Profile) -> Cow<'a, Profile> {
-        self.cut_each(profile, merge_target)
+        cut(profile, self, merge_target)
     }
 
     /// Like [`Self::thinned`], but keeps the callsites and their indices: for formats that list the events of each.
     pub fn cut<'a>(&self, profile: &'a Profile) -> Cow<'a, Profile> {
-        self.cut_each(profile, cut_target)
-    }
-
-    fn cut_each<'a>(&self, profile: &'a Profile, cut_target: CutTarget) -> Cow<'a, Profile> {
-        match self.threshold {
-            Some(threshold) if threshold > Share::ZERO => Cow::Owned(cut(profile, self, threshold, cut_target)),
-            _ => Cow::Borrowed(profile),
-        }
+        cut(profile, self, cut_target)
     }
 }
 
 /// Arguments: the frame that replaces merged ones, and the number of outermost frames of each callsite to keep.
 type CutTarget = fn(&mut TargetProfile, FrameId, &[usize]);
 
-fn cut(profile: &Profile, presentation: &Presentation, threshold: Share, cut_target: CutTarget) -> Profile {
+fn cut<'a>(profile: &'a Profile, presentation: &Presentation, cut_target: CutTarget) -> Cow<'a, Profile> {
+    let Some(threshold) = presentation.threshold.filter(|&threshold| threshold > Share::ZERO) else {
+        return Cow::Borrowed(profile);
+    };
     let tree = Tree::new(profile, presentation);
     let mut thinned = profile.clone();
     let other = other(&mut thinned.frames);
@@ -56,7 +52,7 @@ fn cut(profile: &Profile, presentation: &Presentation, threshold: Share, cut_tar
         let kept: Vec<usize> = target.callsites.iter().enumerate().map(|(at, callsite)| kept(at, callsite)).collect();
         cut_target(target, other, &kept);
     }
-    thinned
+    Cow::Owned(thinned)
 }
 
 /// Returns the `<other>` frame, which an earlier merge can have added.

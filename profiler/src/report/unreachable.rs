@@ -10,11 +10,12 @@ use rustc_hash::FxHashMap;
 use schemars::JsonSchema;
 use serde::Serialize;
 
+use super::ReportError;
 use super::json::health::Health;
 use super::json::schema::Frame;
 use super::json::values::Hex;
 use super::json::{Each, write_line};
-use super::{ReportError, frames};
+use super::tables::hex;
 pub(crate) use crate::leak::fold::BlockTotals;
 use crate::model::{self, CallsiteProfile, Profile, TargetProfile, TypeEvidence, TypeName};
 
@@ -258,7 +259,7 @@ impl<'a> LeakFields<'a> {
             heap: heap.map(|heap| heap.name.as_str()),
             stack: Frame::of_stack(&check.profile, callsite.map_or(&[], |callsite| &callsite.stack)),
             leak,
-            contents: has_contents.then(|| frames::hex(&leak.contents)),
+            contents: has_contents.then(|| hex(&leak.contents)),
             total_bytes: leak.total_bytes(),
         }
     }

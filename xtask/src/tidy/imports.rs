@@ -25,7 +25,7 @@ const LAYERS: &[(&str, &str)] = &[
     ("bpf", "linux unwind"),
     ("collect", "memory object::fixture linux"),
     ("keeper", "bpf::load collect linux process::launch"),
-    ("probe", "allocator object linux process bpf keeper model::guardrails"),
+    ("probe", "allocator object linux process bpf keeper model::ProbeCosts"),
     ("ingest", ""),
     ("ledger", "ingest"),
     ("walk", "collect memory object linux::proc"),

@@ -13,7 +13,7 @@ use super::describe as words;
 use crate::model::Frame;
 use crate::report::flamegraph::{self, Header};
 use crate::report::folded::{Labels, Stacks, label};
-use crate::report::{ReportError, View, describe, frames};
+use crate::report::{ReportError, View, describe, tables};
 
 /// The profile that determines the widths of a flame graph's frames.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -245,7 +245,7 @@ fn merge(diff: &Diff<'_>, view: View) -> Stacks<Delta> {
             Some(stack) => {
                 let mut frames = vec![programs[stack.program]];
                 frames.extend(stack.inherited.then(|| labels.intern(describe::INHERITED.to_owned())));
-                frames.extend(frames::end_frame(stack.end, stack.frames).map(|end| labels.intern(end)));
+                frames.extend(tables::end_frame(stack.end, stack.frames).map(|end| labels.intern(end)));
                 frames.extend(stack.frames().rev().map(|frame| labels.intern(frame_label(stack, frame))));
                 frames.into()
             }

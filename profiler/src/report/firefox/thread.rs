@@ -9,9 +9,10 @@ use crate::model::{
 };
 use crate::report::describe;
 use crate::report::dumps::rounded;
-use crate::report::frames::{CodeLocation, call_address, calls, frame, gap_frames, group_frame};
 use crate::report::presentation::{Group, Presentation, View};
-use crate::report::tables::{ByColumn, Columns, Interner};
+use crate::report::tables::{
+    ByColumn, CodeLocation, Columns, Interner, call_address, calls, frame, gap_frames, group_frame,
+};
 use crate::units::MonotonicNanos;
 
 /// Indices into the categories of `meta`.

@@ -11,8 +11,8 @@ use crate::ledger::details::Histogram;
 use crate::model::{
     CallsiteProfile, Change, CurvePoint, Frame, FrameId, HeapUsage, Profile, SampleTrigger, TargetProfile, base_name,
 };
-use crate::report::tables::{ByColumn, Columns as Getters, Interner};
-use crate::report::{frames, function};
+use crate::report::function;
+use crate::report::tables::{ByColumn, Columns as Getters, Interner, gap_frames};
 use crate::units::{EstimatedCount, MonotonicNanos};
 
 /// Integers beyond this are not exact as floats.
@@ -139,7 +139,7 @@ impl CallsiteColumns {
 }
 
 fn gap(callsite: &CallsiteProfile, gaps: &mut Vec<Vec<String>>) -> usize {
-    let labels: Vec<String> = frames::gap_frames(callsite).collect();
+    let labels: Vec<String> = gap_frames(callsite).collect();
     gaps.iter().position(|known| *known == labels).unwrap_or_else(|| {
         gaps.push(labels);
         gaps.len() - 1

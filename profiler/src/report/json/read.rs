@@ -235,12 +235,7 @@ fn callsite(
     if let Some(thread) = callsite.thread.filter(|&thread| thread >= threads) {
         return Err(format!("a callsite refers to thread `{thread}` of {threads}"));
     }
-    let older = match (callsite.older_count, callsite.older_bytes) {
-        (Some(blocks), Some(size)) => {
-            Some(Amounts { count: count(blocks)?, bytes: bytes(size)?, ..Amounts::default() })
-        }
-        _ => None,
-    };
+    let older = callsite.older_count.zip(callsite.older_bytes).map(|(count, bytes)| amounts(count, bytes));
     Ok(CallsiteProfile {
         stack: names.stack(callsite.stack)?,
         end: end.transpose()?,
@@ -249,7 +244,7 @@ fn callsite(
         history: Vec::new(),
         inherited: callsite.inherited,
         totals: totals(&callsite.amounts.totals)?,
-        older,
+        older: older.transpose()?,
         details: details(callsite.amounts.details)?,
     })
 }
@@ -315,11 +310,7 @@ fn totals(totals: &schema::Totals) -> Result<Totals, String> {
         peak_bytes: bytes(totals.peak_bytes)?,
         peak_count: count(totals.peak_count)?,
         peak_time: totals.peak_unix_ns.map(MonotonicNanos),
-        at_peak: Amounts {
-            count: count(totals.at_peak_count)?,
-            bytes: bytes(totals.at_peak_bytes)?,
-            ..Amounts::default()
-        },
+        at_peak: amounts(totals.at_peak_count, totals.at_peak_bytes)?,
     })
 }
 
@@ -363,6 +354,10 @@ fn nanos(amount: Amount) -> Result<EstimatedMicros, String> {
         Amount::Exact(nanos) => EstimatedMicros::exact(nanos / 1000),
         amount => EstimatedMicros::from_f64(bounded(amount.to_f64(), NANOS_MAX)? / 1000.0),
     })
+}
+
+fn amounts(blocks: Amount, size: Amount) -> Result<Amounts, String> {
+    Ok(Amounts { count: count(blocks)?, bytes: bytes(size)?, ..Amounts::default() })
 }
 
 fn bytes(amount: Amount) -> Result<EstimatedBytes, String> {

@@ -9,10 +9,11 @@ use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::model::{CallsiteProfile, Frame, FrameId, HeapUsage, Profile, TargetProfile};
 use crate::report::dumps::{Dump, held, rounded};
-use crate::report::frames::{CodeLocation, call_address, calls, gap_frames, group_frame, heap_name};
 use crate::report::presentation::{Presentation, View};
 use crate::report::proto::perfetto::{self as messages, AddressSymbols, Line, ModuleSymbols};
-use crate::report::tables::{Interner, OrderedMap};
+use crate::report::tables::{
+    CodeLocation, Interner, OrderedMap, call_address, calls, gap_frames, group_frame, heap_name,
+};
 
 /// Module path of synthetic frames, like heapprofd's `ERROR`.
 const SYNTHETIC_MODULE: &str = "[heapbpf]";

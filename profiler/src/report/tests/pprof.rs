@@ -11,7 +11,7 @@ use proptest::prelude::*;
 use super::profiles::{self, Frames, callsite, taken};
 use super::{check_golden, properties, written};
 use crate::model::{FrameId, MappingProfile, Profile};
-use crate::report::{Format, Group, Presentation, View, frames};
+use crate::report::{Format, Group, Presentation, View, tables};
 use decoded::Decoded;
 use profiler_common::stack::StackEnd;
 
@@ -199,9 +199,9 @@ proptest! {
                     Some(frame) => frame.label(),
                     None => "[frame unknown]".to_owned(),
                 };
-                let gaps: Vec<String> = frames::gap_frames(callsite).collect();
+                let gaps: Vec<String> = tables::gap_frames(callsite).collect();
                 let stack = callsite.stack.iter().map(name).chain(gaps.into_iter().rev()).collect();
-                let sum = expected.entry((frames::process_frame(target), stack)).or_default();
+                let sum = expected.entry((tables::process_frame(target), stack)).or_default();
                 sum.iter_mut().zip(values).for_each(|(sum, value)| *sum += value);
             }
         }
