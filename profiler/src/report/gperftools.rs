@@ -113,7 +113,7 @@ impl AddressSpace {
             return known;
         }
         let mut free = start;
-        if !self.is_free(start, mapped.size_bytes) {
+        if start.checked_add(mapped.size_bytes).is_none() || self.overlap(start, mapped.size_bytes).is_some() {
             free = FREE_START;
             while let Some(end) = self.overlap(free, mapped.size_bytes) {
                 free = end.div_ceil(PAGE_BYTES).saturating_mul(PAGE_BYTES);
@@ -122,10 +122,6 @@ impl AddressSpace {
         self.ranges.insert(free, mapped.clone());
         self.starts.insert(mapped, free);
         free
-    }
-
-    fn is_free(&self, start: u64, size_bytes: u64) -> bool {
-        start.checked_add(size_bytes).is_some() && self.overlap(start, size_bytes).is_none()
     }
 
     fn overlap(&self, start: u64, size_bytes: u64) -> Option<u64> {

@@ -19,12 +19,12 @@ pub(super) fn write(diff: &Diff<'_>, view: View, out: &mut dyn io::Write) -> Res
     let root = Root {
         version: VERSION,
         kind: "diff",
-        before: SideFields::new(diff.before),
-        after: SideFields::new(diff.after),
+        before: side(diff.before),
+        after: side(diff.after),
         same_recording: is_same_recording(diff.before.profile, diff.after.profile),
-        programs: diff.programs.iter().map(ProgramFields::new).collect(),
+        programs: diff.programs.iter().map(program).collect(),
         totals: ChangeFields(diff.total(), diff.is_exact()),
-        callsites: diff.by_growth(view).into_iter().map(|callsite| CallsiteFields::new(diff, callsite)).collect(),
+        callsites: diff.by_growth(view).into_iter().map(|callsite| self::callsite(diff, callsite)).collect(),
     };
     Ok(write_line(&root, out)?)
 }
@@ -53,17 +53,14 @@ struct SideFields<'a> {
     lost: &'a [(Loss, u64)],
 }
 
-impl<'a> SideFields<'a> {
-    fn new(side: Side<'a>) -> Self {
-        let Side { name, profile } = side;
-        Self {
-            file: name,
-            interval_bytes: profile.interval_bytes,
-            started_unix_ns: profile.started_unix_ns,
-            ended_unix_ns: profile.ended_unix_ns,
-            incomplete: profile.incomplete(),
-            lost: &profile.health.lost,
-        }
+fn side(Side { name, profile }: Side<'_>) -> SideFields<'_> {
+    SideFields {
+        file: name,
+        interval_bytes: profile.interval_bytes,
+        started_unix_ns: profile.started_unix_ns,
+        ended_unix_ns: profile.ended_unix_ns,
+        incomplete: profile.incomplete(),
+        lost: &profile.health.lost,
     }
 }
 
@@ -75,12 +72,10 @@ struct ProgramFields<'a> {
     targets_after: usize,
 }
 
-impl<'a> ProgramFields<'a> {
-    fn new(program: &'a Program) -> Self {
-        let [before, after] = &program.names;
-        let [targets_before, targets_after] = program.targets;
-        Self { before: before.as_deref(), after: after.as_deref(), targets_before, targets_after }
-    }
+fn program(program: &Program) -> ProgramFields<'_> {
+    let [before, after] = &program.names;
+    let [targets_before, targets_after] = program.targets;
+    ProgramFields { before: before.as_deref(), after: after.as_deref(), targets_before, targets_after }
 }
 
 #[derive(Serialize)]
@@ -95,18 +90,16 @@ struct CallsiteFields<'a> {
     change: ChangeFields,
 }
 
-impl<'a> CallsiteFields<'a> {
-    fn new(diff: &Diff<'_>, callsite: &'a Callsite<'_>) -> Self {
-        let is_exact = callsite.delta.is_exact() || diff.is_exact();
-        let stack = callsite.stack.as_ref();
-        Self {
-            program: stack.map(|stack| stack.program),
-            heap: stack.and_then(|stack| stack.heap),
-            inherited: stack.is_some_and(|stack| stack.inherited),
-            end: stack.and_then(|stack| stack.end).map(|end| end.counter().name()),
-            stack: stack.into_iter().flat_map(|stack| stack.frames()).map(Frame::without_address).collect(),
-            change: ChangeFields(callsite.delta, is_exact),
-        }
+fn callsite<'a>(diff: &Diff<'_>, callsite: &'a Callsite<'_>) -> CallsiteFields<'a> {
+    let is_exact = callsite.delta.is_exact() || diff.is_exact();
+    let stack = callsite.stack.as_ref();
+    CallsiteFields {
+        program: stack.map(|stack| stack.program),
+        heap: stack.and_then(|stack| stack.heap),
+        inherited: stack.is_some_and(|stack| stack.inherited),
+        end: stack.and_then(|stack| stack.end).map(|end| end.counter().name()),
+        stack: stack.into_iter().flat_map(|stack| stack.frames()).map(Frame::without_address).collect(),
+        change: ChangeFields(callsite.delta, is_exact),
     }
 }
 
