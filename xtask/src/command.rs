@@ -31,6 +31,10 @@ pub(crate) fn output(command: &mut Command) -> Result<String> {
     String::from_utf8(output.stdout).with_context(|| format!("`{}` did not write UTF-8", line(command)))
 }
 
+pub(crate) fn compile(compiler: &str, flags: &str, source: &Path, program: &Path) -> Result<()> {
+    run(Command::new(compiler).args(flags.split(' ')).arg("-o").arg(program).arg(source))
+}
+
 pub(crate) fn line(command: &Command) -> String {
     let words = std::iter::once(command.get_program()).chain(command.get_args());
     words.map(word).collect::<Vec<_>>().join(" ")

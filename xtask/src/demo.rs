@@ -1,8 +1,7 @@
 //! `cargo xtask demo`: builds heapbpf and a small leaking program, and profiles it.
 
 use std::fs;
-use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::path::Path;
 
 use anyhow::{Context as _, Result, bail};
 
@@ -33,16 +32,10 @@ pub(crate) fn run(_: &Arguments) -> Result<()> {
     let folder = repository.target.join("demo");
     fs::create_dir_all(&folder).with_context(|| format!("could not create the folder `{}`", folder.display()))?;
     let heapbpf = repository.heapbpf()?;
-    let (target, _) = Program::ready(&mut bound(build_target(&repository, &folder)?))?;
+    let (source, program) = (repository.root.join("tests/targets/leaky.rs"), folder.join("leaky"));
+    command::compile("rustc", "--edition=2024 -O -g -Cforce-frame-pointers=yes", &source, &program)?;
+    let (target, _) = Program::ready(&mut bound(program))?;
     profile(&heapbpf, privilege, target.pid(), &folder)
-}
-
-fn build_target(repository: &Repository, folder: &Path) -> Result<PathBuf> {
-    let program = folder.join("leaky");
-    let mut rustc = Command::new("rustc");
-    rustc.args(["--edition=2024", "-O", "-g", "-Cforce-frame-pointers=yes", "-o"]).arg(&program);
-    command::run(rustc.arg(repository.root.join("tests/targets/leaky.rs")))?;
-    Ok(program)
 }
 
 fn profile(heapbpf: &Path, privilege: Privilege, target: u32, folder: &Path) -> Result<()> {

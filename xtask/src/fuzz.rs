@@ -1,6 +1,6 @@
 //! `cargo xtask fuzz`: builds the targets of `fuzz/`, runs them under libFuzzer, and reads its log, without cargo-fuzz.
 
-use std::fmt;
+use std::fmt::Display;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -8,6 +8,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use anyhow::{Context as _, Result, bail};
+use regex::Regex;
 
 use crate::repository::{self, Repository};
 use crate::{command, packages};
@@ -56,11 +57,18 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     packages::install(packages::FUZZ)?;
     let repository = Repository::find()?;
     let targets = chosen(&all(&repository.root.join(FOLDER))?, &arguments.target)?;
-    eprintln!("compiler: {toolchain}");
+    eprintln!("compiler: {}", toolchain.0.as_deref().unwrap_or("the one of this xtask, with RUSTC_BOOTSTRAP=1"));
     command::run(&mut toolchain.build(&repository, &targets))?;
-    let limits = Limits { seconds: arguments.seconds, input_seconds: 10, memory_mib: 2048 };
-    let outcomes = run_all(&repository, &targets, limits, arguments.jobs.into())?;
-    report(&outcomes)
+    let outcomes = run_all(&repository, &targets, arguments)?;
+    let executions: u64 = outcomes.iter().map(|outcome| outcome.statistics[0]).sum();
+    println!("fuzz: {executions} executions of {} targets", outcomes.len());
+    let findings =
+        outcomes.iter().filter_map(|outcome| Some(format!("  {}: {}", outcome.target, outcome.finding.as_ref()?)));
+    let findings: Vec<_> = findings.collect();
+    if !findings.is_empty() {
+        bail!("{} findings:\n{}", findings.len(), findings.join("\n"));
+    }
+    Ok(())
 }
 
 fn all(folder: &Path) -> Result<Vec<String>> {
@@ -81,30 +89,26 @@ fn chosen(all: &[String], named: &[String]) -> Result<Vec<String>> {
     Ok(if named.is_empty() { all.to_vec() } else { named.to_vec() })
 }
 
-fn run_all(repository: &Repository, targets: &[String], limits: Limits, jobs: usize) -> Result<Vec<Outcome>> {
-    println!("{}", Outcome::HEADING);
+fn run_all(repository: &Repository, targets: &[String], arguments: &Arguments) -> Result<Vec<Outcome>> {
+    println!("{}", row("target", &COLUMNS.map(|(heading, _)| heading), "findings"));
     let (next, outcomes) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
     let work = || {
         while let Some(target) = targets.get(next.fetch_add(1, Ordering::Relaxed)) {
-            let outcome = run_target(repository, target, limits);
-            if let Ok(outcome) = &outcome {
-                println!("{outcome}");
+            let outcome = run_target(repository, target, arguments.seconds);
+            if let Ok(Outcome { statistics, finding, .. }) = &outcome {
+                println!("{}", row(target, &statistics.map(|value| value.to_string()), u8::from(finding.is_some())));
             }
             outcomes.lock().expect("no thread panics with the lock").push(outcome);
         }
     };
-    std::thread::scope(|scope| (0..jobs.min(targets.len())).for_each(|_| drop(scope.spawn(work))));
+    let jobs = targets.len().min(arguments.jobs.into());
+    std::thread::scope(|scope| (0..jobs).for_each(|_| drop(scope.spawn(work))));
     outcomes.into_inner().expect("no thread panics with the lock").into_iter().collect()
 }
 
-fn report(outcomes: &[Outcome]) -> Result<()> {
-    let executions: u64 = outcomes.iter().map(|outcome| outcome.executions).sum();
-    println!("fuzz: {executions} executions of {} targets", outcomes.len());
-    let findings: Vec<_> = outcomes.iter().filter_map(Outcome::finding).collect();
-    if !findings.is_empty() {
-        bail!("{} findings:\n{}", findings.len(), findings.join("\n"));
-    }
-    Ok(())
+fn row(target: &str, statistics: &[impl Display], findings: impl Display) -> String {
+    let statistics: String = statistics.iter().map(|value| format!(" {value:>11}")).collect();
+    format!("{target:<15}{statistics} {findings:>10}")
 }
 
 /// The only target of heapbpf. Specified, so that the flags are not applied to build scripts and macros.
@@ -121,33 +125,16 @@ const FLAGS: [&str; 7] = [
     "-Cllvm-args=-sanitizer-coverage-trace-compares",
 ];
 
-#[derive(Debug, PartialEq, Eq)]
-enum Toolchain {
-    /// One of rustup's, by name.
-    Nightly(String),
-    /// The one that builds xtask, with `RUSTC_BOOTSTRAP`.
-    Bootstrap,
-}
-
-impl fmt::Display for Toolchain {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Nightly(name) => f.write_str(name),
-            Self::Bootstrap => f.write_str("the one of this xtask, with RUSTC_BOOTSTRAP=1"),
-        }
-    }
-}
+/// A nightly of rustup by name, or the toolchain that builds xtask, with `RUSTC_BOOTSTRAP`.
+struct Toolchain(Option<String>);
 
 impl Toolchain {
     fn find() -> Result<Self> {
         let listed = command::output(Command::new("rustup").args(["toolchain", "list"])).unwrap_or_default();
-        let nightlies = nightlies(&listed).into_iter().map(Self::Nightly);
-        match nightlies.chain([Self::Bootstrap]).find(Self::has_sanitizer) {
-            Some(toolchain) => Ok(toolchain),
-            None => bail!(
-                "no compiler has AddressSanitizer's runtime; install one: rustup toolchain install nightly --profile minimal"
-            ),
-        }
+        let mut candidates = nightlies(&listed).into_iter().map(Some).chain([None]).map(Self);
+        candidates.find(Self::has_sanitizer).context(
+            "no compiler has AddressSanitizer's runtime; install one: rustup toolchain install nightly --profile minimal",
+        )
     }
 
     fn has_sanitizer(&self) -> bool {
@@ -157,18 +144,16 @@ impl Toolchain {
     }
 
     fn tool(&self, name: &str) -> Command {
-        match self {
-            Self::Nightly(toolchain) => {
-                let mut command = Command::new("rustup");
-                command.args(["run", toolchain, name]);
-                command
-            }
-            Self::Bootstrap => {
-                let mut command = if name == "cargo" { Command::new(repository::cargo()) } else { Command::new(name) };
-                command.env("RUSTC_BOOTSTRAP", "1");
-                command
-            }
-        }
+        let mut command = match &self.0 {
+            Some(_) => Command::new("rustup"),
+            None if name == "cargo" => Command::new(repository::cargo()),
+            None => Command::new(name),
+        };
+        match &self.0 {
+            Some(nightly) => command.args(["run", nightly, name]),
+            None => command.env("RUSTC_BOOTSTRAP", "1"),
+        };
+        command
     }
 
     fn build(&self, repository: &Repository, targets: &[String]) -> Command {
@@ -192,70 +177,37 @@ fn has_runtime(folder: &Path) -> bool {
     entries.flatten().any(|entry| entry.file_name().to_string_lossy().ends_with("_rt.asan.a"))
 }
 
-#[derive(Clone, Copy)]
-struct Limits {
-    seconds: u64,
-    input_seconds: u64,
-    memory_mib: u64,
-}
+/// Limits of one input.
+const INPUT_SECONDS: u64 = 10;
+const INPUT_MIB: u64 = 2048;
 
-#[derive(Debug, Default, PartialEq, Eq)]
+/// Statistics, and the pattern of each in the log of libFuzzer, whose last match counts.
+const COLUMNS: [(&str, &str); 5] = [
+    ("executions", r"stat::number_of_executed_units:\s*(\d+)"),
+    ("per second", r"stat::average_exec_per_sec:\s*(\d+)"),
+    // Edges of the control flow that were executed.
+    ("coverage", r" cov: (\d+)"),
+    ("inputs", r" corp: (\d+)"),
+    ("peak MiB", r"stat::peak_rss_mb:\s*(\d+)"),
+];
+
 struct Outcome {
     target: String,
-    executions: u64,
-    executions_per_second: u64,
-    /// Edges of the control flow that were executed.
-    coverage: u64,
-    inputs: u64,
-    peak_mib: u64,
+    statistics: [u64; COLUMNS.len()],
     /// The failing input, and the command that repeats it; or the log where there is none.
     finding: Option<String>,
 }
 
-impl Outcome {
-    const HEADING: &str = "target           executions   per second   coverage     inputs   peak MiB   findings";
-
-    fn finding(&self) -> Option<String> {
-        self.finding.as_ref().map(|finding| format!("  {}: {finding}", self.target))
-    }
-
-    /// Parses the log of libFuzzer. Missing statistics are zero.
-    fn parse(target: &str, log: &str) -> Self {
-        let statistic = |name: &str| {
-            let value =
-                log.lines().rev().find_map(|line| line.strip_prefix("stat::")?.strip_prefix(name)?.strip_prefix(':'));
-            value.and_then(|value| value.trim().parse().ok()).unwrap_or(0)
-        };
-        let status = log.lines().rev().find(|line| line.contains(" cov: ")).unwrap_or_default();
-        let words: Vec<&str> = status.split_whitespace().collect();
-        let word_after =
-            |name: &str| words.iter().position(|word| *word == name).and_then(|at| words.get(at + 1).copied());
-        let number = |text: Option<&str>| text.and_then(|text| text.split('/').next()?.parse().ok()).unwrap_or(0);
-        Self {
-            target: target.to_owned(),
-            executions: statistic("number_of_executed_units"),
-            executions_per_second: statistic("average_exec_per_sec"),
-            coverage: number(word_after("cov:")),
-            inputs: number(word_after("corp:")),
-            peak_mib: statistic("peak_rss_mb"),
-            finding: None,
-        }
-    }
-}
-
-impl fmt::Display for Outcome {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { target, executions, executions_per_second, coverage, inputs, peak_mib, finding } = self;
-        let findings = u8::from(finding.is_some());
-        write!(
-            f,
-            "{target:<15} {executions:>11} {executions_per_second:>12} {coverage:>10} {inputs:>10} {peak_mib:>10} {findings:>10}"
-        )
-    }
+/// Missing statistics are zero.
+fn statistics(log: &str) -> [u64; COLUMNS.len()] {
+    COLUMNS.map(|(_, pattern)| {
+        let found = Regex::new(pattern).expect("is valid").captures_iter(log).last();
+        found.and_then(|found| found[1].parse().ok()).unwrap_or(0)
+    })
 }
 
 /// Runs a built target. New inputs are stored in fuzz/corpus, failing ones in fuzz/artifacts.
-fn run_target(repository: &Repository, target: &str, limits: Limits) -> Result<Outcome> {
+fn run_target(repository: &Repository, target: &str, seconds: u64) -> Result<Outcome> {
     let folder = repository.root.join(FOLDER);
     let (corpus, artifacts) = (folder.join("corpus").join(target), folder.join("artifacts").join(target));
     for folder in [&corpus, &artifacts] {
@@ -266,9 +218,9 @@ fn run_target(repository: &Repository, target: &str, limits: Limits) -> Result<O
     let binary = repository.target.join(FOLDER).join(TARGET).join("release").join(target);
     let mut fuzzer = Command::new(&binary);
     fuzzer.args([
-        format!("-max_total_time={}", limits.seconds),
-        format!("-timeout={}", limits.input_seconds),
-        format!("-rss_limit_mb={}", limits.memory_mib),
+        format!("-max_total_time={}", seconds),
+        format!("-timeout={INPUT_SECONDS}"),
+        format!("-rss_limit_mb={INPUT_MIB}"),
         format!("-artifact_prefix={}/", artifacts.display()),
         "-print_final_stats=1".to_owned(),
     ]);
@@ -282,20 +234,12 @@ fn run_target(repository: &Repository, target: &str, limits: Limits) -> Result<O
     let status = fuzzer.stdout(log.try_clone()?).stderr(log).status();
     let status = status.with_context(|| format!("could not start `{}`", command::line(&fuzzer)))?;
     let log = String::from_utf8_lossy(&fs::read(&log_path)?).into_owned();
-    let mut outcome = Outcome::parse(target, &log);
-    if !status.success() {
-        outcome.finding = Some(match written_input(&log) {
-            Some(input) => {
-                format!("{}; repeat with `{} {}`", reason(&log), shown(repository, &binary), shown(repository, &input))
-            }
-            None => format!("{status}, see `{}`", shown(repository, &log_path)),
-        });
-    }
-    Ok(outcome)
-}
-
-fn shown(repository: &Repository, path: &Path) -> String {
-    path.strip_prefix(&repository.root).unwrap_or(path).display().to_string()
+    let shown = |path: &Path| path.strip_prefix(&repository.root).unwrap_or(path).display().to_string();
+    let finding = (!status.success()).then(|| match written_input(&log) {
+        Some(input) => format!("{}; repeat with `{} {}`", reason(&log), shown(&binary), shown(&input)),
+        None => format!("{status}, see `{}`", shown(&log_path)),
+    });
+    Ok(Outcome { target: target.to_owned(), statistics: statistics(&log), finding })
 }
 
 fn written_input(log: &str) -> Option<PathBuf> {
@@ -359,17 +303,8 @@ mod tests {
 
     #[test]
     fn statistics_are_read_from_the_log() {
-        let expected = Outcome {
-            target: "elf".to_owned(),
-            executions: 600_000,
-            executions_per_second: 120_000,
-            coverage: 93,
-            inputs: 32,
-            peak_mib: 91,
-            finding: None,
-        };
-        assert_eq!(Outcome::parse("elf", LOG), expected);
-        assert_eq!(Outcome::parse("elf", "").executions, 0);
+        assert_eq!(statistics(LOG), [600_000, 120_000, 93, 32, 91]);
+        assert_eq!(statistics(""), [0; 5]);
     }
 
     #[test]

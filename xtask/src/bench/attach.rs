@@ -59,6 +59,7 @@ fn python(count: u32, load: &str) -> Result<(Program, String)> {
     Ok((python, modules))
 }
 
+/// In milliseconds.
 struct Times {
     attach: f64,
     attach_cpu: f64,
@@ -74,9 +75,12 @@ pub(super) fn measure(setup: &Setup) -> Result<String> {
     let free = hooks.iter().find(|hook| hook.function == "free").context("free is hooked")?;
     let free = tool::instruction(python.pid(), free)?;
     let (mut times, mut by_frame_pointers) = (Vec::new(), Vec::new());
+    let pid = python.pid().to_string();
     for _ in 0..setup.bench.rounds {
-        times.push(record(setup, python.pid(), "auto", &free)?);
-        by_frame_pointers.push(record(setup, python.pid(), "fp", &free)?.attach);
+        times.push(record(setup, &["--pid", &pid], Some(&free))?);
+        tool::wait_until_detached(python.pid())?;
+        by_frame_pointers.push(record(setup, &["--pid", &pid, "--unwind", "fp"], None)?.attach);
+        tool::wait_until_detached(python.pid())?;
     }
     let spread = |of: fn(&Times) -> f64| Spread::of(times.iter().map(of));
     let attach = spread(|times| times.attach);
@@ -97,21 +101,20 @@ pub(super) fn measure(setup: &Setup) -> Result<String> {
     ))
 }
 
-fn record(setup: &Setup, pid: u32, unwind: &str, probed: &(File, u64)) -> Result<Times> {
-    let mut command = setup.bench.record(pid);
-    let mut agent = Agent::start(command.args(["--unwind", unwind]), &setup.bench.folder.join("attach.json"))?;
+/// `probed` is an instruction whose breakpoint shows that heapbpf has detached.
+fn record(setup: &Setup, options: &[&str], probed: Option<&(File, u64)>) -> Result<Times> {
+    let mut command = setup.bench.command(&setup.bench.heapbpf);
+    let mut agent = Agent::start(command.args(options), &setup.bench.folder.join("attach.json"))?;
     let attach_cpu = thread_cpu_ms(agent.pid())?;
-    thread::sleep(Duration::from_millis(100));
+    thread::sleep(Duration::from_millis(300));
     let stopped = Instant::now();
     agent.interrupt()?;
-    while tool::is_breakpoint(probed)? {
+    while probed.map_or(Ok(false), tool::is_breakpoint)? {
         thread::sleep(Duration::from_micros(200));
     }
-    let detach = stopped.elapsed();
+    let detach = ms(stopped.elapsed());
     agent.wait()?;
-    let exit = stopped.elapsed();
-    tool::wait_until_detached(pid)?;
-    Ok(Times { attach: ms(agent.attached_after), attach_cpu, detach: ms(detach), exit: ms(exit) })
+    Ok(Times { attach: ms(agent.attached_after), attach_cpu, detach, exit: ms(stopped.elapsed()) })
 }
 
 fn afterwards(setup: &Setup) -> Result<String> {
@@ -161,16 +164,6 @@ fn record_sleeping(setup: &Setup, count: usize, selection: &str) -> Result<(Spre
 
 /// Milliseconds from the start of heapbpf until it records, and from SIGINT until it exits.
 fn record_many(setup: &Setup, selection: &[&str]) -> Result<(Spread, Spread)> {
-    let (mut attach, mut exit) = (Vec::new(), Vec::new());
-    for _ in 0..ROUNDS {
-        let mut command = setup.bench.command(&setup.bench.heapbpf);
-        let mut agent = Agent::start(command.args(selection), &setup.bench.folder.join("crowd.json"))?;
-        attach.push(ms(agent.attached_after));
-        thread::sleep(Duration::from_millis(300));
-        let stopped = Instant::now();
-        agent.interrupt()?;
-        agent.wait()?;
-        exit.push(ms(stopped.elapsed()));
-    }
-    Ok((Spread::of(attach), Spread::of(exit)))
+    let times = (0..ROUNDS).map(|_| record(setup, selection, None)).collect::<Result<Vec<_>>>()?;
+    Ok((Spread::of(times.iter().map(|times| times.attach)), Spread::of(times.iter().map(|times| times.exit))))
 }

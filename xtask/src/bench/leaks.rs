@@ -137,7 +137,7 @@ const UNCHECKED: Duration = Duration::from_secs(3);
 const PAUSE_MS_MAX: [f64; 2] = [1000.0, 50.0];
 
 fn pause(setup: &Setup) -> Result<Measured> {
-    let mut hoard = Hoard::start(&setup.hoard, Heap::Structures(PAUSE_HEAP_BYTES), 1)?;
+    let mut hoard = Hoard::start(&setup.hoard, ("structures", PAUSE_HEAP_BYTES), 1)?;
     let mut checks: [Vec<(Check, f64)>; 2] = [Vec::new(), Vec::new()];
     let mut unchecked = Vec::new();
     for _ in 0..setup.bench.rounds {
@@ -186,8 +186,8 @@ fn small(setup: &Setup) -> Result<Measured> {
     let mut rows = Vec::new();
     for mib in SMALL_HEAPS_MIB {
         for threads in SMALL_THREADS {
-            let hoard = Hoard::start(&setup.hoard, Heap::Structures(mib << 20), threads)?;
-            let checks = super::figures::alternate(setup.bench.rounds, &METHODS, |method| setup.check(&hoard, method))?;
+            let hoard = Hoard::start(&setup.hoard, ("structures", mib << 20), threads)?;
+            let checks = figures::alternate(setup.bench.rounds, &METHODS, |method| setup.check(&hoard, method))?;
             let mut row = vec![format!("{mib} MiB, {threads} thread{}", if threads == 1 { "" } else { "s" })];
             for of in [|check: &Check| pause_ms(&check.found), |check: &Check| check.seconds] {
                 row.extend(checks.iter().map(|checks| median_max(&checks.iter().map(of).collect::<Vec<_>>(), 2)));
@@ -201,12 +201,12 @@ fn small(setup: &Setup) -> Result<Measured> {
     Ok(format!("Medians of {rounds} rounds, the maximum in parentheses. Threads sleep.\n\n{table}").into())
 }
 
-const BLOCKS: u64 = 10_000_000;
+const BLOCKS: Heap = ("blocks", 10_000_000);
 const BLOCKS_MIB_MAX: f64 = 2048.0;
 
 /// Measures heapbpf's memory for ten million live blocks, once: it hardly depends on other work of the machine.
 fn blocks(setup: &Setup) -> Result<Measured> {
-    let hoard = Hoard::start(&setup.hoard, Heap::Blocks(BLOCKS), 1)?;
+    let hoard = Hoard::start(&setup.hoard, BLOCKS, 1)?;
     let truth = hoard.truth;
     let mut checks = Vec::new();
     for method in METHODS {
@@ -214,7 +214,7 @@ fn blocks(setup: &Setup) -> Result<Measured> {
     }
     drop(hoard);
     let mut command = vec!["--".to_owned(), setup.hoard.display().to_string()];
-    command.extend(Hoard::arguments(Heap::Blocks(BLOCKS), 1));
+    command.extend(Hoard::arguments(BLOCKS, 1));
     checks.push(("`-- COMMAND`: each block recorded".to_owned(), setup.run(&command, &truth)?));
     for (name, check) in &checks {
         let dropped: Vec<&String> = check.found.caveats.iter().filter(|caveat| is_about_drops(caveat)).collect();

@@ -16,12 +16,13 @@ mod unwind;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::{Result, bail};
+use anyhow::{Result, bail, ensure};
+use clap::builder::PossibleValue;
 use clap::{FromArgMatches as _, Subcommand, ValueEnum};
 
-use crate::packages;
 use crate::process::bound;
 use crate::repository::Repository;
+use crate::{command, packages};
 
 /// Measures heapbpf on this machine: all subjects, unless one is specified.
 ///
@@ -111,10 +112,7 @@ impl Bench {
 
     fn empty_folder(&self, name: &str) -> Result<PathBuf> {
         let folder = self.folder.join(name);
-        if folder.exists() {
-            std::fs::remove_dir_all(&folder)?;
-        }
-        std::fs::create_dir(&folder)?;
+        command::empty_folder(&folder)?;
         std::fs::set_permissions(&folder, std::os::unix::fs::PermissionsExt::from_mode(0o755))?;
         Ok(folder)
     }
@@ -122,6 +120,7 @@ impl Bench {
 
 struct Measured {
     text: String,
+    /// Limits that are not met.
     missed: Vec<String>,
 }
 
@@ -143,16 +142,18 @@ impl<'a> Page<'a> {
         Self { repository, path: write.then_some(path), prefix: "" }
     }
 
-    fn publish(&self, section: &str, text: &str) -> Result<()> {
+    fn publish(&self, section: &str, measured: impl Into<Measured>) -> Result<Vec<String>> {
+        let Measured { text, missed } = measured.into();
         let section = format!("{}{section}", self.prefix);
         let text = format!("{}\n\n{}\n", text.trim_end(), figures::provenance()?);
         println!("\n{section}\n\n{text}");
-        match self.path {
-            Some(path) => figures::write(&self.repository.root.join(path), &section, &text),
-            None => Ok(()),
+        if let Some(path) = self.path {
+            figures::write(&self.repository.root.join(path), &section, &text)?;
         }
+        Ok(missed)
     }
 
+    /// Publishes the requested parts, or all. Fails at the end if a limit is not met.
     fn run<P: ValueEnum + PartialEq>(
         &self,
         requested: &[P],
@@ -160,14 +161,15 @@ impl<'a> Page<'a> {
     ) -> Result<()> {
         let mut missed = Vec::new();
         for part in P::value_variants().iter().filter(|part| requested.is_empty() || requested.contains(part)) {
-            let Measured { text, missed: of_part } = measure(part)?;
-            let name = part.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned());
-            self.publish(&name, &text)?;
-            missed.extend(of_part);
+            let measured = measure(part)?;
+            let name = part.to_possible_value();
+            missed.extend(self.publish(name.as_ref().map_or("", PossibleValue::get_name), measured)?);
         }
-        if !missed.is_empty() {
-            bail!("not met: {}", missed.join("; "));
-        }
-        Ok(())
+        all_met(&missed)
     }
+}
+
+fn all_met(missed: &[String]) -> Result<()> {
+    ensure!(missed.is_empty(), "not met: {}", missed.join("; "));
+    Ok(())
 }

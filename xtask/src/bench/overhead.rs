@@ -3,7 +3,6 @@
 use std::fs;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -201,7 +200,9 @@ const SITES_PER_GROUP: usize = 100;
 const NAMING_SECONDS_MAX: f64 = 2.0;
 
 fn naming(setup: &Setup) -> Result<String> {
-    let program = build_sites(&setup.bench.folder)?;
+    let [source, program] = ["sites.c", "sites"].map(|name| setup.bench.folder.join(name));
+    fs::write(&source, sites_source())?;
+    command::compile("gcc", "-O1 -g -fno-builtin -fno-optimize-sibling-calls", &source, &program)?;
     let mut seconds = Vec::new();
     for _ in 0..setup.bench.rounds {
         seconds.push(record_sites(setup, &program, "svg")?);
@@ -229,15 +230,6 @@ fn record_sites(setup: &Setup, program: &Path, extension: &str) -> Result<f64> {
     let seconds = stopped.elapsed().as_secs_f64();
     ensure!(output.exists(), "heapbpf did not write `{}`", output.display());
     Ok(seconds)
-}
-
-fn build_sites(folder: &Path) -> Result<PathBuf> {
-    let (source, program) = (folder.join("sites.c"), folder.join("sites"));
-    fs::write(&source, sites_source())?;
-    let mut gcc = Command::new("gcc");
-    gcc.args(["-O1", "-g", "-fno-builtin", "-fno-optimize-sibling-calls", "-o"]).arg(&program).arg(&source);
-    command::run(&mut gcc)?;
-    Ok(program)
 }
 
 fn sites_source() -> String {

@@ -1,6 +1,5 @@
 //! `cargo xtask bench soak`: whether the agent's memory is constant while a program replaces a million blocks.
 
-use std::fmt;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
@@ -53,7 +52,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<()> {
     let outcome = measure(arguments, &bench)?;
     let is_busy = outcome.rate() < RATE_PART_MIN * f64::from(arguments.rate);
     let page = Page::new(&bench.repository, "docs/overhead.md", arguments.write && !is_busy);
-    page.publish("soak", &outcome.text(arguments))?;
+    page.publish("soak", outcome.text(arguments))?;
     if is_busy {
         println!("only {:.0} blocks per second were replaced: this machine is too busy", outcome.rate());
         if arguments.write {
@@ -61,7 +60,8 @@ pub(super) fn run(arguments: &Arguments) -> Result<()> {
         }
     }
     if !outcome.is_constant() {
-        bail!("the agent's memory grows: resident {}; anonymous {}", outcome.resident, outcome.anonymous);
+        let [resident, anonymous] = [&outcome.resident, &outcome.anonymous].map(Thirds::ratio);
+        bail!("the agent's memory grows: last third ÷ middle third: {resident:.3} resident, {anonymous:.3} anonymous");
     }
     Ok(())
 }
@@ -129,7 +129,7 @@ impl Outcome {
         let live: f64 = targets.iter().filter_map(|target| target.totals.live_bytes.as_f64()).sum();
         let live_samples: u64 = targets.iter().filter_map(|target| target.totals.live_samples).sum();
         let thirds = |name: &str, thirds: &Thirds| {
-            let [first, middle, last] = thirds.mib();
+            let [first, middle, last] = thirds.0.each_ref().map(|third| format!("{third:.1}"));
             [
                 (format!("agent's {name}, MiB: first third"), first),
                 ("middle third".to_owned(), middle),
@@ -184,18 +184,6 @@ impl Thirds {
     fn is_constant(&self) -> bool {
         self.ratio() - 1.0 <= GROWTH_MAX
     }
-
-    fn mib(&self) -> [String; 3] {
-        self.0.each_ref().map(|third| format!("{third:.1}"))
-    }
-}
-
-impl fmt::Display for Thirds {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let [_, middle, last] = self.mib();
-        let percent = 100.0 * (self.ratio() - 1.0);
-        write!(f, "{last} MiB in the last third, {middle} MiB in the middle one, {percent:+.1} %")
-    }
 }
 
 #[cfg(test)]
@@ -205,7 +193,7 @@ mod tests {
     fn check(mib: impl Iterator<Item = u64>, constant: bool) {
         let bytes: Vec<u64> = mib.map(|mib| mib << 20).collect();
         let thirds = Thirds::of(&bytes, 3).expect("there are enough");
-        assert_eq!(thirds.is_constant(), constant, "{thirds}");
+        assert_eq!(thirds.is_constant(), constant, "{thirds:?}");
     }
 
     #[test]
@@ -223,6 +211,7 @@ mod tests {
         assert!(Thirds::of(&[1; 8], 3).is_none());
         assert!(Thirds::of(&[], 0).is_none());
         let thirds = Thirds::of(&[1 << 20, 2 << 20, 3 << 20, 5 << 20], 1).expect("one for each");
-        assert_eq!(thirds.mib(), ["1.0 (1.0 to 1.0)", "2.0 (2.0 to 2.0)", "4.0 (3.0 to 5.0)"]);
+        let thirds = thirds.0.map(|third| format!("{third:.1}"));
+        assert_eq!(thirds, ["1.0 (1.0 to 1.0)", "2.0 (2.0 to 2.0)", "4.0 (3.0 to 5.0)"]);
     }
 }

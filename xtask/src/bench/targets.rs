@@ -18,9 +18,9 @@ const POLL_PERIOD: Duration = Duration::from_millis(20);
 
 pub(super) fn build(bench: &Bench, name: &str) -> Result<PathBuf> {
     let program = bench.folder.join(name);
-    let mut gcc = Command::new("gcc");
-    gcc.args(["-O2", "-g", "-fno-omit-frame-pointer", "-fno-optimize-sibling-calls", "-fno-builtin", "-pthread", "-o"]);
-    command::run(gcc.arg(&program).arg(bench.repository.root.join("tests/targets").join(name).with_extension("c")))?;
+    let flags = "-O2 -g -fno-omit-frame-pointer -fno-optimize-sibling-calls -fno-builtin -pthread";
+    let source = bench.repository.root.join("tests/targets").join(name).with_extension("c");
+    command::compile("gcc", flags, &source, &program)?;
     Ok(program)
 }
 
@@ -118,12 +118,8 @@ fn ns(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Heap {
-    Structures(u64),
-    /// This number of blocks of 48 to 64 bytes.
-    Blocks(u64),
-}
+/// Of hoard.c: `structures` of this number of bytes, or this number of `blocks` of 48 to 64 bytes.
+pub(super) type Heap = (&'static str, u64);
 
 /// hoard.c: has a heap, of which a known part has leaked, and serves a request each millisecond.
 pub(super) struct Hoard {
@@ -141,11 +137,7 @@ pub(super) struct Truth {
 
 impl Hoard {
     pub(super) fn arguments(heap: Heap, threads: u32) -> [String; 3] {
-        let (kind, size) = match heap {
-            Heap::Structures(bytes) => ("structures", bytes),
-            Heap::Blocks(count) => ("blocks", count),
-        };
-        [kind.to_owned(), size.to_string(), threads.to_string()]
+        [heap.0.to_owned(), heap.1.to_string(), threads.to_string()]
     }
 
     pub(super) fn start(program: &std::path::Path, heap: Heap, threads: u32) -> Result<Self> {
@@ -175,6 +167,6 @@ mod tests {
         assert_eq!(numbers::<3>("7 9 1").expect("three numbers"), [7, 9, 1]);
         assert!(numbers::<3>("7 9").is_err());
         assert!(numbers::<2>("ready 7").is_err());
-        assert_eq!(Hoard::arguments(Heap::Blocks(7), 2), ["blocks", "7", "2"]);
+        assert_eq!(Hoard::arguments(("blocks", 7), 2), ["blocks", "7", "2"]);
     }
 }

@@ -50,7 +50,10 @@ pub(super) fn measure(setup: &Setup) -> Result<String> {
         let python = Load::Churn(Churn::run(&mut command)?);
         rows.push(row(setup, &format!("python3, JSON{name}"), &python)?);
     }
-    let words = Load::Churn(Churn::run(&mut bound(build_words(setup)?))?);
+    let words = setup.bench.folder.join("words");
+    let source = setup.bench.repository.root.join("tests/targets/words.cpp");
+    command::compile("g++", "-O2 -g -pthread", &source, &words)?;
+    let words = Load::Churn(Churn::run(&mut bound(words))?);
     rows.push(row(setup, "C++, counting words in a map, 2 threads", &words)?);
     drop(words);
     for (name, options) in LOADS {
@@ -120,14 +123,6 @@ impl Load {
         };
         Ok(Work { wall_seconds, cpu_seconds, allocations: None })
     }
-}
-
-fn build_words(setup: &Setup) -> Result<std::path::PathBuf> {
-    let program = setup.bench.folder.join("words");
-    let mut compiler = Command::new("g++");
-    compiler.args(["-O2", "-g", "-pthread", "-o"]).arg(&program);
-    command::run(compiler.arg(setup.bench.repository.root.join("tests/targets/words.cpp")))?;
-    Ok(program)
 }
 
 fn start_redis(options: &'static [&'static str]) -> Result<Load> {

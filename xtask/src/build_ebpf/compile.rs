@@ -67,18 +67,19 @@ fn target(repository: &Repository) -> PathBuf {
 }
 
 fn remaps(repository: &Repository, toolchain: &Toolchain) -> Result<Vec<Remap>> {
-    // Relative to profiler-ebpf, where the linker runs: LLVM reads the source there and stores its lines in the BTF, for the
-    // verifier's log.
-    let mut remaps = vec![Remap::new(&repository.root, "..")];
     // A distribution's sysroot has symbolic links, and both names occur.
     let source = &toolchain.rust.source;
     let canonical = source.canonicalize().with_context(|| format!("no `{}`", source.display()))?;
-    remaps.push(Remap::new(source, "rust"));
-    remaps.push(Remap::new(&canonical, "rust"));
-    remaps.push(Remap::new(&cargo_home()?, "cargo"));
-    // Last, because it is usually below the repository.
-    remaps.push(Remap::new(&target(repository), "target"));
-    Ok(remaps)
+    Ok(vec![
+        // Relative to profiler-ebpf, where the linker runs: LLVM reads the source there and stores its lines in the BTF,
+        // for the verifier's log.
+        Remap::new(&repository.root, ".."),
+        Remap::new(source, "rust"),
+        Remap::new(&canonical, "rust"),
+        Remap::new(&cargo_home()?, "cargo"),
+        // Last, because it is usually below the repository.
+        Remap::new(&target(repository), "target"),
+    ])
 }
 
 /// Folders of this machine, which must not occur in the object; long enough not to occur by chance (unlike `/src`).
@@ -166,7 +167,7 @@ pub(crate) fn stand_in() -> Option<ExitCode> {
     let rustc = given.next()?;
     let mut command = Command::new(rustc);
     match given.map(std::ffi::OsString::into_string).collect::<Result<Vec<_>, _>>() {
-        Ok(given) => command.args(arguments(&given, Package::current().as_ref(), &remaps)),
+        Ok(given) => command.args(arguments(&given, package(), &remaps)),
         Err(argument) => {
             eprintln!("error: an argument for rustc is not UTF-8: `{}`", argument.display());
             return Some(ExitCode::FAILURE);
@@ -183,34 +184,24 @@ fn parse(text: &str) -> Vec<Remap> {
     pairs.map(|pair| Remap { from: pair[0].to_owned(), to: pair[1].to_owned() }).collect()
 }
 
-struct Package {
-    name: String,
-    version: String,
-    folder: String,
+/// The package that cargo compiles: `NAME-VERSION`, and its folder.
+fn package() -> Option<(String, String)> {
+    let get = |name| env::var(name).ok();
+    Some((format!("{}-{}", get("CARGO_PKG_NAME")?, get("CARGO_PKG_VERSION")?), get("CARGO_MANIFEST_DIR")?))
 }
 
-impl Package {
-    fn current() -> Option<Self> {
-        let get = |name| env::var(name).ok();
-        let (name, version) = (get("CARGO_PKG_NAME")?, get("CARGO_PKG_VERSION")?);
-        Some(Self { name, version, folder: get("CARGO_MANIFEST_DIR")? })
-    }
-}
-
-fn arguments(given: &[String], package: Option<&Package>, remaps: &[Remap]) -> Vec<String> {
+fn arguments(given: &[String], package: Option<(String, String)>, remaps: &[Remap]) -> Vec<String> {
     let for_target = given.windows(2).any(|pair| pair[0] == "--target" && pair[1] == TARGET)
         || given.iter().any(|argument| argument.strip_prefix("--target=") == Some(TARGET));
-    let Some(package) = package.filter(|_| for_target) else { return given.to_vec() };
-    let Package { name, version, folder } = package;
+    let Some((package, folder)) = package.filter(|_| for_target) else { return given.to_vec() };
     let metadata = |argument: &String| {
-        let is_metadata = argument.starts_with("metadata=");
-        if is_metadata { format!("metadata={name}-{version}") } else { argument.clone() }
+        if argument.starts_with("metadata=") { format!("metadata={package}") } else { argument.clone() }
     };
     let mut arguments: Vec<_> = given.iter().map(metadata).collect();
     // rustc applies the last match: the package's own folder is for packages of a registry, which are below cargo's home.
     let in_cargo_home = |remap: &&Remap| remap.to == "cargo";
     arguments.extend(remaps.iter().filter(in_cargo_home).map(Remap::flag));
-    arguments.push(format!("--remap-path-prefix={folder}=cargo/{name}-{version}"));
+    arguments.push(format!("--remap-path-prefix={folder}=cargo/{package}"));
     arguments.extend(remaps.iter().filter(|remap| !in_cargo_home(remap)).map(Remap::flag));
     arguments
 }
@@ -231,14 +222,10 @@ mod tests {
     }
 
     fn check(given: &str, package: Option<(&str, &str)>, expected: &str) {
-        let package = package.map(|(name, folder)| Package {
-            name: name.to_owned(),
-            version: "0.2.1".to_owned(),
-            folder: folder.to_owned(),
-        });
+        let package = package.map(|(name, folder)| (format!("{name}-0.2.1"), folder.to_owned()));
         let remaps = [Remap::new(Path::new("/repo"), ".."), Remap::new(Path::new("/home/.cargo"), "cargo")];
         let given: Vec<_> = given.split_whitespace().map(String::from).collect();
-        assert_eq!(arguments(&given, package.as_ref(), &remaps).join(" "), expected);
+        assert_eq!(arguments(&given, package, &remaps).join(" "), expected);
     }
 
     #[test]

@@ -69,9 +69,8 @@ impl Toolchain {
 impl Rust {
     /// The distribution's compiler, or rustup's nightly.
     fn find() -> Result<Self> {
-        let distribution = Self::distribution();
-        let error = match distribution {
-            Ok(rust) => return Ok(rust),
+        let error = match Self::probe("/usr/bin/cargo".into(), "/usr/bin/rustc".into()) {
+            Ok(distribution) => return Ok(distribution),
             Err(error) => error,
         };
         Self::nightly().map_err(|nightly| {
@@ -81,10 +80,6 @@ impl Rust {
                  rustup toolchain install nightly --component rust-src\nor let `cargo xtask build-ebpf --install` do it"
             )
         })
-    }
-
-    fn distribution() -> Result<Self> {
-        Self::probe("/usr/bin/cargo".into(), "/usr/bin/rustc".into())
     }
 
     fn nightly() -> Result<Self> {

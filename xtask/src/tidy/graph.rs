@@ -56,34 +56,33 @@ fn files<'a>(sources: &[Source<'a>]) -> BTreeMap<Module, File<'a>> {
     files.retain(|module, _| module.is_empty() || declared.contains(module));
     let modules: BTreeSet<Module> = files.keys().cloned().collect();
     for (module, file) in &mut files {
-        for import in &file.imports {
-            let path = absolute(&modules, module, import);
-            if let (Some(alias), Some(path)) = (&import.alias, path) {
-                file.aliases.insert(alias.clone(), path);
-            }
-        }
+        let path = |import: &Import| {
+            Some((import.alias.clone()?, absolute(|path| modules.contains(path), &BTreeMap::new(), module, import)?))
+        };
+        file.aliases = file.imports.iter().filter_map(path).collect();
     }
     files
 }
 
 /// A path from the crate's root; `None` for what is not in this crate.
-fn absolute(modules: &BTreeSet<Module>, module: &Module, import: &Import) -> Option<Vec<String>> {
+fn absolute(
+    is_module: impl Fn(&[String]) -> bool,
+    aliases: &BTreeMap<String, Vec<String>>,
+    module: &Module,
+    import: &Import,
+) -> Option<Vec<String>> {
     if !import.is_relative {
         return Some(import.path.clone());
     }
-    let path: Vec<String> = module.iter().chain(&import.path).cloned().collect();
-    modules.contains(&path[..=module.len()]).then_some(path)
+    let (first, rest) = import.path.split_first()?;
+    let child: Vec<String> = module.iter().chain([first]).cloned().collect();
+    let base = aliases.get(first).cloned().or_else(|| is_module(&child).then_some(child))?;
+    Some(base.into_iter().chain(rest.iter().cloned()).collect())
 }
 
 /// The module that defines what a file uses; `None` for other crates, for names of modules and for re-exports of children.
 fn definition(files: &BTreeMap<Module, File<'_>>, module: &Module, import: &Import) -> Option<Module> {
-    let mut path = import.path.clone();
-    if import.is_relative {
-        let (first, rest) = path.split_first()?;
-        let child: Vec<String> = module.iter().chain([first]).cloned().collect();
-        let base = files[module].aliases.get(first).cloned().or_else(|| files.contains_key(&child).then_some(child))?;
-        path = base.into_iter().chain(rest.iter().cloned()).collect();
-    }
+    let mut path = absolute(|path| files.contains_key(path), &files[module].aliases, module, import)?;
     for _ in 0..REEXPORTS_MAX {
         let length = (0..=path.len()).rev().find(|&length| files.contains_key(&path[..length]))?;
         let reexported = path.get(length).and_then(|name| files[&path[..length]].aliases.get(name));

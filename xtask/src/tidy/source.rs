@@ -2,13 +2,11 @@
 
 use std::fs;
 use std::path::Path;
-use std::process::Command;
 
 use anyhow::{Context as _, Result};
+use ignore::{DirEntry, WalkBuilder};
 use proc_macro2::{Delimiter, TokenStream, TokenTree};
 use syn::spanned::Spanned as _;
-
-use crate::command;
 
 pub(super) struct Source<'a> {
     /// Relative to the repository's root.
@@ -114,38 +112,19 @@ fn squeezed(tokens: &TokenStream) -> String {
     tokens.to_string().split_whitespace().collect()
 }
 
-/// Every file that git tracks or would track; without git, every file outside of `target` folders.
+/// Every file that git tracks or would track; works also in an archive, which has no history.
 pub(super) fn list(root: &Path) -> Result<Vec<String>> {
-    let mut git = Command::new("git");
-    git.arg("-C").arg(root).args(["ls-files", "-z", "--cached", "--others", "--exclude-standard"]);
-    let mut paths = match command::output(&mut git) {
-        Ok(listed) => listed.split('\0').filter(|path| !path.is_empty()).map(String::from).collect(),
-        // An archive, or a repository that another user owns.
-        Err(_) => {
-            let mut paths = Vec::new();
-            walk(root, "", &mut paths)?;
-            paths
-        }
-    };
-    paths.sort();
-    paths.dedup();
-    Ok(paths)
-}
-
-fn walk(root: &Path, folder: &str, paths: &mut Vec<String>) -> Result<()> {
-    let full = root.join(folder);
-    for entry in fs::read_dir(&full).with_context(|| format!("could not list `{}`", full.display()))? {
-        let entry = entry?;
-        let Ok(name) = entry.file_name().into_string() else { continue };
-        let path = if folder.is_empty() { name.clone() } else { format!("{folder}/{name}") };
-        let kind = entry.file_type()?;
-        if kind.is_dir() && name != "target" && name != ".git" {
-            walk(root, &path, paths)?;
-        } else if kind.is_file() && name != ".git" {
-            paths.push(path);
+    let is_source = |entry: &DirEntry| entry.file_name() != "target" && entry.file_name() != ".git";
+    let entries = WalkBuilder::new(root).hidden(false).require_git(false).filter_entry(is_source).build();
+    let mut paths = Vec::new();
+    for entry in entries {
+        let entry = entry.context("could not list the repository")?;
+        if entry.file_type().is_some_and(|kind| kind.is_file()) {
+            paths.extend(entry.path().strip_prefix(root)?.to_str().map(str::to_owned));
         }
     }
-    Ok(())
+    paths.sort();
+    Ok(paths)
 }
 
 /// The content of a text file; `None` for binary files, and for deleted files that are still tracked.
@@ -195,17 +174,15 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_without_git_is_walked() {
+    fn ignored_files_are_not_listed() {
         let folder = tempfile::tempdir().expect("a folder");
-        for path in ["a.rs", "src/b.rs", "target/debug/c.rs", "src/target/d.rs"] {
+        for path in ["a.rs", "src/b.rs", "target/debug/c.rs", "src/target/d.rs", "fuzz/corpus/e", ".git/f"] {
             let path = folder.path().join(path);
             fs::create_dir_all(path.parent().expect("has a parent")).expect("a folder");
             fs::write(path, "x").expect("a file");
         }
-        let mut paths = Vec::new();
-        walk(folder.path(), "", &mut paths).expect("is readable");
-        paths.sort();
-        assert_eq!(paths, ["a.rs", "src/b.rs"]);
+        fs::write(folder.path().join("fuzz/.gitignore"), "/corpus\n").expect("a file");
+        assert_eq!(list(folder.path()).expect("is readable"), ["a.rs", "fuzz/.gitignore", "src/b.rs"]);
         assert_eq!(read(folder.path(), "a.rs").expect("exists").as_deref(), Some("x"));
         assert_eq!(read(folder.path(), "gone.rs").expect("is no error"), None);
     }

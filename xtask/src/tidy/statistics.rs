@@ -23,36 +23,29 @@ impl Size {
 }
 
 pub(super) fn table(sources: &[Source]) -> String {
-    let mut parts = BTreeMap::<&str, Size>::new();
-    let mut folders = BTreeMap::<String, Size>::new();
+    // Parts, their sum and folders, in this order.
+    let mut sizes = BTreeMap::<(u8, String), Size>::new();
     let test_modules: Vec<String> = sources.iter().flat_map(source::test_modules).collect();
     let is_test = |path: &str| test_modules.iter().any(|module| path.starts_with(module));
     for source in sources.iter().filter(|source| !is_test(source.path)) {
         let part = PARTS.into_iter().find(|part| source.path.starts_with(part));
         if let (Some(part), Some(size)) = (part, size(source)) {
-            parts.entry(part).or_default().add(size);
-            folders.entry(folder(source.path)).or_default().add(size);
+            let names = [(0, part.to_owned()), (1, "total".to_owned()), (2, format!("  {}", folder(source.path)))];
+            names.into_iter().for_each(|name| sizes.entry(name).or_default().add(size));
         }
     }
     let is_documentation = |path: &str| path == "README.md" || path.starts_with("docs/") && path.ends_with(".md");
     let pages = sources.iter().filter(|source| is_documentation(source.path));
     let tokens: Vec<&str> = pages.flat_map(|page| page.text.split_whitespace()).collect();
     let words = tokens.iter().filter(|token| token.contains(char::is_alphanumeric)).count();
-    let mut total = Size::default();
     let mut text = format!(
         "Rust without tests: `tests.rs`, folders `tests`, and files and items declared `#[cfg(test)]` are excluded\n{:<36} \
          {:>6} {:>7} {:>5}\n",
         "", "files", "lines", "pub"
     );
-    let mut line = |name: &str, size: &Size| {
-        let _ = writeln!(text, "{name:<36} {:>6} {:>7} {:>5}", size.files, size.lines, size.public);
-    };
-    for (part, size) in &parts {
-        line(part, size);
-        total.add(*size);
+    for ((_, name), Size { files, lines, public }) in &sizes {
+        let _ = writeln!(text, "{name:<36} {files:>6} {lines:>7} {public:>5}");
     }
-    line("total", &total);
-    folders.iter().for_each(|(folder, size)| line(&format!("  {folder}"), size));
     let tokens = tokens.len();
     let _ = writeln!(text, "\nwords in docs/*.md and README.md: {words} ({tokens} with table rules and other signs)");
     text

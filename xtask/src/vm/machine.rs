@@ -28,7 +28,7 @@ const TARGETS: [(&str, &str, &str); 5] = [
 ];
 
 /// Calls stay calls: without `-fno-builtin` the compiler drops a malloc whose block is only freed.
-const C_FLAGS: [&str; 5] = ["-O1", "-g", "-fno-optimize-sibling-calls", "-fno-builtin", "-pthread"];
+const C_FLAGS: &str = "-O1 -g -fno-optimize-sibling-calls -fno-builtin -pthread";
 
 pub(super) fn initramfs(repository: &Repository, folder: &Path) -> Result<PathBuf> {
     let heapbpf = static_heapbpf(repository)?;
@@ -40,9 +40,8 @@ pub(super) fn initramfs(repository: &Repository, folder: &Path) -> Result<PathBu
     // Debian's busybox does not contain it.
     copy(&command::find("nice").context("`nice` is not in PATH")?, &bin.join("nice"))?;
     for (name, source, flag) in TARGETS {
-        let mut gcc = Command::new("gcc");
-        gcc.args(C_FLAGS).arg(flag).arg("-o").arg(bin.join(name));
-        command::run(gcc.arg(repository.root.join("tests/targets").join(source)))?;
+        let source = repository.root.join("tests/targets").join(source);
+        command::compile("gcc", &format!("{C_FLAGS} {flag}"), &source, &bin.join(name))?;
     }
     for entry in fs::read_dir(&bin)? {
         // Fails for static programs.
