@@ -2,7 +2,6 @@
 //! those of pip's and npm's configuration. Debian packages are in `packages`.
 
 use std::fs;
-use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -13,7 +12,7 @@ use crate::{command, packages};
 
 const PYTHON_LIST: &str = "requirements.txt";
 const NODE_LIST: &str = "package.json";
-/// Written last, with the lists' fingerprint: an incomplete installation has none.
+/// Written last, with both lists: an incomplete installation has none.
 const STAMP: &str = "installed";
 
 /// Installs the programs that tests open profiles with.
@@ -46,7 +45,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
 pub(crate) fn install(repository: &Repository) -> Result<PathBuf> {
     let viewers = folder(repository);
     let lists = repository.root.join("tests/viewers");
-    let wanted = fingerprint(&lists)?;
+    let wanted = both(&lists)?;
     if fs::read_to_string(viewers.join(STAMP)).is_ok_and(|found| found == wanted) {
         return Ok(viewers);
     }
@@ -81,35 +80,14 @@ fn install_node(lists: &Path, viewers: &Path) -> Result<()> {
     command::run(npm.args(["--no-audit", "--no-fund", "--loglevel=error"]))
 }
 
-fn fingerprint(lists: &Path) -> Result<String> {
-    let mut hasher = DefaultHasher::new();
-    for name in [PYTHON_LIST, NODE_LIST] {
-        let path = lists.join(name);
-        let text = fs::read(&path).with_context(|| format!("could not read `{}`", path.display()))?;
-        (name, text).hash(&mut hasher);
-    }
-    Ok(format!("{:016x}\n", hasher.finish()))
+fn both(lists: &Path) -> Result<String> {
+    let read = |name| fs::read_to_string(lists.join(name)).with_context(|| format!("could not read `{name}`"));
+    Ok(format!("{}\n{}", read(PYTHON_LIST)?, read(NODE_LIST)?))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_fingerprint_depends_on_both_lists() {
-        let folder = tempfile::tempdir().expect("there is a directory for temporary files");
-        let write = |name: &str, text: &str| fs::write(folder.path().join(name), text).expect("it is ours");
-        write(PYTHON_LIST, "a==1\n");
-        assert!(fingerprint(folder.path()).is_err(), "without the other list");
-        write(NODE_LIST, "{}");
-        let first = fingerprint(folder.path()).expect("both are there");
-        assert_eq!(first, fingerprint(folder.path()).expect("both are there"));
-        write(NODE_LIST, "{ }");
-        assert_ne!(first, fingerprint(folder.path()).expect("both are there"));
-        write(NODE_LIST, "{}");
-        write(PYTHON_LIST, "a==2\n");
-        assert_ne!(first, fingerprint(folder.path()).expect("both are there"));
-    }
 
     #[test]
     fn lists_contain_exact_versions_and_no_urls() {

@@ -1,19 +1,35 @@
-//! `heapbpf convert` and `heapbpf diff`: reports from recordings and JSON reports.
+//! `heapbpf convert` and `heapbpf diff`: reports from recordings and JSON reports. The first bytes of a file, not its
+//! name, determine what it is.
 
+use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Context, Result, bail};
+use bytesize::ByteSize;
+use rustc_hash::FxHashMap;
 
 use super::args::{ConvertArgs, DiffArgs};
 use super::exit::{self, usage};
 use super::output::{Access, Output, Written};
-use super::profiles::{self, Input, Options, read_whole};
-use super::terminal;
+use super::terminal::{self, say};
+use crate::ids::LedgerId;
+use crate::ledger::totals::{Flow, Movement};
+use crate::linux::files;
 use crate::model::Profile;
-use crate::recording::span::Span;
+use crate::recording::block::MAGIC;
+use crate::recording::names::{self, Found, RecordedNames};
+use crate::recording::read::{self, Damage};
+use crate::recording::span::{ReplayedSpan, Span, SpanError};
 use crate::report::diff::{self, Diff, Drawing, Side};
-use crate::report::{ReportError, summary};
+use crate::report::json::read::read as read_json;
+use crate::report::text::count;
+use crate::report::{Presentation, ReportError, heaptrack, summary};
+use crate::snapshot::{Scope, Snapshot, TargetState};
+use crate::symbolize::Resolve;
+use crate::symbolize::profile::profile;
+use crate::symbolize::resolver::Resolver;
+use crate::symbolize::sandbox::Interrupt;
 use crate::symbolize::trim::trim;
 
 pub(super) fn convert(args: &ConvertArgs) -> Result<u8> {
@@ -33,8 +49,8 @@ pub(super) fn convert(args: &ConvertArgs) -> Result<u8> {
         quiet: args.output.quiet,
         events: outputs.iter().any(|output| output.format().needs_recording()),
     };
-    let input = match profiles::read_report(&args.recording)? {
-        None => profiles::read_recording(&args.recording, options)?,
+    let input = match read_report(&args.recording)? {
+        None => read_recording(&args.recording, options)?,
         Some(profile) => from_report(args, profile, &outputs)?.into(),
     };
     write(args, options, &input, outputs)?;
@@ -132,4 +148,231 @@ fn open_for_diff(path: &Path) -> Result<Output> {
         return Err(output.refuse(&ReportError::NoDifference(output.format())));
     }
     Ok(output)
+}
+
+/// Maximum size of a JSON report. One of 10,000 callsites with 40 frames each has a sixth of it.
+const REPORT_BYTES_MAX: u64 = 512 << 20;
+const MISSING_LISTED_MAX: usize = 5;
+
+/// zstd's own default.
+const COMPRESSION_LEVEL: i32 = 3;
+
+struct Input {
+    profile: Profile,
+    /// The file is damaged, and was read up to there.
+    is_damaged: bool,
+    /// Until when the recording has totals only, in nanoseconds since its start.
+    folded_until_ns: Option<u64>,
+    events: Option<EventNames>,
+}
+
+impl From<Profile> for Input {
+    fn from(profile: Profile) -> Self {
+        Self { profile, is_damaged: false, folded_until_ns: None, events: None }
+    }
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Options {
+    span: Span,
+    by_thread: bool,
+    trims: bool,
+    quiet: bool,
+    events: bool,
+}
+
+/// Reads the profile in a JSON report. Returns `None` for a recording, which is not read yet. A pipe is read once.
+fn read_report(path: &Path) -> Result<Option<Profile>> {
+    let profile = read_start(path).and_then(|bytes| (bytes != MAGIC).then(|| parse(&bytes)).transpose());
+    profile.with_context(|| format!("cannot read a profile from `{}`", path.display()))
+}
+
+fn read_whole(path: &Path, quiet: bool) -> Result<Input> {
+    match read_report(path)? {
+        None => read_recording(path, Options { quiet, ..Options::default() }),
+        Some(profile) => Ok(profile.into()),
+    }
+}
+
+fn read_recording(path: &Path, options: Options) -> Result<Input> {
+    let name = path.display();
+    let mut reading = read::read(path).with_context(|| format!("`{name}`"))?;
+    let mut names = RecordedNames::new(Resolver::sandboxed(Interrupt::default()));
+    let refused = |error: SpanError| usage(format!("`{name}`: {error}"));
+    let mut entries = 0;
+    let counted = (&mut reading).inspect(|_| entries += 1);
+    let spanned = ReplayedSpan::read(counted, options.span, options.by_thread, &mut names).map_err(refused)?;
+    if options.events {
+        spanned.check_whole().map_err(refused)?;
+    }
+    if let Some(damage) = reading.damage() {
+        report_damage(path, damage, &spanned);
+    }
+    if reading.skipped() > 0 {
+        let skipped = count(reading.skipped());
+        say(&format!("heapbpf: `{name}`: {skipped} entries of a later version of heapbpf were skipped"));
+    }
+    let Found { modules, missing } = names::find(spanned.modules(), names.is_empty());
+    if !options.quiet {
+        report_missing(&missing);
+    }
+    let snapshot = spanned.snapshot(modules);
+    let events = options.events.then(|| EventNames::new(&snapshot, spanned.targets(), &names, options.trims, entries));
+    Ok(Input {
+        profile: profile(&snapshot, Scope::Window, &names, options.trims),
+        is_damaged: reading.damage().is_some(),
+        folded_until_ns: spanned.folded_until_ns(),
+        events,
+    })
+}
+
+fn report_damage(path: &Path, damage: &Damage, spanned: &ReplayedSpan) {
+    say(&format!(
+        "heapbpf: warning: `{}`: damaged at byte {}: {}; read up to {:.1} s, {} events",
+        path.display(),
+        count(damage.position),
+        damage.reason,
+        Duration::from_nanos(spanned.length_ns()).as_secs_f64(),
+        count(spanned.events()),
+    ));
+}
+
+fn report_missing(missing: &[(String, &'static str)]) {
+    if missing.is_empty() {
+        return;
+    }
+    let listed = missing.iter().take(MISSING_LISTED_MAX).map(|(path, reason)| format!("`{path}` ({reason})"));
+    let more = match missing.len().saturating_sub(MISSING_LISTED_MAX) {
+        0 => String::new(),
+        more => format!(" and {more} more"),
+    };
+    say(&format!(
+        "heapbpf: the recording has no names, and these modules are missing on this machine or differ: {}{more}; their frames are shown as module+offset",
+        listed.collect::<Vec<_>>().join(", ")
+    ));
+}
+
+/// Reads a report, or only the first bytes of a recording, which may be large.
+fn read_start(path: &Path) -> Result<Vec<u8>> {
+    let mut file = files::open(path)?;
+    let mut bytes = Vec::new();
+    Read::by_ref(&mut file).take(MAGIC.len() as u64).read_to_end(&mut bytes)?;
+    if bytes == MAGIC {
+        return Ok(bytes);
+    }
+    file.take(REPORT_BYTES_MAX).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > REPORT_BYTES_MAX {
+        bail!("it exceeds the limit of {}", ByteSize(REPORT_BYTES_MAX));
+    }
+    Ok(bytes)
+}
+
+fn parse(bytes: &[u8]) -> Result<Profile> {
+    let first = bytes.iter().copied().find(|byte| !byte.is_ascii_whitespace());
+    let reason = match first {
+        None => "it is empty; perhaps the recording was killed".to_owned(),
+        Some(b'{') => match read_json(bytes) {
+            Ok(profile) => return Ok(profile),
+            Err(error) => error.to_string(),
+        },
+        Some(b'<') => "it is an image".to_owned(),
+        Some(_) => {
+            "it is neither one of heapbpf's JSON reports nor a recording, or its first bytes are damaged".to_owned()
+        }
+    };
+    bail!("{reason}; make a profile with `heapbpf --pid PID -o heap.json`, or `-o heap.heapbpf`")
+}
+
+/// From a first reading: names are at the file's end, so formats made of single events read it twice.
+struct EventNames {
+    profile: Profile,
+    /// The index in the profile, and those of callsites by their numbers in the recording.
+    targets: FxHashMap<LedgerId, (usize, FxHashMap<u32, usize>)>,
+    entries: usize,
+}
+
+impl EventNames {
+    /// `ledgers` are those of the snapshot's targets, in their order.
+    fn new(snapshot: &Snapshot, ledgers: Vec<LedgerId>, resolver: &dyn Resolve, trims: bool, entries: usize) -> Self {
+        let target = |(index, (ledger, target)): (usize, (LedgerId, &TargetState))| {
+            let callsites = target.ledger.callsites.iter().enumerate().map(|(at, callsite)| (callsite.index, at));
+            (ledger, (index, callsites.collect()))
+        };
+        let targets = ledgers.into_iter().zip(&snapshot.targets).enumerate().map(target).collect();
+        Self { profile: profile(snapshot, Scope::Whole, resolver, trims), targets, entries }
+    }
+
+    /// Writes the events of the same span in heaptrack's format. `options` are those of the first reading.
+    fn write(
+        &self,
+        recording: &Path,
+        options: Options,
+        presentation: &Presentation,
+        out: &mut dyn Write,
+    ) -> Result<()> {
+        let reading = read::read(recording).with_context(|| format!("`{}`", recording.display()))?;
+        let profile = presentation.cut(&self.profile);
+        let encoder = zstd::Encoder::new(out, COMPRESSION_LEVEL)?;
+        let mut events = heaptrack::Events::new(encoder, &profile, presentation)?;
+        let entries = reading.take(self.entries);
+        let length_ns = ReplayedSpan::flows(entries, options.span, options.by_thread, |at_ns, ledger, flow| {
+            events.at(at_ns)?;
+            // Events of other processes, and those before the end of the folded part, have no callsite.
+            let Some((target, callsites)) = self.targets.get(&ledger) else { return Ok(()) };
+            let Some(&callsite) = callsites.get(&flow.callsite) else { return Ok(()) };
+            write_event(&mut events, *target, callsite, &flow)
+        })?;
+        events.finish(length_ns)?.finish()?;
+        Ok(())
+    }
+}
+
+fn write_event<W: Write>(
+    events: &mut heaptrack::Events<'_, W>,
+    target: usize,
+    callsite: usize,
+    flow: &Flow,
+) -> Result<()> {
+    match flow.movement {
+        Movement::In(weight) => events.allocate(target, callsite, weight.bytes.rounded())?,
+        Movement::Out(weight) => events.free(target, callsite, weight.bytes.rounded())?,
+        Movement::Back(weight) => events.unfree(target, callsite, weight.bytes.rounded())?,
+        Movement::Reweighed { from, to } => {
+            let (from, to) = (from.bytes.rounded(), to.bytes.rounded());
+            match to.checked_sub(from) {
+                Some(more) => events.unfree(target, callsite, more)?,
+                None => events.free(target, callsite, from - to)?,
+            }
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn invalid_files_are_rejected_with_a_reason() {
+        let folder = tempfile::tempdir().expect("temporary folder");
+        for (text, reason) in [
+            ("", "it is empty"),
+            ("<svg/>", "it is an image"),
+            ("main;f 12", "neither one of heapbpf's JSON reports nor a recording"),
+            ("{\"version\": 1", "not JSON, or truncated"),
+            ("{\"version\": 2}", "has version 2 of the report"),
+            ("{\"version\": 1, \"kind\": \"diff\"}", "the difference of two profiles"),
+            ("{\"version\": 1, \"kind\": \"leaks\"}", "a report of `heapbpf leaks`"),
+            ("{\"version\": 1}", "missing field `interval_bytes`"),
+            ("{\"name\": \"x\"}", "it has no version"),
+        ] {
+            let path = folder.path().join("x.json");
+            std::fs::write(&path, text).expect("written");
+            let error = format!("{:#}", read_whole(&path, true).err().expect("no profile"));
+            assert!(error.contains(reason), "`{error}` lacks `{reason}`");
+            assert!(error.contains(&format!("`{}`", path.display())), "{error}");
+        }
+        let error = format!("{:#}", read_whole(folder.path(), true).err().expect("no file"));
+        assert!(error.contains("is a directory"), "{error}");
+    }
 }

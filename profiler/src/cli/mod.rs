@@ -5,12 +5,10 @@ mod convert;
 mod exit;
 mod leaks;
 mod output;
-mod profiles;
 mod record;
 mod runtime;
 mod terminal;
 mod values;
-mod writing;
 
 use std::io::Write;
 use std::process::ExitCode;
@@ -21,11 +19,9 @@ use clap::{CommandFactory, Parser, Subcommand};
 use args::{ConvertArgs, DiffArgs, DoctorArgs, LeaksArgs, RecordArgs};
 
 use crate::doctor::{Diagnosis, TARGET_COMMAND, report, serve};
-use crate::keeper;
-use crate::linux::signals;
-use crate::linux::signals::Inherited;
+use crate::linux::signals::{self, Inherited};
 use crate::report::Format;
-use crate::walk;
+use crate::{keeper, walk};
 
 const RECORD_EXAMPLES: &str = "\
 Examples:
@@ -96,10 +92,6 @@ Callsites are equal if program, heap, and the names of all functions and their m
 Exit codes:
   0  done          1  failed          2  wrong usage          3  done, but one of the profiles is incomplete; the table lists why";
 
-fn leaks_help() -> String {
-    LEAKS_HELP.replace("ALLOCATORS", &walk::allocators())
-}
-
 const LEAKS_HELP: &str = "\
 Examples:
   sudo heapbpf leaks --pid 1234                      at once: no probes, so no stacks; ALLOCATORS
@@ -150,7 +142,7 @@ enum Command {
     #[command(after_help = DIFF_EXAMPLES)]
     Diff(DiffArgs),
     /// Find unreachable blocks of a process, with their allocation stacks. Exits with 4 if there are any.
-    #[command(after_help = leaks_help())]
+    #[command(after_help = LEAKS_HELP.replace("ALLOCATORS", &walk::allocators()))]
     Leaks(Box<LeaksArgs>),
     /// Run as the process that `doctor` probes.
     #[command(name = TARGET_COMMAND, hide = true)]

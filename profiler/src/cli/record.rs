@@ -1,31 +1,36 @@
-//! `heapbpf record`, which is also `heapbpf` without a subcommand.
+//! `heapbpf record`, which is also `heapbpf` without a subcommand. A worker thread writes reports: a dump that fails
+//! affects the exit code and does not stop the recording.
 
 use std::collections::HashSet;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use bytesize::ByteSize;
 
 use super::args::{PresentationArgs, RecordArgs};
-use super::exit::{self, usage};
-use super::output::{self, Access, Output, is_recording, recording_path};
-use super::runtime::{run_session, start_session, wait_for_command};
+use super::exit::{self, is_broken_pipe, usage};
+use super::output::{self, Access, Output, Written, is_recording, recording_path};
+use super::runtime::{Worker, run_session, start_session, wait_for_command};
 use super::terminal::{self, ProgressLine, say};
-use super::writing::{Job, Reports, Writer, start_writer};
 use crate::allocator::hook_set::HookSet;
 use crate::allocator::selection::HeapSelection;
 use crate::guardrail::Limits;
 use crate::ids::Pid;
 use crate::linux::proc::process;
 use crate::linux::signals::Inherited;
+use crate::model::Profile;
 use crate::process::selection::Selection;
+use crate::recording::entry::Names;
+use crate::recording::names::names;
 use crate::recording::write::Written as Recording;
 use crate::report::suppressions::Suppressions;
-use crate::report::{Format, summary};
+use crate::report::{Format, Presentation, View, describe, summary};
 use crate::session::{DumpPlan, Listener, Progress, Session, SessionConfig};
-use crate::snapshot::Snapshot;
+use crate::snapshot::{Scope, Snapshot};
+use crate::symbolize::profile::profile;
+use crate::symbolize::resolver::Resolver;
 
 const NAME_CHARS_MAX: usize = 100;
 
@@ -260,4 +265,118 @@ fn default_path(args: &RecordArgs, pids: &[Pid]) -> PathBuf {
     let name: String = name.chars().map(sanitize).take(NAME_CHARS_MAX).collect();
     let format = args.common.output.format.unwrap_or(Format::Flamegraph);
     Path::new(".").join(format!("heapbpf-{name}.{}", format.extension()))
+}
+
+struct Reports {
+    profile: Profile,
+    written: Written,
+    names: Names,
+    failed: bool,
+}
+
+type Writer = Worker<Job, Reports>;
+
+enum Job {
+    Window(Snapshot),
+    End(Snapshot),
+}
+
+fn start_writer(args: &RecordArgs, outputs: Vec<Output>, suppressions: Suppressions, line: ProgressLine) -> Writer {
+    let args = args.clone();
+    Worker::start(move |jobs, resolver| {
+        let paths = outputs.iter().filter_map(Output::path).map(Into::into).collect();
+        let presentation = args.presentation.presentation();
+        let mut state = State { paths, args, presentation, suppressions, line, resolver, failed: false };
+        for (job, _pending) in jobs {
+            match job {
+                Job::Window(snapshot) => state.write_window(&snapshot),
+                Job::End(snapshot) => return Ok(state.write_end(&snapshot, outputs)),
+            }
+        }
+        bail!("the recording ended without a last snapshot")
+    })
+}
+
+struct State {
+    paths: Vec<PathBuf>,
+    args: RecordArgs,
+    presentation: Presentation,
+    suppressions: Suppressions,
+    line: ProgressLine,
+    resolver: Resolver,
+    failed: bool,
+}
+
+impl State {
+    fn symbolize(&self, snapshot: &Snapshot, scope: Scope) -> Profile {
+        let start = Instant::now();
+        let mut profile = profile(snapshot, scope, &self.resolver, self.args.common.output.trim);
+        tracing::debug!(elapsed = ?start.elapsed(), frames = profile.frames.len(), "symbolized");
+        profile.suppress(&self.suppressions);
+        profile
+    }
+
+    fn write_window(&mut self, snapshot: &Snapshot) {
+        let Some(number) = snapshot.window_of(Scope::Window).and_then(|window| window.number) else { return };
+        let profile = self.symbolize(snapshot, Scope::Window);
+        let paths = self.paths.iter().map(|path| output::window_path(path, number)).collect();
+        self.write_beside(&profile, &self.presentation.clone(), paths);
+        // Keeps names between dumps, and closes the files they were read from.
+        self.resolver.release();
+    }
+
+    fn write_peak(&mut self, snapshot: &Snapshot) {
+        let profile = self.symbolize(snapshot, Scope::Peak);
+        let paths = self.paths.iter().map(|path| output::peak_path(path)).collect();
+        // Allocated bytes until the peak are not recorded.
+        let view = match self.presentation.view {
+            View::LiveBytes | View::AllocBytes => View::LiveBytes,
+            View::LiveCount | View::AllocCount => View::LiveCount,
+        };
+        self.write_beside(&profile, &Presentation { view, ..self.presentation.clone() }, paths);
+    }
+
+    fn write_beside(&mut self, profile: &Profile, presentation: &Presentation, paths: Vec<PathBuf>) {
+        let mut written = Vec::new();
+        let shown = presentation.thinned(profile);
+        for path in paths {
+            let report = |output: Output| output.write(|format, out| Ok(format.write(&shown, presentation, out)?));
+            match Output::open(&path, self.args.common.output.format, Access::All).and_then(report) {
+                Ok(_) => written.push(path.display().to_string()),
+                Err(error) => self.fail(&error),
+            }
+        }
+        if !self.args.common.output.quiet && !written.is_empty() {
+            self.line.say(&format!("heapbpf: wrote {} ({})", written.join(", "), describe::outcome(profile)));
+        }
+    }
+
+    fn write_end(mut self, snapshot: &Snapshot, outputs: Vec<Output>) -> Reports {
+        if snapshot.window.is_some() {
+            self.write_window(snapshot);
+        }
+        if self.args.dumps.dump_at_peak {
+            self.write_peak(snapshot);
+        }
+        let profile = self.symbolize(snapshot, Scope::Whole);
+        let is_recorded = recording_path(&self.args).is_some();
+        let names = if is_recorded { names(snapshot, &self.resolver) } else { Names::default() };
+        let presentation = self.presentation.clone();
+        let shown = presentation.thinned(&profile);
+        let mut written = Written::default();
+        for output in outputs {
+            written.to_stdout |= output.path().is_none();
+            match written.write(output, |format, out| Ok(format.write(&shown, &presentation, out)?)) {
+                Err(error) if !is_broken_pipe(&error) => self.fail(&error),
+                _ => {}
+            }
+        }
+        drop(shown);
+        Reports { profile, written, failed: self.failed, names }
+    }
+
+    fn fail(&mut self, error: &anyhow::Error) {
+        self.failed = true;
+        self.line.say(&format!("heapbpf: error: {error:#}"));
+    }
 }

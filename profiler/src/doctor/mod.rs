@@ -298,7 +298,8 @@ fn probes(subject: &Subject) -> (Trial, Support, Option<Costs>) {
         "not verified to have no private stacks: the kernel hides their machine code (CAP_SYSLOG, kernel.kptr_restrict)"
     };
     let programs = Trial { kind: TrialKind::Programs, support: Support::Yes, remark: Some(stacks.to_owned()) };
-    let (attaching, costs) = match measure(&mut kernel, subject) {
+    let keeper = Keeper::start().map_err(|error| CostError::Refused(error.to_string()));
+    let (attaching, costs) = match keeper.and_then(|keeper| cost::measure(&mut kernel, &keeper, subject)) {
         Ok(costs) => (Support::Yes, Some(costs)),
         Err(CostError::Refused(error)) => (Support::No(error), None),
         Err(error) => (Support::Unknown(error.to_string()), None),
@@ -309,10 +310,6 @@ fn probes(subject: &Subject) -> (Trial, Support, Option<Costs>) {
 fn unloaded(error: &LoadError) -> (Trial, Support, Option<Costs>) {
     let programs = Trial::new(TrialKind::Programs, Support::No(error.to_string()));
     (programs, Support::Unknown("the programs could not be loaded".to_owned()), None)
-}
-
-fn measure(kernel: &mut Kernel, subject: &Subject) -> Result<Costs, CostError> {
-    cost::measure(kernel, &Keeper::start().map_err(|error| CostError::Refused(error.to_string()))?, subject)
 }
 
 #[cfg(test)]

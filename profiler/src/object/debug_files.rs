@@ -33,15 +33,10 @@ pub(super) fn find_linked(root: &Path, path: &Path, image: &Image, elf: &Elf) ->
     let bytes = image.read(section.offset, section.size_bytes, SECTION_BYTES_MAX).ok()?;
     let (name, checksum) = parse_debug_link(&bytes)?;
     let root = File::open(root).ok()?;
-    let candidate = |path: PathBuf| {
-        let found = open_beneath(&root, &path, DEBUG_FILE_BYTES_MAX).ok()?;
-        let is_other = |file: &Image| {
-            let (one, other) = (file.identity(), image.identity());
-            (one.device, one.inode) != (other.device, other.inode)
-        };
-        Some(found).filter(is_other)
-    };
-    let image = candidates(path.parent()?, name).into_iter().find_map(candidate)?;
+    let this = image.identity();
+    let is_other = |found: &Image| (found.identity().device, found.identity().inode) != (this.device, this.inode);
+    let open = |path: PathBuf| open_beneath(&root, &path, DEBUG_FILE_BYTES_MAX).ok().filter(is_other);
+    let image = candidates(path.parent()?, name).into_iter().find_map(open)?;
     Some(DebugLink { image, checksum })
 }
 
@@ -80,14 +75,8 @@ pub(crate) fn find_shared(image: &Image) -> Option<(BuildId, Image)> {
     let bytes = image.read(section.offset, section.size_bytes, LINK_BYTES_MAX).ok()?;
     let (name, build_id) = parse_alternative_link(&bytes)?;
     let found = DIRECTORIES.iter().map(Path::new).find_map(|directory| {
-        let by_name = || {
-            let name = name?;
-            SHARED_DIRECTORIES
-                .iter()
-                .map(|shared| directory.join(shared).join(name))
-                .find_map(|path| open_if_of(&path, &build_id))
-        };
-        in_directory(directory, &build_id).or_else(by_name)
+        let by_name = |shared: &&str| open_if_of(&directory.join(shared).join(name?), &build_id);
+        in_directory(directory, &build_id).or_else(|| SHARED_DIRECTORIES.iter().find_map(by_name))
     })?;
     Some((build_id, found))
 }

@@ -16,6 +16,7 @@ const SECTION_NAMES_BYTES_MAX: u64 = 1 << 20;
 const SECTIONS_MAX: u64 = 4096;
 const SECTION_NAME_BYTES_MAX: usize = 128;
 const NOTES_BYTES_MAX: u64 = 1 << 16;
+const NOTES_MAX: usize = 64;
 const DYNAMIC_BYTES_MAX: u64 = 1 << 20;
 /// The linkers' longest is a SHA-1 of 20.
 const BUILD_ID_BYTES_MAX: usize = 64;
@@ -39,13 +40,6 @@ impl Segment {
     fn file_offset(&self, address: LinkAddr) -> Option<FileOffset> {
         let inside = address.0.checked_sub(self.address.0).filter(|&inside| inside < self.size_bytes)?;
         self.offset.0.checked_add(inside).map(FileOffset)
-    }
-
-    /// The kernel maps whole pages, so a mapping may begin before its segment does.
-    fn mapped_from(&self, offset: FileOffset) -> bool {
-        let first_page = self.offset.0 / PAGE_BYTES * PAGE_BYTES;
-        let end = self.offset.0.saturating_add(self.size_bytes);
-        (first_page..end).contains(&offset.0)
     }
 }
 
@@ -119,7 +113,7 @@ impl Elf {
         let programs = slice_from_all_bytes::<ProgramHeader64<LE>>(&programs_bytes)
             .map_err(|()| ObjectError::Malformed("program headers"))?;
         let sections = read_sections(image, header).unwrap_or_default();
-        let notes = Notes::read(image, programs, &sections);
+        let (build_id, has_go_note) = read_notes(image, programs, &sections);
         let of_kind = |kind| programs.iter().filter(move |program| program.p_type.get(LE) == kind).map(segment);
         let has = |kind| of_kind(kind).next().is_some();
         let is_pie = dynamic_flags(image, programs) & u64::from(elf::DF_1_PIE) != 0;
@@ -130,8 +124,9 @@ impl Elf {
             entry: LinkAddr(header.e_entry.get(LE)),
             eh_frame_index: of_kind(elf::PT_GNU_EH_FRAME).next(),
             is_static: !has(elf::PT_INTERP) && (!has(elf::PT_DYNAMIC) || is_pie),
-            is_go: notes.go || sections.iter().any(|section| matches!(&*section.name, ".go.buildinfo" | ".gopclntab")),
-            build_id: notes.build_id,
+            is_go: has_go_note
+                || sections.iter().any(|section| matches!(&*section.name, ".go.buildinfo" | ".gopclntab")),
+            build_id,
             sections,
         })
     }
@@ -163,7 +158,12 @@ pub(crate) fn bias<'a>(
     start: TargetAddr,
     offset: FileOffset,
 ) -> Option<u64> {
-    let segment = code.into_iter().find(|segment| segment.mapped_from(offset))?;
+    // The kernel maps whole pages, so a mapping may begin before its segment does.
+    let mapped = |segment: &Segment| {
+        let first_page = segment.offset.0 / PAGE_BYTES * PAGE_BYTES;
+        (first_page..segment.offset.0.saturating_add(segment.size_bytes)).contains(&offset.0)
+    };
+    let segment = code.into_iter().find(|segment| mapped(segment))?;
     let linked = segment.address.0.wrapping_add(offset.0).wrapping_sub(segment.offset.0);
     Some(start.0.wrapping_sub(linked))
 }
@@ -184,10 +184,15 @@ fn read_sections(image: &Image, header: &FileHeader64<LE>) -> Result<Vec<Section
         slice_from_all_bytes::<SectionHeader64<LE>>(&bytes).map_err(|()| ObjectError::Malformed("section headers"))?;
     let names = headers.get(usize::from(header.e_shstrndx.get(LE))).ok_or(ObjectError::Malformed("section names"))?;
     let names = image.read(FileOffset(names.sh_offset.get(LE)), names.sh_size.get(LE), SECTION_NAMES_BYTES_MAX)?;
+    let name = |at: u32| {
+        let tail = names.get(at as usize..).unwrap_or_default();
+        let name = tail[..tail.len().min(SECTION_NAME_BYTES_MAX)].split(|&byte| byte == 0).next();
+        String::from_utf8_lossy(name.unwrap_or_default()).into()
+    };
     Ok(headers
         .iter()
         .map(|section| Section {
-            name: section_name(&names, section.sh_name.get(LE)),
+            name: name(section.sh_name.get(LE)),
             kind: section.sh_type.get(LE),
             flags: section.sh_flags.get(LE),
             offset: FileOffset(section.sh_offset.get(LE)),
@@ -196,13 +201,6 @@ fn read_sections(image: &Image, header: &FileHeader64<LE>) -> Result<Vec<Section
             link: section.sh_link.get(LE),
         })
         .collect())
-}
-
-fn section_name(names: &[u8], at: u32) -> Box<str> {
-    let tail = names.get(at as usize..).unwrap_or_default();
-    let tail = &tail[..tail.len().min(SECTION_NAME_BYTES_MAX)];
-    let end = tail.iter().position(|&byte| byte == 0).unwrap_or(tail.len());
-    String::from_utf8_lossy(&tail[..end]).into()
 }
 
 fn dynamic_flags(image: &Image, programs: &[ProgramHeader64<LE>]) -> u64 {
@@ -214,42 +212,32 @@ fn dynamic_flags(image: &Image, programs: &[ProgramHeader64<LE>]) -> u64 {
     flags.map_or(0, |entry| entry.d_val.get(LE))
 }
 
-#[derive(Default)]
-struct Notes {
-    build_id: Option<BuildId>,
-    go: bool,
-}
-
-impl Notes {
-    /// Reads segments first: they exist without section headers, and in the vDSO.
-    fn read(image: &Image, programs: &[ProgramHeader64<LE>], sections: &[Section]) -> Self {
-        let mut notes = Self::default();
-        for program in programs.iter().filter(|program| program.p_type.get(LE) == elf::PT_NOTE).take(64) {
-            let offset = FileOffset(program.p_offset.get(LE));
-            notes.take(image, offset, program.p_filesz.get(LE), program.p_align.get(LE));
+/// The build id, and whether Go has left a note. Segments are read first: they exist without section headers, and in
+/// the vDSO.
+fn read_notes(image: &Image, programs: &[ProgramHeader64<LE>], sections: &[Section]) -> (Option<BuildId>, bool) {
+    let (mut build_id, mut is_go) = (None, false);
+    let segments = programs
+        .iter()
+        .filter(|program| program.p_type.get(LE) == elf::PT_NOTE)
+        .map(|program| (true, FileOffset(program.p_offset.get(LE)), program.p_filesz.get(LE), program.p_align.get(LE)));
+    let of_notes = sections.iter().filter(|section| section.kind == elf::SHT_NOTE);
+    let sections = of_notes.map(|section| (false, section.offset, section.size_bytes, 4));
+    for (is_segment, offset, size_bytes, align) in segments.take(NOTES_MAX).chain(sections.take(NOTES_MAX)) {
+        if !is_segment && build_id.is_some() {
+            break;
         }
-        if notes.build_id.is_none() {
-            for section in sections.iter().filter(|section| section.kind == elf::SHT_NOTE).take(64) {
-                notes.take(image, section.offset, section.size_bytes, 4);
-            }
-        }
-        notes
-    }
-
-    fn take(&mut self, image: &Image, offset: FileOffset, size_bytes: u64, align: u64) {
-        let Ok(bytes) = image.read(offset, size_bytes, NOTES_BYTES_MAX) else { return };
-        let Ok(mut entries) = NoteIterator::<FileHeader64<LE>>::new(LE, align, &bytes) else { return };
+        let Ok(bytes) = image.read(offset, size_bytes, NOTES_BYTES_MAX) else { continue };
+        let Ok(mut entries) = NoteIterator::<FileHeader64<LE>>::new(LE, align, &bytes) else { continue };
         while let Ok(Some(note)) = entries.next() {
             match (note.name(), note.n_type(LE)) {
-                (b"GNU", elf::NT_GNU_BUILD_ID) if (1..=BUILD_ID_BYTES_MAX).contains(&note.desc().len()) => {
-                    self.build_id.get_or_insert_with(|| BuildId(note.desc().into()));
-                }
+                (b"GNU", elf::NT_GNU_BUILD_ID) => build_id = build_id.or_else(|| BuildId::recorded(note.desc())),
                 // ELF_NOTE_GOBUILDID_TAG of cmd/internal/buildid.
-                (b"Go", 4) => self.go = true,
+                (b"Go", 4) => is_go = true,
                 _ => {}
             }
         }
     }
+    (build_id, is_go)
 }
 
 #[cfg(test)]

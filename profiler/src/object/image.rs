@@ -2,7 +2,7 @@
 //! mapping, never another file that has the same name now.
 
 use std::fs::{File, OpenOptions};
-use std::io::Write;
+use std::io::{self, Read, Seek, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
@@ -14,8 +14,6 @@ use crate::address::FileOffset;
 use crate::ids::Pid;
 use crate::linux::proc::maps::{Device, Mapping};
 use crate::linux::proc::process::entry_path;
-
-const COPY_BYTES: usize = 1 << 20;
 
 /// Rewriting a file in place changes its time, replacing it changes its inode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -44,8 +42,7 @@ impl Image {
 
     /// Stores the bytes in a memfd, so that all modules are files.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, ObjectError> {
-        let descriptor =
-            rustix::fs::memfd_create("heapbpf-module", MemfdFlags::CLOEXEC).map_err(std::io::Error::from)?;
+        let descriptor = rustix::fs::memfd_create("heapbpf-module", MemfdFlags::CLOEXEC).map_err(io::Error::from)?;
         let mut file = File::from(descriptor);
         file.write_all(bytes)?;
         Self::new(file)
@@ -57,18 +54,15 @@ impl Image {
             return Err(ObjectError::Malformed("the file exceeds the size limit"));
         }
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-        let mut copy = File::from(rustix::fs::memfd_create("heapbpf-module", flags).map_err(std::io::Error::from)?);
-        let mut part = vec![0; COPY_BYTES];
-        let mut at = 0;
-        while at < self.identity.size_bytes {
-            let rest = usize::try_from(self.identity.size_bytes - at).unwrap_or(usize::MAX);
-            let part = &mut part[..rest.min(COPY_BYTES)];
-            self.file.read_exact_at(part, at)?;
-            copy.write_all(part)?;
-            at += part.len() as u64;
+        let mut copy = File::from(rustix::fs::memfd_create("heapbpf-module", flags).map_err(io::Error::from)?);
+        // Only copies use the position.
+        let mut file = &self.file;
+        file.rewind()?;
+        if io::copy(&mut file.take(self.identity.size_bytes), &mut copy)? < self.identity.size_bytes {
+            return Err(ObjectError::Malformed("the file was truncated"));
         }
         let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::WRITE | SealFlags::SEAL;
-        rustix::fs::fcntl_add_seals(&copy, seals).map_err(std::io::Error::from)?;
+        rustix::fs::fcntl_add_seals(&copy, seals).map_err(io::Error::from)?;
         Ok(copy)
     }
 
@@ -166,7 +160,7 @@ pub(super) fn open_beneath(root: &File, path: &Path, bytes_max: u64) -> Result<I
 fn locate(root: &File, path: &Path) -> Result<File, ObjectError> {
     let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
     let found = rustix::fs::openat2(root, path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty(), resolve)
-        .map_err(std::io::Error::from)?;
+        .map_err(io::Error::from)?;
     Ok(File::from(found))
 }
 

@@ -9,7 +9,7 @@ use super::ObjectError;
 use super::debug_files::{self, DebugLink};
 use super::elf::{self, BuildId, Elf, Segment};
 use super::image::{self, Identity, Image};
-use crate::address::{FileOffset, LinkAddr, TargetAddr};
+use crate::address::{FileOffset, TargetAddr};
 use crate::ids::{ModuleId, Pid};
 use crate::linux::proc::maps::{Device, Mapping, MappingName};
 use crate::linux::proc::process::entry_path;
@@ -78,14 +78,6 @@ impl Module {
 
     pub fn build_id(&self) -> Option<&BuildId> {
         self.elf().map_or(self.recorded.build_id.as_ref(), |elf| elf.build_id.as_ref())
-    }
-
-    pub fn link_addr(&self, offset: FileOffset) -> Option<LinkAddr> {
-        self.elf().ok()?.link_addr(offset)
-    }
-
-    pub fn file_offset(&self, address: LinkAddr) -> Option<FileOffset> {
-        self.elf().ok()?.file_offset(address)
     }
 
     pub fn bias(&self, start: TargetAddr, offset: FileOffset) -> Option<u64> {

@@ -75,56 +75,41 @@ impl Symbols {
     pub fn of(module: &Module, defined: &[&str], imported: &[&str], search: Search) -> Result<Self, ObjectError> {
         let image = module.image().map_err(Clone::clone)?;
         let elf = module.elf().map_err(Clone::clone)?;
+        let mut wanted: Wanted<'_> = defined.iter().map(|name| (name.as_bytes(), Vec::new())).collect();
         let dynamic = Table::read(image, elf, SymbolSource::Dynamic, TABLE_BYTES_MAX);
-        let imports = dynamic.as_ref().is_some_and(|table| table.imports_any(imported));
-        Ok(Self { functions: functions(image, elf, dynamic.as_ref(), defined, search), imports })
-    }
-}
-
-fn functions(
-    image: &Image,
-    elf: &Elf,
-    dynamic: Option<&Table>,
-    names: &[&str],
-    search: Search,
-) -> Vec<DefinedFunction> {
-    let mut wanted: FxHashMap<&[u8], Vec<Candidate>> = names.iter().map(|name| (name.as_bytes(), Vec::new())).collect();
-    if let Some(table) = dynamic {
-        scan(table, elf, SymbolSource::Dynamic, &mut wanted);
-    }
-    let mut functions: Vec<DefinedFunction> = wanted
-        .extract_if(|_, candidates| !candidates.is_empty())
-        .flat_map(|(_, candidates)| best(candidates))
-        .collect();
-    if !wanted.is_empty() && (search == Search::Everything || elf.is_static) {
-        let bytes_max = if elf.is_static { TABLE_BYTES_MAX } else { EXTRA_BYTES_MAX };
-        if let Some(table) = Table::read(image, elf, SymbolSource::Static, bytes_max) {
-            scan(&table, elf, SymbolSource::Static, &mut wanted);
+        if let Some(table) = &dynamic {
+            scan(table, elf, SymbolSource::Dynamic, &mut wanted);
         }
-        functions.extend(wanted.into_values().flat_map(best));
+        let found = wanted.extract_if(|_, candidates| !candidates.is_empty());
+        let mut functions: Vec<DefinedFunction> = found.flat_map(|(_, candidates)| best(candidates)).collect();
+        if !wanted.is_empty() && (search == Search::Everything || elf.is_static) {
+            let bytes_max = if elf.is_static { TABLE_BYTES_MAX } else { EXTRA_BYTES_MAX };
+            if let Some(table) = Table::read(image, elf, SymbolSource::Static, bytes_max) {
+                scan(&table, elf, SymbolSource::Static, &mut wanted);
+            }
+            functions.extend(wanted.into_values().flat_map(best));
+        }
+        functions.sort_unstable();
+        functions.dedup();
+        Ok(Self { functions, imports: dynamic.is_some_and(|table| table.imports_any(imported)) })
     }
-    functions.sort_unstable();
-    functions.dedup();
-    functions
 }
 
-struct Candidate {
-    function: DefinedFunction,
-    default_version: bool,
-}
+/// By requested name: functions, and whether they are the default version.
+type Wanted<'a> = FxHashMap<&'a [u8], Vec<(DefinedFunction, bool)>>;
 
 /// Prefers the default version to others, and global functions to local ones.
-fn best(mut candidates: Vec<Candidate>) -> impl Iterator<Item = DefinedFunction> {
-    if candidates.iter().any(|candidate| candidate.default_version) {
-        candidates.retain(|candidate| candidate.default_version);
+fn best(mut candidates: Vec<(DefinedFunction, bool)>) -> impl Iterator<Item = DefinedFunction> {
+    if candidates.iter().any(|(_, is_default)| *is_default) {
+        candidates.retain(|(_, is_default)| *is_default);
     }
-    if candidates.iter().any(|candidate| candidate.function.global) {
-        candidates.retain(|candidate| candidate.function.global);
+    if candidates.iter().any(|(function, _)| function.global) {
+        candidates.retain(|(function, _)| function.global);
     }
-    candidates.into_iter().map(|candidate| candidate.function)
+    candidates.into_iter().map(|(function, _)| function)
 }
 
-fn scan(table: &Table, elf: &Elf, source: SymbolSource, wanted: &mut FxHashMap<&[u8], Vec<Candidate>>) {
+fn scan(table: &Table, elf: &Elf, source: SymbolSource, wanted: &mut Wanted<'_>) {
     // Names are compared up to the longest requested one: otherwise a table of a million symbols that share one long
     // name would cost a million times its length.
     let rustc = wanted.keys().any(|name| name.starts_with(b"__rust_"));
@@ -139,17 +124,15 @@ fn scan(table: &Table, elf: &Elf, source: SymbolSource, wanted: &mut FxHashMap<&
         let name = if rustc { plain_name(name).unwrap_or(name) } else { name };
         let Some(candidates) = wanted.get_mut(name) else { continue };
         let Some(offset) = elf.file_offset(LinkAddr(symbol.st_value.get(LE))) else { continue };
-        candidates.push(Candidate {
-            function: DefinedFunction {
-                name: String::from_utf8_lossy(name).into_owned(),
-                offset,
-                size_bytes: symbol.st_size.get(LE),
-                source,
-                indirect,
-                global: symbol.st_bind() != abi::STB_LOCAL,
-            },
-            default_version: named_default && table.version(index) & VERSION_HIDDEN == 0,
-        });
+        let function = DefinedFunction {
+            name: String::from_utf8_lossy(name).into_owned(),
+            offset,
+            size_bytes: symbol.st_size.get(LE),
+            source,
+            indirect,
+            global: symbol.st_bind() != abi::STB_LOCAL,
+        };
+        candidates.push((function, named_default && table.version(index) & VERSION_HIDDEN == 0));
     }
 }
 

@@ -60,7 +60,7 @@ impl Jumps {
         *self.known.entry((hook.module, hook.offset)).or_insert_with(|| {
             let module = modules.get(hook.module);
             let code = Code::read(module, hook.offset, hook.size_bytes).ok()?;
-            module.file_offset(code.jumps_to()?)
+            module.elf().ok()?.file_offset(code.jumps_to()?)
         })
     }
 }

@@ -299,6 +299,11 @@ pub(crate) fn implemented(inside: &str) -> Option<(&str, &str)> {
 
 /// Bytes outside of brackets, with positions, and the outermost brackets. Operators and arrows are not brackets.
 fn outside(text: &str) -> Vec<(usize, u8)> {
+    // Unclosed brackets inside were comparisons too.
+    let close = |open: &mut Vec<u8>, bracket| {
+        let place = open.iter().rposition(|&opened| opened == bracket);
+        open.truncate(place.unwrap_or(open.len()));
+    };
     let bytes = text.as_bytes();
     let mut found = Vec::new();
     let mut open: Vec<u8> = Vec::new();
@@ -315,17 +320,9 @@ fn outside(text: &str) -> Vec<(usize, u8)> {
             b'>' if open.last() == Some(&b'<') => {
                 open.pop();
             }
-            b')' | b']' | b'}' => {
-                let opening = match byte {
-                    b')' => b'(',
-                    b']' => b'[',
-                    _ => b'{',
-                };
-                // Unclosed brackets inside were comparisons too.
-                if let Some(place) = open.iter().rposition(|&bracket| bracket == opening) {
-                    open.truncate(place);
-                }
-            }
+            b')' => close(&mut open, b'('),
+            b']' => close(&mut open, b'['),
+            b'}' => close(&mut open, b'{'),
             _ => {}
         }
         if is_outside || open.is_empty() {
@@ -342,13 +339,11 @@ fn operator(bytes: &[u8], at: usize) -> Option<usize> {
         return Some(2);
     }
     let symbol = rest.strip_prefix(b"operator")?;
-    let begins = at.checked_sub(1).is_none_or(|before| !is_word(bytes[before]));
+    let begins = at
+        .checked_sub(1)
+        .is_none_or(|before| !(bytes[before].is_ascii_alphanumeric() || b"_$".contains(&bytes[before])));
     let symbol = OPERATORS.iter().find(|known| symbol.starts_with(known.as_bytes())).filter(|_| begins)?;
     Some("operator".len() + symbol.len())
-}
-
-fn is_word(byte: u8) -> bool {
-    byte.is_ascii_alphanumeric() || byte == b'_' || byte == b'$'
 }
 
 #[cfg(test)]

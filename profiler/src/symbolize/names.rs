@@ -134,16 +134,10 @@ struct Writer<'a> {
 
 impl Writer<'_> {
     fn callsite(&mut self, callsite: &CallsiteSnapshot, heap: usize, frames: &mut Vec<Frame>) -> CallsiteProfile {
-        let (stack, end) = match &callsite.stack {
-            None => (Vec::new(), None),
-            Some(stack) => {
-                let (ids, end) = self.stack(stack, frames);
-                (ids, Some(end))
-            }
-        };
+        let (stack, end) = callsite.stack.as_ref().map(|stack| self.stack(stack, frames)).unzip();
         let CallsiteSnapshot { inherited, totals, ref details, .. } = *callsite;
         CallsiteProfile {
-            stack,
+            stack: stack.unwrap_or_default(),
             end,
             heap,
             inherited,

@@ -8,7 +8,6 @@ use rustc_hash::FxHashMap;
 use super::names::{Resolve, Threads, Unnamed, name_profile};
 use super::trim::trim;
 use crate::address::TargetAddr;
-use crate::ids::ModuleId;
 use crate::ledger::snapshot::TargetSnapshot;
 use crate::ledger::totals::{HeapUsage, Totals};
 use crate::model::{
@@ -84,7 +83,7 @@ fn of_target(
         facts: target.facts.clone(),
         mappings: Vec::new(),
         threads: Threads::of(ledger).named(&target.threads),
-        history: clip.map(Clip::history).unwrap_or_default(),
+        history: clip.map(|clip| History { curve: clip.curve(), instants: clip.instants }).unwrap_or_default(),
         totals: ledger.totals,
         heaps: heaps(target, ledger),
         leaks: is_now.then(|| leaks(target.growths.clone(), ledger)),
@@ -132,38 +131,29 @@ impl Code {
     pub(crate) fn of(targets: &[Unnamed<'_>], modules: &Modules) -> Self {
         let mut code = Self::default();
         let mut places = FxHashMap::default();
+        // `None` for generated code.
+        let mut profile = |mapped: &MappedModule| {
+            let (id, mapping) = (mapped.module?, &mapped.mapping);
+            let module = modules.get(id);
+            let place = *places.entry(id).or_insert_with(|| {
+                let build_id = module.build_id().map(|build_id| build_id.as_bytes().to_vec());
+                code.modules.push(ModuleProfile { path: Arc::clone(module.path()), build_id });
+                code.modules.len() - 1
+            });
+            Some(MappingProfile {
+                start: mapping.start.0,
+                end: mapping.end.0,
+                offset: mapping.offset.0,
+                bias: module.bias(mapping.start, mapping.offset),
+                module: place,
+            })
+        };
         for target in targets {
             let mut mapped: Vec<&MappedModule> = target.space.mappings().iter().chain(gone(target)).collect();
             mapped.sort_by_key(|mapped| (mapped.mapping.start, mapped.mapping.end));
-            let mappings = mapped.into_iter().filter_map(|mapped| code.mapping(mapped, modules, &mut places));
-            let mappings = mappings.take(MAPPINGS_MAX).collect();
-            code.mappings.push(mappings);
+            code.mappings.push(mapped.into_iter().filter_map(&mut profile).take(MAPPINGS_MAX).collect());
         }
         code
-    }
-
-    /// `None` for generated code. `places` are the indices of modules in the list.
-    fn mapping(
-        &mut self,
-        mapped: &MappedModule,
-        modules: &Modules,
-        places: &mut FxHashMap<ModuleId, usize>,
-    ) -> Option<MappingProfile> {
-        let id = mapped.module?;
-        let module = modules.get(id);
-        let place = *places.entry(id).or_insert_with(|| {
-            let build_id = module.build_id().map(|build_id| build_id.as_bytes().to_vec());
-            self.modules.push(ModuleProfile { path: Arc::clone(module.path()), build_id });
-            self.modules.len() - 1
-        });
-        let mapping = &mapped.mapping;
-        Some(MappingProfile {
-            start: mapping.start.0,
-            end: mapping.end.0,
-            offset: mapping.offset.0,
-            bias: module.bias(mapping.start, mapping.offset),
-            module: place,
-        })
     }
 }
 
@@ -261,10 +251,6 @@ impl<'state> Clip<'state> {
             }
         }
         changes
-    }
-
-    fn history(self) -> History {
-        History { curve: self.curve(), instants: self.instants }
     }
 
     fn curve(&self) -> Vec<CurvePoint> {

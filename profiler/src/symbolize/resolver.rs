@@ -6,7 +6,7 @@ use std::sync::Arc;
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::names::{Resolve, ResolvedFrame};
-use super::sandbox::{Defect, Depth, Engine, Interrupt, ModuleFile, Names, Reach, Role, Sandbox};
+use super::sandbox::{Defect, Depth, Engine, Interrupt, ModuleFile, Names, Role, Sandbox};
 use crate::address::FileOffset;
 use crate::ids::ModuleId;
 use crate::model::{NamesFrom, Symbolization, SymbolizationFailure};
@@ -47,14 +47,8 @@ impl Resolver {
     }
 
     fn with(reader: Reader) -> Self {
-        let state = State {
-            modules: FxHashMap::default(),
-            strings: FxHashSet::default(),
-            shallow: FxHashSet::default(),
-            reader,
-            failures: Vec::new(),
-        };
-        Self { state: RefCell::new(state) }
+        let (modules, strings, shallow, failures) = Default::default();
+        Self { state: RefCell::new(State { modules, strings, shallow, reader, failures }) }
     }
 
     /// Frees the memory of parsed files; answers remain cached.
@@ -84,7 +78,7 @@ impl Resolve for Resolver {
     fn symbolization(&self) -> Symbolization {
         let state = self.state.borrow();
         let confinement = match &state.reader {
-            Reader::Sandbox(sandbox) => sandbox.confinement(),
+            Reader::Sandbox(sandbox) => sandbox.confinement,
             Reader::InProcess => None,
         };
         let isolation = confinement.map_or_else(Vec::new, |confinement| {
@@ -104,7 +98,7 @@ impl State {
         answers: &mut FxHashMap<FileOffset, Arc<[ResolvedFrame]>>,
     ) {
         let (offsets, addresses): (Vec<FileOffset>, Vec<u64>) =
-            offsets.iter().filter_map(|&offset| Some((offset, module.link_addr(offset)?.0))).unzip();
+            offsets.iter().filter_map(|&offset| Some((offset, module.elf().ok()?.link_addr(offset)?.0))).unzip();
         let Ok(own) = module.image() else { return };
         if addresses.is_empty() {
             return;
@@ -204,8 +198,7 @@ fn name_in_process(files: &[(Role, &Image)], depth: Depth, addresses: &[u64], mu
     let file = |(role, image): &(Role, &Image)| {
         Some(ModuleFile { role: role.clone(), file: image.file().try_clone().ok()?, path: image.path() })
     };
-    let mut engine =
-        Engine::open(files.iter().filter_map(file).collect(), depth, Reach { is_confined: false, shared: None });
+    let mut engine = Engine::open(files.iter().filter_map(file).collect(), depth, false, None);
     let mut rest = addresses;
     while !rest.is_empty() {
         let names = engine.name(rest);

@@ -162,18 +162,23 @@ const HOT_PATHS: [(&str, &str, &[&str]); 3] = [
     ),
 ];
 
+/// Enables the kernel's run-time statistics of BPF programs.
+const STATISTICS: &str = "/proc/sys/kernel/bpf_stats_enabled";
+
 /// Nanoseconds in the programs, and runs of them, for a malloc and for a free.
 type HotPath = [(f64, f64); 2];
 
 pub(super) fn measure_hot_path(setup: &Setup) -> Result<String> {
     let mut target = targets::start(&setup.bench, "steps", &[])?;
-    let statistics = RunStatistics::enable()?;
+    let before = fs::read_to_string(STATISTICS)?;
+    fs::write(STATISTICS, "1")?;
+    let _restored = scopeguard::guard(before, |before| drop(fs::write(STATISTICS, before.trim())));
+    // Of this heapbpf, and of the other one.
     let measured = alternate(setup.bench.rounds, &HOT_PATHS, |(_, _, options)| {
-        let own = hot_path(setup, &mut target, Tool::Heapbpf(options))?;
-        let other = setup.against.as_ref().map(|_| hot_path(setup, &mut target, Tool::Against(options)));
-        Ok((own, other.transpose()?))
+        let tools = [Tool::Heapbpf(options), Tool::Against(options)];
+        let available = tools.into_iter().filter(|tool| tool.missing(setup).is_none());
+        available.map(|tool| hot_path(setup, &mut target, tool)).collect::<Result<Vec<HotPath>>>()
     })?;
-    drop(statistics);
     let mut head = vec!["one call", "ns in the programs, median (extremes)", "runs per call"];
     if setup.against.is_some() {
         head.extend(["of the other heapbpf", "ratio to the other, median (extremes)"]);
@@ -181,14 +186,13 @@ pub(super) fn measure_hot_path(setup: &Setup) -> Result<String> {
     let mut rows: Vec<Vec<String>> = Vec::new();
     for ((alloc, free, _), rounds) in HOT_PATHS.iter().zip(&measured) {
         for (call, name) in [alloc, free].into_iter().enumerate() {
-            let ns: Vec<f64> = rounds.iter().map(|(own, _)| own[call].0).collect();
-            let runs = Spread::of(rounds.iter().map(|(own, _)| own[call].1)).median();
-            let mut row =
-                vec![(*name).to_owned(), format!("{:.0}", Spread::of(ns.iter().copied())), format!("{runs:.1}")];
-            let other: Vec<f64> = rounds.iter().filter_map(|(_, other)| Some(other.as_ref()?[call].0)).collect();
-            if !other.is_empty() {
-                let ratios = ratios(&ns, &other);
-                row.extend([format!("{:.0}", Spread::of(other)), format!("{ratios:.2}")]);
+            let ns = |tool: usize| -> Vec<f64> {
+                rounds.iter().filter_map(|measured| Some(measured.get(tool)?[call].0)).collect()
+            };
+            let runs = Spread::of(rounds.iter().map(|measured| measured[0][call].1)).median();
+            let mut row = vec![(*name).to_owned(), format!("{:.0}", Spread::of(ns(0))), format!("{runs:.1}")];
+            if setup.against.is_some() {
+                row.extend([format!("{:.0}", Spread::of(ns(1))), format!("{:.2}", ratios(&ns(0), &ns(1)))]);
             }
             rows.push(row);
         }
@@ -253,27 +257,6 @@ fn parse_facts(text: &str) -> Facts {
         Some((name.to_owned(), value.trim().parse().ok()?))
     };
     text.lines().filter_map(fact).collect()
-}
-
-/// Enables the kernel's run-time statistics of BPF programs until it is dropped.
-struct RunStatistics {
-    before: String,
-}
-
-const STATISTICS: &str = "/proc/sys/kernel/bpf_stats_enabled";
-
-impl RunStatistics {
-    fn enable() -> Result<Self> {
-        let before = fs::read_to_string(STATISTICS)?;
-        fs::write(STATISTICS, "1")?;
-        Ok(Self { before })
-    }
-}
-
-impl Drop for RunStatistics {
-    fn drop(&mut self) {
-        let _ = fs::write(STATISTICS, self.before.trim());
-    }
 }
 
 #[cfg(test)]

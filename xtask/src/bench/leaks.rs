@@ -1,19 +1,18 @@
 //! `cargo xtask bench leaks`: how long `heapbpf leaks` stops a process, and its duration and memory.
 
-use std::fs::{self, File};
-use std::io::BufReader;
+use std::fs;
 use std::path::PathBuf;
 use std::process::Stdio;
 use std::thread;
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Result, ensure};
 use clap::ValueEnum;
 use heapbpf_tests::unreachable;
 
 use super::figures::{self, Spread, ms, verdict};
 use super::targets::{self, Heap, Hoard, Truth};
-use super::{Bench, Measured, Page};
+use super::{Bench, Measured, Page, tool};
 use crate::packages;
 use crate::process::run_measured;
 
@@ -92,9 +91,7 @@ impl Setup {
         command.args(["leaks", "--quiet", "-o"]).arg(&report).args(arguments).stderr(Stdio::inherit());
         let (status, seconds, resident_mib) = run_measured(&mut command)?;
         ensure!(status.code().is_some_and(|code| CHECKED.contains(&code)), "heapbpf failed: {status}");
-        let file = File::open(&report).context("heapbpf wrote no report")?;
-        let found: unreachable::Check =
-            serde_json::from_reader(BufReader::new(file)).context("the report cannot be read")?;
+        let found = tool::read(&report)?;
         fs::remove_file(&report)?;
         verify(&found, truth)?;
         Ok(Check { seconds, resident_mib, found })
@@ -217,7 +214,8 @@ fn blocks(setup: &Setup) -> Result<Measured> {
     command.extend(Hoard::arguments(BLOCKS, 1));
     checks.push(("`-- COMMAND`: each block recorded".to_owned(), setup.run(&command, &truth)?));
     for (name, check) in &checks {
-        let dropped: Vec<&String> = check.found.caveats.iter().filter(|caveat| is_about_drops(caveat)).collect();
+        let is_about_drops = |caveat: &&String| caveat.contains("lost") || caveat.contains("dropped");
+        let dropped: Vec<&String> = check.found.caveats.iter().filter(is_about_drops).collect();
         ensure!(dropped.is_empty(), "{name}: {dropped:?}");
     }
     let row = |(name, check): &(String, Check)| {
@@ -236,10 +234,6 @@ fn blocks(setup: &Setup) -> Result<Measured> {
     let resident_mib = checks.iter().map(|(_, check)| check.resident_mib).fold(0.0, f64::max);
     limit(&mut measured, "heapbpf's memory for ten million blocks", "MiB", resident_mib, BLOCKS_MIB_MAX);
     Ok(measured)
-}
-
-fn is_about_drops(caveat: &str) -> bool {
-    caveat.contains("lost") || caveat.contains("dropped")
 }
 
 #[cfg(test)]

@@ -1,6 +1,5 @@
 //! `cargo xtask bench`: the measurements behind the figures in docs/, one file for each subject.
 
-mod attach;
 mod calls;
 pub(crate) mod figures;
 mod leaks;

@@ -8,12 +8,13 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use clap::ValueEnum;
+use heapbpf_tests::report::Report;
 use procfs::Current as _;
 
 use super::figures::{self, Spread, mib, verdict};
 use super::targets::{self, Churn};
 use super::tool::{self, Agent, Setup, Tool};
-use super::{Bench, Page, attach, calls, throughput};
+use super::{Bench, Page, calls, throughput};
 use crate::process::{self, PATIENCE, Program, bound, cpu_seconds};
 use crate::{command, packages};
 
@@ -89,7 +90,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<()> {
             Part::Throughput => throughput::measure(&setup),
             Part::Sustained => sustained(&setup),
             Part::Memory => memory(&setup),
-            Part::Attach => attach::measure(&setup),
+            Part::Attach => throughput::measure_attaching(&setup),
             Part::Naming => naming(&setup),
         };
         Ok(text?.into())
@@ -209,7 +210,7 @@ fn naming(setup: &Setup) -> Result<String> {
     }
     // Checks the content, in a recording whose duration does not count.
     record_sites(setup, &program, "json")?;
-    let report = tool::read(&setup.bench.folder.join("sites.json"))?;
+    let report: Report = tool::read(&setup.bench.folder.join("sites.json"))?;
     let callsites = tool::callsites(&report).filter(|callsite| tool::alloc_count(callsite) > 0.0).count();
     ensure!(callsites >= SITES, "only {callsites} callsites");
     let spread = Spread::of(seconds);

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use heapbpf_tests::report::{Callsite, Hook, Report};
+use serde::de::DeserializeOwned;
 
 use super::Bench;
 use super::figures::alternate;
@@ -53,9 +54,8 @@ impl Agent {
 
     pub(super) fn wait(&mut self) -> Result<()> {
         let status = self.program.wait()?;
-        if !status.code().is_some_and(|code| DONE.contains(&code)) {
-            bail!("heapbpf failed: {status}: {}", self.program.lines_so_far().join("\n"));
-        }
+        let is_done = status.code().is_some_and(|code| DONE.contains(&code));
+        ensure!(is_done, "heapbpf failed: {status}: {}", self.program.lines_so_far().join("\n"));
         Ok(())
     }
 
@@ -65,7 +65,7 @@ impl Agent {
     }
 }
 
-pub(super) fn read(path: &Path) -> Result<Report> {
+pub(super) fn read<T: DeserializeOwned>(path: &Path) -> Result<T> {
     let file = File::open(path).with_context(|| format!("could not open `{}`", path.display()))?;
     let report = serde_json::from_reader(BufReader::new(file));
     report.with_context(|| format!("`{}` is not a valid report", path.display()))

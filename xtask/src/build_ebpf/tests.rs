@@ -57,3 +57,50 @@ fn private_paths_count_only_where_they_stay() {
     let error = publish(&linked(b""), &["uprobe".to_owned()]).expect_err("is the name of a section");
     assert!(error.to_string().contains("`uprobe`"), "{error}");
 }
+
+#[test]
+fn variables_of_toolchains_are_removed() {
+    let taken = "RUSTUP_TOOLCHAIN RUSTFLAGS RUSTC RUSTC_WRAPPER RUSTC_BOOTSTRAP CARGO CARGO_PKG_NAME \
+                 CARGO_TARGET_DIR CARGO_ENCODED_RUSTFLAGS CARGO_BUILD_TARGET LD_LIBRARY_PATH \
+                 CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER CARGO_PROFILE_RELEASE_LTO";
+    let kept = "PATH HOME CARGO_HOME RUSTUP_HOME CARGO_NET_OFFLINE CARGO_REGISTRIES_MIRROR_INDEX \
+                CARGO_SOURCE_CRATES_IO_REPLACE_WITH CARGO_HTTP_PROXY CARGO_TERM_COLOR RUST_BACKTRACE";
+    assert_eq!(taken.split_whitespace().find(|name| !belongs_to_other_toolchain(name)), None);
+    assert_eq!(kept.split_whitespace().find(|name| belongs_to_other_toolchain(name)), None);
+}
+
+fn check(given: &str, package: Option<(&str, &str)>, expected: &str) {
+    let package = package.map(|(name, folder)| (format!("{name}-0.2.1"), folder.to_owned()));
+    let remaps = [Remap::new(Path::new("/repo"), ".."), Remap::new(Path::new("/home/.cargo"), "cargo")];
+    let given: Vec<_> = given.split_whitespace().map(String::from).collect();
+    assert_eq!(arguments(&given, package, &remaps).join(" "), expected);
+}
+
+#[test]
+fn folders_are_removed_for_the_bpf_target() {
+    check(
+        "--crate-name aya_ebpf -C metadata=abc -C extra-filename=-abc --target bpfel-unknown-none",
+        Some(("aya-ebpf", "/home/.cargo/registry/src/index-1/aya-ebpf-0.2.1")),
+        "--crate-name aya_ebpf -C metadata=aya-ebpf-0.2.1 -C extra-filename=-abc --target bpfel-unknown-none \
+         --remap-path-prefix=/home/.cargo=cargo \
+         --remap-path-prefix=/home/.cargo/registry/src/index-1/aya-ebpf-0.2.1=cargo/aya-ebpf-0.2.1 \
+         --remap-path-prefix=/repo=..",
+    );
+}
+
+#[test]
+fn other_arguments_are_not_changed() {
+    let host = "--crate-name syn -C metadata=abc --target x86_64-unknown-linux-gnu";
+    check(host, Some(("syn", "/home/.cargo/registry/src/index-1/syn-0.2.1")), host);
+    check("-vV", None, "-vV");
+    check("--print cfg --target bpfel-unknown-none", None, "--print cfg --target bpfel-unknown-none");
+}
+
+#[test]
+fn remaps_are_passed_by_the_environment() {
+    let remaps = vec![Remap::new(Path::new("/a b"), ".."), Remap::new(Path::new("/c"), "rust")];
+    let mut command = Command::new("true");
+    install(&mut command, &remaps).expect("a test has a path");
+    let value = command.get_envs().find_map(|(name, value)| value.filter(|_| name == VARIABLE)).expect("just set");
+    assert_eq!(parse(value.to_str().expect("UTF-8")), remaps);
+}

@@ -8,7 +8,7 @@ use std::process::Command;
 use anyhow::{Context as _, Result, bail};
 use regex::bytes::Regex;
 
-use super::compile::{self, CPU};
+use super::{CPU, cargo_home, without_parent_cargo};
 use crate::{command, packages, repository};
 
 pub(super) const TARGET: &str = "bpfel-unknown-none";
@@ -99,9 +99,7 @@ impl Rust {
                 bail!("no `{}`", program.display());
             }
         }
-        let ask = |arguments: &[&str]| {
-            command::output(compile::without_parent_cargo(&mut Command::new(&rustc)).args(arguments))
-        };
+        let ask = |arguments: &[&str]| command::output(without_parent_cargo(&mut Command::new(&rustc)).args(arguments));
         let (version, llvm) = parse_rustc(&ask(&["-vV"])?)?;
         if parse_minor(&version).is_none_or(|minor| minor < RUSTC_MINOR_MIN) {
             bail!("`{}` is `{version}`, but 1.{RUSTC_MINOR_MIN} or later is required", rustc.display());
@@ -119,7 +117,7 @@ impl Rust {
 
 impl Linker {
     fn find() -> Result<Self> {
-        let installed = compile::cargo_home()?.join("bin/bpf-linker");
+        let installed = cargo_home()?.join("bin/bpf-linker");
         let program = command::find("bpf-linker").or_else(|| installed.exists().then_some(installed));
         let program = program.with_context(|| format!("no `bpf-linker` in PATH; {}", Self::remedy()))?;
         let version = parse_linker(&command::output(Command::new(&program).arg("--version"))?)?;

@@ -1,10 +1,14 @@
-//! Collects the paths that a file of profiler/src uses, and checks them against the table of layers: a module may use
-//! what its line lists, itself and [`BASE`]; tests may import anything. Tokens are inspected, so that macros count.
+//! The imports of profiler/src. A module may use what its line in the table of layers lists, itself and [`BASE`]; tests may
+//! import anything. Imports form no cycle, neither between folders nor between the files of one folder: a file depends on
+//! the file that defines what it uses, through re-exports; a module's own re-exports do not count. Tokens are inspected,
+//! so that macros count.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use proc_macro2::{Delimiter, Ident, Spacing, TokenTree};
 
-use super::Findings;
 use super::source::{self, Source};
+use super::{Finding, Findings};
 
 /// Small value types, which every module may use.
 const BASE: [&str; 3] = ["units", "ids", "address"];
@@ -97,7 +101,7 @@ pub(super) fn check(source: &Source, findings: &mut Findings<'_>) {
 }
 
 /// The module of a non-test file of profiler/src, and the paths it uses.
-pub(super) fn collect(source: &Source) -> Option<(Vec<String>, Imports)> {
+fn collect(source: &Source) -> Option<(Vec<String>, Imports)> {
     let (path, rust) = (source.path.strip_prefix(FOLDER)?, source.rust.as_ref()?);
     if source.is_test() {
         return None;
@@ -250,6 +254,139 @@ fn is_punct(tree: Option<&TokenTree>, expected: char) -> bool {
 fn follows_separator(trees: &[TokenTree], at: usize) -> bool {
     matches!(trees.get(at..at + 2), Some([TokenTree::Punct(first), TokenTree::Punct(second)])
         if first.as_char() == ':' && first.spacing() == Spacing::Joint && second.as_char() == ':')
+}
+
+/// From the crate's root.
+type Module = Vec<String>;
+
+/// Follows at most so many re-exports: they may form a cycle in code that does not compile.
+const REEXPORTS_MAX: usize = 8;
+
+struct File<'a> {
+    path: &'a str,
+    imports: Vec<Import>,
+    /// What `use` declarations name, from the crate's root.
+    aliases: BTreeMap<String, Vec<String>>,
+}
+
+/// Dependencies by name, each with the file and line of one import.
+#[derive(Default)]
+struct Graph(BTreeMap<String, BTreeMap<String, (String, usize)>>);
+
+pub(super) fn cycles(sources: &[Source]) -> Vec<Finding> {
+    let files = files(sources);
+    let (mut folders, mut within) = (Graph::default(), BTreeMap::<&str, Graph>::new());
+    for (module, file) in &files {
+        let Some(folder) = module.first() else { continue };
+        for import in &file.imports {
+            let Some(used) = definition(&files, module, import) else { continue };
+            let Some(used_folder) = used.first() else { continue };
+            let place = (file.path.to_owned(), import.line);
+            if used_folder != folder {
+                folders.add(folder.clone(), used_folder.clone(), place);
+            } else if used != *module {
+                within.entry(folder).or_default().add(module.join("/"), used.join("/"), place);
+            }
+        }
+    }
+    let mut findings = folders.cycles("folders");
+    findings.extend(within.values().flat_map(|graph| graph.cycles("files")));
+    findings
+}
+
+fn files<'a>(sources: &[Source<'a>]) -> BTreeMap<Module, File<'a>> {
+    let mut files = BTreeMap::new();
+    let mut declared = BTreeSet::new();
+    for source in sources.iter().filter(|source| source.path != "profiler/src/main.rs") {
+        let Some((module, imports)) = collect(source) else { continue };
+        declared.extend(imports.declared);
+        files.insert(module, File { path: source.path, imports: imports.found, aliases: BTreeMap::new() });
+    }
+    files.retain(|module, _| module.is_empty() || declared.contains(module));
+    let modules: BTreeSet<Module> = files.keys().cloned().collect();
+    for (module, file) in &mut files {
+        let path = |import: &Import| {
+            Some((import.alias.clone()?, absolute(|path| modules.contains(path), &BTreeMap::new(), module, import)?))
+        };
+        file.aliases = file.imports.iter().filter_map(path).collect();
+    }
+    files
+}
+
+/// A path from the crate's root; `None` for what is not in this crate.
+fn absolute(
+    is_module: impl Fn(&[String]) -> bool,
+    aliases: &BTreeMap<String, Vec<String>>,
+    module: &Module,
+    import: &Import,
+) -> Option<Vec<String>> {
+    if !import.is_relative {
+        return Some(import.path.clone());
+    }
+    let (first, rest) = import.path.split_first()?;
+    let child: Vec<String> = module.iter().chain([first]).cloned().collect();
+    let base = aliases.get(first).cloned().or_else(|| is_module(&child).then_some(child))?;
+    Some(base.into_iter().chain(rest.iter().cloned()).collect())
+}
+
+/// The module that defines what a file uses; `None` for other crates, for names of modules and for re-exports of children.
+fn definition(files: &BTreeMap<Module, File<'_>>, module: &Module, import: &Import) -> Option<Module> {
+    let mut path = absolute(|path| files.contains_key(path), &files[module].aliases, module, import)?;
+    for _ in 0..REEXPORTS_MAX {
+        let length = (0..=path.len()).rev().find(|&length| files.contains_key(&path[..length]))?;
+        let reexported = path.get(length).and_then(|name| files[&path[..length]].aliases.get(name));
+        let Some(reexported) = reexported.filter(|it| **it != path) else {
+            let is_module_name = length == path.len() && import.alias.is_some();
+            path.truncate(length);
+            let is_child = path.len() > module.len() && path.starts_with(module);
+            return (!(is_module_name || import.is_reexport && is_child)).then_some(path);
+        };
+        path = reexported.iter().chain(&path[length + 1..]).cloned().collect();
+    }
+    None
+}
+
+impl Graph {
+    fn add(&mut self, from: String, to: String, place: (String, usize)) {
+        self.0.entry(from).or_default().entry(to).or_insert(place);
+    }
+
+    /// For each dependency that is part of a cycle, the shortest one; each cycle once.
+    fn cycles(&self, kind: &str) -> Vec<Finding> {
+        let mut found = BTreeMap::new();
+        for (from, uses) in &self.0 {
+            for (to, place) in uses {
+                let Some(mut cycle) = self.shortest(to, from) else { continue };
+                let first = cycle.iter().enumerate().min_by_key(|(_, name)| **name).map_or(0, |(index, _)| index);
+                cycle.rotate_left(first);
+                found.entry(cycle).or_insert(place);
+            }
+        }
+        let finding = |(cycle, (path, line)): (Vec<&str>, &(String, usize))| {
+            let message = format!("cycle between {kind}: {} → {}", cycle.join(" → "), cycle[0]);
+            Finding { path: path.clone(), line: *line, message }
+        };
+        found.into_iter().map(finding).collect()
+    }
+
+    fn shortest<'a>(&'a self, from: &'a str, to: &str) -> Option<Vec<&'a str>> {
+        let mut before: BTreeMap<&str, Option<&str>> = BTreeMap::from([(from, None)]);
+        let mut open = VecDeque::from([from]);
+        while let Some(name) = open.pop_front() {
+            if name == to {
+                let mut path: Vec<_> = std::iter::successors(Some(name), |name| before[name]).collect();
+                path.reverse();
+                return Some(path);
+            }
+            for next in self.0.get(name).into_iter().flat_map(BTreeMap::keys) {
+                before.entry(next).or_insert_with(|| {
+                    open.push_back(next);
+                    Some(name)
+                });
+            }
+        }
+        None
+    }
 }
 
 #[cfg(test)]

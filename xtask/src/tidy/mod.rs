@@ -1,7 +1,6 @@
 //! `cargo xtask tidy`: rules of this repository that neither rustfmt nor clippy checks.
 
 mod code;
-mod graph;
 mod imports;
 mod language;
 mod source;
@@ -100,7 +99,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         return Ok(());
     }
     findings.extend(sources.iter().flat_map(check));
-    findings.extend(graph::check(&sources));
+    findings.extend(imports::cycles(&sources));
     findings.extend(commits(&root));
     findings.sort();
     findings.dedup();

@@ -105,8 +105,8 @@ fn inspect(bytes: &[u8]) {
     drop(defined_functions(module, &["malloc", "main", "free"], Search::Everything));
     let offsets: Vec<FileOffset> = (0..bytes.len() as u64).step_by(509).map(FileOffset).collect();
     for &offset in &offsets {
-        if let Some(address) = module.link_addr(offset) {
-            let _ = module.file_offset(address);
+        if let Some(address) = module.elf().ok().and_then(|elf| elf.link_addr(offset)) {
+            let _ = module.elf().map(|elf| elf.file_offset(address));
         }
         let _ = module.bias(TargetAddr(u64::MAX), offset);
     }

@@ -112,5 +112,5 @@ fn link_address_and_bias_give_the_runtime_address() {
     assert_eq!(found.iter().map(|function| function.offset).collect::<Vec<_>>(), [at.offset]);
     let mapping = &space.mappings().iter().find(|mapped| mapped.contains(here)).expect("mapped").mapping;
     let bias = module.bias(mapping.start, mapping.offset).expect("it is one of its segments");
-    assert_eq!(module.link_addr(at.offset).expect("code").0.wrapping_add(bias), here.0);
+    assert_eq!(module.elf().expect("is ELF").link_addr(at.offset).expect("code").0.wrapping_add(bias), here.0);
 }

@@ -6,7 +6,7 @@ use profiler_common::stack::StackEnd;
 
 use super::*;
 use crate::address::{FileOffset, LinkAddr};
-use crate::ids::{HeapId, Pid};
+use crate::ids::{HeapId, ModuleId, Pid};
 use crate::ledger::details::Details;
 use crate::ledger::snapshot::{CallsiteSnapshot, Stack, TargetSnapshot};
 use crate::ledger::totals::Totals;

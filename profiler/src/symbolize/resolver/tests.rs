@@ -219,7 +219,7 @@ fn the_c_librarys_own_functions_have_names_and_lines() {
     let symbols = String::from_utf8(symbols).expect("symbols are text");
     let line = symbols.lines().find(|line| line.ends_with(" t _int_malloc")).expect("it is a local function");
     let address = u64::from_str_radix(&line[..16], 16).expect("an address");
-    let offset = module.file_offset(LinkAddr(address + 40)).expect("code");
+    let offset = module.elf().expect("is ELF").file_offset(LinkAddr(address + 40)).expect("code");
     let answers = answers_at(library, &[offset]);
     let [chain] = &answers.chains[..] else { panic!("{:#?}", answers.chains) };
     let outer = chain.last().expect("a function");

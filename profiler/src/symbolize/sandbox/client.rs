@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use super::protocol::{
+use super::{
     ADDRESSES_MAX, COMMAND, Depth, MEMORY_BYTES_MAX, MODULE_TIME, MODULE_TIME_MAX, Names, REPLY_BYTES_MAX, Reply,
     Request, Role, TIME_PER_BYTES, TOTAL_TIME_MAX, decode, encode,
 };
@@ -66,7 +66,8 @@ pub(in crate::symbolize) type Files<'a> = [(Role, &'a Image)];
 pub(in crate::symbolize) struct Sandbox {
     process: Option<Companion>,
     interrupt: Interrupt,
-    confinement: Option<Confinement>,
+    /// Once it has started.
+    pub(in crate::symbolize) confinement: Option<Confinement>,
     /// Time spent since the last release.
     spent: Duration,
 }
@@ -74,10 +75,6 @@ pub(in crate::symbolize) struct Sandbox {
 impl Sandbox {
     pub(in crate::symbolize) fn new(interrupt: Interrupt) -> Self {
         Self { process: None, interrupt, confinement: None, spent: Duration::ZERO }
-    }
-
-    pub(in crate::symbolize) fn confinement(&self) -> Option<Confinement> {
-        self.confinement
     }
 
     pub(in crate::symbolize) fn release(&mut self) {
@@ -213,11 +210,9 @@ impl Sandbox {
                 status => break status,
             }
         };
-        match status {
-            Some(status) => match status.signal() {
-                Some(signal) => Failed::Signal(describe(signal)),
-                None => Failed::Exit(status.code().unwrap_or(-1)),
-            },
+        match status.map(|status| (status.signal(), status.code())) {
+            Some((Some(signal), _)) => Failed::Signal(describe(signal)),
+            Some((None, code)) => Failed::Exit(code.unwrap_or(-1)),
             None => Failed::Answer,
         }
     }

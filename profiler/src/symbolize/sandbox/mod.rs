@@ -1,14 +1,160 @@
 //! The symbolizer: a confined process (see `linux::confinement`) that parses files which targets can forge; the agent
 //! opens them. If it crashes or takes too long, it is killed and restarted: the module's names are then read from its
-//! symbol table, and if that fails too, there are none.
+//! symbol table, and if that fails too, there are none. Here are its messages, and its limits of time and memory.
 
 mod client;
-mod protocol;
 mod symbolizer;
 
-pub(super) use self::client::Sandbox;
-pub(crate) use self::client::{Interrupt, confinement};
-pub use self::protocol::COMMAND;
-pub(super) use self::protocol::{Defect, Depth, Names, Role};
-pub use self::symbolizer::serve;
-pub(super) use self::symbolizer::{Engine, ModuleFile, Reach};
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
+
+use super::names::ResolvedFrame;
+use crate::linux::confinement::Confinement;
+
+pub(super) use client::Sandbox;
+pub(crate) use client::{Interrupt, confinement};
+pub use symbolizer::serve;
+pub(super) use symbolizer::{Engine, ModuleFile};
+
+/// The hidden command that runs the symbolizer.
+pub const COMMAND: &str = "symbolizer";
+const PROCESS_NAME: &str = "heapbpf-symbol";
+const MODULE_TIME: Duration = Duration::from_secs(3);
+/// Bytes of a module's files that extend its time limit by a second.
+const TIME_PER_BYTES: u64 = 64 << 20;
+/// Time limit for a module of any size. A target chooses the size of its files.
+const MODULE_TIME_MAX: Duration = Duration::from_secs(10);
+/// For all modules of a report.
+const TOTAL_TIME_MAX: Duration = Duration::from_secs(30);
+/// Memory limit of the symbolizer, files that it has mapped not counted, in bytes.
+const MEMORY_BYTES_MAX: u64 = 2 << 30;
+/// CPU time after which the kernel ends the symbolizer, should the agent not.
+const CPU_TIME_MAX: Duration = Duration::from_secs(60);
+/// Maximum number of addresses in a request, so that replies arrive while a module is being read.
+const ADDRESSES_MAX: usize = 512;
+/// Maximum number of functions per address; compilers inline far fewer.
+const FRAMES_MAX: usize = 257;
+/// Maximum length of a name or path, in bytes: that of `demangle` with its `…`, which exceeds every path.
+const STRING_BYTES_MAX: usize = (1 << 14) + 3;
+/// Bytes of strings after which a reply ends; it then covers only the first addresses.
+const STRINGS_BYTES: usize = 4 << 20;
+const REQUEST_BYTES_MAX: usize = 1 << 16;
+/// Strings of a reply plus those of one address, with indices.
+const REPLY_BYTES_MAX: usize = 32 << 20;
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) enum Role {
+    Own,
+    /// By build id.
+    DebugFile,
+    Linked {
+        checksum: u32,
+    },
+    /// A file that others refer to by build id (dwz(1)).
+    Shared {
+        /// In hexadecimal.
+        build_id: String,
+    },
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) enum Depth {
+    /// Debug information, and symbol tables for the rest.
+    DebugInformation,
+    SymbolTables,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+enum Request {
+    /// Opens another module, whose files are the descriptors sent with the request.
+    Open { roles: Vec<Role>, depth: Depth },
+    /// Symbolizes these linked addresses, in ascending order.
+    Name { addresses: Vec<u64> },
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+enum Reply {
+    /// The first message, before any request.
+    Ready(Confinement),
+    /// Reply to `Open`, with the indices of files that the symbolizer may not open and does not use.
+    Opened {
+        refused: Vec<usize>,
+    },
+    Names(Names),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) enum Defect {
+    /// Reading it failed in a way that well-formed files do not.
+    Malformed,
+    /// Its compressed sections exceed the limit, or their claimed sizes.
+    Compressed,
+    Checksum,
+}
+
+/// Names for all addresses of a request, or for the first ones.
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub(super) struct Names {
+    /// By address, innermost first; none if unknown.
+    pub(super) answers: Vec<Vec<ResolvedFrame>>,
+    pub(super) defects: Vec<Defect>,
+}
+
+impl Names {
+    /// A compromised symbolizer may send anything.
+    fn is_valid(&self, asked: usize) -> bool {
+        let is_short = |text: &Arc<str>| text.len() <= STRING_BYTES_MAX;
+        (1..=asked).contains(&self.answers.len())
+            && self.defects.len() <= ADDRESSES_MAX
+            && self.answers.iter().all(|frames| frames.len() <= FRAMES_MAX)
+            && self
+                .answers
+                .iter()
+                .flatten()
+                .all(|frame| frame.function.as_ref().is_some_and(is_short) && frame.file.as_ref().is_none_or(is_short))
+    }
+}
+
+fn encode<T: Serialize>(message: &T) -> Vec<u8> {
+    // Only maps of unknown length cannot be encoded.
+    postcard::to_stdvec(message).unwrap_or_default()
+}
+
+fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Option<T> {
+    postcard::take_from_bytes(bytes).ok().filter(|(_, rest)| rest.is_empty()).map(|(message, _)| message)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn names(answers: Vec<Vec<ResolvedFrame>>) -> Names {
+        Names { answers, defects: Vec::new() }
+    }
+
+    #[test]
+    fn invalid_answers_are_refused() {
+        let frame =
+            || ResolvedFrame { function: Some("main".into()), file: Some("a.c".into()), line: None, inlined: false };
+        assert!(names(vec![vec![frame()], vec![]]).is_valid(2));
+        assert!(!names(vec![vec![frame()]]).is_valid(0));
+        assert!(!names(vec![]).is_valid(2));
+        assert!(!names(vec![vec![ResolvedFrame { function: None, ..frame() }]]).is_valid(1));
+        assert!(!names(vec![vec![frame(); FRAMES_MAX + 1]]).is_valid(1));
+        let long: Arc<str> = "a".repeat(STRING_BYTES_MAX + 1).into();
+        assert!(!names(vec![vec![ResolvedFrame { function: Some(Arc::clone(&long)), ..frame() }]]).is_valid(1));
+        assert!(!names(vec![vec![ResolvedFrame { file: Some(long), ..frame() }]]).is_valid(1));
+    }
+
+    #[test]
+    fn messages_are_decoded_whole_or_not_at_all() {
+        let bytes = encode(&Request::Name { addresses: vec![1, u64::MAX] });
+        assert!(matches!(decode(&bytes), Some(Request::Name { addresses }) if addresses == [1, u64::MAX]));
+        assert!(decode::<Request>(&bytes[..bytes.len() - 1]).is_none());
+        assert!(decode::<Request>(&[&bytes[..], b"x"].concat()).is_none());
+        // A forged length must not allocate memory.
+        assert!(decode::<Reply>(&[2, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x7f]).is_none());
+    }
+}

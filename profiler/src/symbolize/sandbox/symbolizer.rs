@@ -16,12 +16,11 @@ use object::LittleEndian as LE;
 use object::elf::{CompressionHeader64, ELFCOMPRESS_ZLIB, SHF_COMPRESSED, SHT_NOBITS};
 use object::pod::from_bytes;
 
-use super::protocol::{
+use super::{
     ADDRESSES_MAX, CPU_TIME_MAX, Defect, Depth, FRAMES_MAX, MEMORY_BYTES_MAX, Names, PROCESS_NAME, REQUEST_BYTES_MAX,
     Reply, Request, Role, STRINGS_BYTES, decode, encode,
 };
-use crate::linux::companion;
-use crate::linux::companion::{Channel, Message};
+use crate::linux::companion::{self, Channel, Message};
 use crate::linux::confinement::{Limits, Root, close_inherited, confine};
 use crate::object::elf::{Elf, Section};
 use crate::object::image::Image;
@@ -41,14 +40,6 @@ pub(in crate::symbolize) struct Engine {
     is_confined: bool,
 }
 
-#[derive(Clone, Copy, Debug)]
-pub(in crate::symbolize) struct Reach {
-    /// Only passed descriptors.
-    pub(in crate::symbolize) is_confined: bool,
-    /// Directory of shared files by build id.
-    pub(in crate::symbolize) shared: Option<&'static Path>,
-}
-
 pub(in crate::symbolize) struct ModuleFile {
     pub(in crate::symbolize) role: Role,
     pub(in crate::symbolize) file: File,
@@ -56,8 +47,13 @@ pub(in crate::symbolize) struct ModuleFile {
 }
 
 impl Engine {
-    pub(in crate::symbolize) fn open(files: Vec<ModuleFile>, depth: Depth, reach: Reach) -> Self {
-        let Reach { is_confined, shared } = reach;
+    /// `is_confined`: this process can open passed descriptors only. `shared` is a directory of shared files by build id.
+    pub(in crate::symbolize) fn open(
+        files: Vec<ModuleFile>,
+        depth: Depth,
+        is_confined: bool,
+        shared: Option<&'static Path>,
+    ) -> Self {
         let (sources, defects) = (Vec::new(), Vec::new());
         let mut engine = Self { symbolizer: symbolizer(shared), sources, defects, shared, is_confined };
         for ModuleFile { role, file, path } in files {
@@ -298,7 +294,7 @@ fn answer(message: Message, root: Root, engine: &mut Option<(Engine, Vec<File>)>
                 Some(ModuleFile { role: role.clone(), path: path(file), file: file.try_clone().ok()? })
             };
             let inputs = usable.filter_map(input).collect();
-            *engine = Some((Engine::open(inputs, depth, Reach { is_confined: root != Root::Shared, shared }), files));
+            *engine = Some((Engine::open(inputs, depth, root != Root::Shared, shared), files));
             Some(Reply::Opened { refused })
         }
         Request::Name { addresses } if (1..=ADDRESSES_MAX).contains(&addresses.len()) => {

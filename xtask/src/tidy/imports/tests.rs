@@ -85,3 +85,48 @@ fn the_table_is_ordered_and_complete() {
         }
     }
 }
+
+const LIB: (&str, &str) = ("profiler/src/lib.rs", "mod a; mod b; mod c;");
+
+fn check_cycles(files: &[(&str, &str)], expected: &[&str]) {
+    let sources: Vec<_> = [LIB].iter().chain(files).map(|(path, text)| Source::parse(path, text)).collect();
+    let sources: Vec<_> = sources.into_iter().map(|source| source.expect("samples parse")).collect();
+    let found: Vec<_> = cycles(&sources).into_iter().map(|finding| finding.to_string()).collect();
+    assert_eq!(found, expected, "{files:?}");
+}
+
+#[test]
+fn cycles_between_folders() {
+    let a = ("profiler/src/a/mod.rs", "mod x;\npub(crate) use x::X;");
+    let x = ("profiler/src/a/x.rs", "use crate::b::B;");
+    let to_c = ("profiler/src/b.rs", "fn f() { crate::c::g() }");
+    check_cycles(&[a, x, to_c, ("profiler/src/c.rs", "")], &[]);
+    let back = ("profiler/src/c.rs", "\nuse crate::a::X;");
+    check_cycles(&[a, x, to_c, back], &["profiler/src/a/x.rs:1: cycle between folders: a → b → c → a"]);
+    let in_test = ("profiler/src/c.rs", "#[cfg(test)]\nmod tests { use crate::a::X; }");
+    check_cycles(&[a, x, to_c, in_test], &[]);
+}
+
+#[test]
+fn cycles_between_files_of_a_folder() {
+    let cycle = &["profiler/src/a/x.rs:1: cycle between files: a/x → a/y → a/x"];
+    let a = |text| ("profiler/src/a/mod.rs", text);
+    let x = |text| ("profiler/src/a/x.rs", text);
+    let y = |text| ("profiler/src/a/y.rs", text);
+    check_cycles(&[a("mod x; mod y;"), x("use super::y::Y;"), y("use crate::a::x::X;")], cycle);
+    // Through a re-export, and through the name of a module.
+    check_cycles(&[a("mod x; mod y; pub(super) use x::X;"), x("use super::y;\nfn f() {}"), y("use super::X;")], &[]);
+    check_cycles(&[a("mod x; mod y; pub(super) use x::X;"), x("fn f() { super::y::g() }"), y("use super::X;")], cycle);
+    let by_name = ["profiler/src/a/x.rs:2: cycle between files: a/x → a/y → a/x"];
+    check_cycles(&[a("mod x; mod y; use x::X;"), x("use super::y;\nfn f() { y::g() }"), y("use super::X;")], &by_name);
+}
+
+#[test]
+fn parents_and_children() {
+    let x = ("profiler/src/a/x.rs", "use super::Shared;");
+    check_cycles(&[("profiler/src/a/mod.rs", "mod x;\npub(crate) use x::X;\nstruct Shared;"), x], &[]);
+    let parent = ("profiler/src/a/mod.rs", "mod x;\nuse x::X;\nstruct Shared;");
+    check_cycles(&[parent, x], &["profiler/src/a/mod.rs:2: cycle between files: a → a/x → a"]);
+    let in_tests = ("profiler/src/a/mod.rs", "#[cfg(test)]\nmod x;\nfn f() { x::g() }\nstruct Shared;");
+    check_cycles(&[in_tests, x], &[]);
+}

@@ -204,7 +204,8 @@ fn a_history_ends_with_its_target() {
 #[test]
 fn an_idle_target_has_a_start_and_an_end() {
     let state = Running::new(Ledger::new(PID)).state(at(150), Base::Beginning);
-    let history = Clip::new(&state, None).history();
+    let clip = Clip::new(&state, None);
+    let history = History { curve: clip.curve(), instants: clip.instants };
     let moment = |time| CurvePoint { time, held: HeapUsage::default() };
     assert_eq!(history.curve, [moment(at(100)), moment(at(150))]);
     assert_eq!(history.instants, [at(100), at(150)].map(|time| TimelinePoint { time, trigger: None }));
