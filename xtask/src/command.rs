@@ -85,14 +85,8 @@ impl Privilege {
         if find("sudo").is_none() {
             return Self::Missing;
         }
-        let quiet = Command::new("sudo")
-            .args(["-n", "true"])
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .status()
-            .is_ok_and(|status| status.success());
-        if quiet || std::io::stdin().is_terminal() { Self::Sudo } else { Self::Missing }
+        let is_quiet = output(Command::new("sudo").args(["-n", "true"])).is_ok();
+        if is_quiet || std::io::stdin().is_terminal() { Self::Sudo } else { Self::Missing }
     }
 
     pub(crate) fn command(self, program: impl AsRef<OsStr>) -> Option<Command> {

@@ -1,6 +1,5 @@
 //! `cargo xtask demo`: builds heapbpf and a small leaking program, and profiles it.
 
-use std::fs;
 use std::path::Path;
 
 use anyhow::{Context as _, Result, bail};
@@ -30,7 +29,7 @@ pub(crate) fn run(_: &Arguments) -> Result<()> {
     }
     let repository = Repository::find()?;
     let folder = repository.target.join("demo");
-    fs::create_dir_all(&folder).with_context(|| format!("could not create the folder `{}`", folder.display()))?;
+    command::empty_folder(&folder)?;
     let heapbpf = repository.heapbpf()?;
     let (source, program) = (repository.root.join("tests/targets/leaky.rs"), folder.join("leaky"));
     command::compile("rustc", "--edition=2024 -O -g -Cforce-frame-pointers=yes", &source, &program)?;
@@ -40,11 +39,6 @@ pub(crate) fn run(_: &Arguments) -> Result<()> {
 
 fn profile(heapbpf: &Path, privilege: Privilege, target: u32, folder: &Path) -> Result<()> {
     let [page, svg, json] = ["leaky.html", "leaky.svg", "leaky.json"].map(|name| folder.join(name));
-    for old in [&page, &svg, &json] {
-        if old.exists() {
-            fs::remove_file(old).with_context(|| format!("could not remove `{}` of an earlier run", old.display()))?;
-        }
-    }
     let mut command = privilege.command(heapbpf).context("neither root nor sudo")?;
     if privilege == Privilege::Sudo {
         eprintln!("profiling another process requires root: using sudo");

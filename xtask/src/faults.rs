@@ -1,14 +1,13 @@
 //! `cargo xtask faults`: configures the integration test `faults`, and writes its table into docs/.
 
 use std::path::Path;
-use std::process::Command;
 
 use anyhow::{Context as _, Result, bail};
 use heapbpf_tests::faults::{Backend, Mode, Role};
 
 use crate::bench::figures;
 use crate::command::{self, Privilege};
-use crate::repository::{self, Repository};
+use crate::repository::Repository;
 
 const PAGE: &str = "docs/reliability.md";
 
@@ -65,8 +64,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let binary = repository.heapbpf()?;
     let folder = tempfile::tempdir()?;
     let table = folder.path().join("table.md");
-    let mut test = Command::new(repository::cargo());
-    test.current_dir(&repository.root);
+    let mut test = repository.cargo();
     test.args(["test", "--quiet", "--package", "heapbpf-tests", "--test", "faults", "--", "--nocapture"]);
     test.env("HEAPBPF_BIN", binary).env("HEAPBPF_FAULTS_TABLE", &table);
     for (name, value) in variables(arguments) {

@@ -146,7 +146,7 @@ impl Toolchain {
     fn tool(&self, name: &str) -> Command {
         let mut command = match &self.0 {
             Some(_) => Command::new("rustup"),
-            None if name == "cargo" => Command::new(repository::cargo()),
+            None if name == "cargo" => repository::cargo(),
             None => Command::new(name),
         };
         match &self.0 {

@@ -12,11 +12,7 @@ type Package = (&'static str, &'static str, &'static str);
 const PACKAGES: &[Package] = &[
     ("rustc-web", "/usr/bin/rustc", "compiles the kernel side"),
     ("cargo-web", "/usr/bin/cargo", "builds the kernel side"),
-    (
-        "rust-web-src",
-        "/usr/lib/rustlib/src/rust/library/Cargo.lock",
-        "the source of `core`, not distributed compiled for BPF",
-    ),
+    ("rust-web-src", "/usr/lib/rustlib/src/rust/library/Cargo.lock", "the source of `core`, to compile for BPF"),
     ("llvm-22-dev", "/usr/lib/llvm-22/include/llvm-c/Core.h", "LLVM, for bpf-linker"),
     ("gcc", "gcc", "compiles targets in C"),
     ("libc6-dev", "/usr/include/stdlib.h", "headers of targets in C"),

@@ -144,6 +144,18 @@ impl Program {
         self.child.wait().with_context(|| format!("cannot wait for `{}`", self.name))
     }
 
+    /// `None` if the program still runs after this time.
+    pub(crate) fn wait_for(&mut self, limit: Duration) -> Result<Option<ExitStatus>> {
+        let started = Instant::now();
+        loop {
+            let status = self.child.try_wait()?;
+            if status.is_some() || started.elapsed() >= limit {
+                return Ok(status);
+            }
+            thread::sleep(POLL_PERIOD);
+        }
+    }
+
     /// Polls until `poll` returns a value; fails when the program exits first.
     pub(crate) fn until<T>(&mut self, mut poll: impl FnMut(u32) -> Option<T>) -> Result<T> {
         let deadline = Instant::now() + PATIENCE;
@@ -170,10 +182,7 @@ impl Drop for Program {
             // The program may exit by itself at any time; then there is nothing to signal.
             if let Some(signal) = self.stop {
                 let _ = kill_process(pid, signal);
-                let deadline = Instant::now() + EXIT_WITHIN;
-                while matches!(self.child.try_wait(), Ok(None)) && Instant::now() < deadline {
-                    thread::sleep(POLL_PERIOD);
-                }
+                let _ = self.wait_for(EXIT_WITHIN);
             }
             let _ = kill_process_group(pid, Signal::KILL);
         }

@@ -17,7 +17,7 @@ impl Repository {
     pub(crate) fn find() -> Result<Self> {
         let root = root()?;
         let metadata = command::output(
-            Command::new(cargo())
+            cargo()
                 .args(["metadata", "--format-version=1", "--no-deps", "--offline", "--manifest-path"])
                 .arg(root.join("Cargo.toml")),
         )?;
@@ -40,9 +40,13 @@ impl Repository {
     }
 
     fn build_release(&self, arguments: &[&str]) -> Result<()> {
-        let mut cargo = Command::new(cargo());
-        cargo.current_dir(&self.root).args(["build", "--release", "--package", "heapbpf"]);
-        command::run(cargo.args(arguments))
+        command::run(self.cargo().args(["build", "--release", "--package", "heapbpf"]).args(arguments))
+    }
+
+    pub(crate) fn cargo(&self) -> Command {
+        let mut cargo = cargo();
+        cargo.current_dir(&self.root);
+        cargo
     }
 }
 
@@ -53,6 +57,6 @@ pub(crate) fn root() -> Result<PathBuf> {
 }
 
 /// The cargo that runs this xtask, for everything in user space.
-pub(crate) fn cargo() -> PathBuf {
-    std::env::var_os("CARGO").map_or_else(|| PathBuf::from("cargo"), PathBuf::from)
+pub(crate) fn cargo() -> Command {
+    Command::new(std::env::var_os("CARGO").unwrap_or("cargo".into()))
 }

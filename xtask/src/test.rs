@@ -2,10 +2,10 @@
 
 use std::process::Command;
 
-use anyhow::{Result, bail};
+use anyhow::{Context as _, Result, bail};
 
 use crate::command::{self, Privilege};
-use crate::repository::{self, Repository};
+use crate::repository::Repository;
 use crate::{packages, viewers};
 
 /// How cargo starts a test as root.
@@ -37,14 +37,9 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     packages::install(packages::TESTS)?;
     packages::install(packages::VIEWERS)?;
     let repository = Repository::find()?;
-    let cargo = || {
-        let mut cargo = Command::new(repository::cargo());
-        cargo.current_dir(&repository.root);
-        cargo
-    };
-    command::run(cargo().args(["build", "--package", "heapbpf"]))?;
+    command::run(repository.cargo().args(["build", "--package", "heapbpf"]))?;
     let viewers = viewers::install(&repository)?;
-    let mut test = cargo();
+    let mut test = repository.cargo();
     test.args(words(&arguments.arguments)).env("HEAPBPF_BIN", repository.target.join("debug/heapbpf"));
     test.env("HEAPBPF_VIEWERS", viewers);
     absolute_object(&mut test)?;
@@ -72,13 +67,10 @@ fn words(arguments: &[String]) -> Vec<&str> {
 fn absolute_object(test: &mut Command) -> Result<()> {
     const VARIABLE: &str = "HEAPBPF_BPF_OBJECT";
     let Some(given) = std::env::var_os(VARIABLE) else { return Ok(()) };
-    match std::fs::canonicalize(&given) {
-        Ok(path) => {
-            test.env(VARIABLE, path);
-            Ok(())
-        }
-        Err(error) => bail!("{VARIABLE} names `{}`, which cannot be read: {error}", given.display()),
-    }
+    let path = std::fs::canonicalize(&given);
+    let path = path.with_context(|| format!("{VARIABLE} names `{}`, which cannot be read", given.display()))?;
+    test.env(VARIABLE, path);
+    Ok(())
 }
 
 #[cfg(test)]

@@ -103,11 +103,6 @@ impl HeapSnapshot {
     }
 }
 
-const _: fn() = || {
-    fn is_send<T: Send + 'static>() {}
-    is_send::<HeapSnapshot>();
-};
-
 /// Its blocks are those that its heaps contain. The keeper stops the process.
 pub(crate) fn take_unrecorded(pid: Pid, method: Method, keeper: &Keeper) -> Result<HeapSnapshot> {
     let process = Process::open(pid)?;

@@ -173,12 +173,8 @@ impl Entries<'_> {
 }
 
 fn sum_of(blocks: &Blocks) -> BlockTotals {
-    let mut sum = BlockTotals::default();
-    for id in blocks.ids() {
-        sum.count += 1;
-        sum.bytes = sum.bytes.saturating_add(blocks.get(id).size_bytes);
-    }
-    sum
+    let totals = blocks.ids().map(|id| BlockTotals { count: 1, bytes: blocks.get(id).size_bytes });
+    totals.fold(BlockTotals::default(), |sum, block| sum + block)
 }
 
 const NOT_WALKED: &str = "the allocator's own bookkeeping: memory outside of known blocks counts as roots, so blocks that free memory or the allocator points to count as reachable";

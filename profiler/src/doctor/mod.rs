@@ -95,24 +95,17 @@ impl Diagnosis {
 
 fn limits() -> Vec<Limit> {
     let file = |path: &str| fs::read_to_string(path).ok().map(|text| text.trim().to_owned());
+    let sysctl = |name: &str| file(&format!("/proc/sys/kernel/{name}"));
     let limit = |name, value, meaning| Limit { name, value, meaning };
-    let locked_memory = getrlimit(Resource::Memlock).current;
+    let locked_bytes = getrlimit(Resource::Memlock).current;
     vec![
         limit(
             "RLIMIT_MEMLOCK",
-            Some(locked_memory.map_or_else(|| "unlimited".to_owned(), |bytes| bytes.to_string())),
+            Some(locked_bytes.map_or("unlimited".to_owned(), |bytes| bytes.to_string())),
             "limits BPF maps before Linux 5.11 only; heapbpf raises it",
         ),
-        limit(
-            "kernel.perf_event_paranoid",
-            file("/proc/sys/kernel/perf_event_paranoid"),
-            "does not apply with CAP_PERFMON",
-        ),
-        limit(
-            "kernel.unprivileged_bpf_disabled",
-            file("/proc/sys/kernel/unprivileged_bpf_disabled"),
-            "does not apply with CAP_BPF",
-        ),
+        limit("kernel.perf_event_paranoid", sysctl("perf_event_paranoid"), "does not apply with CAP_PERFMON"),
+        limit("kernel.unprivileged_bpf_disabled", sysctl("unprivileged_bpf_disabled"), "does not apply with CAP_BPF"),
         limit(
             "kernel lockdown",
             file("/sys/kernel/security/lockdown").map(|text| selected_word(&text)),
@@ -207,9 +200,12 @@ fn run_trials() -> (Vec<Trial>, Option<Costs>) {
         Trial::new(TrialKind::Feature(feature), support)
     }));
     let (programs, attaching, costs) = match subject {
-        _ if trials[0].prevents() => untried(Support::Unknown("not tried without the capabilities".to_owned())),
-        Ok(subject) => probes(&subject),
-        Err(error) => untried(Support::Unknown(error)),
+        Ok(subject) if !trials[0].prevents() => probes(&subject),
+        failed => {
+            let reason = failed.err().filter(|_| !trials[0].prevents());
+            let reason = reason.as_deref().unwrap_or("not tried without the capabilities");
+            unattached(Support::Unknown(reason.to_owned()), reason)
+        }
     };
     let leftovers = match attaching {
         Support::Yes => leftovers(),
@@ -219,8 +215,9 @@ fn run_trials() -> (Vec<Trial>, Option<Costs>) {
     (trials, costs)
 }
 
-fn untried(reason: Support) -> (Trial, Support, Option<Costs>) {
-    (Trial::new(TrialKind::Programs, reason.clone()), reason, None)
+/// Without probes: why the programs and attaching were not tried, or failed.
+fn unattached(programs: Support, attaching: &str) -> (Trial, Support, Option<Costs>) {
+    (Trial::new(TrialKind::Programs, programs), Support::Unknown(attaching.to_owned()), None)
 }
 
 fn leftovers() -> Trial {
@@ -283,6 +280,7 @@ fn probes(subject: &Subject) -> (Trial, Support, Option<Costs>) {
         all_execs: false,
         throw_safe_bytes: u64::MAX,
     };
+    let unloaded = |error: &LoadError| unattached(Support::No(error.to_string()), "the programs could not be loaded");
     let links = choose(BackendChoice::Auto).unwrap_or(LinkKind::Perf);
     let mut kernel = match Kernel::load(config, links) {
         Ok(kernel) => kernel,
@@ -305,11 +303,6 @@ fn probes(subject: &Subject) -> (Trial, Support, Option<Costs>) {
         Err(error) => (Support::Unknown(error.to_string()), None),
     };
     (programs, attaching, costs)
-}
-
-fn unloaded(error: &LoadError) -> (Trial, Support, Option<Costs>) {
-    let programs = Trial::new(TrialKind::Programs, Support::No(error.to_string()));
-    (programs, Support::Unknown("the programs could not be loaded".to_owned()), None)
 }
 
 #[cfg(test)]

@@ -9,7 +9,8 @@ use super::{Costs, Diagnosis, Target, Trial};
 use crate::linux::feature::Support;
 use crate::probe::place::Class;
 use crate::probe::plan::PlannedHook;
-use crate::report::page::{Column, table_lines};
+use crate::report::page::Column::{self, Left, Right};
+use crate::report::page::table_lines;
 use crate::report::text::printable;
 
 const HEADING: Style = Style::new().bold();
@@ -136,8 +137,7 @@ impl Page {
             let needed = if trial.is_needed() { "" } else { "not needed" };
             (style, vec![trial.name().to_owned(), answer.to_owned(), needed.to_owned(), remarks])
         };
-        let columns = [Column::Left(""), Column::Left(""), Column::Left(""), Column::Left("")];
-        self.table(&columns, trials.iter().map(row).collect());
+        self.table(&[Left(""); 4], trials.iter().map(row).collect());
     }
 
     fn limits(&mut self, diagnosis: &Diagnosis) {
@@ -147,7 +147,7 @@ impl Page {
             let value = limit.value.as_deref().map_or_else(unreadable, |value| printable(value).into_owned());
             (PLAIN, vec![limit.name.to_owned(), value, limit.meaning.to_owned()])
         });
-        self.table(&[Column::Left(""), Column::Right(""), Column::Left("")], rows.collect());
+        self.table(&[Left(""), Right(""), Left("")], rows.collect());
     }
 
     fn costs(&mut self, costs: Option<&Costs>) {
@@ -156,8 +156,7 @@ impl Page {
             return self.line(PLAIN, "  not measured: no probe could be attached");
         };
         let row = |name: &str, entry: f64, both: f64| (PLAIN, vec![name.to_owned(), nanos(entry), nanos(both)]);
-        let columns =
-            [Column::Left("probed instruction"), Column::Right("entry (free)"), Column::Right("and return (malloc)")];
+        let columns = [Left("probed instruction"), Right("entry (free)"), Right("and return (malloc)")];
         let rows = vec![
             row("emulated by the kernel", costs.emulated_ns, costs.emulated_with_return_ns),
             row("single-stepped", costs.single_stepped_ns, costs.single_stepped_with_return_ns),
@@ -169,14 +168,8 @@ impl Page {
         self.heading(&format!("process {} ({})", target.pid, printable(&target.comm)));
         match &target.hooks {
             Ok(hooks) => {
-                let columns = [
-                    Column::Left("function"),
-                    Column::Right("offset"),
-                    Column::Left("instruction"),
-                    Column::Left("probe"),
-                    Column::Right("per call"),
-                    Column::Left("module"),
-                ];
+                let [function, instruction, probe, module] = ["function", "instruction", "probe", "module"].map(Left);
+                let columns = [function, Right("offset"), instruction, probe, Right("per call"), module];
                 self.table(&columns, hooks.iter().map(|hook| (PLAIN, row(hook, costs))).collect());
             }
             Err(error) => self.line(BAD, &format!("  {}", printable(error))),

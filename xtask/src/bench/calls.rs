@@ -7,7 +7,7 @@ use std::fs;
 use anyhow::{Context as _, Result};
 
 use super::figures::{self, Spread, alternate, ratios, verdict};
-use super::targets::{self, Churn};
+use super::programs::{self, Churn};
 use super::tool::{self, Setup, Tool, Variant};
 use crate::command;
 use crate::process::{Program, bound};
@@ -133,7 +133,7 @@ fn heaptrack(setup: &Setup) -> Result<Option<(Spread, Spread)>> {
     if command::find("heaptrack").is_none() {
         return Ok(None);
     }
-    let program = targets::build(&setup.bench, "churn")?;
+    let program = programs::build(&setup.bench, "churn")?;
     let (mut cpu_ns, mut wall_ns) = (Vec::new(), Vec::new());
     for _ in 0..setup.bench.rounds {
         let mut command = bound("heaptrack");
@@ -169,7 +169,7 @@ const STATISTICS: &str = "/proc/sys/kernel/bpf_stats_enabled";
 type HotPath = [(f64, f64); 2];
 
 pub(super) fn measure_hot_path(setup: &Setup) -> Result<String> {
-    let mut target = targets::start(&setup.bench, "steps", &[])?;
+    let mut target = programs::start(&setup.bench, "steps", &[])?;
     let before = fs::read_to_string(STATISTICS)?;
     fs::write(STATISTICS, "1")?;
     let _restored = scopeguard::guard(before, |before| drop(fs::write(STATISTICS, before.trim())));

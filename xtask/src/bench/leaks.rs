@@ -11,7 +11,7 @@ use clap::ValueEnum;
 use heapbpf_tests::unreachable;
 
 use super::figures::{self, Spread, ms, verdict};
-use super::targets::{self, Heap, Hoard, Truth};
+use super::programs::{self, Heap, Hoard, Truth};
 use super::{Bench, Measured, Page, tool};
 use crate::packages;
 use crate::process::run_measured;
@@ -53,7 +53,7 @@ enum Part {
 
 pub(super) fn run(arguments: &Arguments) -> Result<()> {
     let bench = Bench::new(packages::BENCH_C, arguments.rounds)?;
-    let hoard = targets::build(&bench, "hoard")?;
+    let hoard = programs::build(&bench, "hoard")?;
     let setup = Setup { bench, hoard };
     let page = Page { prefix: "leaks-", ..Page::new(&setup.bench.repository, "docs/leaks.md", arguments.write) };
     page.run(&arguments.part, |part| match part {

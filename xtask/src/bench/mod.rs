@@ -5,9 +5,7 @@ pub(crate) mod figures;
 mod leaks;
 mod overhead;
 mod programs;
-mod soak;
 mod synthetic;
-mod targets;
 mod throughput;
 mod tool;
 mod unwind;
@@ -37,7 +35,7 @@ pub(crate) struct Arguments {
 enum Subject {
     Unwind(unwind::Arguments),
     Overhead(overhead::Arguments),
-    Soak(soak::Arguments),
+    Soak(overhead::SoakArguments),
     /// Measures writing 10,000 callsites of 40 frames each, in each format. The page is docs/formats.md.
     Formats(synthetic::Arguments),
     Leaks(leaks::Arguments),
@@ -50,7 +48,7 @@ impl Subject {
         match self {
             Self::Unwind(arguments) => unwind::run(arguments),
             Self::Overhead(arguments) => overhead::run(arguments),
-            Self::Soak(arguments) => soak::run(arguments),
+            Self::Soak(arguments) => overhead::soak(arguments),
             Self::Formats(arguments) => synthetic::formats(arguments),
             Self::Leaks(arguments) => leaks::run(arguments),
             Self::Mark(arguments) => synthetic::mark(arguments),

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result};
 
 use super::figures::{self, Spread, ms, ratios, verdict};
-use super::targets::Churn;
+use super::programs::Churn;
 use super::tool::{self, Agent, Setup, Tool, Variant};
 use crate::command;
 use crate::process::{Output, Program, bound, cpu_seconds, thread_cpu_ms};

@@ -16,7 +16,7 @@ use serde::Deserialize;
 use super::figures::{self, Spread, alternate, ms, ratios, verdict};
 use super::programs::{self, Running, Workload};
 use super::tool::{self, Agent};
-use super::{Bench, Measured, Page, targets};
+use super::{Bench, Measured, Page};
 use crate::process::{Program, bound, mappings, thread_cpu_ms};
 use crate::{command, packages};
 
@@ -395,7 +395,7 @@ const UNWINDING: [(&str, Option<&str>); 3] = [
 
 /// Measures a sampled malloc with a stack of 20 frames. The target has frame pointers, so that both methods find the same frames.
 fn cost(bench: &Bench) -> Result<String> {
-    let target = targets::build(bench, "nested")?;
+    let target = programs::build(bench, "nested")?;
     let ns = alternate(COST_ROUNDS, &UNWINDING, |(_, unwinding)| {
         let (mut nested, _) = Program::ready(&mut bound(&target))?;
         let Some(unwinding) = unwinding else { return call_ns(&mut nested) };

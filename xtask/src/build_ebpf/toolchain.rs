@@ -183,7 +183,7 @@ pub(super) fn find_or_install() -> Result<Toolchain> {
     if Linker::find().is_err() {
         packages::install(packages::LLVM)?;
         // Inherits RUSTUP_TOOLCHAIN: otherwise rustup would use the rust-toolchain.toml of the compiled crate.
-        let mut cargo = Command::new(repository::cargo());
+        let mut cargo = repository::cargo();
         cargo
             .env("LLVM_PREFIX", "/usr/lib/llvm-22")
             .args(["install", "bpf-linker", "--version", LINKER_VERSION, "--locked", "--force"])

@@ -36,22 +36,14 @@ const LAYERS: &[(&str, &str)] = &[
     ("model", "ledger"),
     ("leak", "ledger memory model"),
     ("snapshot", "leak ledger model object process"),
-    (
-        "symbolize",
-        "leak ledger object process model snapshot linux::proc linux::companion \
-         linux::confinement",
-    ),
+    ("symbolize", "leak ledger object process model snapshot linux::proc linux::companion linux::confinement"),
     ("report", "leak::fold ledger model"),
     (
         "check",
         "collect keeper leak ledger memory model object report snapshot symbolize linux::proc linux::clock \
          process walk",
     ),
-    (
-        "recording",
-        "ingest leak ledger object linux::proc linux::files process model snapshot \
-         symbolize",
-    ),
+    ("recording", "ingest leak ledger object linux::proc linux::files process model snapshot symbolize"),
     ("guardrail", "ledger"),
     ("session", "*"),
     ("doctor", "*"),

@@ -1,11 +1,10 @@
 //! `cargo xtask tidy`: rules of this repository that neither rustfmt nor clippy checks.
 
-mod code;
 mod imports;
 mod language;
+mod rules;
 mod source;
 mod statistics;
-mod text;
 
 use std::fmt;
 use std::path::Path;
@@ -67,13 +66,13 @@ impl Findings<'_> {
 type Rule = fn(&Source, &mut Findings<'_>);
 
 const RULES: [Rule; 9] = [
-    code::length,
-    code::unsafe_code,
-    code::terminal,
-    text::opening,
-    text::links,
-    text::leftovers,
-    text::duplicates,
+    rules::length,
+    rules::unsafe_code,
+    rules::terminal,
+    rules::opening,
+    rules::links,
+    rules::leftovers,
+    rules::duplicates,
     language::check,
     imports::check,
 ];

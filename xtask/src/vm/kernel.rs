@@ -67,15 +67,17 @@ const SUFFIX: &str = "-cloud-amd64";
 /// The newest package of a series. Downloads new lists when the existing ones have none.
 fn package(series: &str, archive: &Archive) -> Result<String> {
     let pattern = format!("^linux-(image|binary)-{}\\.", series.replace('.', "\\."));
-    if let Some(package) = newest(&archive.search(&pattern)?, series) {
-        return Ok(package.to_owned());
+    let find = || -> Result<Option<String>> {
+        let listing = command::output(archive.apt("apt-cache").args(["search", "--names-only", &pattern]))?;
+        Ok(newest(&listing, series).map(str::to_owned))
+    };
+    if let Some(package) = find()? {
+        return Ok(package);
     }
-    archive.update()?;
-    let listing = archive.search(&pattern)?;
-    let package = newest(&listing, series).with_context(|| {
+    command::run(archive.apt("apt-get").args(["update", "--quiet"]))?;
+    find()?.with_context(|| {
         format!("no Debian suite has a Linux {series} for cloud machines: specify an image, `--kernel PATH`")
-    })?;
-    Ok(package.to_owned())
+    })
 }
 
 fn version_of(package: &str) -> Option<&str> {
@@ -110,7 +112,7 @@ fn fetch(package: &str, archive: &Archive, folder: &Path) -> Result<PathBuf> {
         return Ok(image);
     }
     fs::create_dir_all(&unpacked).with_context(|| format!("cannot create the folder `{}`", unpacked.display()))?;
-    archive.download(package, &unpacked)?;
+    command::run(archive.apt("apt-get").args(["download", "--quiet", package]).current_dir(&unpacked))?;
     let deb = fs::read_dir(&unpacked)?
         .filter_map(|entry| Some(entry.ok()?.path()))
         .find(|path| path.extension().is_some_and(|extension| extension == "deb"))
@@ -168,19 +170,6 @@ impl Archive {
             ),
         )?;
         Ok(Self { configuration })
-    }
-
-    fn update(&self) -> Result<()> {
-        command::run(self.apt("apt-get").args(["update", "--quiet"]))
-    }
-
-    /// Packages whose names match, as `NAME - DESCRIPTION` lines.
-    fn search(&self, pattern: &str) -> Result<String> {
-        command::output(self.apt("apt-cache").args(["search", "--names-only", pattern]))
-    }
-
-    fn download(&self, package: &str, folder: &Path) -> Result<()> {
-        command::run(self.apt("apt-get").args(["download", "--quiet", package]).current_dir(folder))
     }
 
     fn apt(&self, program: &str) -> Command {

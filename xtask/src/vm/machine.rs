@@ -3,16 +3,16 @@
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::sync::LazyLock;
-use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
 use regex::Regex;
 
 use crate::command;
-use crate::repository::{self, Repository};
+use crate::process::{Output, Program, bound};
+use crate::repository::Repository;
 
 const INIT: &str = include_str!("init.sh");
 /// The static binary's target: specifying one excludes build scripts and macros, which must be dynamic, from the flags.
@@ -66,9 +66,8 @@ fn static_heapbpf(repository: &Repository) -> Result<PathBuf> {
     if let Some(given) = std::env::var_os("HEAPBPF_BIN") {
         return Ok(given.into());
     }
-    let mut cargo = Command::new(repository::cargo());
-    cargo.current_dir(&repository.root).env_remove("CARGO_ENCODED_RUSTFLAGS");
-    cargo.env("RUSTFLAGS", "-C target-feature=+crt-static");
+    let mut cargo = repository.cargo();
+    cargo.env_remove("CARGO_ENCODED_RUSTFLAGS").env("RUSTFLAGS", "-C target-feature=+crt-static");
     command::run(cargo.args(["build", "--release", "--target", TARGET, "--package", "heapbpf"]))?;
     Ok(repository.target.join(TARGET).join("release/heapbpf"))
 }
@@ -108,8 +107,8 @@ const KERNEL_ARGUMENTS: &str = "console=ttyS0 panic=-1 oops=panic";
 /// Boots the image, and stops the machine after `time_limit`. Stores the content of the serial lines in `results`.
 pub(super) fn boot(image: &Path, initramfs: &Path, append: &str, time_limit: Duration, results: &Path) -> Result<Boot> {
     let (console, data) = (results.join("console.txt"), results.join("serial.bin"));
-    let mut qemu = Command::new("qemu-system-x86_64");
-    qemu.args(MACHINE).args(["-display", "none"]).stdin(Stdio::null());
+    let mut qemu = bound("qemu-system-x86_64");
+    qemu.args(MACHINE).args(["-display", "none"]).stderr(Stdio::inherit());
     qemu.arg("-kernel").arg(image).arg("-initrd").arg(initramfs);
     qemu.args(["-append", format!("{KERNEL_ARGUMENTS} {append}").trim_end()]);
     for line in [&console, &data] {
@@ -117,8 +116,12 @@ pub(super) fn boot(image: &Path, initramfs: &Path, append: &str, time_limit: Dur
     }
     eprintln!("+ {}", command::line(&qemu));
     let began = Instant::now();
-    let mut machine = Machine(qemu.spawn().context("could not start `qemu-system-x86_64`")?);
-    let end = machine.wait(began, time_limit)?;
+    let mut machine = Program::start(&mut qemu, Output::None)?;
+    let end = match machine.wait_for(time_limit)? {
+        Some(status) => format!("qemu ended with {status}"),
+        None => format!("stopped after {} s", time_limit.as_secs()),
+    };
+    drop(machine);
     let read = |path: &Path| fs::read(path).with_context(|| format!("qemu left no `{}`", path.display()));
     Ok(Boot {
         console: String::from_utf8_lossy(&read(&console)?).into_owned(),
@@ -126,32 +129,6 @@ pub(super) fn boot(image: &Path, initramfs: &Path, append: &str, time_limit: Dur
         seconds: began.elapsed().as_secs(),
         end,
     })
-}
-
-struct Machine(Child);
-
-impl Machine {
-    fn wait(&mut self, began: Instant, time_limit: Duration) -> Result<String> {
-        loop {
-            if let Some(status) = self.0.try_wait()? {
-                return Ok(format!("qemu ended with {status}"));
-            }
-            if began.elapsed() >= time_limit {
-                self.0.kill()?;
-                self.0.wait()?;
-                return Ok(format!("stopped after {} s", time_limit.as_secs()));
-            }
-            thread::sleep(Duration::from_millis(100));
-        }
-    }
-}
-
-impl Drop for Machine {
-    fn drop(&mut self) {
-        // It may have exited by itself; then both calls fail.
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
 }
 
 /// Starts of error messages, after the time: panics, oopses, warnings with a trace, hung tasks, and out of memory.
