@@ -7,6 +7,7 @@ use std::time::Duration;
 use anyhow::Result;
 use clap::Args;
 use clap::builder::TypedValueParser;
+use indexmap::IndexSet;
 use profiler_common::interval::Interval;
 use profiler_common::limits::LIVE_BLOCKS_DEFAULT;
 
@@ -382,12 +383,7 @@ impl PresentationArgs {
     }
 
     pub(super) fn presentation(&self) -> Presentation {
-        let mut by: Vec<Group> = Vec::new();
-        for &group in &self.by {
-            if !by.contains(&group) {
-                by.push(group);
-            }
-        }
+        let by = self.by.iter().copied().collect::<IndexSet<_>>().into_iter().collect();
         Presentation { view: self.view, by, threshold: self.threshold, icicle: self.icicle }
     }
 }

@@ -19,7 +19,7 @@ pub(crate) fn demangle(symbol: &str) -> String {
         // It can only fail because of the length.
         let _ = name.write_str(symbol);
     }
-    name.finish()
+    name.text
 }
 
 fn rust(symbol: &str, name: &mut Bounded) -> bool {
@@ -45,27 +45,19 @@ struct Bounded {
     full: bool,
 }
 
-impl Bounded {
-    fn finish(mut self) -> String {
-        if self.full {
-            self.text.push('…');
-        }
-        self.text
-    }
-}
-
 impl Write for Bounded {
     fn write_str(&mut self, text: &str) -> fmt::Result {
-        let room = NAME_BYTES_MAX.saturating_sub(self.text.len());
-        if self.full || text.len() > room {
-            if !self.full {
-                self.text.push_str(&text[..text.floor_char_boundary(room)]);
-            }
-            self.full = true;
-            return Err(fmt::Error);
+        let left = NAME_BYTES_MAX.saturating_sub(self.text.len());
+        if !self.full && text.len() <= left {
+            self.text.push_str(text);
+            return Ok(());
         }
-        self.text.push_str(text);
-        Ok(())
+        if !self.full {
+            self.text.push_str(&text[..text.floor_char_boundary(left)]);
+            self.text.push('…');
+            self.full = true;
+        }
+        Err(fmt::Error)
     }
 }
 

@@ -10,7 +10,7 @@ use super::sandbox::{Defect, Depth, Engine, Interrupt, ModuleFile, Names, Role, 
 use crate::address::FileOffset;
 use crate::ids::ModuleId;
 use crate::model::{NamesFrom, Symbolization, SymbolizationFailure};
-use crate::object::debug_files::{self, DebugLink};
+use crate::object::debug_files;
 use crate::object::elf::BuildId;
 use crate::object::image::Image;
 use crate::object::module::Module;
@@ -106,8 +106,11 @@ impl State {
         if !own.unchanged() {
             return self.fail(module, "the file was changed after it was opened".to_owned(), NamesFrom::Nothing);
         }
-        let others = Others::of(module, own);
-        let files = others.with(own);
+        let (debug_file, shared) = separate_files(module, own);
+        let debug_file = debug_file.iter().map(|image| (Role::DebugFile, image));
+        let link = module.debug_link().map(|link| (Role::Linked { checksum: link.checksum }, &link.image));
+        let shared = shared.iter().map(|(id, image)| (Role::Shared { build_id: id.to_string() }, image));
+        let files: Vec<_> = debug_file.chain(link).chain([(Role::Own, own)]).chain(shared).collect();
         let attempts = [(Depth::DebugInformation, NamesFrom::SymbolTable), (Depth::SymbolTables, NamesFrom::Nothing)];
         let skipped = usize::from(self.shallow.contains(&id));
         let mut done: usize = 0;
@@ -170,28 +173,12 @@ impl State {
     }
 }
 
-struct Others<'a> {
-    debug_file: Option<Image>,
-    link: Option<&'a DebugLink>,
-    shared: Vec<(BuildId, Image)>,
-}
-
-impl<'a> Others<'a> {
-    fn of(module: &'a Module, own: &Image) -> Self {
-        let debug_file = module.elf().ok().and_then(debug_files::find_by_build_id);
-        let link = module.debug_link();
-        let referring = [debug_file.as_ref(), link.map(|link| &link.image), Some(own)];
-        let shared = referring.into_iter().flatten().filter_map(debug_files::find_shared).collect();
-        Self { debug_file, link, shared }
-    }
-
-    /// By priority.
-    fn with<'b>(&'b self, own: &'b Image) -> Vec<(Role, &'b Image)> {
-        let debug_file = self.debug_file.iter().map(|image| (Role::DebugFile, image));
-        let link = self.link.map(|link| (Role::Linked { checksum: link.checksum }, &link.image));
-        let shared = self.shared.iter().map(|(id, image)| (Role::Shared { build_id: id.to_string() }, image));
-        debug_file.chain(link).chain([(Role::Own, own)]).chain(shared).collect()
-    }
+/// The debug file with the module's build id, and the files that the module or its debug files share.
+fn separate_files(module: &Module, own: &Image) -> (Option<Image>, Vec<(BuildId, Image)>) {
+    let debug_file = module.elf().ok().and_then(debug_files::find_by_build_id);
+    let referring = [debug_file.as_ref(), module.debug_link().map(|link| &link.image), Some(own)];
+    let shared = referring.into_iter().flatten().filter_map(debug_files::find_shared).collect();
+    (debug_file, shared)
 }
 
 fn name_in_process(files: &[(Role, &Image)], depth: Depth, addresses: &[u64], mut take: impl FnMut(Names)) {

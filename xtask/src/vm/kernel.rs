@@ -1,6 +1,5 @@
 //! Fetches kernels: Debian packages of all suites, or a given image. Needs no root: apt runs with a state of its own.
 
-use std::cmp::Ordering;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -91,18 +90,12 @@ fn newest<'a>(listing: &'a str, series: &str) -> Option<&'a str> {
     let of_series = names.filter_map(|name| Some((version_of(name)?, name)));
     let of_series =
         of_series.filter(|(version, _)| version.strip_prefix(series).is_some_and(|rest| rest.starts_with('.')));
-    let by_version_then_prefix = |(one, of_one): &(&str, &str), (other, of_other): &(&str, &str)| {
-        by_version(one, other).then(of_one.starts_with(PREFIXES[1]).cmp(&of_other.starts_with(PREFIXES[1])))
-    };
-    of_series.max_by(by_version_then_prefix).map(|(_, name)| name)
-}
-
-/// Orders versions by the numbers in them: 6.1.0-9 before 6.1.0-10.
-fn by_version(one: &str, other: &str) -> Ordering {
+    // 6.1.0-9 is older than 6.1.0-10.
     let numbers = |version: &str| -> Vec<u64> {
         version.split(|letter: char| !letter.is_ascii_digit()).filter_map(|digits| digits.parse().ok()).collect()
     };
-    numbers(one).cmp(&numbers(other))
+    let newest = of_series.max_by_key(|(version, name)| (numbers(version), name.starts_with(PREFIXES[1])));
+    newest.map(|(_, name)| name)
 }
 
 fn fetch(package: &str, archive: &Archive, folder: &Path) -> Result<PathBuf> {

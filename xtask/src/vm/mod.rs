@@ -71,8 +71,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     for kernel in &kernels {
         for preemption in Preemption::of(&arguments.preempt) {
             for number in 1..=arguments.boots {
-                let run = Run { kernel, preemption, number, soak_seconds: arguments.soak, append: &arguments.append };
-                failed += run.check(&initramfs, &folder.join("results"), arguments.keep)?;
+                let run = Run { arguments, kernel, preemption, number };
+                failed += run.check(&initramfs, &folder.join("results"))?;
             }
         }
     }
@@ -86,17 +86,16 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
 const BOOTS_MAX: u32 = 3;
 
 struct Run<'a> {
+    arguments: &'a Arguments,
     kernel: &'a Kernel,
     preemption: Option<Preemption>,
     /// From 1.
     number: u32,
-    soak_seconds: u32,
-    append: &'a str,
 }
 
 impl Run<'_> {
     /// Boots, prints the checks, and returns how many failed.
-    fn check(&self, initramfs: &Path, folder: &Path, keep: bool) -> Result<usize> {
+    fn check(&self, initramfs: &Path, folder: &Path) -> Result<usize> {
         let name = self.name();
         let results = folder.join(&name);
         let mut boots = 0;
@@ -119,7 +118,7 @@ impl Run<'_> {
         checks.iter().for_each(|check| println!("{check}"));
         let failed = checks.iter().filter(|check| check.outcome.is_err()).count();
         println!("  {} checks, {failed} failed", checks.len());
-        if failed > 0 || keep {
+        if failed > 0 || self.arguments.keep {
             println!("  reports and console: {}", results.display());
         } else {
             fs::remove_dir_all(&results).with_context(|| format!("cannot remove `{}`", results.display()))?;
@@ -153,17 +152,16 @@ impl Run<'_> {
     }
 
     fn kernel_arguments(&self) -> String {
-        let mut words = vec![self.append.to_owned()];
+        let Arguments { append, soak, .. } = self.arguments;
+        let mut words = vec![append.clone()];
         words.extend(self.preemption.map(|preemption| format!("preempt={}", preemption.mode)));
-        if self.soak_seconds > 0 {
-            words.push(format!("heapbpf.soak={}", self.soak_seconds));
-        }
+        words.extend((*soak > 0).then(|| format!("heapbpf.soak={soak}")));
         words.join(" ").trim().to_owned()
     }
 
     /// A run without `--soak` takes half a minute to three minutes on an otherwise idle machine.
     fn time_limit(&self) -> Duration {
-        Duration::from_mins(10) + 4 * Duration::from_secs(self.soak_seconds.into())
+        Duration::from_mins(10) + 4 * Duration::from_secs(self.arguments.soak.into())
     }
 }
 
@@ -189,11 +187,11 @@ struct Preemption {
 impl Preemption {
     /// The requested boots; `None` stands for the kernel's default.
     fn of(choices: &[Choice]) -> Vec<Option<Self>> {
+        // In the order of `Choice`.
+        const MODES: [&str; 3] = ["none", "lazy", "full"];
         let modes = |choice: &Choice| match choice {
-            Choice::None => vec![("none", false)],
-            Choice::Lazy => vec![("lazy", false)],
-            Choice::Full => vec![("full", false)],
-            Choice::All => vec![("none", true), ("lazy", true), ("full", true)],
+            Choice::All => MODES.map(|mode| (mode, true)).to_vec(),
+            one => vec![(MODES[*one as usize], false)],
         };
         let boots = choices.iter().flat_map(modes).map(|(mode, optional)| Some(Self { mode, optional }));
         if choices.is_empty() { vec![None] } else { boots.collect() }
