@@ -4,9 +4,8 @@ use std::path::Path;
 
 use anyhow::{Context as _, Result, bail};
 
-use crate::command::{self, Privilege};
+use crate::command::{self, Privilege, Repository};
 use crate::process::{Program, bound};
-use crate::repository::Repository;
 
 const DURATION: &str = "5s";
 const INCOMPLETE: i32 = 3;

@@ -6,8 +6,7 @@ use anyhow::{Context as _, Result, bail};
 use heapbpf_tests::faults::{Backend, Mode, Role};
 
 use crate::bench::figures;
-use crate::command::{self, Privilege};
-use crate::repository::Repository;
+use crate::command::{self, Privilege, Repository};
 
 const PAGE: &str = "docs/reliability.md";
 

@@ -10,8 +10,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use anyhow::{Context as _, Result, bail};
 use regex::Regex;
 
-use crate::repository::{self, Repository};
-use crate::{command, packages};
+use crate::command::{self, Repository};
+use crate::packages;
 
 const FOLDER: &str = "fuzz";
 
@@ -146,7 +146,7 @@ impl Toolchain {
     fn tool(&self, name: &str) -> Command {
         let mut command = match &self.0 {
             Some(_) => Command::new("rustup"),
-            None if name == "cargo" => repository::cargo(),
+            None if name == "cargo" => command::cargo(),
             None => Command::new(name),
         };
         match &self.0 {
@@ -267,7 +267,7 @@ mod tests {
 
     #[test]
     fn every_target_is_built_and_has_seeds() {
-        let folder = crate::repository::root().expect("there is a repository").join(FOLDER);
+        let folder = crate::command::root().expect("there is a repository").join(FOLDER);
         let manifest = fs::read_to_string(folder.join("Cargo.toml")).expect("a manifest");
         for name in all(&folder).expect("targets") {
             assert!(manifest.contains(&format!("name = \"{name}\"")), "`{name}` is not in the manifest");

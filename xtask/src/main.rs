@@ -10,7 +10,6 @@ mod faults;
 mod fuzz;
 mod packages;
 mod process;
-mod repository;
 mod test;
 mod tidy;
 mod viewers;

@@ -4,8 +4,7 @@ use std::process::Command;
 
 use anyhow::{Context as _, Result, bail};
 
-use crate::command::{self, Privilege};
-use crate::repository::Repository;
+use crate::command::{self, Privilege, Repository};
 use crate::{packages, viewers};
 
 /// How cargo starts a test as root.

@@ -7,8 +7,8 @@ use std::process::Command;
 
 use anyhow::{Context as _, Result};
 
-use crate::repository::Repository;
-use crate::{command, packages};
+use crate::command::{self, Repository};
+use crate::packages;
 
 const PYTHON_LIST: &str = "requirements.txt";
 const NODE_LIST: &str = "package.json";
@@ -91,7 +91,7 @@ mod tests {
 
     #[test]
     fn lists_contain_exact_versions_and_no_urls() {
-        let lists = crate::repository::root().expect("it has not moved").join("tests/viewers");
+        let lists = crate::command::root().expect("it has not moved").join("tests/viewers");
         let python = fs::read_to_string(lists.join(PYTHON_LIST)).expect("it is there");
         for line in python.lines().filter(|line| !line.starts_with('#')) {
             assert!(line.contains("=="), "{line}");

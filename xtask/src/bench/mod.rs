@@ -17,9 +17,9 @@ use anyhow::{Result, bail, ensure};
 use clap::builder::PossibleValue;
 use clap::{FromArgMatches as _, Subcommand, ValueEnum};
 
+use crate::command::{self, Repository};
+use crate::packages;
 use crate::process::bound;
-use crate::repository::Repository;
-use crate::{command, packages};
 
 /// Measures heapbpf on this machine: all subjects, unless one is specified.
 ///

@@ -12,9 +12,8 @@ use serde_json::{Value, json};
 
 use super::figures::{self, Spread, alternate, mib};
 use super::{Measured, Page, all_met};
-use crate::command;
+use crate::command::{self, Repository};
 use crate::process::run_measured;
-use crate::repository::Repository;
 
 #[derive(clap::Args)]
 pub(super) struct Arguments {

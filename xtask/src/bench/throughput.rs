@@ -32,11 +32,6 @@ const LOADS: [(&str, &[&str]); 3] = [
 /// A port that no well-known service has.
 const PORT: &str = "47391";
 
-enum Load {
-    Churn(Churn),
-    Redis { server: Program, options: &'static [&'static str] },
-}
-
 #[derive(Clone, Copy, Debug)]
 struct Work {
     wall_seconds: f64,
@@ -50,17 +45,16 @@ pub(super) fn measure(setup: &Setup) -> Result<String> {
     for (name, allocator) in [("", "default"), (", `PYTHONMALLOC=malloc`", "malloc")] {
         let mut command = bound("/usr/bin/python3");
         command.arg(setup.bench.repository.root.join("tests/targets/documents.py")).env("PYTHONMALLOC", allocator);
-        let python = Load::Churn(Churn::run(&mut command)?);
-        rows.push(row(setup, &format!("python3, JSON{name}"), &python)?);
+        rows.push(row_of_churn(setup, &format!("python3, JSON{name}"), &mut command)?);
     }
     let words = setup.bench.folder.join("words");
     let source = setup.bench.repository.root.join("tests/targets/words.cpp");
     command::compile("g++", "-O2 -g -pthread", &source, &words)?;
-    let words = Load::Churn(Churn::run(&mut bound(words))?);
-    rows.push(row(setup, "C++, counting words in a map, 2 threads", &words)?);
-    drop(words);
+    rows.push(row_of_churn(setup, "C++, counting words in a map, 2 threads", &mut bound(words))?);
     for (name, options) in LOADS {
-        rows.push(row(setup, &format!("redis-server (jemalloc), {name}"), &start_redis(options)?)?);
+        let server = start_redis()?;
+        let load = || redis_seconds(server.pid(), options);
+        rows.push(row(setup, &format!("redis-server (jemalloc), {name}"), server.pid(), load)?);
     }
     let mut head = vec!["program".to_owned(), "allocations per s of CPU, not profiled".to_owned()];
     for (name, _) in &VARIANTS[1..] {
@@ -75,12 +69,19 @@ pub(super) fn measure(setup: &Setup) -> Result<String> {
     ))
 }
 
-fn row(setup: &Setup, name: &str, load: &Load) -> Result<Vec<String>> {
-    let measured = tool::compare(setup, load.pid(), &VARIANTS, |(variant, _), attached| {
-        let cpu = cpu_seconds(load.pid())?;
-        let mut work = load.work(setup)?;
-        let cpu = cpu_seconds(load.pid())? - cpu;
-        if let Some(report) = attached.detach(load.pid())? {
+fn row_of_churn(setup: &Setup, name: &str, command: &mut Command) -> Result<Vec<String>> {
+    let churn = Churn::run(command)?;
+    row(setup, name, churn.pid(), || churn.batch_seconds(setup.window))
+}
+
+/// `load` lets the program work, and returns the wall-clock time and the CPU time of the work.
+fn row(setup: &Setup, name: &str, pid: u32, load: impl Fn() -> Result<(f64, f64)>) -> Result<Vec<String>> {
+    let measured = tool::compare(setup, pid, &VARIANTS, |(variant, _), attached| {
+        let cpu = cpu_seconds(pid)?;
+        let (wall_seconds, work_cpu_seconds) = load()?;
+        let mut work = Work { wall_seconds, cpu_seconds: work_cpu_seconds, allocations: None };
+        let cpu = cpu_seconds(pid)? - cpu;
+        if let Some(report) = attached.detach(pid)? {
             let count: f64 = tool::callsites(&report).map(tool::alloc_count).sum();
             work.allocations = Some(count / cpu);
         }
@@ -102,33 +103,18 @@ fn row(setup: &Setup, name: &str, load: &Load) -> Result<Vec<String>> {
     Ok(row)
 }
 
-impl Load {
-    fn pid(&self) -> u32 {
-        match self {
-            Self::Churn(churn) => churn.pid(),
-            Self::Redis { server, .. } => server.pid(),
-        }
-    }
-
-    fn work(&self, setup: &Setup) -> Result<Work> {
-        let (wall_seconds, cpu_seconds) = match self {
-            Self::Churn(churn) => churn.batch_seconds(setup.window)?,
-            Self::Redis { server, options } => {
-                let mut load = Command::new("redis-benchmark");
-                load.args(["-p", PORT, "-q", "-c", "16", "-r", "100000", "-d", "100"]).args(*options);
-                let (started, cpu) = (Instant::now(), cpu_seconds(server.pid())?);
-                command::output(&mut load).context("redis-benchmark")?;
-                let used = (started.elapsed().as_secs_f64(), cpu_seconds(server.pid())? - cpu);
-                // Otherwise the lists of LPUSH grow from round to round.
-                command::output(Command::new("redis-cli").args(["-p", PORT, "flushall"]))?;
-                used
-            }
-        };
-        Ok(Work { wall_seconds, cpu_seconds, allocations: None })
-    }
+fn redis_seconds(server: u32, options: &[&str]) -> Result<(f64, f64)> {
+    let mut load = Command::new("redis-benchmark");
+    load.args(["-p", PORT, "-q", "-c", "16", "-r", "100000", "-d", "100"]).args(options);
+    let (started, cpu) = (Instant::now(), cpu_seconds(server)?);
+    command::output(&mut load).context("redis-benchmark")?;
+    let used = (started.elapsed().as_secs_f64(), cpu_seconds(server)? - cpu);
+    // Otherwise the lists of LPUSH grow from round to round.
+    command::output(Command::new("redis-cli").args(["-p", PORT, "flushall"]))?;
+    Ok(used)
 }
 
-fn start_redis(options: &'static [&'static str]) -> Result<Load> {
+fn start_redis() -> Result<Program> {
     let mut command = bound("redis-server");
     command.args(["--port", PORT, "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]);
     let mut server = Program::start(&mut command, Output::None)?;
@@ -136,7 +122,7 @@ fn start_redis(options: &'static [&'static str]) -> Result<Load> {
         let answer = command::output(Command::new("redis-cli").args(["-p", PORT, "ping"]));
         answer.is_ok_and(|answer| answer.trim() == "PONG").then_some(())
     })?;
-    Ok(Load::Redis { server, options })
+    Ok(server)
 }
 
 const ATTACH_MS_MAX: f64 = 150.0;

@@ -19,8 +19,7 @@ use anyhow::{Context as _, Result, bail};
 use object::build::elf::{Builder, SectionData};
 use object::elf;
 
-use crate::command;
-use crate::repository::Repository;
+use crate::command::{self, Repository};
 use toolchain::{TARGET, Toolchain, differences};
 
 const COMMITTED: &str = "profiler/bpf/heapbpf.bpf.o";

@@ -9,7 +9,7 @@ use anyhow::{Context as _, Result, bail};
 use regex::bytes::Regex;
 
 use super::{CPU, cargo_home, without_parent_cargo};
-use crate::{command, packages, repository};
+use crate::{command, packages};
 
 pub(super) const TARGET: &str = "bpfel-unknown-none";
 /// The required bpf-linker: another version builds another object.
@@ -183,7 +183,7 @@ pub(super) fn find_or_install() -> Result<Toolchain> {
     if Linker::find().is_err() {
         packages::install(packages::LLVM)?;
         // Inherits RUSTUP_TOOLCHAIN: otherwise rustup would use the rust-toolchain.toml of the compiled crate.
-        let mut cargo = repository::cargo();
+        let mut cargo = command::cargo();
         cargo
             .env("LLVM_PREFIX", "/usr/lib/llvm-22")
             .args(["install", "bpf-linker", "--version", LINKER_VERSION, "--locked", "--force"])

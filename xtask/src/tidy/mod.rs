@@ -12,7 +12,7 @@ use std::process::Command;
 
 use anyhow::{Result, bail};
 
-use crate::{command, repository};
+use crate::command;
 use source::Source;
 
 /// Checks the rules of this repository that neither rustfmt nor clippy knows.
@@ -78,7 +78,7 @@ const RULES: [Rule; 9] = [
 ];
 
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
-    let root = repository::root()?;
+    let root = command::root()?;
     let mut files = Vec::new();
     for path in source::list(&root)? {
         if let Some(text) = source::read(&root, &path)? {

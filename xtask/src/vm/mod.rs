@@ -1,7 +1,6 @@
 //! `cargo xtask vm`: boots other kernels in qemu with `init.sh`, which profiles targets, and checks its reports.
 
 mod checks;
-mod kernel;
 mod machine;
 
 use std::fs;
@@ -11,10 +10,10 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, bail};
 use clap::ValueEnum;
 
-use crate::repository::Repository;
-use crate::{command, packages};
+use crate::command::{self, Repository};
+use crate::packages;
 use checks::{Check, Transcript};
-use kernel::{Kernel, Wanted};
+use machine::{Kernel, Wanted};
 
 /// Runs heapbpf on other kernels, in virtual machines.
 ///
