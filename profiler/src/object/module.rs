@@ -152,11 +152,6 @@ impl ModuleStore {
         }
     }
 
-    pub fn intern_path(&mut self, path: &Path) -> Result<ModuleId, ObjectError> {
-        let image = image::open_regular(path)?;
-        Ok(self.intern(Key::File(image.identity()), &path.to_string_lossy(), Path::new(OWN_ROOT), || Ok(image)))
-    }
-
     pub fn get(&self, id: ModuleId) -> &Arc<Module> {
         self.modules.get(id)
     }
@@ -183,6 +178,14 @@ impl ModuleStore {
             modules.push(Arc::new(Module::new(path, root, open())));
             id
         })
+    }
+}
+
+#[cfg(test)]
+impl ModuleStore {
+    pub(crate) fn intern_path(&mut self, path: &Path) -> Result<ModuleId, ObjectError> {
+        let image = image::open_regular(path)?;
+        Ok(self.intern(Key::File(image.identity()), &path.to_string_lossy(), Path::new(OWN_ROOT), || Ok(image)))
     }
 }
 

@@ -4,7 +4,6 @@ mod imports;
 mod language;
 mod rules;
 mod source;
-mod statistics;
 
 use std::fmt;
 use std::path::Path;
@@ -94,7 +93,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         }
     }
     if arguments.stats {
-        print!("{}", statistics::table(&sources));
+        print!("{}", source::statistics(&sources));
         return Ok(());
     }
     findings.extend(sources.iter().flat_map(check));
