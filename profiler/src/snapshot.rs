@@ -17,7 +17,7 @@ use crate::object::module::Modules;
 use crate::process::address_space::AddressSpace;
 use crate::units::{Amounts, MonotonicNanos};
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Snapshot {
     pub interval_bytes: u64,
     /// Start of the recording, in nanoseconds since the Unix epoch.

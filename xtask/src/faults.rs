@@ -1,7 +1,5 @@
 //! `cargo xtask faults`: configures the integration test `faults`, and writes its table into docs/.
 
-use std::path::Path;
-
 use anyhow::{Context as _, Result, bail};
 use heapbpf_tests::faults::{Backend, Mode, Role};
 
@@ -66,22 +64,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let mut test = repository.cargo();
     test.args(["test", "--quiet", "--package", "heapbpf-tests", "--test", "faults", "--", "--nocapture"]);
     test.env("HEAPBPF_BIN", binary).env("HEAPBPF_FAULTS_TABLE", &table);
-    for (name, value) in variables(arguments) {
-        test.env(format!("HEAPBPF_FAULTS_{name}"), value);
-    }
-    let outcome = command::run(&mut test);
-    // Also written when there was harm, which the counts include.
-    if let Ok(text) = std::fs::read_to_string(&table) {
-        println!("{text}");
-        if arguments.write {
-            write(&repository.root.join(PAGE), &text)?;
-        }
-    }
-    outcome
-}
-
-fn variables(arguments: &Arguments) -> Vec<(&'static str, String)> {
-    let given = [
+    let variables = [
         ("KILLS", arguments.kills.map(|it| it.to_string())),
         ("LONG", arguments.long.then(|| "1".to_owned())),
         ("SEED", arguments.seed.map(|it| it.to_string())),
@@ -90,10 +73,17 @@ fn variables(arguments: &Arguments) -> Vec<(&'static str, String)> {
         ("ROLE", arguments.role.map(|it| it.to_string())),
         ("AT", arguments.at.clone()),
     ];
-    given.into_iter().filter_map(|(name, value)| Some((name, value?))).collect()
-}
-
-fn write(page: &Path, table: &str) -> Result<()> {
-    let text = format!("{}\n\n{table}", figures::provenance()?);
-    figures::write(page, "faults", &text).context("the table was not written")
+    for (name, value) in variables.into_iter().filter_map(|(name, value)| Some((name, value?))) {
+        test.env(format!("HEAPBPF_FAULTS_{name}"), value);
+    }
+    let outcome = command::run(&mut test);
+    // Also written when there was harm, which the counts include.
+    if let Ok(text) = std::fs::read_to_string(&table) {
+        println!("{text}");
+        if arguments.write {
+            let text = format!("{}\n\n{text}", figures::provenance()?);
+            figures::write(&repository.root.join(PAGE), "faults", &text).context("the table was not written")?;
+        }
+    }
+    outcome
 }

@@ -13,7 +13,7 @@ use crate::keeper::{self, Keeper};
 use crate::ledger::snapshot::TargetSnapshot;
 use crate::ledger::totals::Totals;
 use crate::linux::clock;
-use crate::model::{Beginning, Health, Leaks, Others};
+use crate::model::{Beginning, Leaks};
 use crate::object::module::ModuleStore;
 use crate::process::address_space::AddressSpace;
 use crate::process::target::Process;
@@ -133,12 +133,9 @@ pub(crate) fn take_unrecorded(pid: Pid, method: Method, keeper: &Keeper) -> Resu
         started_unix_ns: now.unix_ns,
         started_monotonic_ns: now.monotonic.0,
         ended_unix_ns: now.unix_ns,
-        older_than: None,
-        window: None,
         targets: vec![state],
-        others: Others::default(),
         modules: modules.share(),
-        health: Health::default(),
+        ..Snapshot::default()
     };
     Ok(HeapSnapshot {
         collected,

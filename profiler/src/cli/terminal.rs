@@ -96,45 +96,36 @@ impl<W: Write> Drop for Lines<W> {
 }
 
 #[derive(Clone)]
-pub(super) struct ProgressLine(Option<ProgressBar>);
+pub(super) struct ProgressLine(ProgressBar);
 
 impl ProgressLine {
     pub(super) fn new(quiet: bool) -> Self {
-        if quiet || !io::stderr().is_terminal() {
-            return Self(None);
-        }
-        let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr());
-        bar.set_style(
-            ProgressStyle::with_template("{spinner} {msg}").unwrap_or_else(|_| ProgressStyle::default_spinner()),
-        );
-        Self(Some(bar))
+        let is_shown = !quiet && io::stderr().is_terminal();
+        let target = if is_shown { ProgressDrawTarget::stderr() } else { ProgressDrawTarget::hidden() };
+        let style = ProgressStyle::with_template("{spinner} {msg}");
+        let style = style.unwrap_or_else(|_| ProgressStyle::default_spinner());
+        Self(ProgressBar::with_draw_target(None, target).with_style(style))
     }
 
     pub(super) fn show(&self, progress: &Progress) {
-        if let Some(bar) = &self.0 {
-            bar.set_message(progress_text(progress));
-            bar.tick();
-        }
+        self.0.set_message(progress_text(progress));
+        self.0.tick();
     }
 
     pub(super) fn begin(&self, activity: String) {
-        if let Some(bar) = &self.0 {
-            bar.set_message(activity);
-            bar.enable_steady_tick(Duration::from_millis(100));
+        // The tick is a thread.
+        if !self.0.is_hidden() {
+            self.0.set_message(activity);
+            self.0.enable_steady_tick(Duration::from_millis(100));
         }
     }
 
     pub(super) fn say(&self, text: &str) {
-        match &self.0 {
-            Some(bar) => bar.suspend(|| say(text)),
-            None => say(text),
-        }
+        self.0.suspend(|| say(text));
     }
 
     pub(super) fn clear(&self) {
-        if let Some(bar) = &self.0 {
-            bar.finish_and_clear();
-        }
+        self.0.finish_and_clear();
     }
 }
 

@@ -246,7 +246,10 @@ const BACKENDS: usize = 4;
 const ROLE: &str = "bench";
 
 fn postgres(folder: &Path) -> Result<Running> {
-    let programs = postgres_programs()?;
+    let versions = fs::read_dir("/usr/lib/postgresql").context("postgres is not installed as Debian does")?;
+    let version = |path: &PathBuf| path.file_name()?.to_str()?.parse::<u32>().ok();
+    let newest = versions.flatten().map(|entry| entry.path()).max_by_key(version);
+    let programs = newest.context("no version of postgres is installed")?.join("bin");
     let data = folder.join("data");
     fs::create_dir(&data)?;
     command::output(Command::new("chown").args(["-R", "postgres"]).arg(folder))?;
@@ -283,13 +286,6 @@ fn postgres(folder: &Path) -> Result<Running> {
         (backends.len() == BACKENDS).then_some(backends)
     })?;
     Ok(Running { pids, programs: vec![load, server] })
-}
-
-fn postgres_programs() -> Result<PathBuf> {
-    let versions = fs::read_dir("/usr/lib/postgresql").context("postgres is not installed as Debian does")?;
-    let version = |path: &PathBuf| path.file_name()?.to_str()?.parse::<u32>().ok();
-    let newest = versions.flatten().map(|entry| entry.path()).max_by_key(version);
-    Ok(newest.context("no version of postgres is installed")?.join("bin"))
 }
 
 fn python(folder: &Path) -> Result<Running> {
