@@ -199,13 +199,11 @@ fn run_trials() -> (Vec<Trial>, Option<Costs>) {
         };
         Trial::new(TrialKind::Feature(feature), support)
     }));
+    let untried = |reason: &str| unattached(Support::Unknown(reason.to_owned()), reason);
     let (programs, attaching, costs) = match subject {
-        Ok(subject) if !trials[0].prevents() => probes(&subject),
-        failed => {
-            let reason = failed.err().filter(|_| !trials[0].prevents());
-            let reason = reason.as_deref().unwrap_or("not tried without the capabilities");
-            unattached(Support::Unknown(reason.to_owned()), reason)
-        }
+        _ if trials[0].prevents() => untried("not tried without the capabilities"),
+        Ok(subject) => probes(&subject),
+        Err(error) => untried(&error),
     };
     let leftovers = match attaching {
         Support::Yes => leftovers(),
