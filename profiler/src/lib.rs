@@ -44,6 +44,7 @@ pub mod internals {
     pub use crate::allocator::selection::{HeapSelection, interval_bytes};
     pub use crate::allocator::spec::HookSpec;
     pub use crate::bpf::counters::Counters;
+    pub use crate::bpf::load::BackendChoice;
     pub use crate::bpf::load::{Kernel, KernelConfig, LinkKind};
     pub use crate::bpf::ring::Ring;
     pub use crate::collect::ThreadState;
@@ -64,7 +65,6 @@ pub mod internals {
     pub use crate::object::image::Image;
     pub use crate::object::module::{Module, ModuleStore, Modules, Recorded};
     pub use crate::object::symbols::{Search, Symbols, Vtables};
-    pub use crate::probe::attach::BackendChoice;
     pub use crate::probe::code::Code;
     pub use crate::probe::place::{Emulation, PlacementMode, place};
     pub use crate::process::address_space::AddressSpace;

@@ -1,17 +1,4 @@
-//! User-defined functions: `[HEAP=]LIB:FUNCTION(KEY=VALUE, …)[@INTERVAL]`.
-//!
-//! | written | means |
-//! |---|---|
-//! | `size=argN` | the argument that holds the size in bytes, 1 to 6 |
-//! | `count=argN` | an argument that multiplies it |
-//! | `ptr=ret` | the function returns the block |
-//! | `ptr=*argN` | the function stores the block at this argument and returns 0 |
-//! | `old=argN` | the block that the function takes |
-//! | `pages` | the size is rounded up to whole pages |
-//! | `leaf` | the function calls no other hooked one, so unsampled calls cost less |
-//! | `throws` | it may throw a C++ exception instead of returning |
-//! | `frees-on-failure` | a failed call has freed the old block |
-//!
+//! User-defined functions: `[HEAP=]LIB:FUNCTION(KEY=VALUE, …)[@INTERVAL]` (docs/hooks.md).
 //! The presence of `size`, `ptr` and `old` determines the shape: a function that takes a block frees it, one that returns one
 //! allocates, one that does both reallocates.
 

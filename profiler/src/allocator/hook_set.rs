@@ -146,7 +146,8 @@ impl HookSet {
         &self.functions
     }
 
-    pub fn heaps(&self) -> impl Iterator<Item = &str> {
+    #[cfg(test)]
+    fn heaps(&self) -> impl Iterator<Item = &str> {
         self.heaps.iter().map(|(name, _)| name.as_str())
     }
 

@@ -3,8 +3,7 @@
 use aya::maps::{MapData, MapError, PerCpuArray};
 use profiler_common::counter::Counter;
 
-use super::error::LoadError;
-use super::load::Kernel;
+use super::load::{Kernel, LoadError};
 
 const COUNTERS: &str = "COUNTERS";
 

@@ -11,6 +11,15 @@ pub(crate) const OBJECT_VARIABLE: &str = "HEAPBPF_BPF_OBJECT";
 
 #[derive(Debug, Error)]
 pub enum LoadError {
+    #[error(
+        "this kernel has no `{0}` links (multi needs Linux 6.6, session 6.13); omit `--backend` to use the best available"
+    )]
+    NoLinks(&'static str),
+    /// Perf events for uprobes need more privileges than the other two (`perf_uprobe_event_init` in `kernel/events/core.c`).
+    #[error(
+        "not allowed: probes by perf events, the only kind available here, need CAP_SYS_ADMIN; run heapbpf with `sudo`"
+    )]
+    NeedsAdmin,
     /// The kernel has no uprobes, or sysfs is not mounted.
     #[error(
         "this kernel has no uprobes: `{0}` is missing (needs CONFIG_UPROBES and CONFIG_UPROBE_EVENTS, and sysfs mounted at /sys)"

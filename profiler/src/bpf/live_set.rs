@@ -9,12 +9,10 @@ use aya::maps::{Map, MapData, MapError};
 use profiler_common::limits::LIVE_COUNT_SLOTS;
 use profiler_common::live::{LiveBlock, LiveKey};
 
-use super::error::LoadError;
-use super::load::Kernel;
+use super::load::{Kernel, LoadError};
 use crate::address::TargetAddr;
 use crate::ids::{Pid, StackId};
-use crate::linux::bpf_map::SharedCounts;
-use crate::linux::bpf_map::{BATCH, read_hash, remove_hash, write_hash};
+use crate::linux::bpf_map::{BATCH, SharedCounts, read_hash, remove_hash, write_hash};
 
 const LIVE: &str = "LIVE";
 const STACKS: &str = "STACKS";
@@ -47,27 +45,7 @@ impl Kernel {
     /// blocks take up to a second, and removing them a few. If it fails, some may have been removed. The process must
     /// insert no more blocks: it has exited, or is no longer a target.
     pub fn sweep(&mut self, pid: Pid) -> Result<usize, LoadError> {
-        let addresses: Vec<TargetAddr> = self.live_blocks_of(pid)?.into_iter().map(|(address, _)| address).collect();
-        self.forget_blocks(pid, addresses)
-    }
-
-    /// The live blocks of a process, in no order. Blocks that are allocated or freed meanwhile may be missing; no other is.
-    pub fn live_blocks_of(&self, pid: Pid) -> Result<Vec<(TargetAddr, LiveBlock)>, LoadError> {
-        let mut blocks = Vec::new();
-        self.for_each_live_block(|owner, address, block| {
-            if owner == pid {
-                blocks.push((address, block));
-            }
-        })?;
-        Ok(blocks)
-    }
-
-    /// Passes all live blocks of all processes to `found`, in no order. This takes as long as reading those of one process.
-    pub fn for_each_live_block(&self, mut found: impl FnMut(Pid, TargetAddr, LiveBlock)) -> Result<(), LoadError> {
-        let each = |keys: &[LiveKey], blocks: &[LiveBlock]| {
-            keys.iter().zip(blocks).for_each(|(key, block)| found(Pid(key.tgid), TargetAddr(key.address), *block));
-        };
-        read_hash(self.live()?.fd(), each).map_err(failed)
+        self.live_reader()?.sift(|owner, _, _| owner != pid).map_err(failed)
     }
 
     /// Inserts the blocks that a fork inherits, so that their frees are tracked: all or, without space for all, none.
@@ -188,12 +166,12 @@ mod tests {
     fn live(kernel: &Kernel) -> Vec<(u32, u64, u64)> {
         let mut found = Vec::new();
         let mut expected = vec![0; LIVE_COUNT_SLOTS as usize];
-        kernel
-            .for_each_live_block(|pid, address, block| {
-                found.push((pid.0, address.0, block.stack_id()));
-                expected[LiveKey::new(pid.0, address.0).count_slot() as usize] += 1;
-            })
-            .expect("the map is there");
+        let record = |pid: Pid, address: TargetAddr, block: LiveBlock| {
+            found.push((pid.0, address.0, block.stack_id()));
+            expected[LiveKey::new(pid.0, address.0).count_slot() as usize] += 1;
+            true
+        };
+        kernel.live_reader().expect("the map is there").sift(record).expect("the map is there");
         let counts: Array<_, u64> = Array::try_from(kernel.map(COUNTS).expect("the map is there")).expect("an array");
         let counts: Vec<u64> = counts.iter().map(|count| count.expect("it is there")).collect();
         assert!(counts == expected, "{} blocks are counted, of {}", counts.iter().sum::<u64>(), found.len());
@@ -212,7 +190,6 @@ mod tests {
         let gone = [16, 64, 48].map(TargetAddr);
         assert_eq!(kernel.forget_blocks(child, gone).expect("the map is there"), 2);
         assert_eq!(live(&kernel), [(1, 16, 1), (1, 32, 2), (1, 48, 3), (2, 32, 2)]);
-        assert_eq!(kernel.live_blocks_of(child).expect("the map is there"), [(TargetAddr(32), block(2))]);
     }
 
     #[test]

@@ -11,14 +11,16 @@ use aya::{Ebpf, EbpfLoader};
 use profiler_common::limits::SCRATCH_SHARED;
 use profiler_common::sampling::SamplingRate;
 use serde::{Deserialize, Serialize};
+use tracing::debug;
 
-use super::error::{LoadError, OBJECT_VARIABLE, refused};
+pub(crate) use super::error::LoadError;
+use super::error::{OBJECT_VARIABLE, refused};
 use super::kernel_types::{LayoutError, TaskLayout};
 use super::program::{RelocatedObject, private_stack_absent, refuse_private_stack};
 use super::ring::Ring;
 use crate::ids::HeapId;
-use crate::linux::bpf::AttachType;
-use crate::linux::bpf::UPROBE_SOURCE;
+use crate::linux::bpf::{AttachType, UPROBE_SOURCE, supports};
+use crate::linux::feature;
 
 /// The committed object, built by `cargo xtask build-ebpf`.
 static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("CARGO_MANIFEST_DIR"), "/bpf/heapbpf.bpf.o"));
@@ -41,7 +43,8 @@ pub struct KernelConfig {
     pub throw_safe_bytes: u64,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, strum::IntoStaticStr)]
+#[strum(serialize_all = "lowercase")]
 pub enum LinkKind {
     /// One perf event for each probe.
     Perf,
@@ -49,6 +52,43 @@ pub enum LinkKind {
     Multi,
     /// One link for entries and returns, another for functions whose return does not matter.
     Session,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BackendChoice {
+    /// The cheapest that the kernel supports.
+    Auto,
+    Only(LinkKind),
+}
+
+impl LinkKind {
+    /// Tests kernel features instead of version numbers, which are unreliable: distributions backport.
+    pub(crate) fn choose(choice: BackendChoice) -> Result<Self, LoadError> {
+        // An inconclusive test counts as missing: perf events are available wherever cookies are.
+        let has = |kind: Self| {
+            let attach_type = match kind {
+                Self::Perf => return true,
+                Self::Multi => AttachType::UprobeMulti,
+                Self::Session => AttachType::UprobeSession,
+            };
+            supports(attach_type).unwrap_or_else(|error| {
+                debug!("cannot determine whether the kernel has {attach_type:?} links: {error}");
+                false
+            })
+        };
+        let kind = match choice {
+            BackendChoice::Only(kind) if !has(kind) => return Err(LoadError::NoLinks(kind.into())),
+            BackendChoice::Only(kind) => kind,
+            BackendChoice::Auto => {
+                [Self::Session, Self::Multi].into_iter().find(|kind| has(*kind)).unwrap_or(Self::Perf)
+            }
+        };
+        if kind == Self::Perf && !feature::has_admin() { Err(LoadError::NeedsAdmin) } else { Ok(kind) }
+    }
+}
+
+pub(crate) fn possible_cpus() -> u32 {
+    aya::util::nr_cpus().ok().and_then(|cpus| u32::try_from(cpus).ok()).unwrap_or(1)
 }
 
 #[derive(Debug)]
@@ -69,7 +109,7 @@ pub struct Kernel {
 impl Kernel {
     pub fn load(config: KernelConfig, links: LinkKind) -> Result<Self, LoadError> {
         check_uprobes(Path::new(UPROBE_SOURCE))?;
-        let cpus = aya::util::nr_cpus().ok().and_then(|cpus| u32::try_from(cpus).ok()).unwrap_or(1);
+        let cpus = possible_cpus();
         let scratch_areas = cpus + SCRATCH_SHARED;
         let wakeup_bytes = u64::from(config.ring_bytes) / 4;
         let unwind_by_tables = u32::from(config.unwind_by_tables);

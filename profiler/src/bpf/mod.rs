@@ -1,7 +1,7 @@
 //! The kernel side as seen by the agent: programs, maps and the ring buffer. Only this folder uses aya.
 
 pub(crate) mod counters;
-pub(crate) mod error;
+mod error;
 #[cfg(test)]
 mod fixture;
 pub(crate) mod footprint;

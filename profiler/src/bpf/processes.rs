@@ -10,9 +10,8 @@ use profiler_common::unwind::ProcessMappings;
 use thiserror::Error;
 
 use super::counters::Counters;
-use super::error::LoadError;
 use super::kernel_types::LayoutError;
-use super::load::{Kernel, loaded};
+use super::load::{Kernel, LoadError, loaded};
 use super::program::refuse_private_stack;
 use crate::ids::Pid;
 use crate::linux::bpf::recursion_misses;

@@ -10,8 +10,7 @@ use aya::maps::Map;
 use aya_obj::Object;
 
 use super::error::LoadError;
-use crate::linux::bpf::machine_code;
-use crate::linux::bpf::{self, AttachType, ProgramBtf, ProgramLoad};
+use crate::linux::bpf::{self, AttachType, ProgramBtf, ProgramLoad, machine_code};
 
 pub(super) struct RelocatedObject {
     object: Object,

@@ -6,12 +6,10 @@ use std::os::fd::AsFd;
 use aya::maps::{HashMap, Map, MapData, MapError};
 use profiler_common::unwind::{PageRows, ProcessMapping, ProcessMappings, RowCell, Rule};
 
-use super::error::LoadError;
-use super::load::Kernel;
+use super::load::{Kernel, LoadError};
 use super::processes::{PROCESSES, is_missing};
 use crate::ids::Pid;
-use crate::linux::bpf_map::write_array;
-use crate::linux::bpf_map::write_mapped;
+use crate::linux::bpf_map::{write_array, write_mapped};
 use crate::unwind::store::UnwindMaps;
 
 #[derive(Debug)]

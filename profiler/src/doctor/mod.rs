@@ -7,14 +7,12 @@ use std::fs;
 use profiler_common::limits::{PAGE_BYTES, STACK_FRAMES_MAX};
 use rustix::process::{Resource, getrlimit};
 
-use crate::bpf::error::LoadError;
-use crate::bpf::load::{Kernel, KernelConfig, LinkKind};
+use crate::bpf::load::{BackendChoice, Kernel, KernelConfig, LinkKind, LoadError};
 use crate::bpf::processes::TracepointError;
 use crate::ids::Pid;
 use crate::keeper::Keeper;
 use crate::linux::feature::{self, Feature, Support};
 use crate::linux::proc::process;
-use crate::probe::attach::{BackendChoice, choose};
 use crate::probe::cost::{self, CostError, Subject};
 pub(crate) use crate::probe::cost::{Costs, TARGET_COMMAND, serve};
 use crate::probe::place::PlacementMode;
@@ -219,7 +217,7 @@ fn unattached(programs: Support, attaching: &str) -> (Trial, Support, Option<Cos
 }
 
 fn leftovers() -> Trial {
-    let kind = choose(BackendChoice::Auto).map_err(|error| error.to_string());
+    let kind = LinkKind::choose(BackendChoice::Auto).map_err(|error| error.to_string());
     let found = kind.and_then(|kind| session::remove_leftovers(kind).map_err(|error| error.to_string()));
     let Leftovers { processes, removed, processes_with_removed, others } = match found {
         Ok(found) => found,
@@ -279,7 +277,7 @@ fn probes(subject: &Subject) -> (Trial, Support, Option<Costs>) {
         throw_safe_bytes: u64::MAX,
     };
     let unloaded = |error: &LoadError| unattached(Support::No(error.to_string()), "the programs could not be loaded");
-    let links = choose(BackendChoice::Auto).unwrap_or(LinkKind::Perf);
+    let links = LinkKind::choose(BackendChoice::Auto).unwrap_or(LinkKind::Perf);
     let mut kernel = match Kernel::load(config, links) {
         Ok(kernel) => kernel,
         Err(error) => return unloaded(&error),

@@ -207,7 +207,7 @@ impl Launch {
         let events = event().map_err(fork_failed)?;
         let mut spawned = spawn(child, inherited).map_err(fork_failed)?;
         let mut launch = Self { pid: spawned.pid(), tracer: Some(tracer), status: None, events };
-        launch.command(Command::Start { pid: launch.pid, program: name.clone() })?;
+        launch.command(Command::Start(launch.pid, name.clone()))?;
         spawned.start_exec();
         let tracer = launch.tracer.as_ref().ok_or_else(not_traced)?;
         // If exec fails, the tracer reaps the child first, and then the thread that started it.
@@ -296,7 +296,7 @@ impl Launch {
 
     fn command(&mut self, command: Command) -> Result<Outcome, LaunchError> {
         let Some(tracer) = &self.tracer else { return Ok(Outcome::Done) };
-        let has_events = matches!(command, Command::Start { .. });
+        let has_events = matches!(command, Command::Start(..));
         let descriptors: &[BorrowedFd<'_>] = if has_events { &[self.events.as_fd()] } else { &[] };
         let answer = tracer.ask(&command, descriptors);
         self.handle(answer)

@@ -1,7 +1,6 @@
 //! The process that owns uprobe links, ptrace stops and injections (ARCHITECTURE.md, "Why the keeper exists").
 
 mod client;
-mod links;
 mod protocol;
 mod serve;
 

@@ -31,15 +31,11 @@ pub(crate) struct Site {
 
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum Request {
-    /// Attach; has a reply. The descriptors are the file's and the programs'.
-    Attach {
-        kind: LinkKind,
-        sites: Vec<Site>,
-        /// `None` for all processes.
-        pid: Option<Pid>,
-    },
+    /// The descriptors are the file's and the programs'. Without a PID: in all processes.
+    Attach { kind: LinkKind, sites: Vec<Site>, pid: Option<Pid> },
     /// Has no reply.
     Detach(LinkId),
+    /// Wait until all links to be detached are closed.
     Settle,
     /// Start a tracing thread; the reply is [`Reply::Settled`]. The descriptor is its channel.
     Trace,
@@ -69,10 +65,7 @@ pub(super) enum Command {
     Fork(Vec<Region>),
     Resume,
     /// Trace a waiting child of the agent; answered when it is traced, and when it is at its exec. Has an eventfd.
-    Start {
-        pid: Pid,
-        program: String,
-    },
+    Start(Pid, String),
     Hold(Pid),
     HoldAtExit,
     /// Answered by any number of [`Answer::NewCode`], each followed by `Continue` or `Abandon`, and by the outcome.
@@ -86,25 +79,16 @@ pub(super) enum Command {
     Reap,
 }
 
+/// A traced program is held or followed. Its status is the wait status after its exit: the tracer has reaped it, its
+/// parent has not.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum Answer {
-    Stopped {
-        living: Pid,
-        threads: Vec<ThreadState>,
-    },
+    Stopped { living: Pid, threads: Vec<ThreadState> },
     Forked(Pid),
     Resumed(Duration),
     Failed(String),
-    NewCode {
-        at_exec: bool,
-    },
-    Launch {
-        /// Held or followed.
-        is_traced: bool,
-        /// Wait status after its exit. The tracer has reaped it, its parent has not.
-        status: Option<i32>,
-        outcome: Outcome,
-    },
+    NewCode { at_exec: bool },
+    Launch { is_traced: bool, status: Option<i32>, outcome: Outcome },
 }
 
 #[derive(Debug, Serialize, Deserialize)]

@@ -2,6 +2,7 @@
 
 use crate::ledger::Ledger;
 use crate::ledger::timeline::{Sample, Timeline};
+use crate::ledger::totals::Z_95;
 use crate::model::{LeakCandidate, Leaks};
 use crate::units::{Amounts, MonotonicNanos};
 
@@ -9,7 +10,6 @@ pub(crate) const POINTS_MIN: usize = 8;
 
 /// Reports show fewer, after suppressions.
 pub(crate) const CANDIDATES_MAX: usize = 10_000;
-const Z_95: f64 = 1.96;
 
 /// Half of what a steady leak has added since the recording began is older than half of the recording, a quarter if
 /// the leak accelerates. A smaller share means that short-lived blocks are allocated at a rising rate.

@@ -5,13 +5,13 @@ mod tests;
 
 use std::ops::Range;
 
+use profiler_common::limits::PAGE_BYTES;
+
 use crate::address::TargetAddr;
 use crate::memory::{Memory, WORD_BYTES};
 
 const WORD: usize = size_of::<u64>();
 const COPY_BYTES_MAX: u64 = 1 << 16;
-/// Granularity of missing memory.
-const PAGE_BYTES: u64 = 1 << 12;
 
 pub(super) struct Words<'a> {
     memory: &'a dyn Memory,

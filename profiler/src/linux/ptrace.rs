@@ -333,14 +333,11 @@ pub(crate) struct SyscallInfo {
     pub phase: SyscallPhase,
 }
 
+/// An exit has the return value; an error is a small negative number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum SyscallPhase {
     None,
-    Entry {
-        number: u64,
-        arguments: [u64; 6],
-    },
-    /// Return value; an error is a small negative number.
+    Entry { number: u64, arguments: [u64; 6] },
     Exit(i64),
 }
 

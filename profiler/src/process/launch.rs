@@ -235,8 +235,7 @@ impl Launch {
     /// Reaps the program if it has exited; nothing else does.
     pub(crate) fn try_reap(&mut self) -> Option<ExitStatus> {
         match self.state {
-            State::Ended(status) => return Some(status),
-            State::Held(_) => {}
+            State::Ended(_) | State::Held(_) => {}
             State::Followed | State::Leaving => {
                 let _ = self.next_exec();
             }
@@ -246,10 +245,7 @@ impl Launch {
                 }
             }
         }
-        match self.state {
-            State::Ended(status) => Some(status),
-            _ => None,
-        }
+        self.ended()
     }
 
     /// From now on, holds the program when it exits ([`next_stop`](Self::next_stop)). All threads are traced: two stops

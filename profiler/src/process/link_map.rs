@@ -9,8 +9,7 @@ use object::elf;
 use rustc_hash::FxHasher;
 
 use crate::ids::Pid;
-use crate::linux::proc::process::Auxv;
-use crate::linux::proc::process::entry_path;
+use crate::linux::proc::process::{Auxv, entry_path};
 
 /// Maximum number of nodes in one namespace; programs have hundreds at most.
 const NODES_MAX: usize = 8192;

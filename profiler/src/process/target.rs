@@ -12,8 +12,7 @@ use thiserror::Error;
 
 use crate::ids::{Identity, Pid, StartTime};
 use crate::linux::companion::is_companion;
-use crate::linux::pidfd::PidFd;
-use crate::linux::pidfd::Readiness;
+use crate::linux::pidfd::{PidFd, Readiness};
 use crate::linux::proc::stat::Stat;
 use crate::linux::proc::{ProcError, process};
 use crate::process::cgroup;

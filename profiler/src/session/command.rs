@@ -10,8 +10,7 @@ use tracing::debug;
 
 use crate::ids::Pid;
 use crate::keeper::Launch;
-use crate::linux::pidfd::Readiness;
-use crate::linux::pidfd::raw_pid;
+use crate::linux::pidfd::{Readiness, raw_pid};
 use crate::process::launch::{LaunchError, shell_code};
 
 pub struct Command {
@@ -70,7 +69,7 @@ impl Command {
         }
     }
 
-    pub(super) async fn stirs(command: &mut Option<Self>) {
+    pub(super) async fn changed(command: &mut Option<Self>) {
         match command {
             Some(Self { child, stops, followed_until: Some(until), .. }) => tokio::select! {
                 _ = child.recv() => {}

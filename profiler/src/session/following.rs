@@ -6,7 +6,7 @@ use tracing::{debug, info, warn};
 use super::config::Hold;
 use super::lifecycle::ProcessChange;
 use super::session::Session;
-use super::target::{Birth, Descent, End, Target};
+use super::target::{End, ForkedChild, ParentTarget, Target};
 use crate::allocator::resolve::NoAllocator;
 use crate::ids::{Identity, Pid};
 use crate::ingest::event::Exec;
@@ -91,22 +91,22 @@ impl Session {
 
     pub(super) fn handle_changes(&mut self) {
         // Attaches probes of all children before entering blocks of any, which takes microseconds each.
-        let mut heirs = Vec::new();
+        let mut children = Vec::new();
         while let Some(change) = self.lifecycle.take_due() {
             match change {
-                ProcessChange::Forked(birth) => heirs.extend(self.follow_fork(*birth)),
+                ProcessChange::Forked(forked) => children.extend(self.follow_fork(*forked)),
                 ProcessChange::Executed(exec, before) => self.follow_exec(&exec, *before),
-                ProcessChange::Started(exec, origin, descent) => self.consider(&exec, origin, descent),
+                ProcessChange::Started(exec, origin, parent) => self.consider(&exec, origin, parent),
             }
             // Attaching takes long enough to fill a ring buffer.
             self.take_records();
         }
-        for heir in heirs {
-            let Some(target) = self.processes.get(heir) else { continue };
+        for child in children {
+            let Some(target) = self.processes.get(child) else { continue };
             let is_whole = self.probes.inherit(target);
             target.log_start();
             if !is_whole {
-                self.processes.count_not_inherited();
+                self.processes.others.not_inherited_count += 1;
             }
         }
         for pid in self.lifecycle.due_settling(false) {
@@ -132,7 +132,9 @@ impl Session {
         for pid in pids {
             self.settle(pid);
         }
-        for pid in self.lifecycle.take_exited_borrowers(|pid| Stat::read(pid).map_or(true, |stat| stat.has_ended())) {
+        for pid in
+            self.lifecycle.take_exited_vfork_children(|pid| Stat::read(pid).map_or(true, |stat| stat.has_ended()))
+        {
             self.probes.forget(pid);
         }
         self.processes.update_exit_codes();
@@ -163,7 +165,7 @@ impl Session {
         if let Some(mut target) = self.processes.remove(pid) {
             self.discard(&mut target);
             if target.is_gone() {
-                self.processes.count_short_lived();
+                self.processes.others.short_lived_count += 1;
             } else {
                 info!("{error:#}");
                 self.processes.skip(pid, target.command, format!("{error:#}"));
@@ -172,11 +174,11 @@ impl Session {
     }
 
     /// Makes a forked child a target. Returns its pid if its blocks must still be entered into the live set.
-    fn follow_fork(&mut self, birth: Birth) -> Option<Pid> {
-        let child = birth.fork.child;
+    fn follow_fork(&mut self, forked: ForkedChild) -> Option<Pid> {
+        let child = forked.fork.child;
         self.close_if_gone(child);
         if self.processes.get(child).is_some() {
-            self.processes.count_not_inherited();
+            self.processes.others.not_inherited_count += 1;
             return None;
         }
         let is_to_be_held = self.config.hold == Hold::Forks && self.config.grace().is_zero();
@@ -197,7 +199,7 @@ impl Session {
         // Only one of several threads is stopped.
         let alone = held.as_ref().filter(|held| held.is_alone());
         let stopped = alone.map(|_| clock::now().monotonic);
-        let mut target = Target::forked(process, birth);
+        let mut target = Target::forked(process, forked);
         // If the kernel's map of targets was full at the fork, it may have room now.
         self.mark(child);
         // A running child is probed first: an early free of an inherited block is missed anyway.
@@ -206,12 +208,12 @@ impl Session {
         }
         if target.is_gone() && target.hooks.first_error().is_some() {
             self.discard(&mut target);
-            self.processes.count_short_lived();
+            self.processes.others.short_lived_count += 1;
             return None;
         }
         self.probes.register(&target);
         if stopped.is_some() && !self.probes.inherit(&target) {
-            self.processes.count_not_inherited();
+            self.processes.others.not_inherited_count += 1;
         }
         // No allocation since it was stopped was missed.
         target.start_recording(stopped.unwrap_or_else(|| clock::now().monotonic), false);
@@ -226,7 +228,7 @@ impl Session {
     fn count_missed(&mut self, pid: Pid, error: &TargetError) {
         match error {
             TargetError::NotFound(_) | TargetError::Ended(_) | TargetError::Proc(_) => {
-                self.processes.count_short_lived();
+                self.processes.others.short_lived_count += 1;
             }
             error => self.processes.skip(pid, String::new(), error.to_string()),
         }
@@ -237,7 +239,7 @@ impl Session {
         let requested = self.processes.get(exec.pid).is_some_and(|target| target.requested);
         let held = requested.then(|| self.hold(exec.pid)).flatten();
         let Ok(process) = Process::open(exec.pid) else {
-            self.processes.count_short_lived();
+            self.processes.others.short_lived_count += 1;
             return self.close_program(exec, before);
         };
         let Some(mut target) = self.processes.remove(exec.pid) else { return };
@@ -299,7 +301,7 @@ impl Session {
         }
     }
 
-    fn consider(&mut self, exec: &Exec, origin: Origin, descent: Option<Descent>) {
+    fn consider(&mut self, exec: &Exec, origin: Origin, parent: Option<ParentTarget>) {
         // The pid may have been a target's.
         self.close_if_gone(exec.pid);
         // A scan or an earlier exec may have made it a target already.
@@ -307,14 +309,14 @@ impl Session {
             return;
         }
         // A descendant is a target whatever it executes, so it is stopped before it is examined.
-        let requested = descent.is_some_and(|descent| descent.requested);
+        let requested = parent.is_some_and(|parent| parent.requested);
         let held = requested.then(|| self.hold(exec.pid)).flatten();
         match self.open_selected(exec, origin, requested) {
             Ok(Some(target)) => return self.begin_program(target, held),
             Ok(None) => {}
             Err(error) => self.count_missed(exec.pid, &error),
         }
-        if descent.is_some() || !self.config.grace().is_zero() {
+        if parent.is_some() || !self.config.grace().is_zero() {
             self.probes.forget(exec.pid);
         }
     }
@@ -365,7 +367,7 @@ impl Session {
         match unprofilable {
             _ if target.was_recorded() => self.processes.keep(target, &self.probes.discovery.plan),
             Some(reason) => self.processes.skip(pid, target.command, reason),
-            None => self.processes.count_short_lived(),
+            None => self.processes.others.short_lived_count += 1,
         }
     }
 
@@ -375,7 +377,7 @@ impl Session {
         let now = clock::now().monotonic;
         while !self.drain() {}
         // A program that was executed meanwhile has no overhead yet.
-        let has_overhead = |target: &Target| !target.is_gone() && target.overhead.whole().is_some();
+        let has_overhead = |target: &Target| !target.is_gone() && target.overhead.whole.is_some();
         if !self.processes.get(pid).is_some_and(has_overhead) {
             return false;
         }

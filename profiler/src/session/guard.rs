@@ -21,18 +21,6 @@ use crate::probe::plan::Plan;
 #[error("{0}")]
 pub(crate) struct TooSmall(String);
 
-fn check_sizes(limit_bytes: u64, own_bytes: u64, maps: &KernelMaps) -> Result<(), TooSmall> {
-    let maps_bytes = maps.empty_bytes();
-    if own_bytes + maps_bytes <= limit_bytes {
-        return Ok(());
-    }
-    let [Adjustable { name, option, bytes }, ..] = maps.adjustable();
-    let [limit, own, maps, largest] = [limit_bytes, own_bytes, maps_bytes, bytes].map(ByteSize);
-    Err(TooSmall(format!(
-        "`--max-memory {limit}` is less than heapbpf needs at the start: {own} of its own and {maps} of kernel maps, most of it {name} ({largest}); reduce that with `{option}`, or raise the limit"
-    )))
-}
-
 #[derive(Debug)]
 pub(super) struct Guard {
     limits: Limits,
@@ -44,9 +32,14 @@ pub(super) struct Guard {
 }
 
 impl Guard {
-    pub(super) fn new(limits: Limits, maps: KernelMaps) -> Result<Self, TooSmall> {
-        if let Some(limit) = limits.memory_bytes_max {
-            check_sizes(limit, memory::resident_bytes(), &maps)?;
+    pub(super) fn new(limits: Limits, maps: KernelMaps, own_bytes: u64) -> Result<Self, TooSmall> {
+        let maps_bytes = maps.empty_bytes();
+        if let Some(limit) = limits.memory_bytes_max.filter(|limit| own_bytes + maps_bytes > *limit) {
+            let [Adjustable { name, option, bytes }, ..] = maps.adjustable();
+            let [limit, own, maps, largest] = [limit, own_bytes, maps_bytes, bytes].map(ByteSize);
+            return Err(TooSmall(format!(
+                "`--max-memory {limit}` is less than heapbpf needs at the start: {own} of its own and {maps} of kernel maps, most of it {name} ({largest}); reduce that with `{option}`, or raise the limit"
+            )));
         }
         let cpu = CpuMonitor::default();
         Ok(Self { limits, maps, cpu, costs: None, memory_bytes_highest: None, reached: Vec::new() })
@@ -131,7 +124,7 @@ impl Guard {
             memory_bytes_max: self.limits.memory_bytes_max,
             memory_bytes_highest: self.memory_bytes_highest,
             cpu_percent_max: self.limits.cpu_percent_max,
-            cpu_percent_highest: self.limits.cpu_percent_max.map(|_| self.cpu.percent_highest()),
+            cpu_percent_highest: self.limits.cpu_percent_max.map(|_| self.cpu.percent_highest),
             overhead_percent_max: self.limits.overhead_percent_max,
             probe_costs: self.costs,
             reached: self.reached.clone(),
@@ -147,8 +140,9 @@ mod tests {
     fn a_memory_limit_that_is_too_small_names_the_largest_map() {
         let maps = KernelMaps { ring_bytes: 16 << 20, live_blocks_max: 1 << 24, row_cells: 1 << 20, cpus: 2 };
         let whole = maps.empty_bytes();
-        assert_eq!(check_sizes(whole + 7, 7, &maps), Ok(()));
-        let text = check_sizes(whole + 7, 8, &maps).expect_err("a byte too much").to_string();
+        let limits = Limits { memory_bytes_max: Some(whole + 7), ..Limits::default() };
+        assert!(Guard::new(limits, maps, 7).is_ok());
+        let text = Guard::new(limits, maps, 8).expect_err("a byte too much").to_string();
         assert!(text.contains("the live set (256.0 MiB); reduce that with `--live-blocks`"), "{text}");
     }
 }

@@ -14,7 +14,7 @@ use super::rates::Rates;
 use super::scope::Scope;
 use crate::allocator::resolve::ResolvedHook;
 use crate::bpf::load::{Kernel, LinkKind};
-use crate::guardrail::overhead::CallCosts;
+use crate::guardrail::CallCosts;
 use crate::ids::{HeapId, HookId, ModuleId, Pid};
 use crate::keeper::{Keeper, Link};
 use crate::ledger::totals::Totals;
@@ -22,7 +22,7 @@ use crate::linux::memory;
 use crate::linux::proc::stat::Stat;
 use crate::model::HookStatus;
 use crate::object::module::ModuleStore;
-use crate::probe::attach::{AttachError, Probe, attach, backend_name};
+use crate::probe::attach::{AttachError, Probe, attach};
 use crate::probe::code::{Code, PlaceError};
 use crate::probe::cost::Costs;
 use crate::probe::leftover::CodeLocation;
@@ -123,7 +123,7 @@ impl Hooks {
         plan: &Plan,
     ) -> Result<()> {
         let kind = kernel.link_kind();
-        self.backend = backend_name(kind);
+        self.backend = kind.into();
         let limits = OnceCell::new();
         let wanted = self.states.iter().filter(|hook| hook.state == State::Wanted);
         for id in modules_of(wanted, plan) {
@@ -355,7 +355,7 @@ fn probe(planned: &PlannedHook, kind: LinkKind, limits: &OnceCell<Option<String>
 /// hit (see [`Scope`]) and at closing, which checks each process that maps the file. Detaching from 2,000 took 90 s.
 #[derive(Debug)]
 pub(super) struct Links {
-    keeper: Keeper,
+    pub(super) keeper: Keeper,
     pub(super) scope: Scope,
     shared: FxHashMap<HookId, Weak<Link>>,
     /// Replaced by shared ones at these times. Calls that they have recorded at the entry may not have returned yet.
@@ -367,10 +367,6 @@ const REPLACED_DURATION: Duration = Duration::from_millis(200);
 impl Links {
     pub(super) fn new(keeper: Keeper, scope: Scope) -> Self {
         Self { keeper, scope, shared: FxHashMap::default(), replaced: Vec::new() }
-    }
-
-    pub(super) fn keeper(&self) -> &Keeper {
-        &self.keeper
     }
 
     pub(super) fn is_shared(&self, hook: HookId) -> bool {

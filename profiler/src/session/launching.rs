@@ -111,8 +111,8 @@ impl Session {
 
     fn follow(&mut self, command: &mut Command, listener: &mut dyn Listener) -> Result<(), LaunchError> {
         let Some(until) = command.followed_until else { return Ok(()) };
-        while let Some(stir) = command.launch.next_stop()? {
-            match (stir, self.config.checks) {
+        while let Some(stop) = command.launch.next_stop()? {
+            match (stop, self.config.checks) {
                 (ProgramStop::Exec, _) => self.step(&mut command.launch)?,
                 (ProgramStop::Exiting, Some(method)) => {
                     listener.inspected(self.inspect_launched(&command.launch, method, true));

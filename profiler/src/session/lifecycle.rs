@@ -7,7 +7,7 @@ use tokio::time::Instant;
 
 use super::config::SessionConfig;
 use super::process_table::ProcessTable;
-use super::target::{Birth, Descent};
+use super::target::{ForkedChild, ParentTarget};
 use crate::ids::Pid;
 use crate::ingest::event::{Exec, Fork};
 use crate::ledger::Ledger;
@@ -15,16 +15,16 @@ use crate::model::Origin;
 use crate::process::selection::Selection;
 
 pub(super) enum ProcessChange {
-    Forked(Box<Birth>),
+    Forked(Box<ForkedChild>),
     /// A target executed another program; with the ledger of the program before.
     Executed(Exec, Box<Ledger>),
-    Started(Exec, Origin, Option<Descent>),
+    Started(Exec, Origin, Option<ParentTarget>),
 }
 
 impl ProcessChange {
     fn pid(&self) -> Pid {
         match self {
-            Self::Forked(birth) => birth.fork.child,
+            Self::Forked(forked) => forked.fork.child,
             Self::Executed(exec, _) | Self::Started(exec, ..) => exec.pid,
         }
     }
@@ -33,7 +33,7 @@ impl ProcessChange {
 pub(super) struct Lifecycle {
     changes: VecDeque<(Instant, ProcessChange)>,
     /// Children that run in a target's memory until they call exec.
-    borrowers: BTreeMap<Pid, Descent>,
+    vfork_children: BTreeMap<Pid, ParentTarget>,
     /// Since the last [`take_started`](Self::take_started). Their forks matter before they are targets.
     started: Vec<Pid>,
     /// New processes whose allocator is not mapped yet, and since when.
@@ -56,7 +56,7 @@ impl Lifecycle {
     pub(super) fn new() -> Self {
         Self {
             changes: VecDeque::new(),
-            borrowers: BTreeMap::new(),
+            vfork_children: BTreeMap::new(),
             started: Vec::new(),
             settling: BTreeMap::new(),
             polled: Instant::now(),
@@ -72,7 +72,7 @@ impl Lifecycle {
         // A vfork child runs in its parent's memory until it calls exec.
         if fork.shares_memory {
             if let Some(parent) = processes.get(fork.parent) {
-                self.borrowers.insert(fork.child, Descent { requested: parent.requested });
+                self.vfork_children.insert(fork.child, ParentTarget { requested: parent.requested });
             }
             return;
         }
@@ -80,27 +80,27 @@ impl Lifecycle {
         let pending =
             |change: &&ProcessChange| change.pid() == fork.parent && !matches!(change, ProcessChange::Executed(..));
         let parent = self.changes.iter().map(|(_, change)| change).find(pending);
-        let (parent_ledger, mut birth) = match (processes.get(fork.parent), parent) {
-            (Some(parent), _) => (parent.ledger.id(), Birth::of(parent, fork)),
+        let (parent_ledger, mut forked) = match (processes.get(fork.parent), parent) {
+            (Some(parent), _) => (parent.ledger.id(), ForkedChild::of(parent, fork)),
             (None, Some(ProcessChange::Forked(parent))) => (parent.ledger.id(), parent.fork(fork)),
-            (None, Some(&ProcessChange::Started(_, _, descent))) => {
+            (None, Some(&ProcessChange::Started(_, _, parent))) => {
                 let started = Exec { pid: fork.child, by_other_thread: false, time: fork.time };
                 self.started.push(fork.child);
-                let change = ProcessChange::Started(started, Origin::Forked(fork.parent), descent);
+                let change = ProcessChange::Started(started, Origin::Forked(fork.parent), parent);
                 return self.changes.push_back((due, change));
             }
             (None, _) => return,
         };
         // The live set must have room for more than inherited blocks.
         let live_max = config.live_blocks_max as usize / 4 * 3;
-        let room = live_max.saturating_sub(processes.live_blocks() + self.unborn_blocks());
-        processes.inherit(parent_ledger, &mut birth, room);
-        self.changes.push_back((due, ProcessChange::Forked(Box::new(birth))));
+        let room = live_max.saturating_sub(processes.live_blocks() + self.pending_blocks());
+        processes.inherit(parent_ledger, &mut forked, room);
+        self.changes.push_back((due, ProcessChange::Forked(Box::new(forked))));
     }
 
-    fn unborn_blocks(&self) -> usize {
+    fn pending_blocks(&self) -> usize {
         let blocks = |(_, change): &(Instant, ProcessChange)| match change {
-            ProcessChange::Forked(birth) => birth.ledger.live_blocks(),
+            ProcessChange::Forked(forked) => forked.ledger.live_blocks(),
             _ => 0,
         };
         self.changes.iter().map(blocks).sum()
@@ -116,14 +116,14 @@ impl Lifecycle {
             return self.changes.push_back((Instant::now(), ProcessChange::Executed(exec, Box::new(before))));
         }
         // Supersedes earlier changes of the process: nothing of interest happens between fork and exec.
-        let mut descent = self.borrowers.remove(&exec.pid);
+        let mut parent = self.vfork_children.remove(&exec.pid);
         self.changes.retain(|(_, change)| match change {
-            ProcessChange::Forked(birth) if birth.fork.child == exec.pid => {
-                descent = Some(Descent { requested: birth.requested });
+            ProcessChange::Forked(forked) if forked.fork.child == exec.pid => {
+                parent = Some(ParentTarget { requested: forked.requested });
                 false
             }
-            ProcessChange::Started(earlier, _, earlier_descent) if earlier.pid == exec.pid => {
-                descent = *earlier_descent;
+            ProcessChange::Started(earlier, _, earlier_parent) if earlier.pid == exec.pid => {
+                parent = *earlier_parent;
                 false
             }
             _ => true,
@@ -131,7 +131,7 @@ impl Lifecycle {
         if !grace.is_zero() {
             self.started.push(exec.pid);
         }
-        let change = ProcessChange::Started(exec, Origin::Executed, descent);
+        let change = ProcessChange::Started(exec, Origin::Executed, parent);
         self.changes.push_back((Instant::now() + grace, change));
     }
 
@@ -139,9 +139,9 @@ impl Lifecycle {
         self.changes.iter().any(|(_, change)| change.pid() == pid)
     }
 
-    pub(super) fn take_exited_borrowers(&mut self, has_exited: impl Fn(Pid) -> bool) -> Vec<Pid> {
-        let exited: Vec<Pid> = self.borrowers.keys().copied().filter(|&pid| has_exited(pid)).collect();
-        self.borrowers.retain(|pid, _| !exited.contains(pid));
+    pub(super) fn take_exited_vfork_children(&mut self, has_exited: impl Fn(Pid) -> bool) -> Vec<Pid> {
+        let exited: Vec<Pid> = self.vfork_children.keys().copied().filter(|&pid| has_exited(pid)).collect();
+        self.vfork_children.retain(|pid, _| !exited.contains(pid));
         exited
     }
 

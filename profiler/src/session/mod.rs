@@ -19,7 +19,6 @@ mod scope;
 mod session;
 mod snapshot;
 mod target;
-mod thinning;
 mod threads;
 mod unwinding;
 mod windows;

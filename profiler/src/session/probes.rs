@@ -12,24 +12,21 @@ use tracing::{debug, info, warn};
 use super::config::{SessionConfig, UnwindMode};
 use super::discovery::Discovery;
 use super::hooks::{Hooks, Links};
+use super::overload::random_seed;
 use super::rates::Rates;
 use super::scope::Scope;
 use super::target::Target;
-use super::thinning::random_seed;
 use super::unwinding::{Tables, Unwinding};
 use crate::bpf::counters::Counters;
-use crate::bpf::footprint::KernelMaps;
-use crate::bpf::load::{Kernel, KernelConfig};
+use crate::bpf::load::{Kernel, KernelConfig, LinkKind};
 use crate::ids::{HookId, Pid};
 use crate::keeper::Keeper;
 use crate::ledger::LiveAllocation;
-use crate::linux::pidfd::PidFd;
-use crate::linux::pidfd::Readiness;
+use crate::linux::pidfd::{PidFd, Readiness};
 use crate::linux::proc::maps::{self, FileIdentity};
 use crate::linux::proc::stat::Stat;
 use crate::linux::{clock, memory};
 use crate::model::{Origin, ProbeScope};
-use crate::probe::attach::choose;
 use crate::probe::cost::{self, CostError, Costs};
 use crate::probe::leftover::{self, CodeLocation};
 use crate::probe::plan::Plan;
@@ -46,18 +43,8 @@ pub(super) struct Probes {
 }
 
 impl Probes {
-    pub(super) fn map_sizes(config: &SessionConfig, tables: &Tables) -> KernelMaps {
-        KernelMaps {
-            ring_bytes: u64::from(config.ring_bytes),
-            live_blocks_max: u64::from(config.live_blocks_max),
-            row_cells: u64::from(tables.cells(config.unwind_bytes_max)),
-            cpus: aya::util::nr_cpus().map_or(1, |cpus| cpus as u64),
-        }
-    }
-
-    pub(super) fn load(config: &SessionConfig, discovery: Discovery, tables: Tables) -> Result<Self> {
-        let row_cells = tables.cells(config.unwind_bytes_max);
-        let links = choose(config.backend)?;
+    pub(super) fn load(config: &SessionConfig, row_cells: u32, discovery: Discovery, tables: Tables) -> Result<Self> {
+        let links = LinkKind::choose(config.backend)?;
         let kernel_config = KernelConfig {
             ring_bytes: config.ring_bytes,
             live_blocks_max: config.live_blocks_max,
@@ -213,12 +200,12 @@ impl Probes {
     }
 
     pub(super) fn keeper(&self) -> &Keeper {
-        self.links.keeper()
+        &self.links.keeper
     }
 
     /// Measures the cost of a call through a probe. Must precede attaching.
     pub(super) fn calibrate(&mut self) -> Result<Costs, CostError> {
-        cost::calibrate(&mut self.kernel, self.links.keeper())
+        cost::calibrate(&mut self.kernel, &self.links.keeper)
     }
 
     pub(super) fn register(&mut self, target: &Target) {

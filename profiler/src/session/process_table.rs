@@ -7,7 +7,7 @@ use std::time::Instant;
 use anyhow::{Context, Result};
 use tracing::warn;
 
-use super::target::{Birth, End, Target};
+use super::target::{End, ForkedChild, Target};
 use crate::ids::{HeapId, Identity, LedgerId, Pid};
 use crate::ingest::event::{Event, Exec};
 use crate::ledger::Ledger;
@@ -31,7 +31,7 @@ pub(super) struct ProcessTable {
     /// `None` in tests.
     exits: Option<Exits>,
     /// Records all changes of ledgers; `None` without a recording.
-    recorder: Option<Recorder>,
+    pub(super) recorder: Option<Recorder>,
     /// Matching processes that cannot be profiled, or must not be again.
     declined: BTreeSet<Identity>,
     /// Of ended targets of which only sums are kept.
@@ -66,18 +66,6 @@ impl ProcessTable {
             Some(exits) => exits.next().await,
             None => std::future::pending().await,
         }
-    }
-
-    pub(super) fn start_recorder(&mut self, recorder: Recorder) {
-        self.recorder = Some(recorder);
-    }
-
-    pub(super) fn recorder(&mut self) -> Option<&mut Recorder> {
-        self.recorder.as_mut()
-    }
-
-    pub(super) fn take_recorder(&mut self) -> Option<Recorder> {
-        self.recorder.take()
     }
 
     pub(super) fn read_thread_names(&mut self) {
@@ -181,15 +169,15 @@ impl ProcessTable {
     }
 
     /// Records that a child starts with its parent's blocks, or with none if `blocks_max` is exceeded.
-    pub(super) fn inherit(&mut self, parent_ledger: Option<LedgerId>, birth: &mut Birth, blocks_max: usize) {
-        let child = birth.fork.child;
-        let is_empty = birth.ledger.live_blocks() > blocks_max;
+    pub(super) fn inherit(&mut self, parent_ledger: Option<LedgerId>, forked: &mut ForkedChild, blocks_max: usize) {
+        let child = forked.fork.child;
+        let is_empty = forked.ledger.live_blocks() > blocks_max;
         if is_empty {
-            birth.ledger = birth.ledger.empty(child);
+            forked.ledger = forked.ledger.empty(child);
             self.others.not_inherited_count += 1;
         }
         if let Some(recorder) = &mut self.recorder {
-            recorder.fork(parent_ledger, &mut birth.ledger, child, is_empty);
+            recorder.fork(parent_ledger, &mut forked.ledger, child, is_empty);
         }
     }
 
@@ -244,21 +232,13 @@ impl ProcessTable {
         }
     }
 
-    pub(super) fn count_short_lived(&mut self) {
-        self.others.short_lived_count += 1;
-    }
-
-    pub(super) fn count_not_inherited(&mut self) {
-        self.others.not_inherited_count += 1;
-    }
-
     /// Ignores the process from now on. One that has exited is only counted.
     pub(super) fn decline(&mut self, identity: Identity, command: String, error: &anyhow::Error) {
         if Stat::read(identity.pid).is_ok_and(|stat| stat.is_of(identity) && !stat.has_ended()) {
             self.ignore(identity);
             self.skip(identity.pid, command, format!("{error:#}"));
         } else {
-            self.count_short_lived();
+            self.others.short_lived_count += 1;
         }
     }
 

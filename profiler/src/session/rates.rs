@@ -12,8 +12,7 @@ use super::config::SessionConfig;
 use super::overload::{LiveSizes, Load, Overload, RateChange};
 use crate::allocator::hook_set::HookSet;
 use crate::allocator::selection::{HeapSelection, MMAP};
-use crate::bpf::error::LoadError;
-use crate::bpf::load::Kernel;
+use crate::bpf::load::{Kernel, LoadError};
 use crate::ids::HeapId;
 use crate::ingest::event::Event;
 use crate::linux::clock;
@@ -69,13 +68,16 @@ const INTERVAL_BYTES_RAISED_MAX: u32 = 16 << 20;
 impl Rates {
     pub(super) fn new(config: &SessionConfig) -> Self {
         let now = clock::now().monotonic;
+        let mut overload = Overload::new(now);
+        overload.policy = config.on_overload;
+        (overload.ring_bytes, overload.live_max) = (config.ring_bytes.into(), config.live_blocks_max.into());
         Self {
             interval: config.interval,
             selection: config.heaps.clone(),
             functions: config.functions.clone(),
             heaps: Vec::new(),
             doublings: 0,
-            overload: Overload::new(config.on_overload, config.ring_bytes, config.live_blocks_max, now),
+            overload,
             adapted: now,
             changes: Vec::new(),
         }

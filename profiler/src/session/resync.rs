@@ -16,13 +16,12 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use tracing::{debug, info, warn};
 
 use super::lifecycle::Lifecycle;
+use super::overload::{Thinnings, random_seed};
 use super::process_table::ProcessTable;
 use super::target::Target;
-use super::thinning::{Thinnings, random_seed};
 use crate::address::TargetAddr;
-use crate::bpf::error::LoadError;
 use crate::bpf::live_set::LiveReader;
-use crate::bpf::load::Kernel;
+use crate::bpf::load::{Kernel, LoadError};
 use crate::ids::{HeapId, Pid, StackId};
 use crate::ingest::event::Event;
 use crate::ledger::{LiveAllocation, Reconciled};

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use profiler_common::counter::Counter;
+use profiler_common::unwind::RowCell;
 use tokio::time::{Instant, Interval, MissedTickBehavior, interval_at};
 use tracing::{debug, info, warn};
 
@@ -23,12 +24,13 @@ use super::target::Target;
 use super::unwinding::Tables;
 use super::windows::Windows;
 use crate::bpf::counters::Counters;
-use crate::bpf::error::LoadError;
+use crate::bpf::footprint::KernelMaps;
+use crate::bpf::load::{LoadError, possible_cpus};
 use crate::bpf::ring::Ring;
 use crate::ids::Pid;
 use crate::ingest::decode;
 use crate::ingest::event::Event;
-use crate::linux::{bpf, clock};
+use crate::linux::{bpf, clock, memory};
 use crate::process::selection;
 use crate::process::selection::Selection;
 use crate::recording::recorder::Recorder;
@@ -100,8 +102,15 @@ impl Session {
         for space in found.iter().map(|target| &*target.mappings.space).chain(own_space) {
             tables.build_all(space, &discovery.modules);
         }
-        let mut guard = Guard::new(config.limits, Probes::map_sizes(&config, &tables))?;
-        let mut probes = Probes::load(&config, discovery, tables)?;
+        let row_cells = tables.bytes_wanted().min(config.unwind_bytes_max) / size_of::<RowCell>() as u64;
+        let maps = KernelMaps {
+            ring_bytes: config.ring_bytes.into(),
+            live_blocks_max: config.live_blocks_max.into(),
+            row_cells,
+            cpus: possible_cpus().into(),
+        };
+        let mut guard = Guard::new(config.limits, maps, memory::resident_bytes())?;
+        let mut probes = Probes::load(&config, u32::try_from(row_cells).unwrap_or(u32::MAX), discovery, tables)?;
         guard.calibrate(&mut probes)?;
         Ok(Self {
             rates: Rates::new(&config),
@@ -220,7 +229,7 @@ impl Session {
                 // Yields first, because a task that never does starves timers and signals.
                 () = tokio::task::yield_now(), if !is_empty => is_empty = self.drain(),
                 () = sleep_until(soon) => self.handle_changes(),
-                () = Command::stirs(&mut self.command) => self.attend_command(listener),
+                () = Command::changed(&mut self.command) => self.attend_command(listener),
                 request = control.next(), if listener.has_room() => self.handle_request(request, listener)?,
                 _ = drain.tick() => {
                     self.drain();

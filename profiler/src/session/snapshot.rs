@@ -201,12 +201,12 @@ impl Session {
             arguments: std::env::args_os().map(|argument| argument.to_string_lossy().into_owned()).collect(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
         };
-        self.processes.start_recorder(Recorder::create(path, *size_bytes_max, facts)?);
+        self.processes.recorder = Some(Recorder::create(path, *size_bytes_max, facts)?);
         Ok(())
     }
 
     pub(super) fn record_facts(&mut self) {
-        let Some(recorder) = self.processes.recorder() else { return };
+        let Some(recorder) = &mut self.processes.recorder else { return };
         if !recorder.is_due() {
             return recorder.send();
         }
@@ -220,7 +220,7 @@ impl Session {
     }
 
     fn record_mark(&mut self, now: clock::Instant, reason: &str) {
-        if let Some(recorder) = self.processes.recorder() {
+        if let Some(recorder) = &mut self.processes.recorder {
             recorder.mark(now.monotonic, reason);
         }
     }
@@ -228,13 +228,13 @@ impl Session {
     /// Records the final facts, which equal those of the last snapshot. Then the recording lacks only names.
     pub(super) fn end_recorder(&mut self, snapshot: &Snapshot, ended: clock::Instant) -> Option<Recorder> {
         self.record_all(health_facts(ended, snapshot.health.clone(), snapshot.others.clone()), true);
-        self.processes.take_recorder().map(|recorder| recorder.end(ended.monotonic))
+        self.processes.recorder.take().map(|recorder| recorder.end(ended.monotonic))
     }
 
     /// Records modules, targets and health. `is_last` includes ended targets that were recorded before.
     fn record_all(&mut self, facts: HealthFacts, is_last: bool) {
         self.processes.record_corrections();
-        let Some(mut recorder) = self.processes.take_recorder() else { return };
+        let Some(mut recorder) = self.processes.recorder.take() else { return };
         recorder.modules(&self.probes.discovery.modules);
         let ended = self.processes.ended.iter();
         let ended = ended.filter(|target| is_last || !recorder.is_complete(&target.ledger));
@@ -250,15 +250,9 @@ impl Session {
         });
         recorder.health(facts);
         recorder.send();
-        self.processes.start_recorder(recorder);
+        self.processes.recorder = Some(recorder);
     }
-}
 
-fn health_facts(now: clock::Instant, health: Health, others: Others) -> HealthFacts {
-    HealthFacts { monotonic_ns: now.monotonic.0, unix_ns: now.unix_ns, health, others }
-}
-
-impl Session {
     pub fn inspect_all(&mut self, method: Method, listener: &mut dyn Listener) {
         let pids: Vec<Pid> = self.processes.running().map(|target| target.pid).collect();
         self.inspect_command(method, listener);
@@ -341,4 +335,8 @@ impl Session {
         }
         self.resync_at_end();
     }
+}
+
+fn health_facts(now: clock::Instant, health: Health, others: Others) -> HealthFacts {
+    HealthFacts { monotonic_ns: now.monotonic.0, unix_ns: now.unix_ns, health, others }
 }

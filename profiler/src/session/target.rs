@@ -9,7 +9,7 @@ use super::hooks::Hooks;
 use super::rates::Rates;
 use super::threads::Threads;
 use crate::bpf::load::Kernel;
-use crate::guardrail::overhead::OverheadMonitor;
+use crate::guardrail::OverheadMonitor;
 use crate::ids::{Identity, Pid};
 use crate::ingest::event::{Event, Fork, Stack};
 use crate::ledger::Ledger;
@@ -79,14 +79,15 @@ pub(super) enum End {
     Detached(MonotonicNanos),
 }
 
+/// The target that a process was forked from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Descent {
-    /// The parent was selected individually: its children are targets whatever they execute.
+pub(super) struct ParentTarget {
+    /// It was selected individually: its children are targets whatever they execute.
     pub(super) requested: bool,
 }
 
 /// State that a forked child starts with: a copy of its parent's at the fork.
-pub(super) struct Birth {
+pub(super) struct ForkedChild {
     pub(super) fork: Fork,
     pub(super) ledger: Ledger,
     space: AddressSpace,
@@ -95,7 +96,7 @@ pub(super) struct Birth {
     pub(super) requested: bool,
 }
 
-impl Birth {
+impl ForkedChild {
     pub(super) fn of(parent: &Target, fork: Fork) -> Self {
         Self {
             fork,
@@ -155,8 +156,8 @@ impl Target {
         }
     }
 
-    pub(super) fn forked(process: Process, birth: Birth) -> Self {
-        let Birth { fork, ledger, space, hooks, threads, requested } = birth;
+    pub(super) fn forked(process: Process, forked: ForkedChild) -> Self {
+        let ForkedChild { fork, ledger, space, hooks, threads, requested } = forked;
         let target = Self::new(process, Origin::Forked(fork.parent), Some(fork.time));
         let (threads, mappings) = (Threads::of_child(&threads), Mappings::new(space));
         Self { threads, mappings, ledger, hooks, requested, ..target }
@@ -307,9 +308,9 @@ impl Target {
             exit_code: exit.and_then(|exit| exit.code),
             replaced: self.end() == Some(End::Replaced),
             detached,
-            overhead: self.overhead.whole().map(|whole| Overhead {
+            overhead: self.overhead.whole.map(|whole| Overhead {
                 percent: whole.percent(),
-                percent_highest: self.overhead.highest().map(|share| share.percent()),
+                percent_highest: self.overhead.highest.map(|share| share.percent()),
                 probe_ns: whole.probe_ns,
                 cpu_ns: whole.cpu_ns,
             }),

@@ -68,12 +68,11 @@ impl Tables {
         self.spent += started.elapsed();
     }
 
-    /// Number of cells for the row map: twice what is needed now, within the user's limit.
-    pub(super) fn cells(&self, bytes_max: u64) -> u32 {
+    /// Bytes for the row map: twice what is needed now.
+    pub(super) fn bytes_wanted(&self) -> u64 {
         let rows: usize = self.built.values().flatten().map(|table| table.rows.len()).sum();
         let needed = rows.div_ceil(2) as u64 + self.built.len() as u64;
-        let cells = (needed * 2).max(needed + SPARE_CELLS).min(bytes_max / size_of::<RowCell>() as u64);
-        u32::try_from(cells).unwrap_or(u32::MAX)
+        (needed * 2).max(needed + SPARE_CELLS) * size_of::<RowCell>() as u64
     }
 
     fn take(&mut self, id: ModuleId, modules: &ModuleStore) -> Option<Table> {

@@ -10,14 +10,15 @@ mod lists;
 #[cfg(test)]
 mod tests;
 
-use self::arena::{Arena, Circle, PAGE_BYTES};
+use profiler_common::limits::PAGE_BYTES;
+
+use self::arena::{Arena, Circle};
 use self::chunk::{Chunks, FLAGS, HEADER_BYTES, MAPPED};
 use self::lists::{Links, List, Steps, Target};
 use super::scene::{Scene, Walk, WalkedBlock, array, span, words};
 use crate::address::TargetAddr;
 use crate::linux::proc::maps::region_of;
-use crate::memory::Span;
-use crate::memory::{Memory, WORD_BYTES};
+use crate::memory::{Memory, Span, WORD_BYTES};
 
 const HEAP: &str = "libc";
 

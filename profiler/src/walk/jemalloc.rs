@@ -6,11 +6,11 @@
 
 use std::collections::BTreeMap;
 
-use super::scene::{Scene, Walk, WalkedBlock, array, covered, last_before, parts, span, words};
+use profiler_common::limits::PAGE_BYTES;
+
+use super::scene::{ADDRESS_MAX, Scene, Walk, WalkedBlock, array, covered, last_before, parts, span, words};
 use crate::address::TargetAddr;
-use crate::memory::Span;
-use crate::memory::joined;
-use crate::memory::{Memory, WORD_BYTES};
+use crate::memory::{Memory, Span, WORD_BYTES, joined};
 
 const HEAP: &str = "jemalloc";
 
@@ -158,10 +158,8 @@ fn holder(bins: &[Bin], blocks: &[WalkedBlock]) -> Option<WalkedBlock> {
 /// Size and alignment of an extent's description.
 const EXTENT_BYTES: u64 = 128;
 const EXTENT_WORDS: usize = 16;
-const PAGE_BYTES: u64 = 4096;
 /// A page of the smallest blocks.
 const SLAB_BLOCKS_MAX: u64 = 512;
-const ADDRESS_MAX: u64 = 1 << 47;
 /// The highest state; 0 is in use.
 const STATE_MAX: u64 = 5;
 
@@ -328,7 +326,7 @@ fn find_bases(scene: &Scene<'_>) -> Vec<Span> {
 fn base(memory: &dyn Memory, address: u64) -> Option<Span> {
     let [size, next, flags, unused, unused_bytes, ..] = array::<HEADER_WORDS>(memory, address)?;
     let used = address + HEADER_BYTES..address.checked_add(size)?;
-    let fits = (HUGE_PAGE_BYTES..1 << 47).contains(&size)
+    let fits = (HUGE_PAGE_BYTES..ADDRESS_MAX).contains(&size)
         && size.is_multiple_of(HUGE_PAGE_BYTES)
         && next.is_multiple_of(HUGE_PAGE_BYTES)
         && flags & FLAGS_MASK == UNUSED_FLAGS

@@ -4,9 +4,10 @@
 //! group, or was given by the loader: it records which of up to 32 slots are free, out of reach of overruns. A slot is
 //! free, a block, or a group; the offset of a block in its slot, and its size, are in the slot.
 
+use profiler_common::limits::PAGE_BYTES;
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use super::scene::{Scene, Walk, WalkedBlock, array, covered, parts, span};
+use super::scene::{ADDRESS_MAX, Scene, Walk, WalkedBlock, array, covered, parts, span};
 use crate::address::TargetAddr;
 use crate::linux::proc::maps::{Region, RegionKind};
 use crate::memory::{Memory, Span, WORD_BYTES, joined, without};
@@ -116,7 +117,6 @@ impl<'a> Heap<'a> {
 
 /// Unit of sizes; also the size of a group's header.
 const UNIT_BYTES: u64 = 16;
-const PAGE_BYTES: u64 = 4096;
 /// Words of a page of metas, of its header, and of a meta.
 const AREA_WORDS: usize = 512;
 const AREA_HEADER_WORDS: usize = 3;
@@ -124,7 +124,6 @@ const META_WORDS: usize = 5;
 const AREA_METAS: u64 = ((AREA_WORDS - AREA_HEADER_WORDS) / META_WORDS) as u64;
 /// The class of a mapping for a single large block.
 const CLASS_OF_LARGE: u8 = 63;
-const ADDRESS_MAX: u64 = 1 << 47;
 
 /// Slot sizes by class, in units (`size_classes`, src/malloc/mallocng/malloc.c).
 const CLASS_UNITS: [u16; 48] = [

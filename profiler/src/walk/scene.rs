@@ -62,6 +62,9 @@ pub(super) fn last_before(spans: &[Span], address: u64) -> Option<&Span> {
     spans[..spans.partition_point(|span| span.start.0 <= address)].last()
 }
 
+/// End of the addresses of user processes with four levels of page tables.
+pub(super) const ADDRESS_MAX: u64 = 1 << 47;
+
 const PART_BYTES: u64 = 1 << 16;
 
 /// `None` unless all words are present.

@@ -48,15 +48,12 @@ pub(crate) fn executable_identity(pid: Pid) -> io::Result<FileIdentity> {
     Ok(FileIdentity { device: Device::from_raw(metadata.dev()), inode: metadata.ino() })
 }
 
+/// Files may have been deleted or replaced since; a file name that really ends with ` (deleted)` is indistinguishable.
+/// `Special` is code of the kernel: `[vdso]`, `[vsyscall]`, `[uprobes]`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum MappingName {
     Anonymous,
-    File {
-        path: PathBuf,
-        /// Deleted or replaced since. A file name that really ends with ` (deleted)` is indistinguishable.
-        deleted: bool,
-    },
-    /// Code of the kernel: `[vdso]`, `[vsyscall]`, `[uprobes]`.
+    File { path: PathBuf, deleted: bool },
     Special(String),
 }
 
@@ -87,19 +84,14 @@ pub struct Region {
     pub kind: RegionKind,
 }
 
+/// The name of anonymous memory is without `[anon:` and `]`. A file's path is in the process's mount namespace, or the
+/// kernel's name (`/dev/zero (deleted)`, `/memfd:…`). Mappings of the kernel are `[vdso]`, `[vvar]` and others.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum RegionKind {
-    Anonymous {
-        /// Without `[anon:` and `]`.
-        name: Option<String>,
-    },
+    Anonymous { name: Option<String> },
     Brk,
     Stack,
-    /// Path in the process's mount namespace, or the kernel's name (`/dev/zero (deleted)`, `/memfd:…`).
-    File {
-        path: PathBuf,
-    },
-    /// Mappings of the kernel: `[vdso]`, `[vvar]`, `[uprobes]` and others.
+    File { path: PathBuf },
     Kernel,
 }
 

@@ -39,9 +39,7 @@ enum ThreadState {
     Running,
     Held(Stop),
     /// Held at an exit that is not its alone.
-    Exiting {
-        evidence: Evidence,
-    },
+    Exiting(Evidence),
     /// Resumed at its exit.
     Exited,
 }
@@ -135,7 +133,7 @@ impl Threads {
     pub(super) fn held(&self) -> Vec<(Tracee, Stop)> {
         let held = self.threads.iter().filter_map(|thread| match thread.state {
             ThreadState::Held(stop) => Some((thread.tracee.clone(), stop)),
-            ThreadState::Exiting { .. } => Some((thread.tracee.clone(), Stop::Exiting)),
+            ThreadState::Exiting(_) => Some((thread.tracee.clone(), Stop::Exiting)),
             ThreadState::Running | ThreadState::Exited => None,
         });
         held.collect()
@@ -189,7 +187,7 @@ impl Threads {
                     tracee.restart_syscall(stop)?;
                     tracee.detach(stop)?;
                 }
-                ThreadState::Exiting { .. } => tracee.detach(Stop::Exiting)?,
+                ThreadState::Exiting(_) => tracee.detach(Stop::Exiting)?,
                 ThreadState::Exited => {}
             }
         }
@@ -277,7 +275,7 @@ impl Threads {
         // The registers of 32-bit programs are not supported.
         let number = tracee.registers().ok().flatten().and_then(|registers| registers.syscall()).unwrap_or(-1);
         let signal = tracee.event_message()?.map_or(0, |status| status & 0x7f);
-        let exits = |thread: &Thread| matches!(thread.state, ThreadState::Exited | ThreadState::Exiting { .. });
+        let exits = |thread: &Thread| matches!(thread.state, ThreadState::Exited | ThreadState::Exiting(_));
         let is_last = self.threads.iter().enumerate().all(|(other, thread)| other == index || exits(thread));
         self.threads[index].state = if number == libc::SYS_exit && !is_last {
             tracee.run(Stop::Exiting)?;
@@ -289,7 +287,7 @@ impl Threads {
                 signal if signal == libc::SIGSYS as u64 => Evidence::Filter,
                 _ => Evidence::ProcessExit,
             };
-            ThreadState::Exiting { evidence }
+            ThreadState::Exiting(evidence)
         };
         Ok(())
     }
@@ -311,7 +309,7 @@ impl Threads {
     fn exit_progress(&self) -> Option<(Evidence, bool)> {
         let mut evidence = None;
         for thread in &self.threads {
-            if let ThreadState::Exiting { evidence: own } = thread.state
+            if let ThreadState::Exiting(own) = thread.state
                 && (own != Evidence::None || evidence.is_none())
             {
                 evidence = Some(own);
@@ -323,7 +321,7 @@ impl Threads {
 
     fn resume_exiting(&mut self) -> io::Result<()> {
         for thread in &mut self.threads {
-            if matches!(thread.state, ThreadState::Exiting { .. }) {
+            if matches!(thread.state, ThreadState::Exiting(_)) {
                 thread.state = ThreadState::Exited;
                 thread.tracee.run(Stop::Exiting)?;
             }

@@ -54,12 +54,12 @@ fn the_last_exec_of_a_process_supersedes_earlier_ones() {
 fn exited_vfork_children_are_removed() {
     let (mut lifecycle, mut processes) = (Lifecycle::new(), ProcessTable::default());
     for pid in [4, 5, 6] {
-        lifecycle.borrowers.insert(Pid(pid), Descent { requested: pid == 5 });
+        lifecycle.vfork_children.insert(Pid(pid), ParentTarget { requested: pid == 5 });
     }
     lifecycle.executed(exec(5, 1), &mut processes, Duration::ZERO);
-    assert!(matches!(lifecycle.take_due(), Some(ProcessChange::Started(_, _, Some(Descent { requested: true })))));
-    assert_eq!(lifecycle.take_exited_borrowers(|pid| pid == Pid(4)), [Pid(4)]);
-    assert_eq!(lifecycle.take_exited_borrowers(|pid| pid != Pid(6)), []);
+    assert!(matches!(lifecycle.take_due(), Some(ProcessChange::Started(_, _, Some(ParentTarget { requested: true })))));
+    assert_eq!(lifecycle.take_exited_vfork_children(|pid| pid == Pid(4)), [Pid(4)]);
+    assert_eq!(lifecycle.take_exited_vfork_children(|pid| pid != Pid(6)), []);
 }
 
 #[test]
@@ -70,7 +70,7 @@ fn forks_of_other_processes_change_nothing() {
         lifecycle.forked(fork, &mut processes, &SessionConfig::default());
     }
     assert!(!lifecycle.is_waiting());
-    assert_eq!(lifecycle.borrowers, BTreeMap::new());
+    assert_eq!(lifecycle.vfork_children, BTreeMap::new());
 }
 
 #[test]
@@ -85,13 +85,13 @@ fn vfork_children_of_targets_are_kept_until_they_exec() {
     let fork = Fork { parent: target.pid, child: Pid(2), time: MonotonicNanos(0), shares_memory: true };
     processes.add(target);
     lifecycle.forked(fork, &mut processes, &SessionConfig { follow_forks: false, ..SessionConfig::default() });
-    assert_eq!(lifecycle.borrowers, BTreeMap::new());
+    assert_eq!(lifecycle.vfork_children, BTreeMap::new());
     lifecycle.forked(fork, &mut processes, &SessionConfig::default());
-    assert_eq!(lifecycle.borrowers, BTreeMap::from([(Pid(2), Descent { requested: true })]));
+    assert_eq!(lifecycle.vfork_children, BTreeMap::from([(Pid(2), ParentTarget { requested: true })]));
     assert!(!lifecycle.is_waiting());
     lifecycle.executed(exec(2, 1), &mut processes, Duration::ZERO);
-    assert_eq!(lifecycle.borrowers, BTreeMap::new());
-    assert!(matches!(lifecycle.take_due(), Some(ProcessChange::Started(_, _, Some(Descent { requested: true })))));
+    assert_eq!(lifecycle.vfork_children, BTreeMap::new());
+    assert!(matches!(lifecycle.take_due(), Some(ProcessChange::Started(_, _, Some(ParentTarget { requested: true })))));
 }
 
 #[test]

@@ -6,6 +6,10 @@ use super::*;
 
 const MS: u64 = 1_000_000;
 
+fn overload(policy: OverloadPolicy, ring_bytes: u32, live_max: u64) -> Overload {
+    Overload { policy, ring_bytes: ring_bytes.into(), live_max, ..Overload::new(MonotonicNanos(0)) }
+}
+
 /// Bytes of a block's two records, headers with them.
 const BLOCK_BYTES: f64 = 104.0;
 
@@ -32,7 +36,7 @@ struct Ring {
 
 impl Ring {
     fn new(capacity: u32, policy: OverloadPolicy, requested: u32, workloads: Vec<Workload>) -> Self {
-        let mut overload = Overload::new(policy, capacity, 1 << 20, MonotonicNanos(0));
+        let mut overload = overload(policy, capacity, 1 << 20);
         workloads.iter().for_each(|_| overload.add_heap(Interval::nearest(requested), false));
         let made = vec![[0.0; 3]; workloads.len()];
         let capacity = f64::from(capacity);
@@ -172,7 +176,7 @@ fn the_drop_policy_changes_nothing() {
 
 #[test]
 fn intervals_fall_back_to_the_last_requested_one() {
-    let mut overload = Overload::new(ADAPT, 1 << 20, 1 << 20, MonotonicNanos(0));
+    let mut overload = overload(ADAPT, 1 << 20, 1 << 20);
     overload.add_heap(Interval::EXACT, false);
     let [small, large] = [64, 4096].map(Interval::nearest);
     assert_eq!(overload.request(HeapId(0), Interval::EXACT), Interval::EXACT);
@@ -217,7 +221,7 @@ fn live(heap: u8, interval: u32, sizes: &[(u64, u32)]) -> LiveSizes {
 
 #[test]
 fn a_nearly_full_live_set_is_thinned_by_half() {
-    let mut overload = Overload::new(ADAPT, 16 << 20, 100_000, MonotonicNanos(0));
+    let mut overload = overload(ADAPT, 16 << 20, 100_000);
     overload.add_heap(Interval::EXACT, false);
     overload.add_heap(Interval::EXACT, false);
     let load =
@@ -238,7 +242,7 @@ fn a_nearly_full_live_set_is_thinned_by_half() {
 
 #[test]
 fn blocks_sampled_finer_are_thinned_to_the_current_interval() {
-    let mut overload = Overload::new(ADAPT, 16 << 20, 100_000, MonotonicNanos(0));
+    let mut overload = overload(ADAPT, 16 << 20, 100_000);
     overload.add_heap(Interval::nearest(4096), false);
     let load = Load { time: MonotonicNanos(MS), fill_bytes: 0, ring_dropped: 0, live_blocks: 95_000, live_dropped: 0 };
     let (floors, changes) = overload.thin(&load, &live(0, 1, &[(64, 95_000)]));
@@ -248,7 +252,7 @@ fn blocks_sampled_finer_are_thinned_to_the_current_interval() {
 
 #[test]
 fn large_blocks_are_not_thinned_beyond_the_largest_interval() {
-    let mut overload = Overload::new(ADAPT, 16 << 20, 1000, MonotonicNanos(0));
+    let mut overload = overload(ADAPT, 16 << 20, 1000);
     overload.add_heap(Interval::EXACT, false);
     overload.add_heap(Interval::EXACT, true);
     let load = Load { time: MonotonicNanos(MS), fill_bytes: 0, ring_dropped: 0, live_blocks: 1000, live_dropped: 5 };
@@ -287,7 +291,7 @@ proptest! {
 #[test]
 fn a_heap_that_cannot_be_lowered_does_not_block_others() {
     // Halving the interval adds no samples of blocks larger than it, and doubles those of small ones.
-    let mut overload = Overload::new(ADAPT, 64 << 10, 1 << 20, MonotonicNanos(0));
+    let mut overload = overload(ADAPT, 64 << 10, 1 << 20);
     overload.add_heap(Interval::EXACT, false);
     overload.add_heap(Interval::EXACT, false);
     (overload.heaps[0].now, overload.heaps[1].now) = (Interval::nearest(1 << 20), Interval::nearest(4));
@@ -306,7 +310,7 @@ fn a_heap_that_cannot_be_lowered_does_not_block_others() {
 
 #[test]
 fn ineffective_thinning_is_tried_less_and_less_often() {
-    let mut overload = Overload::new(ADAPT, 16 << 20, 1000, MonotonicNanos(0));
+    let mut overload = overload(ADAPT, 16 << 20, 1000);
     overload.add_heap(MAX, false);
     let mut scans = 0;
     for ms in 0..60_000 {

@@ -6,7 +6,6 @@ use crate::address::TargetAddr;
 use crate::memory::{Memory, WORD_BYTES};
 use crate::walk::scene::{Scene, array, parts};
 
-pub(super) const PAGE_BYTES: u64 = 4096;
 /// The last list is unused, so its head always points to itself.
 const BINS: u64 = 127;
 /// While a thread modifies an arena, one or two lists may be inconsistent.

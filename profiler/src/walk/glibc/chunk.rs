@@ -2,7 +2,9 @@
 
 use std::fmt;
 
-use super::arena::{Arena, PAGE_BYTES, heaps};
+use profiler_common::limits::PAGE_BYTES;
+
+use super::arena::{Arena, heaps};
 use crate::address::TargetAddr;
 use crate::linux::proc::maps::{RegionKind, region_of};
 use crate::memory::{Memory, Span, WORD_BYTES};

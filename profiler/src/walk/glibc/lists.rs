@@ -164,12 +164,12 @@ fn chunk_bytes(bin: u64) -> std::ops::RangeInclusive<u64> {
     }
 }
 
+/// The system call instruction, which precedes the instruction pointer of a thread in a call.
+const SYSTEM_CALL: [u8; 2] = [0x0f, 0x05];
 /// Below a thread's pointer.
 const STORAGE_WORDS_MAX: u64 = 1 << 13;
 /// Between the variables for a thread's arena and its cache.
 const VARIABLES_WORDS: u64 = 64;
-/// The system call instruction, which precedes the instruction pointer of a thread in a call.
-const SYSTEM_CALL: [u8; 2] = [0x0f, 0x05];
 /// The result register in a system call that is not finished or to be restarted (`ENOSYS`, `ERESTART…` in the kernel's
 /// `errno.h`). Needed because code may not have been read.
 const RESULTS_IN_CALL: [i64; 5] = [-38, -512, -513, -514, -516];

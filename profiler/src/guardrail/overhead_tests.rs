@@ -44,7 +44,7 @@ fn highest_and_whole_share_are_kept() {
             (0..1000).for_each(|_| totals.allocate(Amounts::of(1, Interval::EXACT), MonotonicNanos(0)));
         }
     }
-    let (highest, whole) = (monitor.highest().expect("it was busy"), monitor.whole().expect("it was observed"));
+    let (highest, whole) = (monitor.highest.expect("it was busy"), monitor.whole.expect("it was observed"));
     assert_eq!((highest.cpu_ns, whole.cpu_ns), (3 * SECOND, 9 * SECOND));
     assert!((highest.probe_ns - 3000.0 * 2500.0).abs() < 1e-3 && (whole.probe_ns - highest.probe_ns).abs() < 1e-3);
 }
