@@ -103,7 +103,7 @@ enum Programs {
 pub struct Kernel {
     ebpf: Ebpf,
     programs: Programs,
-    task_layout: Result<TaskLayout, LayoutError>,
+    pub(super) task_layout: Result<TaskLayout, LayoutError>,
 }
 
 impl Kernel {
@@ -177,10 +177,6 @@ impl Kernel {
 
     pub(super) fn own_programs(&self) -> impl Iterator<Item = (&str, &Program)> {
         self.ebpf.programs()
-    }
-
-    pub(super) fn task_layout(&self) -> Result<TaskLayout, LayoutError> {
-        self.task_layout.clone()
     }
 
     pub fn link_kind(&self) -> LinkKind {

@@ -43,7 +43,7 @@ impl Kernel {
     /// Attaches the tracepoints: from now on targets report forks and execs, and calls interrupted by a thread's exit are
     /// removed. Must be called once, before targets are set and probes attached. If it fails, everything else still works.
     pub fn attach_tracepoints(&mut self) -> Result<(), TracepointError> {
-        let layout = self.task_layout();
+        let layout = self.task_layout.clone();
         self.attach_copies(EXIT)?;
         // A copy recognises an exec that another has handled by the process's `mm`.
         let (programs, tracepoint) = EXEC;

@@ -55,7 +55,7 @@ impl Companion {
         let mut program = Command::new(PROGRAM);
         // Not `heapbpf`, so that `kill -USR1 $(pidof heapbpf)` does not reach it.
         program.arg0(format!("heapbpf-{command}")).arg(command);
-        program.stdin(Stdio::from(OwnedFd::from(theirs))).stdout(Stdio::null());
+        program.stdin(Stdio::from(OwnedFd::from(theirs.0))).stdout(Stdio::null());
         let before_exec = || {
             rustix::process::setsid()?;
             for signal in IGNORED {
@@ -121,30 +121,30 @@ pub(crate) const DESCRIPTORS_MAX: usize = 16;
 const HEADER_BYTES: usize = 8;
 
 #[derive(Debug)]
-pub struct Channel(UnixStream);
+pub(crate) struct Channel(UnixStream);
 
 #[derive(Debug, Default)]
-pub struct Message {
-    pub bytes: Vec<u8>,
+pub(crate) struct Message {
+    pub(crate) bytes: Vec<u8>,
     /// Received with `FD_CLOEXEC`.
-    pub descriptors: Vec<OwnedFd>,
+    pub(crate) descriptors: Vec<OwnedFd>,
 }
 
 impl Channel {
-    pub fn pair() -> io::Result<(Self, Self)> {
+    pub(crate) fn pair() -> io::Result<(Self, Self)> {
         let (one, other) = UnixStream::pair()?;
         Ok((Self(one), Self(other)))
     }
 
     /// Returns the end that is this process's standard input. Errors: `ENOTSOCK` when standard input is something else.
-    pub fn of_standard_input() -> io::Result<Self> {
+    pub(crate) fn of_standard_input() -> io::Result<Self> {
         let stream = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
         stream.peer_addr()?;
         Ok(Self(stream))
     }
 
     /// Errors: `EPIPE` or `ECONNRESET` when the peer has exited, `InvalidInput` for too many descriptors or bytes.
-    pub fn send(&self, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
+    pub(crate) fn send(&self, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
         if descriptors.len() > DESCRIPTORS_MAX {
             return Err(io::ErrorKind::InvalidInput.into());
         }
@@ -165,7 +165,7 @@ impl Channel {
     }
 
     /// `None` when the peer has closed its end. Errors: `UnexpectedEof` in a message, `InvalidData` above `bytes_max`.
-    pub fn receive(&self, bytes_max: usize) -> io::Result<Option<Message>> {
+    pub(crate) fn receive(&self, bytes_max: usize) -> io::Result<Option<Message>> {
         self.receive_while(bytes_max, || Ok(()))
     }
 
@@ -181,7 +181,7 @@ impl Channel {
 
     /// Calls `wait` before each part of a message. It waits until the channel is [readable](Self::readable) or fails,
     /// so that a time limit covers the whole message, however slowly it is sent.
-    pub fn receive_while(
+    pub(crate) fn receive_while(
         &self,
         bytes_max: usize,
         mut wait: impl FnMut() -> io::Result<()>,
@@ -230,7 +230,7 @@ impl Channel {
     }
 
     /// Waits until there is data, or the end of the connection. False after the time limit.
-    pub fn readable(&self, limit: Duration) -> io::Result<bool> {
+    pub(crate) fn readable(&self, limit: Duration) -> io::Result<bool> {
         let mut polled = [PollFd::new(&self.0, PollFlags::IN)];
         let limit = Timespec::try_from(limit).map_err(|_| io::ErrorKind::InvalidInput)?;
         match poll(&mut polled, Some(&limit)) {
@@ -250,12 +250,6 @@ impl AsFd for Channel {
 impl From<OwnedFd> for Channel {
     fn from(end: OwnedFd) -> Self {
         Self(end.into())
-    }
-}
-
-impl From<Channel> for OwnedFd {
-    fn from(channel: Channel) -> Self {
-        channel.0.into()
     }
 }
 

@@ -160,7 +160,8 @@ impl Launch {
                         if let Some(loader) = &mut loader {
                             loader.returned(result);
                         }
-                        if std::mem::take(&mut maps) && !is_error(result) {
+                        // The kernel returns errors as −4095 to −1.
+                        if std::mem::take(&mut maps) && !(-4095..0).contains(&result) {
                             on_new_code(false)?;
                         }
                     }
@@ -395,11 +396,6 @@ pub(crate) fn has_one_thread(pid: Pid) -> bool {
 
 pub(crate) fn shell_code(status: ExitStatus) -> i32 {
     status.code().or_else(|| status.signal().map(|signal| 128 + signal)).unwrap_or(1)
-}
-
-/// The kernel returns errors as −4095 to −1.
-fn is_error(result: i64) -> bool {
-    (-4095..0).contains(&result)
 }
 
 #[cfg(test)]

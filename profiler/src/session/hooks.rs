@@ -359,7 +359,7 @@ pub(super) struct Links {
     pub(super) scope: Scope,
     shared: FxHashMap<HookId, Weak<Link>>,
     /// Replaced by shared ones at these times. Calls that they have recorded at the entry may not have returned yet.
-    replaced: Vec<(Instant, OwnLink)>,
+    pub(super) replaced: Vec<(Instant, OwnLink)>,
 }
 
 const REPLACED_DURATION: Duration = Duration::from_millis(200);
@@ -380,10 +380,6 @@ impl Links {
 
     pub(super) fn detach_replaced(&mut self) {
         self.replaced.retain(|(since, _)| since.elapsed() < REPLACED_DURATION);
-    }
-
-    pub(super) fn detach_all_replaced(&mut self) {
-        self.replaced.clear();
     }
 
     /// All or none. Functions that may throw always have a link per process: whether they may be probed depends on it.

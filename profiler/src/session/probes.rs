@@ -316,7 +316,7 @@ impl Probes {
 
     /// If the keeper was killed, removes the breakpoints that it left in these targets.
     pub(super) fn finish_detaching<'a>(&mut self, targets: impl Iterator<Item = &'a Target>) {
-        self.links.detach_all_replaced();
+        self.links.replaced.clear();
         if self.keeper().settle().is_ok() {
             return;
         }
