@@ -17,43 +17,37 @@ use crate::object::module::Module;
 
 const FAILURES_MAX: usize = 64;
 
+#[derive(Default)]
 pub struct Resolver {
     state: RefCell<State>,
 }
 
+#[derive(Default)]
 struct State {
     modules: FxHashMap<ModuleId, FxHashMap<FileOffset, Arc<[ResolvedFrame]>>>,
     strings: FxHashSet<Arc<str>>,
     /// Modules whose debug information is not read again.
     shallow: FxHashSet<ModuleId>,
-    reader: Reader,
+    /// `None`: files are parsed in this process.
+    sandbox: Option<Sandbox>,
     failures: Vec<SymbolizationFailure>,
-}
-
-enum Reader {
-    Sandbox(Sandbox),
-    InProcess,
 }
 
 impl Resolver {
     /// Parses files in a process of its own, which the interrupt ends for good.
     pub fn sandboxed(interrupt: Interrupt) -> Self {
-        Self::with(Reader::Sandbox(Sandbox::new(interrupt)))
+        let state = State { sandbox: Some(Sandbox::new(interrupt)), ..State::default() };
+        Self { state: RefCell::new(state) }
     }
 
     /// For tests: the files must be trusted.
     pub fn in_process() -> Self {
-        Self::with(Reader::InProcess)
-    }
-
-    fn with(reader: Reader) -> Self {
-        let (modules, strings, shallow, failures) = Default::default();
-        Self { state: RefCell::new(State { modules, strings, shallow, reader, failures }) }
+        Self::default()
     }
 
     /// Frees the memory of parsed files; answers remain cached.
     pub fn release(&self) {
-        if let Reader::Sandbox(sandbox) = &mut self.state.borrow_mut().reader {
+        if let Some(sandbox) = &mut self.state.borrow_mut().sandbox {
             sandbox.release();
         }
     }
@@ -77,13 +71,9 @@ impl Resolve for Resolver {
 
     fn symbolization(&self) -> Symbolization {
         let state = self.state.borrow();
-        let confinement = match &state.reader {
-            Reader::Sandbox(sandbox) => sandbox.confinement,
-            Reader::InProcess => None,
-        };
-        let isolation = confinement.map_or_else(Vec::new, |confinement| {
-            confinement.parts().into_iter().map(|(name, active)| (name.to_owned(), active)).collect()
-        });
+        let confinement = state.sandbox.as_ref().and_then(|sandbox| sandbox.confinement);
+        let parts = confinement.into_iter().flat_map(|confinement| confinement.parts());
+        let isolation = parts.map(|(name, active)| (name.to_owned(), active)).collect();
         Symbolization { isolation, failures: state.failures.clone() }
     }
 }
@@ -108,8 +98,8 @@ impl State {
         }
         let (debug_file, shared) = separate_files(module, own);
         let debug_file = debug_file.iter().map(|image| (Role::DebugFile, image));
-        let link = module.debug_link().map(|link| (Role::Linked { checksum: link.checksum }, &link.image));
-        let shared = shared.iter().map(|(id, image)| (Role::Shared { build_id: id.to_string() }, image));
+        let link = module.debug_link().map(|link| (Role::Linked(link.checksum), &link.image));
+        let shared = shared.iter().map(|(id, image)| (Role::Shared(id.to_string()), image));
         let files: Vec<_> = debug_file.chain(link).chain([(Role::Own, own)]).chain(shared).collect();
         let attempts = [(Depth::DebugInformation, NamesFrom::SymbolTable), (Depth::SymbolTables, NamesFrom::Nothing)];
         let skipped = usize::from(self.shallow.contains(&id));
@@ -123,9 +113,9 @@ impl State {
                 defects.extend_from_slice(&names.defects);
                 named += keep(names, &rest[named..], strings, answers);
             };
-            let result = match &mut self.reader {
-                Reader::Sandbox(sandbox) => sandbox.name(&files, depth, rest_addresses, take),
-                Reader::InProcess => {
+            let result = match &mut self.sandbox {
+                Some(sandbox) => sandbox.name(&files, depth, rest_addresses, take),
+                None => {
                     name_in_process(&files, depth, rest_addresses, take);
                     Ok(())
                 }

@@ -185,7 +185,7 @@ mod tests {
         let program = workshop.compile("g++", "objects.cpp", PROGRAM, arguments);
         let running = Running::sleep(&program);
         let regions = regions(running.pid()).expect("it runs");
-        let mut store = ModuleStore::new();
+        let mut store = ModuleStore::default();
         let mut space = AddressSpace::new(running.pid());
         space.refresh(&mut store).expect("it runs");
         let modules = store.share();

@@ -86,7 +86,7 @@ struct Scene {
 fn scene() -> Scene {
     let workshop = Workshop::new();
     fs::write(workshop.path("app"), "not even an ELF file").expect("writable");
-    let mut modules = ModuleStore::new();
+    let mut modules = ModuleStore::default();
     let app = modules.intern_path(&workshop.path("app")).expect("a file");
     let space = AddressSpace::with(Pid(1), vec![mapped(0x1000, 0x3000, Some(app)), mapped(0x3000, 0x4000, None)]);
     // Offset of the return address 0x1010, less one, less the mapping's start, and where the mapping is in the file.
@@ -193,13 +193,13 @@ int main(int n, char **v) { return doze(n) + 1; }
 fn label_after_the_end(arguments: &[&str], prepare: impl Fn(&Workshop)) -> (String, Option<u32>, u64) {
     let workshop = Workshop::new();
     let program = workshop.compile("gcc", "sleeper.c", SLEEPER, arguments);
-    let mut modules = ModuleStore::new();
+    let mut modules = ModuleStore::default();
     let whole = modules.intern_path(&program).expect("it opens");
     let doze = defined_functions(modules.get(whole), &["doze"], Search::Everything).expect("readable").remove(0);
     prepare(&workshop);
     let mut child = Running::sleep(&program);
     fs::remove_file(&program).expect("deleted");
-    let mut modules = ModuleStore::new();
+    let mut modules = ModuleStore::default();
     let mut space = AddressSpace::new(child.pid());
     space.refresh(&mut modules).expect("readable");
     child.end();

@@ -18,7 +18,7 @@ struct Answers {
 }
 
 fn answers_at(path: &Path, offsets: &[FileOffset]) -> Answers {
-    let mut modules = ModuleStore::new();
+    let mut modules = ModuleStore::default();
     let id = modules.intern_path(path).expect("it opens");
     let mut answers = Answers { chains: Vec::new(), files: Vec::new() };
     for frames in Resolver::in_process().resolve(id, modules.get(id), offsets) {
@@ -33,7 +33,7 @@ fn answers_at(path: &Path, offsets: &[FileOffset]) -> Answers {
 }
 
 fn offsets_of(path: &Path, function: &str) -> Vec<FileOffset> {
-    let mut modules = ModuleStore::new();
+    let mut modules = ModuleStore::default();
     let id = modules.intern_path(path).expect("it opens");
     let found = defined_functions(modules.get(id), &[function], Search::Everything).expect("an ELF file");
     let [found] = &found[..] else { panic!("{function}: {found:?}") };
@@ -209,7 +209,7 @@ fn a_debug_file_beside_the_program_is_used() {
 fn the_c_librarys_own_functions_have_names_and_lines() {
     // The distribution keeps them in /usr/lib/debug/.build-id; the package is libc6-dbg.
     let library = Path::new("/lib/x86_64-linux-gnu/libc.so.6");
-    let mut modules = ModuleStore::new();
+    let mut modules = ModuleStore::default();
     let id = modules.intern_path(library).expect("glibc is here");
     let module = modules.get(id);
     let elf = module.elf().expect("an ELF file");
@@ -234,7 +234,7 @@ fn compressed_debug_information_is_read_unless_its_size_is_forged() {
     let chain = [frame("inner", Some(3), true), frame("middle", Some(6), true), frame("i", Some(9), false)];
     answers(&program, "i").has(&chain);
 
-    let mut modules = ModuleStore::new();
+    let mut modules = ModuleStore::default();
     let id = modules.intern_path(&program).expect("it opens");
     let elf = modules.get(id).elf().expect("an ELF file");
     let claims = elf.sections.iter().filter(|section| section.flags & u64::from(object::elf::SHF_COMPRESSED) != 0);
@@ -256,7 +256,7 @@ fn a_file_that_shrank_is_not_read() {
     let workshop = Workshop::new();
     let program = workshop.compile("gcc", "program.c", C, &["-g", "-O2"]);
     let offsets = offsets_of(&program, "i");
-    let mut modules = ModuleStore::new();
+    let mut modules = ModuleStore::default();
     let id = modules.intern_path(&program).expect("it opens");
     let resolver = Resolver::in_process();
     let first = resolver.resolve(id, modules.get(id), &offsets[..1]);
@@ -271,7 +271,7 @@ fn a_file_that_shrank_is_not_read() {
 fn answers_are_in_the_order_of_requests() {
     let workshop = Workshop::new();
     let program = workshop.compile("gcc", "program.c", C, &["-O1", "-fno-inline"]);
-    let mut modules = ModuleStore::new();
+    let mut modules = ModuleStore::default();
     let id = modules.intern_path(&program).expect("it opens");
     let names = ["main", "i", "nowhere", "main"];
     let offsets = names.map(|name| if name == "nowhere" { FileOffset(1) } else { offsets_of(&program, name)[0] });

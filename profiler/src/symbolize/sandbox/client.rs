@@ -147,7 +147,7 @@ impl Sandbox {
         let roles: Vec<Role> = files.iter().map(|(role, _)| role.clone()).collect();
         let descriptors: Vec<BorrowedFd<'_>> = files.iter().map(|(_, image)| image.file().as_fd()).collect();
         let reply = self.ask(&Request::Open { roles: roles.clone(), depth }, &descriptors, deadline)?;
-        let Reply::Opened { refused } = reply else { return Err(io::ErrorKind::InvalidData.into()) };
+        let Reply::Opened(refused) = reply else { return Err(io::ErrorKind::InvalidData.into()) };
         if refused.is_empty() {
             return Ok(());
         }
@@ -159,7 +159,7 @@ impl Sandbox {
         let descriptors: Vec<BorrowedFd<'_>> =
             copies.iter().zip(descriptors).map(|(copy, own)| copy.as_ref().map_or(own, AsFd::as_fd)).collect();
         match self.ask(&Request::Open { roles, depth }, &descriptors, deadline)? {
-            Reply::Opened { .. } => Ok(()),
+            Reply::Opened(_) => Ok(()),
             _ => Err(io::ErrorKind::InvalidData.into()),
         }
     }

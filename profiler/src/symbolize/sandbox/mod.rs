@@ -49,14 +49,10 @@ pub(super) enum Role {
     Own,
     /// By build id.
     DebugFile,
-    Linked {
-        checksum: u32,
-    },
-    /// A file that others refer to by build id (dwz(1)).
-    Shared {
-        /// In hexadecimal.
-        build_id: String,
-    },
+    /// With the checksum that its module states.
+    Linked(u32),
+    /// A file that others refer to by this build id, in hexadecimal (dwz(1)).
+    Shared(String),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -79,9 +75,7 @@ enum Reply {
     /// The first message, before any request.
     Ready(Confinement),
     /// Reply to `Open`, with the indices of files that the symbolizer may not open and does not use.
-    Opened {
-        refused: Vec<usize>,
-    },
+    Opened(Vec<usize>),
     Names(Names),
 }
 

@@ -61,12 +61,12 @@ impl Engine {
                 Role::Own => engine.add_unverified(file, &path, depth),
                 // It has the build id, and is in a directory that only root can write.
                 Role::DebugFile => engine.add(&path, depth == Depth::DebugInformation),
-                Role::Linked { checksum } if crc32(&file).is_some_and(|found| found == checksum) => {
+                Role::Linked(checksum) if crc32(&file).is_some_and(|found| found == checksum) => {
                     engine.add_unverified(file, &path, depth);
                 }
-                Role::Linked { .. } => engine.defects.push(Defect::Checksum),
+                Role::Linked(_) => engine.defects.push(Defect::Checksum),
                 // blazesym finds it by its name in `shared`.
-                Role::Shared { .. } => {}
+                Role::Shared(_) => {}
             }
         }
         engine
@@ -268,7 +268,7 @@ const SHARED_DIRECTORY: &str = "/";
 fn share(roles: &[Role], files: &[File], path: impl Fn(&File) -> PathBuf) -> bool {
     let mut any = false;
     for (role, file) in roles.iter().zip(files) {
-        let Role::Shared { build_id } = role else { continue };
+        let Role::Shared(build_id) = role else { continue };
         let Some((first, rest)) = build_id.split_at_checked(2) else { continue };
         let directory = Path::new(SHARED_DIRECTORY).join(".build-id").join(first);
         let name = directory.join(format!("{rest}.debug"));
@@ -295,7 +295,7 @@ fn answer(message: Message, root: Root, engine: &mut Option<(Engine, Vec<File>)>
             };
             let inputs = usable.filter_map(input).collect();
             *engine = Some((Engine::open(inputs, depth, root != Root::Shared, shared), files));
-            Some(Reply::Opened { refused })
+            Some(Reply::Opened(refused))
         }
         Request::Name { addresses } if (1..=ADDRESSES_MAX).contains(&addresses.len()) => {
             let names = engine.as_mut().map_or_else(Names::default, |(engine, _)| engine.name(&addresses));
