@@ -14,7 +14,7 @@ use crate::ids::{HeapId, LedgerId, Pid};
 use crate::ingest::event::Event;
 use crate::ledger::Ledger;
 use crate::ledger::snapshot::TargetSnapshot;
-use crate::ledger::timeline::{Timeline, TimelinePoint};
+use crate::ledger::timeline::Timeline;
 use crate::ledger::totals::Flow;
 use crate::linux::proc::maps::{Device, Mapping, MappingName};
 use crate::model::{Health, Leaks, Symbolization, Window};
@@ -44,29 +44,23 @@ pub enum Entry {
 
 impl Entry {
     pub fn time(&self) -> Option<MonotonicNanos> {
-        match self {
-            Self::Event(event) => event_time(event),
+        Some(match self {
+            Self::Event(Event::Alloc(allocation)) => allocation.time,
+            Self::Event(Event::Free(free)) => free.time,
+            Self::Event(Event::Remap(remap)) => remap.ended,
+            Self::Event(Event::Fork(fork)) => fork.time,
+            Self::Event(Event::Exec(exec)) => exec.time,
+            // The time of a restored block is that of its allocation.
+            Self::Event(Event::Restore(_) | Event::Stack(..) | Event::RawStack(..)) => return None,
             Self::Fact(fact) => match &**fact {
-                Fact::Health(health) => Some(MonotonicNanos(health.monotonic_ns)),
-                Fact::Mark(mark) => Some(MonotonicNanos(mark.monotonic_ns)),
+                Fact::Health(health) => MonotonicNanos(health.monotonic_ns),
+                Fact::Mark(mark) => MonotonicNanos(mark.monotonic_ns),
                 // Times are relative to the start of the session, which precedes all entries.
-                Fact::Session(_) | Fact::Target(..) | Fact::Module(_) | Fact::Thread(..) => None,
+                Fact::Session(_) | Fact::Target(..) | Fact::Module(_) | Fact::Thread(..) => return None,
             },
-            Self::End(time) => Some(*time),
-            Self::Step(_) | Self::Fold(_) | Self::Names(_) | Self::Symbolization(_) => None,
-        }
-    }
-}
-
-fn event_time(event: &Event) -> Option<MonotonicNanos> {
-    match event {
-        Event::Alloc(allocation) => Some(allocation.time),
-        Event::Free(free) => Some(free.time),
-        Event::Remap(remap) => Some(remap.ended),
-        Event::Fork(fork) => Some(fork.time),
-        Event::Exec(exec) => Some(exec.time),
-        // The time of a restored block is that of its allocation.
-        Event::Restore(_) | Event::Stack(..) | Event::RawStack(..) => None,
+            Self::End(time) => *time,
+            Self::Step(_) | Self::Fold(_) | Self::Names(_) | Self::Symbolization(_) => return None,
+        })
     }
 }
 
@@ -207,7 +201,9 @@ impl Replay {
                 self.open.remove(&pid);
             }
             Step::Ended { ledger: id, closed } => self.end(id, closed),
-            Step::Sampled { ledger: id, point } => self.change(id, |account| account.sample(point)),
+            Step::Sampled { ledger: id, point } => {
+                self.change(id, |account| account.timeline.note(point, &account.ledger))
+            }
             Step::Mapped { ledger: id, mappings } => self.change(id, |account| account.map(mappings)),
             Step::Corrected { ledger: id, corrections } => {
                 self.change(id, |account| corrections.iter().for_each(|it| account.ledger.correct(it)));
@@ -227,7 +223,7 @@ impl Replay {
         if self.by_thread || self.session.by_thread {
             ledger.distinguish_threads();
         }
-        self.accounts.insert(id, Account::new(ledger, self.time));
+        self.accounts.insert(id, Account { ledger, opened: self.time, ..Account::default() });
         if self.flows.is_some() {
             self.change(id, |account| account.ledger.record_flows());
         }
@@ -279,7 +275,7 @@ impl Replay {
     pub fn is_sound(&self) -> bool {
         let exists = |id: &LedgerId| self.accounts.contains_key(id);
         let in_order = |(at, module): (usize, &ModuleFacts)| module.id.0 as usize == at;
-        self.accounts.values().all(Account::is_sound)
+        self.accounts.values().all(|account| account.ledger.is_sound() && account.timeline.is_sound())
             && self.open.values().all(exists)
             && self.ended.iter().all(exists)
             && self.modules.iter().enumerate().all(in_order)
@@ -345,7 +341,7 @@ impl Replay {
     fn state(&self, id: LedgerId, start: Option<&Start>, now: MonotonicNanos) -> Option<TargetState> {
         let account = self.accounts.get(&id)?;
         let known = account.record.as_ref().filter(|known| known.begun)?;
-        let (snapshot, until) = (account.ledger.snapshot(now), account.until(now));
+        let (snapshot, until) = (account.ledger.snapshot(now), account.closed.unwrap_or(now));
         let base = match start {
             Some(start) if start.ended.contains(&id) => Base::Ended,
             Some(start) => start.snapshots.get(&id).map_or(Base::Beginning, |snapshot| Base::At(Arc::clone(snapshot))),
@@ -404,14 +400,6 @@ struct Account {
 }
 
 impl Account {
-    fn new(ledger: Ledger, opened: MonotonicNanos) -> Self {
-        Self { ledger, opened, ..Self::default() }
-    }
-
-    fn sample(&mut self, point: TimelinePoint) {
-        self.timeline.note(point, &self.ledger);
-    }
-
     fn set_thread_name(&mut self, ThreadFacts { tid, name }: ThreadFacts) {
         let is_known = self.threads.contains_key(&tid);
         if name.len() <= THREAD_NAME_BYTES_MAX && (is_known || self.threads.len() < THREADS_MAX) {
@@ -427,14 +415,6 @@ impl Account {
 
     fn growths(&self, now: MonotonicNanos) -> Leaks {
         self.growths_at_end.clone().unwrap_or_else(|| Leaks::of(&self.timeline, &self.ledger, now, None))
-    }
-
-    fn until(&self, now: MonotonicNanos) -> MonotonicNanos {
-        self.closed.unwrap_or(now)
-    }
-
-    fn is_sound(&self) -> bool {
-        self.ledger.is_sound() && self.timeline.is_sound()
     }
 
     /// Returns the address space; mappings of unknown modules count as generated code.
