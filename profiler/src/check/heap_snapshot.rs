@@ -106,7 +106,7 @@ impl HeapSnapshot {
 /// Its blocks are those that its heaps contain. The keeper stops the process.
 pub(crate) fn take_unrecorded(pid: Pid, method: Method, keeper: &Keeper) -> Result<HeapSnapshot> {
     let process = Process::open(pid)?;
-    let mut modules = ModuleStore::new();
+    let mut modules = ModuleStore::default();
     let mut space = AddressSpace::new(pid);
     space.refresh(&mut modules).with_context(|| format!("cannot read the mappings of process `{pid}`"))?;
     let mut now = clock::now();

@@ -64,10 +64,7 @@ pub(crate) fn check(
         let words = ids.iter().map(|id| known.blocks.get(*id).start.0).collect();
         mark_also(&marks, &known.blocks, words, memory);
         let rest = fold(&known.blocks, &marks, memory);
-        suppressed = BlockTotals {
-            count: folded.leaked.count.saturating_sub(rest.leaked.count),
-            bytes: folded.leaked.bytes.saturating_sub(rest.leaked.bytes),
-        };
+        suppressed = folded.leaked.without(rest.leaked);
         folded = rest;
     }
     let (profile, indices) = profiles.profile(&known.blocks, &folded.unreached, resolver, plan.trims);
@@ -95,7 +92,7 @@ pub(crate) fn check(
         },
         watched_ns: snapshot.coverage.map(|coverage| coverage.duration_ns),
         at_exit: snapshot.at_exit,
-        known: sum_of(&known.blocks),
+        known: BlockTotals::of(&known.blocks, known.blocks.ids()),
         leaked: folded.leaked,
         direct: folded.direct,
         suppressed,
@@ -162,19 +159,11 @@ impl Entries<'_> {
             age_ns: self.snapshot.born(block.start).map(|born| self.snapshot.now.0.saturating_sub(born.0)),
             contents,
             cycle_count: root.members.len() as u64,
-            referenced: BlockTotals {
-                count: root.reached.count.saturating_sub(1),
-                bytes: root.reached.bytes.saturating_sub(block.size_bytes),
-            },
+            referenced: root.reached.without(BlockTotals { count: 1, bytes: block.size_bytes }),
             similar: BlockTotals::default(),
             similar_referenced: BlockTotals::default(),
         })
     }
-}
-
-fn sum_of(blocks: &Blocks) -> BlockTotals {
-    let totals = blocks.ids().map(|id| BlockTotals { count: 1, bytes: blocks.get(id).size_bytes });
-    totals.fold(BlockTotals::default(), |sum, block| sum + block)
 }
 
 const NOT_WALKED: &str = "the allocator's own bookkeeping: memory outside of known blocks counts as roots, so blocks that free memory or the allocator points to count as reachable";
@@ -195,27 +184,21 @@ fn heaps(snapshot: &HeapSnapshot, known: &KnownBlocks) -> Vec<HeapKnowledge> {
         };
         *sum = *sum + BlockTotals { count: 1, bytes: block.size_bytes };
     }
-    let mut heaps: Vec<HeapKnowledge> = state
-        .heaps
-        .iter()
-        .map(|heap| HeapKnowledge {
-            name: heap.name.clone(),
-            precision: if is_complete { Precision::Watched } else { Precision::Partial },
-            known: sums.get(&heap.id).copied().unwrap_or_default(),
-            gaps: Vec::new(),
-        })
-        .collect();
+    let precision = if is_complete { Precision::Watched } else { Precision::Partial };
+    let knowledge = |name: &str, precision, known: Option<&BlockTotals>| HeapKnowledge {
+        name: name.to_owned(),
+        precision,
+        known: known.copied().unwrap_or_default(),
+        gaps: Vec::new(),
+    };
+    let recorded = state.heaps.iter().map(|heap| knowledge(&heap.name, precision, sums.get(&heap.id)));
+    let mut heaps: Vec<HeapKnowledge> = recorded.collect();
     for heap in heaps.iter_mut().filter(|heap| snapshot.walks.iter().all(|walk| walk.heap != heap.name)) {
         heap.gaps.push(NOT_WALKED.to_owned());
     }
     for (walk, walked) in snapshot.walks.iter().zip(of_walks) {
         let index = heaps.iter().position(|heap| heap.name == walk.heap).unwrap_or_else(|| {
-            heaps.push(HeapKnowledge {
-                name: walk.heap.to_owned(),
-                precision: Precision::Partial,
-                known: BlockTotals::default(),
-                gaps: Vec::new(),
-            });
+            heaps.push(knowledge(walk.heap, Precision::Partial, None));
             heaps.len() - 1
         });
         let heap = &mut heaps[index];

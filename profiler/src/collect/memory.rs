@@ -357,17 +357,9 @@ impl Memory for ForkMemory {
 pub(super) fn left_out(copy: Pid, mapped: &[Region]) -> Result<Vec<Span>, ForkError> {
     let copied: BTreeSet<_> = regions(copy)?.into_iter().map(|region| (region.start, region.end)).collect();
     let wiped = wiped(copy)?;
-    let mut left_out: Vec<Span> = Vec::new();
-    for region in mapped.iter().filter(|region| region.readable && !region.shared) {
-        if copied.contains(&(region.start, region.end)) && !wiped.contains(&region.start) {
-            continue;
-        }
-        match left_out.last_mut() {
-            Some(last) if last.end == region.start => last.end = region.end,
-            _ => left_out.push(region.start..region.end),
-        }
-    }
-    Ok(left_out)
+    let is_copied = |region: &Region| copied.contains(&(region.start, region.end)) && !wiped.contains(&region.start);
+    let left_out = mapped.iter().filter(|region| region.readable && !region.shared && !is_copied(region));
+    Ok(joined(left_out.map(|region| region.start..region.end).collect()))
 }
 
 fn wiped(pid: Pid) -> Result<BTreeSet<TargetAddr>, ProcError> {

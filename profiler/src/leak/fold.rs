@@ -25,6 +25,16 @@ pub struct BlockTotals {
     pub bytes: u64,
 }
 
+impl BlockTotals {
+    pub(crate) fn of(blocks: &Blocks, ids: impl Iterator<Item = BlockId>) -> Self {
+        ids.map(|id| Self { count: 1, bytes: blocks.get(id).size_bytes }).fold(Self::default(), Add::add)
+    }
+
+    pub(crate) fn without(self, part: Self) -> Self {
+        Self { count: self.count.saturating_sub(part.count), bytes: self.bytes.saturating_sub(part.bytes) }
+    }
+}
+
 impl Add for BlockTotals {
     type Output = Self;
 
@@ -66,7 +76,6 @@ pub fn fold(blocks: &Blocks, marks: &Marks, memory: &dyn Memory) -> Folded {
 fn fold_graph(blocks: &Blocks, graph: Graph, steps_max: u64) -> Folded {
     let components = Components::new(&graph);
     let mut reach = Reach::new(blocks, &graph, &components, steps_max);
-    let sum_of = |id: &BlockId| BlockTotals { count: 1, bytes: blocks.get(*id).size_bytes };
     let (mut roots, mut members) = (Vec::new(), Vec::new());
     for block in 0..number(graph.len()) {
         let component = components.of[block as usize];
@@ -79,7 +88,7 @@ fn fold_graph(blocks: &Blocks, graph: Graph, steps_max: u64) -> Folded {
         let (reached, is_lower_bound) = reach.of(component);
         roots.push(RootLeak { members: first..members.len(), reached, is_lower_bound });
     }
-    let totals = |ids: &[BlockId]| ids.iter().map(sum_of).fold(BlockTotals::default(), Add::add);
+    let totals = |ids: &[BlockId]| BlockTotals::of(blocks, ids.iter().copied());
     Folded { leaked: totals(&graph.blocks), direct: totals(&members), roots, members, unreached: graph.blocks }
 }
 

@@ -13,13 +13,13 @@ use super::blocks::{BlockId, Blocks, GROUP, number};
 use super::words::{Words, aligned};
 use super::work::{Pool, Stacks, Work};
 use crate::address::TargetAddr;
-use crate::memory::Memory;
+use crate::memory::{Memory, Span, joined};
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Roots {
     /// Memory whose aligned words count if no byte of them is in a block: contents of blocks count once the block is
     /// reachable. Ranges may overlap, in any order.
-    pub ranges: Vec<Range<TargetAddr>>,
+    pub ranges: Vec<Span>,
     pub words: Vec<u64>,
 }
 
@@ -94,17 +94,10 @@ fn reach(marks: &Marks, blocks: &Blocks, roots: &Roots, memory: &dyn Memory, thr
 }
 
 fn root_parts(words: &Words<'_>, roots: &Roots) -> Vec<Range<u64>> {
-    let whole = |range: &Range<TargetAddr>| aligned(&(range.start.0..range.end.0));
-    let mut ranges: Vec<(u64, u64)> = roots.ranges.iter().filter_map(whole).collect();
-    ranges.sort_unstable();
-    let mut merged: Vec<(u64, u64)> = Vec::new();
-    for (start, end) in ranges {
-        match merged.last_mut() {
-            Some(last) if start <= last.1 => last.1 = last.1.max(end),
-            _ => merged.push((start, end)),
-        }
-    }
-    merged.into_iter().flat_map(|(start, end)| words.present(&(start..end))).collect()
+    let whole =
+        |range: &Span| aligned(&(range.start.0..range.end.0)).map(|(start, end)| TargetAddr(start)..TargetAddr(end));
+    let ranges = joined(roots.ranges.iter().filter_map(whole).collect());
+    ranges.iter().flat_map(|range| words.present(&(range.start.0..range.end.0))).collect()
 }
 
 const BATCH: usize = 64;

@@ -120,10 +120,7 @@ pub(crate) const CONTENTS_BYTES_MAX: usize = 32;
 impl Unreachable {
     /// Leaked blocks that other leaked blocks reference.
     pub(crate) fn indirect(&self) -> BlockTotals {
-        BlockTotals {
-            count: self.leaked.count.saturating_sub(self.direct.count),
-            bytes: self.leaked.bytes.saturating_sub(self.direct.bytes),
-        }
+        self.leaked.without(self.direct)
     }
 
     pub(crate) fn target(&self) -> Option<&TargetProfile> {
