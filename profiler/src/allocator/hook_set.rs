@@ -259,7 +259,7 @@ mod tests {
     fn the_cpython_spec_matches_installed_python() {
         let mut set = HookSet::default();
         set.load("cpython").expect("well formed");
-        let mut modules = crate::object::module::ModuleStore::new();
+        let mut modules = crate::object::module::ModuleStore::default();
         let path = "/usr/bin/python3.11";
         let id = modules.intern_path(path.as_ref()).expect("python is installed");
         let names: Vec<&str> = set.functions().iter().map(|function| function.spec.function).collect();

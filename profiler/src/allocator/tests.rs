@@ -173,7 +173,7 @@ const SLEEPER: &str = r"
 fn check_program(tool: &str, source: &str, text: &str, arguments: &[&str], heap: &str, functions: &[&str]) {
     let workshop = Workshop::new();
     let running = Running::sleep(&workshop.compile(tool, source, text, arguments));
-    let mut modules = ModuleStore::new();
+    let mut modules = ModuleStore::default();
     let mut space = AddressSpace::new(running.pid());
     space.refresh(&mut modules).expect("readable");
     let mut definitions = Definitions::new(symbols(&HookSet::default()), Vec::new());

@@ -110,12 +110,8 @@ impl Totals {
     }
 
     pub fn allocated(&self) -> Amounts {
-        Amounts {
-            count: self.alloc_count,
-            bytes: self.alloc_bytes,
-            samples: self.alloc_samples,
-            variance: self.alloc_variance,
-        }
+        let (samples, variance) = (self.alloc_samples, self.alloc_variance);
+        Amounts { count: self.alloc_count, bytes: self.alloc_bytes, samples, variance }
     }
 
     pub fn delta_count(&self) -> EstimatedCount {

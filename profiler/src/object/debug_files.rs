@@ -61,10 +61,7 @@ const SHARED_DIRECTORIES: [&str; 2] = [".dwz", ".dwz/x86_64-linux-gnu"];
 
 /// `None` if the module has line information itself.
 pub(crate) fn find_by_build_id(elf: &Elf) -> Option<Image> {
-    let build_id = elf.build_id.as_ref()?;
-    if elf.section(".debug_info").is_some() {
-        return None;
-    }
+    let build_id = elf.build_id.as_ref().filter(|_| elf.section(".debug_info").is_none())?;
     DIRECTORIES.iter().find_map(|directory| in_directory(Path::new(directory), build_id))
 }
 

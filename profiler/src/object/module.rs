@@ -122,10 +122,6 @@ pub struct ModuleStore {
 }
 
 impl ModuleStore {
-    pub fn new() -> Self {
-        Self::default()
-    }
-
     /// `None` for anonymous memory. Must be called while the process is alive, and once per mapping.
     pub fn intern_mapping(&mut self, pid: Pid, mapping: &Mapping) -> Option<ModuleId> {
         match &mapping.name {

@@ -169,7 +169,7 @@ mod tests {
     fn programs_are_searched_completely_and_libraries_for_exports() {
         let workshop = Workshop::new();
         let running = Running::sleep(&workshop.compile("gcc", "program.c", PROGRAM, &["-O1"]));
-        let mut modules = ModuleStore::new();
+        let mut modules = ModuleStore::default();
         let mut space = AddressSpace::new(running.pid());
         space.refresh(&mut modules).expect("readable");
         let links = LinkMap::read(running.pid());

@@ -36,7 +36,7 @@ pub(super) struct Discovery {
 impl Discovery {
     pub(super) fn new(placement: PlacementMode, functions: HookSet, heaps: HeapSelection) -> Self {
         Self {
-            modules: ModuleStore::new(),
+            modules: ModuleStore::default(),
             plan: Plan::default(),
             placement,
             definitions: Definitions::new(symbols(&functions), functions.named_modules()),

@@ -30,7 +30,7 @@ pub(crate) fn build_cached(file: &File, cache: &Cache) -> Result<Table, ImageErr
 }
 
 fn build_from_image(image: &Image<'_>) -> Table {
-    let mut rules = RuleTable::new();
+    let mut rules = RuleTable::default();
     let mut stats = BuildStats { code_bytes: image.code_bytes(), ..BuildStats::default() };
     let mut functions = cfi::Functions::default();
     if let Some(section) = &image.eh_frame {

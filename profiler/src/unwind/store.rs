@@ -88,7 +88,7 @@ impl<M: UnwindMaps> TableStore<M> {
             cells: Ranges::new(capacity.cells),
             pages: Ranges::new(capacity.pages),
             mappings: Ranges::new(capacity.mappings),
-            rules: RuleTable::new(),
+            rules: RuleTable::default(),
             rules_written: 0,
             tables: HashMap::new(),
             processes: HashMap::new(),

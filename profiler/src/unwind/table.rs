@@ -194,11 +194,6 @@ pub struct RuleTable {
 }
 
 impl RuleTable {
-    pub fn new() -> Self {
-        let numbers = Rule::RESERVED.into_iter().zip(0..).collect();
-        Self { rules: Rule::RESERVED.to_vec(), numbers }
-    }
-
     /// Adds a new rule; `None` if all numbers are used.
     pub fn number(&mut self, rule: Rule) -> Option<u16> {
         if let Some(&number) = self.numbers.get(&rule) {
@@ -222,6 +217,7 @@ impl RuleTable {
 
 impl Default for RuleTable {
     fn default() -> Self {
-        Self::new()
+        let numbers = Rule::RESERVED.into_iter().zip(0..).collect();
+        Self { rules: Rule::RESERVED.to_vec(), numbers }
     }
 }

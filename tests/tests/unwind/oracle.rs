@@ -47,7 +47,7 @@ pub(crate) struct Oracle {
 impl Oracle {
     /// Reads the current mappings of a process.
     pub(crate) fn new(pid: u32) -> Self {
-        let mut modules = ModuleStore::new();
+        let mut modules = ModuleStore::default();
         let mut space = AddressSpace::new(Pid(pid));
         space.refresh(&mut modules).expect("the process lives");
         let mut unwinder = UnwinderX86_64::new();

@@ -99,7 +99,7 @@ fn other_files_are_rejected() {
 fn inspect(bytes: &[u8]) {
     let workshop = Workshop::new();
     std::fs::write(workshop.path("hostile"), bytes).expect("writable");
-    let mut modules = ModuleStore::new();
+    let mut modules = ModuleStore::default();
     let id = modules.intern_path(&workshop.path("hostile")).expect("a regular file");
     let module = modules.get(id);
     drop(defined_functions(module, &["malloc", "main", "free"], Search::Everything));

@@ -23,7 +23,7 @@ fn a_file_is_one_module_under_all_its_names() {
     fs::copy("/bin/true", workshop.path("first")).expect("copied");
     fs::hard_link(workshop.path("first"), workshop.path("second")).expect("linked");
     fs::copy("/bin/true", workshop.path("third")).expect("copied");
-    let mut modules = ModuleStore::new();
+    let mut modules = ModuleStore::default();
     let ids = ["first", "second", "third"].map(|name| modules.intern_path(&workshop.path(name)).expect("it opens"));
     assert_eq!(ids, [ModuleId(0), ModuleId(0), ModuleId(1)]);
     assert_eq!(&**modules.get(ids[1]).path(), workshop.path("first").to_str().expect("UTF-8"));
@@ -35,7 +35,7 @@ fn a_rewritten_file_is_another_module() {
     let workshop = Workshop::new();
     let path = workshop.path("library");
     fs::copy("/bin/true", &path).expect("copied");
-    let mut modules = ModuleStore::new();
+    let mut modules = ModuleStore::default();
     let before = modules.intern_path(&path).expect("it opens");
     assert!(modules.get(before).image().expect("open").unchanged());
     fs::File::options().write(true).open(&path).and_then(|file| file.set_len(100)).expect("truncated");
@@ -47,7 +47,7 @@ fn a_rewritten_file_is_another_module() {
 fn pipes_and_devices_are_not_opened() {
     let workshop = Workshop::new();
     workshop.run("mkfifo", &["pipe"]);
-    let mut modules = ModuleStore::new();
+    let mut modules = ModuleStore::default();
     // Opening a pipe without a writer would block.
     assert_eq!(modules.intern_path(&workshop.path("pipe")), Err(ObjectError::NotRegular));
     assert_eq!(modules.intern_path("/dev/zero".as_ref()), Err(ObjectError::NotRegular));
@@ -57,7 +57,7 @@ fn pipes_and_devices_are_not_opened() {
 #[test]
 fn the_vdso_is_a_module_with_symbols_and_shared_between_processes() {
     let child = Running::sleep("/bin/sleep".as_ref());
-    let mut modules = ModuleStore::new();
+    let mut modules = ModuleStore::default();
     let id = modules.intern_mapping(child.pid(), &vdso_of(child.pid())).expect("a module");
     assert_eq!(modules.intern_mapping(own_pid(), &vdso_of(own_pid())), Some(id));
     let module = modules.get(id);
@@ -82,7 +82,7 @@ fn a_deleted_file_is_opened_through_its_mapping() {
     let mapping = executable_mappings(child.pid()).expect("readable").remove(0);
     assert_eq!(mapping.name, MappingName::File { path: path.clone(), deleted: true });
 
-    let mut modules = ModuleStore::new();
+    let mut modules = ModuleStore::default();
     let id = modules.intern_mapping(child.pid(), &mapping).expect("a module");
     let reached = read(modules.get(id));
     assert!(reached == fs::read("/bin/sleep").expect("readable"), "another file was opened");
@@ -101,7 +101,7 @@ fn without_the_mappings_entry_the_file_is_opened_by_its_path() {
     fs::copy("/bin/sleep", &path).expect("copied");
     let child = Running::sleep(&path);
     let mapping = executable_mappings(child.pid()).expect("readable").remove(0);
-    let mut modules = ModuleStore::new();
+    let mut modules = ModuleStore::default();
     let by_entry = modules.intern_mapping(child.pid(), &mapping).expect("a module");
     let moved = Mapping { end: TargetAddr(mapping.end.0 + 0x1000), ..mapping };
     assert_eq!(modules.intern_mapping(child.pid(), &moved), Some(by_entry));

@@ -48,7 +48,7 @@ const NAMES: [&str; 10] =
 type Facts = (String, u8, SymbolSource, bool, bool);
 
 fn facts(path: &std::path::Path, names: &[&str], search: Search) -> Vec<Facts> {
-    let mut modules = ModuleStore::new();
+    let mut modules = ModuleStore::default();
     let id = modules.intern_path(path).expect("it opens");
     let image = modules.get(id).image().expect("it is open");
     let functions = defined_functions(modules.get(id), names, search).expect("an ELF file");
@@ -120,7 +120,7 @@ fn undefined_symbols_are_imports() {
     let workshop = Workshop::new();
     let source = "#include <stdio.h>\nint listed(void) { return puts(\"\"); }\nint main(void) { return listed(); }\n";
     let program = workshop.compile("gcc", "program.c", source, &["-rdynamic"]);
-    let mut modules = ModuleStore::new();
+    let mut modules = ModuleStore::default();
     let id = modules.intern_path(&program).expect("it is there");
     for (names, expected) in [(&["gets", "puts"][..], true), (&["gets"], false), (&["listed"], false), (&[], false)] {
         let symbols = Symbols::of(modules.get(id), &["listed"], names, Search::Exported).expect("an ELF file");
@@ -141,7 +141,7 @@ fn symtab_of_a_static_program_is_always_searched() {
 
 #[test]
 fn the_c_library_defines_malloc() {
-    let mut modules = ModuleStore::new();
+    let mut modules = ModuleStore::default();
     let id = modules.intern_path("/lib/x86_64-linux-gnu/libc.so.6".as_ref()).expect("glibc is here");
     let found = defined_functions(modules.get(id), &["malloc", "free", "memcpy"], Search::Exported).expect("readable");
     let facts: Vec<(&str, bool)> = found.iter().map(|function| (&*function.name, function.indirect)).collect();

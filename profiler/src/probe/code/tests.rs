@@ -38,7 +38,7 @@ fn library(start: &str, package: &str) -> PathBuf {
 
 /// The placements of all hooks of a library by function, with the function's address.
 fn placements(path: &Path) -> BTreeMap<String, (u64, Placement)> {
-    let mut modules = ModuleStore::new();
+    let mut modules = ModuleStore::default();
     let id = modules.intern_path(path).expect("it opens");
     let module = modules.get(id);
     let mut placements = BTreeMap::new();
@@ -118,7 +118,7 @@ const LIBRARY: &str = r#"
 
 /// Places a free's hook on a function of the synthetic library.
 fn offset_in(path: &Path, function: &str) -> Result<u64, PlaceError> {
-    let mut modules = ModuleStore::new();
+    let mut modules = ModuleStore::default();
     let id = modules.intern_path(path).expect("it opens");
     let found = defined_functions(modules.get(id), &[function], Search::Exported).expect("an ELF file");
     let code = Code::of(modules.get(id), found.first().expect("it is defined"))?;
@@ -141,7 +141,7 @@ fn unknown_or_wrong_sizes_keep_the_probe_at_the_entry() {
 fn code_is_read_from_executable_segments_and_not_from_linkage_tables() {
     let workshop = Workshop::new();
     let path = workshop.compile("gcc", "library.s", LIBRARY, &["-shared", "-nostdlib"]);
-    let mut modules = ModuleStore::new();
+    let mut modules = ModuleStore::default();
     let id = modules.intern_path(&path).expect("it opens");
     let module = modules.get(id);
     let elf = module.elf().expect("an ELF file");

@@ -82,7 +82,7 @@ fn unmapped_ranges_are_limited() {
 #[test]
 fn mappings_survive_the_exit_of_the_process() {
     let mut child = Running::sleep("/bin/sleep".as_ref());
-    let mut modules = ModuleStore::new();
+    let mut modules = ModuleStore::default();
     let mut space = AddressSpace::new(child.pid());
     assert!(!space.is_known());
     let new = space.refresh(&mut modules).expect("readable");
@@ -103,7 +103,7 @@ fn link_address_and_bias_give_the_runtime_address() {
     use crate::object::symbols::{Search, defined_functions};
     // Compares a function pointer with the result from file and mappings.
     let here = TargetAddr(libc::getpid as *const () as u64);
-    let mut modules = ModuleStore::new();
+    let mut modules = ModuleStore::default();
     let mut space = AddressSpace::new(Pid(std::process::id()));
     space.refresh(&mut modules).expect("readable");
     let at = space.lookup(here).expect("getpid is code");

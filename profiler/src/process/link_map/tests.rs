@@ -85,7 +85,7 @@ impl Drop for Loader {
 
 /// Positions of the modules whose file names begin with these.
 fn positions(pid: Pid, map: &LinkMap, names: &[&str]) -> Vec<Option<LinkPosition>> {
-    let mut modules = ModuleStore::new();
+    let mut modules = ModuleStore::default();
     let mut space = AddressSpace::new(pid);
     space.refresh(&mut modules).expect("readable");
     let position = |id: ModuleId| {

@@ -111,7 +111,7 @@ fn rule(offset: i32) -> Rule {
 
 /// A module of one page with two functions at link addresses 0x1000 and 0x2000, whose frames have these sizes.
 fn table(first: i32, second: i32) -> Table {
-    let mut rules = RuleTable::new();
+    let mut rules = RuleTable::default();
     let first = rules.number(rule(first)).expect("room");
     let second = rules.number(rule(second)).expect("room");
     let rows = vec![

@@ -38,7 +38,7 @@ pub(super) fn is_elf(path: &Path) -> bool {
 
 #[test]
 fn nearly_all_rows_of_all_modules_have_a_rule() {
-    let mut shared = RuleTable::new();
+    let mut shared = RuleTable::default();
     let (mut modules, mut rows, mut bytes) = (0, 0, 0);
     let (mut unsupported_rows, mut breaking_rows, mut breaking_bytes) = (0, 0, 0);
     let mut files: Vec<PathBuf> = ROOTS.iter().flat_map(|root| elf_files(Path::new(root))).collect();

@@ -284,7 +284,7 @@ fn tables_are_relocated_into_shared_arrays() {
         function(0x10, 0x10, &[&cfa::def(cfa::RSP, 32)]),
         function(0x2_0000, 0x10, &[&cfa::def(cfa::RSP, 16)]),
     ]));
-    let mut maps = Maps(Vec::new(), Vec::new(), RuleTable::new());
+    let mut maps = Maps(Vec::new(), Vec::new(), RuleTable::default());
     let place = |table: &Table, maps: &mut Maps, start| {
         let numbers = table.number_rules(&mut maps.2);
         let row_first = u32::try_from(maps.0.len() * 2).expect("few");
@@ -308,7 +308,7 @@ fn tables_are_relocated_into_shared_arrays() {
 
 #[test]
 fn a_full_rule_table_makes_rules_unsupported() {
-    let mut shared = RuleTable::new();
+    let mut shared = RuleTable::default();
     for offset in 8..=u32::from(u16::MAX) + 8 {
         shared.number(sp(i32::try_from(offset).expect("small")));
     }

@@ -1,7 +1,5 @@
 //! Chunks, each preceded by its size, up to the arena's last one; and the pieces of memory that consist of chunks.
 
-use std::fmt;
-
 use profiler_common::limits::PAGE_BYTES;
 
 use super::arena::{Arena, heaps};
@@ -28,16 +26,11 @@ pub(super) struct Piece {
     pub(super) of_threads: bool,
 }
 
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{why} at {at:#x}")]
 pub(super) struct Broken {
     pub(super) at: u64,
     pub(super) why: &'static str,
-}
-
-impl fmt::Display for Broken {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} at {:#x}", self.why, self.at)
-    }
 }
 
 pub(super) struct Chunks<'a> {
