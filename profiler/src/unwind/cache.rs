@@ -104,22 +104,17 @@ impl Cache {
     }
 
     pub(crate) fn open(root: &Path, bytes_max: u64) -> Result<Self, CacheError> {
-        let failed = |path: &Path| {
-            let path = path.to_owned();
-            move |source: io::Error| CacheError::Directory { path, source }
-        };
-        DirBuilder::new().recursive(true).mode(0o700).create(root).map_err(failed(root))?;
+        let failed = |path: &Path, source| CacheError::Directory { path: path.to_owned(), source };
+        DirBuilder::new().recursive(true).mode(0o700).create(root).map_err(|error| failed(root, error))?;
         let mut path = root.to_owned();
-        let mut directory = open_directory(fs::CWD, root).map_err(|error| failed(root)(error.into()))?;
-        check_ours(&directory, &path)?;
+        let mut directory = open_ours(fs::CWD, root, &path)?;
         for name in ["heapbpf", "unwind"] {
             path.push(name);
             match fs::mkdirat(&directory, name, Mode::RWXU) {
                 Ok(()) | Err(Errno::EXIST) => {}
-                Err(error) => return Err(failed(&path)(error.into())),
+                Err(error) => return Err(failed(&path, error.into())),
             }
-            directory = open_directory(directory.as_fd(), name).map_err(|error| failed(&path)(error.into()))?;
-            check_ours(&directory, &path)?;
+            directory = open_ours(directory.as_fd(), name, &path)?;
         }
         let cache = Self { directory, bytes_max, untidied_bytes: AtomicU64::new(0) };
         cache.tidy();
@@ -262,13 +257,11 @@ fn cache_roots(variable: impl Fn(&str) -> Option<std::ffi::OsString>, is_root: b
     roots
 }
 
-fn open_directory(at: BorrowedFd<'_>, path: impl rustix::path::Arg) -> rustix::io::Result<OwnedFd> {
-    fs::openat(at, path, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())
-}
-
-fn check_ours(directory: &OwnedFd, path: &Path) -> Result<(), CacheError> {
-    match fs::fstat(directory) {
-        Ok(stat) if is_ours(&stat) => Ok(()),
+fn open_ours(at: BorrowedFd<'_>, name: impl rustix::path::Arg, path: &Path) -> Result<OwnedFd, CacheError> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let opened = fs::openat(at, name, flags, Mode::empty());
+    match opened.and_then(|directory| Ok((fs::fstat(&directory)?, directory))) {
+        Ok((stat, directory)) if is_ours(&stat) => Ok(directory),
         Ok(_) => Err(CacheError::NotOurs { path: path.to_owned() }),
         Err(error) => Err(CacheError::Directory { path: path.to_owned(), source: error.into() }),
     }

@@ -1,7 +1,5 @@
 //! Reads `.eh_frame` and `.debug_frame` into functions with rows. `compact` sorts them and handles overlaps and gaps.
 
-use std::collections::hash_map::Entry;
-
 use gimli::{
     BaseAddresses, CieOrFde, CommonInformationEntry, Error, FrameDescriptionEntry, UnwindContext, UnwindOffset,
     UnwindSection,
@@ -190,8 +188,5 @@ fn cie_at<'data, S: UnwindSection<Bytes<'data>>>(
     bases: &BaseAddresses,
     offset: S::Offset,
 ) -> Result<CommonInformationEntry<Bytes<'data>>, Error> {
-    match cies.entry(UnwindOffset::into(offset)) {
-        Entry::Occupied(entry) => entry.get().clone(),
-        Entry::Vacant(entry) => entry.insert(section.cie_from_offset(bases, offset)).clone(),
-    }
+    cies.entry(UnwindOffset::into(offset)).or_insert_with(|| section.cie_from_offset(bases, offset)).clone()
 }
