@@ -211,38 +211,35 @@ fn heaps(snapshot: &HeapSnapshot, known: &KnownBlocks) -> Vec<HeapKnowledge> {
     heaps
 }
 
+const BUSY: &str = "a thread was running allocator code in each heap snapshot: a block that is being allocated or freed may be reported as leaked";
+
 fn caveats(snapshot: &HeapSnapshot, known: &KnownBlocks, folded: &Folded) -> Vec<String> {
-    let mut caveats = Vec::new();
     let bounded = folded.roots.iter().filter(|root| root.is_lower_bound).count();
-    if bounded > 0 {
-        caveats.push(format!(
-            "counting what is reachable from {bounded} entries was aborted: their sums are lower bounds"
-        ));
-    }
-    let lost = snapshot.state.health.lost_total();
-    if lost > 0 {
-        caveats.push(format!(
-            "{lost} events were dropped: blocks allocated then have no stack, and are unknown where the heap was not walked"
-        ));
-    }
-    let unread = snapshot.collected.unread_bytes;
-    if unread > 0 {
-        caveats.push(format!(
-            "{unread} bytes of its memory could not be read: blocks reachable only from there are reported as leaked"
-        ));
-    }
-    if known.stale_count > 0 {
-        let count = known.stale_count;
-        caveats
-            .push(format!("{count} blocks were freed, alone or with their heap, without a record, and are left out"));
-    }
-    if snapshot.walks.iter().any(|walk| walk.busy) {
-        caveats.push("a thread was running allocator code in each heap snapshot: a block that is being allocated or freed may be reported as leaked".to_owned());
-    }
-    if known.overlapping_count > 0 {
-        caveats.push(format!("{} blocks overlap others, and are left out", known.overlapping_count));
-    }
-    caveats
+    let (lost, unread) = (snapshot.state.health.lost_total(), snapshot.collected.unread_bytes);
+    let (stale, overlapping) = (known.stale_count, known.overlapping_count);
+    let is_busy = snapshot.walks.iter().any(|walk| walk.busy);
+    let caveats = [
+        (
+            bounded > 0,
+            format!("counting what is reachable from {bounded} entries was aborted: their sums are lower bounds"),
+        ),
+        (
+            lost > 0,
+            format!(
+                "{lost} events were dropped: blocks allocated then have no stack, and are unknown where the heap was not walked"
+            ),
+        ),
+        (
+            unread > 0,
+            format!(
+                "{unread} bytes of its memory could not be read: blocks reachable only from there are reported as leaked"
+            ),
+        ),
+        (stale > 0, format!("{stale} blocks were freed, alone or with their heap, without a record, and are left out")),
+        (is_busy, BUSY.to_owned()),
+        (overlapping > 0, format!("{overlapping} blocks overlap others, and are left out")),
+    ];
+    caveats.into_iter().filter_map(|(applies, text)| applies.then_some(text)).collect()
 }
 
 /// Origins from here on are those of walked blocks: the index of the walk is added.

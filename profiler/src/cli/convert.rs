@@ -233,7 +233,7 @@ fn report_damage(path: &Path, damage: &Damage, spanned: &ReplayedSpan) {
         count(damage.position),
         damage.reason,
         Duration::from_nanos(spanned.length_ns()).as_secs_f64(),
-        count(spanned.events()),
+        count(spanned.events),
     ));
 }
 

@@ -323,11 +323,7 @@ impl InjectedThread {
 /// Whether a thread may be in a restartable sequence (`struct rseq`), which would not restart if it were moved.
 fn is_in_rseq(tracee: &Tracee, registers: &Registers) -> io::Result<bool> {
     let Some(area) = tracee.rseq_area()? else { return Ok(false) };
-    let word = |address: u64| {
-        let mut bytes = [0; 8];
-        let read = process_memory::read(tracee.pid(), &[(address, bytes.len())], &mut bytes);
-        read.ok().filter(|&count| count == bytes.len()).map(|_| u64::from_le_bytes(bytes))
-    };
+    let word = |address: u64| read(tracee.pid(), address, 8).try_into().ok().map(u64::from_le_bytes);
     let Some(section) = word(area.saturating_add(8)).filter(|&section| section != 0) else { return Ok(false) };
     let (Some(start), Some(length)) = (word(section.saturating_add(8)), word(section.saturating_add(16))) else {
         return Ok(true);

@@ -45,7 +45,8 @@ pub struct ReplayedSpan {
     start: Option<Start>,
     /// Time of the last entry, whether in the span or not.
     last: MonotonicNanos,
-    events: u64,
+    /// Entered so far, including folded ones.
+    pub events: u64,
     follows: bool,
 }
 
@@ -102,10 +103,8 @@ impl ReplayedSpan {
 
     /// Fails if single events are missing since the start of the span was folded.
     pub fn check_whole(&self) -> Result<(), SpanError> {
-        match self.folded_until_ns() {
-            Some(earliest_ns) if self.span.from_ns.is_none() => Err(SpanError::Folded { earliest_ns }),
-            _ => Ok(()),
-        }
+        let missing = self.folded_until_ns().filter(|_| self.span.from_ns.is_none());
+        missing.map_or(Ok(()), |earliest_ns| Err(SpanError::Folded { earliest_ns }))
     }
 
     fn enter(&mut self, entry: Entry) -> Result<(), SpanError> {
@@ -136,12 +135,8 @@ impl ReplayedSpan {
 
     fn check_fold(&self) -> Result<(), SpanError> {
         let ends = [self.span.from_ns, self.span.to_ns].into_iter().flatten();
-        match self.folded_until_ns() {
-            Some(earliest_ns) if ends.min().is_some_and(|ns| ns < earliest_ns) => {
-                Err(SpanError::Folded { earliest_ns })
-            }
-            _ => Ok(()),
-        }
+        let missing = self.folded_until_ns().zip(ends.min()).filter(|(earliest_ns, first_ns)| first_ns < earliest_ns);
+        missing.map_or(Ok(()), |(earliest_ns, _)| Err(SpanError::Folded { earliest_ns }))
     }
 
     pub fn folded_until_ns(&self) -> Option<u64> {
@@ -150,10 +145,6 @@ impl ReplayedSpan {
 
     pub fn length_ns(&self) -> u64 {
         self.replay.since_start_ns(self.last)
-    }
-
-    pub fn events(&self) -> u64 {
-        self.events
     }
 
     pub fn modules(&self) -> &[ModuleFacts] {
