@@ -20,6 +20,7 @@ use crate::linux::proc::stat;
 use crate::linux::process_memory;
 use crate::linux::ptrace::{Options, Pause, Stop, SyscallPhase, Tracee};
 
+const ADOPTS: &str = "it adopts orphans (as the first process of a container, or by PR_SET_CHILD_SUBREAPER), and would see the copy exit";
 const END_WAIT: Duration = Duration::from_secs(1);
 
 /// Stack pointer of the created processes: invalid.
@@ -39,11 +40,11 @@ impl ForkCopy {
     /// `threads` are some of the threads, all of which are held, also afterwards. Takes 10 ms per GiB, for page tables.
     pub(crate) fn make(pid: Pid, threads: &[StoppedThread], mapped: &[Region]) -> Result<Self, ForkError> {
         if is_first_of_namespace(pid) {
-            return Err(ForkError::Adopts(pid));
+            return Err(ForkError::Impossible(pid, ADOPTS));
         }
         let stopped = choose(pid, threads)?;
-        let instruction =
-            find_syscall_instruction(pid, &stopped.tracee, mapped)?.ok_or(ForkError::NoInstruction(pid))?;
+        let none = ForkError::Impossible(pid, "no `syscall` instruction was found in its code");
+        let instruction = find_syscall_instruction(pid, &stopped.tracee, mapped)?.ok_or(none)?;
         let failed = |error| ForkError::Trace(pid, error);
         if stopped.release == Release::Detach {
             stopped.tracee.set_options(Options::THREADS).map_err(failed)?;
@@ -105,7 +106,7 @@ fn choose(pid: Pid, threads: &[StoppedThread]) -> Result<&StoppedThread, ForkErr
     }
     match (running, filter) {
         (Some(stopped), _) => Ok(stopped),
-        (None, Some(filter)) => Err(ForkError::Filtered(pid, filter)),
+        (None, Some(filter)) => Err(ForkError::Impossible(pid, filter)),
         (None, None) => Err(ForkError::NoThread(pid)),
     }
 }
@@ -114,9 +115,11 @@ fn filter_of(pid: Pid, tracee: &Tracee) -> io::Result<Option<&'static str>> {
     let status = std::fs::read_to_string(format!("/proc/{pid}/task/{}/status", tracee.tid().0))?;
     let seccomp = status.lines().find_map(|line| line.strip_prefix("Seccomp:"));
     if seccomp.is_some_and(|mode| mode.trim() != "0") {
-        return Ok(Some("a seccomp filter"));
+        return Ok(Some("a seccomp filter restricts the system calls of its threads"));
     }
-    Ok(tracee.dispatches_syscalls()?.then_some("the program itself (PR_SET_SYSCALL_USER_DISPATCH)"))
+    const DISPATCH: &str =
+        "the program itself (PR_SET_SYSCALL_USER_DISPATCH) restricts the system calls of its threads";
+    Ok(tracee.dispatches_syscalls()?.then_some(DISPATCH))
 }
 
 /// Whether a process is the init process of a PID namespace, to which orphans are reparented.
@@ -139,7 +142,7 @@ fn copy_with(pid: Pid, thread: &mut InjectedThread) -> Result<ForkCopy, ForkErro
     if parent == Some(pid) {
         drop(copy);
         wait_in(pid, thread, number)?;
-        return Err(ForkError::Adopts(pid));
+        return Err(ForkError::Impossible(pid, ADOPTS));
     }
     Ok(copy)
 }

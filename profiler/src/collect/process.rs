@@ -126,14 +126,8 @@ pub(crate) enum ForkError {
         "process `{0}` cannot be made to fork now: none of its threads is in a state that allows it (the process is stopped, exits, or runs in 32-bit mode); use `--snapshot read`"
     )]
     NoThread(Pid),
-    #[error(
-        "process `{0}` cannot be made to fork: {1} restricts the system calls of its threads; use `--snapshot read`"
-    )]
-    Filtered(Pid, &'static str),
-    #[error(
-        "process `{0}` cannot be made to fork: no `syscall` instruction was found in its code; use `--snapshot read`"
-    )]
-    NoInstruction(Pid),
+    #[error("process `{0}` cannot be made to fork: {1}; use `--snapshot read`")]
+    Impossible(Pid, &'static str),
     #[error(
         "process `{0}` cannot be made to fork: {1}; it may be at a limit of processes or memory (`pids.max`, `ulimit -u`, `vm.overcommit_memory`); use `--snapshot read`"
     )]
@@ -144,10 +138,6 @@ pub(crate) enum ForkError {
         "process `{0}` exited while it was copied; start it with `heapbpf leaks -- COMMAND` to have it checked at its exit"
     )]
     Ended(Pid),
-    #[error(
-        "process `{0}` cannot be made to fork: it adopts orphans (as the first process of a container, or by PR_SET_CHILD_SUBREAPER), and would see the copy exit; use `--snapshot read`"
-    )]
-    Adopts(Pid),
     #[error(transparent)]
     Proc(#[from] ProcError),
 }
