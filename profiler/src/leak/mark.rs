@@ -84,7 +84,7 @@ fn reach(marks: &Marks, blocks: &Blocks, roots: &Roots, memory: &dyn Memory, thr
     let pool = Pool::new(threads, root_parts(&words, roots));
     let scanner = || Scanner::new(blocks, &words, marks, &pool);
     let mut first = scanner();
-    first.begin(&roots.words);
+    roots.words.iter().for_each(|word| first.scan(&word.to_le_bytes()));
     thread::scope(|scope| {
         for _ in 1..threads {
             scope.spawn(|| scanner().run());
@@ -141,10 +141,6 @@ impl<'a> Scanner<'a> {
             extent: end - lowest,
             near: 0,
         }
-    }
-
-    fn begin(&mut self, words: &[u64]) {
-        words.iter().for_each(|word| self.scan(&word.to_le_bytes()));
     }
 
     fn run(mut self) {

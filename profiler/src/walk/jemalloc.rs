@@ -56,24 +56,15 @@ fn confirmed(scene: &Scene<'_>, tree: &Tree, candidates: Vec<Extent>) -> Vec<Ext
 fn blocks(scene: &Scene<'_>, extents: &[Extent], sizes: &Sizes) -> Walk {
     let mut blocks: Vec<WalkedBlock> = Vec::new();
     let mut areas = Vec::new();
-    let mut inconsistent = 0_usize;
-    for extent in extents {
-        if extent.is_sound(sizes) {
-            extent.add_blocks(sizes, &mut blocks);
-            areas.push(extent.span());
-            areas.push(extent.own_span());
-        } else {
-            inconsistent += 1;
-        }
+    let (sound, others): (Vec<&Extent>, Vec<&Extent>) = extents.iter().partition(|extent| extent.is_sound(sizes));
+    for extent in sound {
+        extent.add_blocks(sizes, &mut blocks);
+        areas.extend([extent.span(), extent.own_span()]);
     }
-    let mut gaps = Vec::new();
-    if inconsistent > 0 {
-        gaps.push(format!(
-            "{inconsistent} extents are inconsistent: they were being changed when the process was stopped"
-        ));
-    }
+    let (busy, count) = (!others.is_empty(), others.len());
+    let gap = || format!("{count} extents are inconsistent: they were being changed when the process was stopped");
     leave_out_caches(scene, &mut blocks);
-    Walk { heap: HEAP, blocks, areas: joined(areas), gaps, busy: inconsistent > 0 }
+    Walk { heap: HEAP, blocks, areas: joined(areas), gaps: busy.then(gap).into_iter().collect(), busy }
 }
 
 /// Of thread-local storage below a thread's control block.

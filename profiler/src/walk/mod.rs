@@ -26,17 +26,14 @@ pub(crate) fn allocators() -> String {
 
 /// The kernel keeps separate what a process has added to `brk` since it was forked.
 fn with_one_break(regions: &[Region]) -> Vec<Region> {
-    let mut joined: Vec<Region> = Vec::with_capacity(regions.len());
-    for region in regions {
-        match joined.last_mut() {
-            Some(last)
-                if last.kind == RegionKind::Brk && region.kind == RegionKind::Brk && last.end == region.start =>
-            {
-                last.end = region.end;
-            }
-            _ => joined.push(region.clone()),
+    let mut joined = regions.to_vec();
+    joined.dedup_by(|later, earlier| {
+        let joins = [&earlier.kind, &later.kind] == [&RegionKind::Brk; 2] && earlier.end == later.start;
+        if joins {
+            earlier.end = later.end;
         }
-    }
+        joins
+    });
     joined
 }
 
