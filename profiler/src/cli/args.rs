@@ -339,7 +339,7 @@ pub(super) struct OutputArgs {
     #[arg(help_heading = OUTPUT, short, long, value_name = "FILE")]
     pub(super) output: Vec<PathBuf>,
 
-    #[arg(help_heading = OUTPUT, long, value_name = "FORMAT", help = format_help(), value_parser = named(Format::ALL.map(|format| (format.name(), format))), hide_possible_values = true)]
+    #[arg(help_heading = OUTPUT, long, value_name = "FORMAT", help = format_help(), value_parser = named(Format::ALL.map(|format| (format.spec().name, format))), hide_possible_values = true)]
     pub(super) format: Option<Format>,
 
     /// Remove frames of the language runtime from both ends of stacks (`operator new`, `alloc::…`, `__libc_start_main`).
@@ -471,7 +471,10 @@ fn view() -> impl TypedValueParser<Value = View> {
 }
 
 fn format_help() -> String {
-    format!("Format of all reports, whatever their extensions: {}", listed(Format::ALL.map(Format::name)))
+    format!(
+        "Format of all reports, whatever their extensions: {}",
+        listed(Format::ALL.map(|format| format.spec().name))
+    )
 }
 
 fn heap_help() -> String {

@@ -70,7 +70,7 @@ fn from_report(args: &ConvertArgs, mut profile: Profile, outputs: &[Output]) -> 
         }
     }
     if let Some(output) = outputs.iter().find(|output| output.format().needs_recording()) {
-        let format = output.format().name();
+        let format = output.format().spec().name;
         return refuse(format!(
             "which has no single events, as `{format}` requires; convert a recording (`-o x.heapbpf`)"
         ));

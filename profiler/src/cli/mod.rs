@@ -161,7 +161,7 @@ enum Command {
 }
 
 fn record_help() -> String {
-    let formats = Format::ALL.map(|format| format!(".{} ({})", format.extension(), format.description()));
+    let formats = Format::ALL.map(|format| format!(".{} ({})", format.spec().extension, format.spec().description));
     format!(
         "{RECORD_EXAMPLES}The extension of an output file selects its format, unless --format does: {}. A .heapbpf file is a recording, from which `heapbpf convert` makes all of these; heaptrack's format requires one.{RECORD_NOTES}",
         formats.join(", ")

@@ -12,7 +12,7 @@ use super::args::RecordArgs;
 use super::exit::usage;
 use super::terminal;
 use crate::linux::files::Replacement;
-use crate::report::{Format, FormatError, ReportError};
+use crate::report::{Format, ReportError};
 
 const RECORDING_EXTENSION: &str = "heapbpf";
 
@@ -48,8 +48,8 @@ impl Output {
     pub(super) fn open(path: &Path, forced: Option<Format>, access: Access) -> Result<Self> {
         if path == Path::new("-") {
             let format = forced.unwrap_or(Format::Folded);
-            if !format.is_text() && terminal::output_is_terminal() {
-                let extension = format.extension();
+            if !format.spec().is_text && terminal::output_is_terminal() {
+                let extension = format.spec().extension;
                 return Err(usage(format!(
                     "`{format}` is a binary format and cannot be printed to a terminal: name a file, as in `-o heap.{extension}`"
                 )));
@@ -119,8 +119,9 @@ impl Written {
     }
 
     pub(super) fn list(&self, prefix: &str) -> String {
-        let line =
-            |(path, format): &(PathBuf, Format)| format!("\n{} ({prefix}{})", path.display(), format.description());
+        let line = |(path, format): &(PathBuf, Format)| {
+            format!("\n{} ({prefix}{})", path.display(), format.spec().description)
+        };
         self.files.iter().map(line).collect()
     }
 }
@@ -188,7 +189,7 @@ fn destination(path: &Path, access: Access) -> Result<Destination> {
     Ok(Destination::Replacement(new))
 }
 
-fn explain_format(path: &Path, error: &FormatError) -> String {
+fn explain_format(path: &Path, error: &str) -> String {
     if is_recording(path) {
         return format!("cannot write `{}`: only `heapbpf record` makes recordings", path.display());
     }

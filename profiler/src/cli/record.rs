@@ -264,7 +264,7 @@ fn default_path(args: &RecordArgs, pids: &[Pid]) -> PathBuf {
     let sanitize = |c: char| if c.is_ascii_alphanumeric() || "-_.".contains(c) { c } else { '_' };
     let name: String = name.chars().map(sanitize).take(NAME_CHARS_MAX).collect();
     let format = args.common.output.format.unwrap_or(Format::Flamegraph);
-    Path::new(".").join(format!("heapbpf-{name}.{}", format.extension()))
+    Path::new(".").join(format!("heapbpf-{name}.{}", format.spec().extension))
 }
 
 struct Reports {

@@ -242,6 +242,10 @@ impl Profile {
             .flat_map(|heap| heap.hooks.iter().map(move |hook| (heap, hook)))
     }
 
+    pub fn callsites(&self) -> impl Iterator<Item = (&TargetProfile, &CallsiteProfile)> {
+        self.targets.iter().flat_map(|target| target.callsites.iter().map(move |callsite| (target, callsite)))
+    }
+
     pub fn is_exact(&self) -> bool {
         let mut heaps = self.targets.iter().flat_map(|target| &target.heaps).peekable();
         let folded = self.others.folded_interval_bytes;

@@ -144,10 +144,7 @@ pub(super) fn accuracy_of_shown(profile: &Profile, view: View) -> String {
 }
 
 pub(super) fn duration_ns(profile: &Profile) -> u64 {
-    match &profile.window {
-        Some(window) => window.end_unix_ns.saturating_sub(window.start_unix_ns),
-        None => profile.ended_unix_ns.saturating_sub(profile.started_unix_ns),
-    }
+    end_unix_ns(profile) - start_unix_ns(profile)
 }
 
 fn some(count: u64, noun: &str, what: &str) -> Option<String> {
@@ -245,7 +242,7 @@ pub(super) fn folded_processes(profile: &Profile) -> String {
 }
 
 pub(super) fn has_stacks(profile: &Profile, view: View) -> bool {
-    profile.targets.iter().flat_map(|target| &target.callsites).any(|callsite| view.of_callsite(callsite) > 0)
+    profile.callsites().any(|(_, callsite)| view.of_callsite(callsite) > 0)
 }
 
 /// Why there is no data, and what would help; a sentence per line.

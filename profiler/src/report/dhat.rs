@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use super::describe::{self, command, end_unix_ns, start_unix_ns};
 use super::json::write_line;
 use super::presentation::{Presentation, View};
-use super::tables::{Interner, OrderedMap, ValgrindFrames};
+use super::tables::{Intern, Interner, OrderedMap, ValgrindFrames};
 use crate::model::{CallsiteProfile, Profile};
 
 /// Mean lifetime below which blocks are short-lived, in microseconds.
@@ -21,13 +21,11 @@ pub(super) fn write(profile: &Profile, presentation: &Presentation, out: &mut dy
     // Each stack occurs once, because readers reject duplicates. The peaks of callsites with equal stacks (on different heaps, say) are
     // added up, which is an upper bound.
     let mut points: OrderedMap<Vec<u32>, Point> = OrderedMap::default();
-    for target in &profile.targets {
-        for callsite in &target.callsites {
-            let path = valgrind_frames.path(profile, target, callsite, presentation);
-            let point = points.entry(path).or_default();
-            for ((_, of), sum) in SUMS.iter().zip(&mut point.sums) {
-                *sum = sum.saturating_add(of(callsite));
-            }
+    for (target, callsite) in profile.callsites() {
+        let path = valgrind_frames.path(profile, target, callsite, presentation);
+        let point = points.entry(path).or_default();
+        for ((_, of), sum) in SUMS.iter().zip(&mut point.sums) {
+            *sum = sum.saturating_add(of(callsite));
         }
     }
     let mut table: Interner<u32> = Interner::default();
@@ -35,7 +33,7 @@ pub(super) fn write(profile: &Profile, presentation: &Presentation, out: &mut dy
         // The root is at index 0.
         point.frames = path.iter().map(|&frame| table.intern(frame) + 1).collect();
     }
-    let texts = table.values.iter().map(|&frame| valgrind_frames.text(profile, frame));
+    let texts = table.iter().map(|&frame| valgrind_frames.text(profile, frame));
     let root = Root {
         header: header(profile),
         points: points.into_values().collect(),

@@ -25,7 +25,7 @@ pub(super) fn write(profile: &Profile, presentation: &Presentation, out: &mut dy
         profile.modules.iter().rev().map(|module| (&*module.path, module)).collect();
     let header = json!({
         "meta": meta(context),
-        "libs": libs.values.iter().map(|path| lib(path, modules.get(path).copied())).collect::<Vec<_>>(),
+        "libs": libs.iter().map(|path| lib(path, modules.get(path).copied())).collect::<Vec<_>>(),
         "counters": counters(&threads),
         "pages": [],
         "profilerOverhead": [],

@@ -6,7 +6,7 @@ use std::io;
 use rustc_hash::FxHashMap;
 
 use super::presentation::Presentation;
-use super::tables::{Interner, synthetic_frames};
+use super::tables::{Intern, Interner, synthetic_frames};
 use super::text;
 use crate::model::Profile;
 
@@ -26,12 +26,9 @@ impl Stacks {
         let mut labels = Labels::default();
         let frames: Vec<u32> = profile.frames.iter().map(|frame| labels.intern(label(&frame.label()))).collect();
         let mut merged: FxHashMap<Box<[u32]>, u64> = FxHashMap::default();
-        for target in &profile.targets {
-            for callsite in &target.callsites {
-                let value = presentation.view.of_callsite(callsite);
-                if value == 0 {
-                    continue;
-                }
+        for (target, callsite) in profile.callsites() {
+            let value = presentation.view.of_callsite(callsite);
+            if value > 0 {
                 let synthetic = synthetic_frames(target, callsite, presentation);
                 let mut stack: Vec<u32> = synthetic.iter().map(|name| labels.intern(label(name))).collect();
                 stack.extend(callsite.stack.iter().rev().filter_map(|id| frames.get(id.0 as usize)));
@@ -39,7 +36,7 @@ impl Stacks {
                 *sum = sum.saturating_add(value);
             }
         }
-        Self { labels: labels.values.into_iter().collect(), stacks: merged.into_iter().collect() }
+        Self { labels: labels.into_iter().collect(), stacks: merged.into_iter().collect() }
     }
 }
 

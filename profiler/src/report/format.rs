@@ -1,9 +1,9 @@
 //! The table of file formats, and how a name or a path selects one.
 
+use std::ffi::OsStr;
 use std::fmt;
 use std::io;
-use std::path::{Path, PathBuf};
-use std::str::FromStr;
+use std::path::Path;
 
 use thiserror::Error;
 
@@ -13,11 +13,11 @@ use super::{
 };
 use crate::model::Profile;
 
-struct Spec {
-    name: &'static str,
-    extension: &'static str,
-    description: &'static str,
-    is_text: bool,
+pub struct Spec {
+    pub name: &'static str,
+    pub extension: &'static str,
+    pub description: &'static str,
+    pub is_text: bool,
     write: Option<Write>,
 }
 
@@ -43,7 +43,7 @@ macro_rules! formats {
         impl Format {
             pub const ALL: [Self; [$(Self::$format,)*].len()] = [$(Self::$format,)*];
 
-            const fn spec(self) -> Spec {
+            pub const fn spec(self) -> Spec {
                 match self {
                     $(Self::$format => $spec,)*
                 }
@@ -70,22 +70,6 @@ formats! {
 }
 
 impl Format {
-    pub const fn name(self) -> &'static str {
-        self.spec().name
-    }
-
-    pub const fn extension(self) -> &'static str {
-        self.spec().extension
-    }
-
-    pub const fn description(self) -> &'static str {
-        self.spec().description
-    }
-
-    pub const fn is_text(self) -> bool {
-        self.spec().is_text
-    }
-
     /// The format consists of single events, which a recording has and a profile has not.
     pub const fn needs_recording(self) -> bool {
         self.spec().write.is_none()
@@ -101,26 +85,26 @@ impl Format {
         Ok(write(profile, presentation, out)?)
     }
 
-    pub fn names() -> String {
-        list(|format| format!("`{format}`"))
-    }
-
-    pub fn of_path(path: &Path) -> Result<Self, FormatError> {
-        match (Self::split(path), path.extension()) {
-            (Some((_, format)), _) => Ok(format),
-            (None, None) => Err(FormatError::NoExtension { path: path.to_owned() }),
-            (None, Some(extension)) => {
-                let extension = extension.to_string_lossy().into_owned();
-                Err(FormatError::UnknownExtension { path: path.to_owned(), extension })
+    pub fn of_path(path: &Path) -> Result<Self, String> {
+        let entry = |Spec { extension, description, .. }| format!("`.{extension}` ({description})");
+        let known = || Self::ALL.map(|format| entry(format.spec())).join(", ");
+        let shown = path.display();
+        Self::split(path).map(|(_, format)| format).ok_or_else(|| match path.extension().map(OsStr::display) {
+            None => format!(
+                "`{shown}` has no extension to select a format by; use one of {}, as in `-o heap.svg`, or `--format`",
+                known()
+            ),
+            Some(extension) => {
+                format!("`{shown}`: unknown format `.{extension}`; use one of {}, or `--format`", known())
             }
-        }
+        })
     }
 
     /// The length of the file name before the extension's dot. The longest extension wins: `x.dhat.json` is DHAT.
     pub fn split(path: &Path) -> Option<(usize, Self)> {
         let name = path.file_name()?.as_encoded_bytes();
         let stem = |format: Self| {
-            let extension = format.extension().as_bytes();
+            let extension = format.spec().extension.as_bytes();
             let stem = name.len().checked_sub(extension.len() + 1).filter(|&stem| stem > 0)?;
             (name[stem] == b'.' && name[stem + 1..].eq_ignore_ascii_case(extension)).then_some((stem, format))
         };
@@ -128,37 +112,10 @@ impl Format {
     }
 }
 
-impl FromStr for Format {
-    type Err = FormatError;
-
-    fn from_str(name: &str) -> Result<Self, FormatError> {
-        let named = Self::ALL.into_iter().find(|format| format.name() == name);
-        named.ok_or_else(|| FormatError::UnknownName { name: name.to_owned() })
-    }
-}
-
 impl fmt::Display for Format {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.name())
+        f.pad(self.spec().name)
     }
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Error)]
-pub enum FormatError {
-    #[error("`{}` has no extension to select a format by; use one of {}, as in `-o heap.svg`, or `--format`", path.display(), extensions())]
-    NoExtension { path: PathBuf },
-    #[error("`{}`: unknown format `.{extension}`; use one of {}, or `--format`", path.display(), extensions())]
-    UnknownExtension { path: PathBuf, extension: String },
-    #[error("unknown format `{name}`; use one of {}", Format::names())]
-    UnknownName { name: String },
-}
-
-fn extensions() -> String {
-    list(|format| format!("`.{}` ({})", format.extension(), format.description()))
-}
-
-fn list(entry: impl Fn(Format) -> String) -> String {
-    Format::ALL.map(entry).join(", ")
 }
 
 #[derive(Debug, Error)]
@@ -167,9 +124,9 @@ pub enum ReportError {
     Write(#[from] io::Error),
     #[error(
         "{} needs single events, which only a recording has: `-o x.heapbpf`, then `heapbpf convert x.heapbpf -o x.{}`",
-        .0.description(), .0.extension()
+        .0.spec().description, .0.spec().extension
     )]
     NeedsRecording(Format),
-    #[error("`.{}` ({}) cannot hold a difference; use `.svg`, `.folded` or `.json`", .0.extension(), .0.description())]
+    #[error("`.{}` ({}) cannot hold a difference; use `.svg`, `.folded` or `.json`", .0.spec().extension, .0.spec().description)]
     NoDifference(Format),
 }

@@ -9,13 +9,12 @@
 use std::io;
 use std::sync::Arc;
 
-use indexmap::IndexSet;
-use rustc_hash::{FxBuildHasher, FxHashMap};
+use rustc_hash::FxHashMap;
 
 use super::describe;
 use super::describe::command;
 use super::presentation::Presentation;
-use super::tables::{calls, frame, index, synthetic_frames};
+use super::tables::{Interner, calls, frame, index, synthetic_frames};
 use super::text::printable;
 use crate::model::{FrameId, Profile};
 
@@ -24,9 +23,6 @@ const VERSIONS: &str = "10400 3";
 
 /// Maximum number of cached (size, trace) pairs. Beyond it, pairs are written again, which only costs readers memory.
 const INFOS_MAX: usize = 1 << 20;
-
-/// Ids are indices plus 1.
-type Table<T> = IndexSet<T, FxBuildHasher>;
 
 #[derive(PartialEq, Eq, Hash)]
 enum Instruction {
@@ -40,10 +36,11 @@ pub(crate) struct Events<'a, W> {
     profile: &'a Profile,
     presentation: &'a Presentation,
     time_ms: u64,
-    strings: Table<Arc<str>>,
-    instructions: Table<Instruction>,
+    // Ids are indices plus 1.
+    strings: Interner<Arc<str>>,
+    instructions: Interner<Instruction>,
     /// Instruction and outer trace.
-    traces: Table<(u32, u32)>,
+    traces: Interner<(u32, u32)>,
     /// Traces of callsites, by target and callsite.
     known: FxHashMap<(usize, usize), u32>,
     infos: FxHashMap<(u64, u32), u64>,
@@ -53,12 +50,8 @@ pub(crate) struct Events<'a, W> {
 impl<'a, W: io::Write> Events<'a, W> {
     pub(crate) fn new(mut out: W, profile: &'a Profile, presentation: &'a Presentation) -> io::Result<Self> {
         writeln!(out, "v {VERSIONS}")?;
-        writeln!(
-            out,
-            "# heapbpf; {}; {}",
-            printable(&describe::interval(profile)),
-            printable(&describe::losses(profile))
-        )?;
+        let [interval, losses] = [describe::interval(profile), describe::losses(profile)];
+        writeln!(out, "# heapbpf; {}; {}", printable(&interval), printable(&losses))?;
         writeln!(out, "X {}", printable(&command(profile)))?;
         // Page size, and the machine's memory, which a recording does not contain.
         writeln!(out, "I 1000 0")?;
@@ -69,9 +62,9 @@ impl<'a, W: io::Write> Events<'a, W> {
             profile,
             presentation,
             time_ms: 0,
-            strings: Table::default(),
-            instructions: Table::default(),
-            traces: Table::default(),
+            strings: Interner::default(),
+            instructions: Interner::default(),
+            traces: Interner::default(),
             known: FxHashMap::default(),
             infos: FxHashMap::default(),
             info_count: 1,

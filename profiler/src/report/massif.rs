@@ -71,15 +71,10 @@ impl Detail {
         frames: &mut ValgrindFrames,
     ) -> (&'static str, Option<Paths>) {
         let mut of_callsites = |bytes: &dyn Fn(&TargetProfile, &CallsiteProfile) -> u64| {
-            let mut paths = Vec::new();
-            for target in &profile.targets {
-                let held = target.callsites.iter().map(|callsite| (callsite, bytes(target, callsite)));
-                let held = held.filter(|(_, bytes)| *bytes > 0);
-                paths.extend(
-                    held.map(|(callsite, bytes)| (frames.path(profile, target, callsite, presentation), bytes)),
-                );
-            }
-            Some(paths)
+            let held = profile.callsites().map(|(target, callsite)| (target, callsite, bytes(target, callsite)));
+            let held = held.filter(|(.., bytes)| *bytes > 0);
+            let path = |(target, callsite, bytes)| (frames.path(profile, target, callsite, presentation), bytes);
+            Some(held.map(path).collect())
         };
         match *self {
             Self::None => ("empty", None),

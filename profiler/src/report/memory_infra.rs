@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use super::describe::{self, Caption};
 use super::dumps::{Dump, distinct_pids, dumps, end, held, rounded};
 use super::presentation::{Presentation, View};
-use super::tables::{Interner, OrderedMap, frame, gap_frames, group_frame, heap_name};
+use super::tables::{Intern, Interner, OrderedMap, frame, gap_frames, group_frame, heap_name};
 use crate::model::{CallsiteProfile, Profile, TargetProfile};
 use crate::units::MonotonicNanos;
 
@@ -277,9 +277,9 @@ impl<'a> Maps<'a> {
         let string = |string: String| Entry { string: Some(string), ..Entry::default() };
         let node = |(parent, name): (u32, u32)| Entry { parent: (parent != 0).then_some(parent), ..named(name) };
         Tables {
-            strings: numbered(self.strings.values.into_iter().map(string), &mut highest.string),
-            nodes: numbered(self.nodes.values.into_iter().map(node), &mut highest.node),
-            types: numbered(self.types.values.into_iter().map(named), &mut highest.r#type),
+            strings: numbered(self.strings.into_iter().map(string), &mut highest.string),
+            nodes: numbered(self.nodes.into_iter().map(node), &mut highest.node),
+            types: numbered(self.types.into_iter().map(named), &mut highest.r#type),
         }
     }
 }

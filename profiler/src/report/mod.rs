@@ -2,7 +2,7 @@
 //! or terminal. A new format is one file, and one line in the table in `format.rs`.
 
 pub use format::Format;
-pub(crate) use format::{FormatError, ReportError};
+pub(crate) use format::ReportError;
 pub(crate) use presentation::Share;
 pub use presentation::{Group, Presentation, View};
 

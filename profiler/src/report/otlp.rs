@@ -15,7 +15,7 @@ use opentelemetry_proto::tonic::resource::v1::Resource;
 use prost::Message;
 
 use super::presentation::{Presentation, View};
-use super::tables::{CodeTables, Interner, KnownCalls, hex, signed};
+use super::tables::{CodeTables, Intern, Interner, KnownCalls, hex, signed};
 use super::{describe, tables};
 use crate::model::{CallsiteProfile, Profile, TargetProfile};
 
@@ -141,8 +141,8 @@ impl<'a> Dictionary<'a> {
     fn new(profile: &'a Profile) -> Self {
         Self {
             code: CodeTables::new(profile, false),
-            attributes: Interner::with_empty((0, Attribute::Bool(false))),
-            stacks: Interner::with_empty(Vec::new()),
+            attributes: Interner::from_iter([(0, Attribute::Bool(false))]),
+            stacks: Interner::from_iter([Vec::new()]),
         }
     }
 
@@ -182,7 +182,7 @@ impl<'a> Dictionary<'a> {
     }
 
     fn finish(mut self) -> ProfilesDictionary {
-        let mappings = std::mem::take(&mut self.code.mappings).values.into_iter().map(|mapping| {
+        let mappings = std::mem::take(&mut self.code.mappings).into_iter().map(|mapping| {
             let build_id = mapping.build_id.map(|id| Attribute::Text(hex(id)));
             let attribute = build_id.map(|id| self.attribute("process.executable.build_id.gnu", id));
             let [memory_start, memory_limit, file_offset] = mapping.range;
@@ -221,15 +221,15 @@ impl<'a> Dictionary<'a> {
             KeyValueAndUnit { key_strindex, value: Some(AnyValue { value: Some(value) }), unit_strindex: 0 }
         };
         let stack = |locations: Vec<u32>| Stack { location_indices: locations.into_iter().map(number).collect() };
-        let attributes = self.attributes.values.into_iter().skip(1).map(attribute);
+        let attributes = self.attributes.into_iter().skip(1).map(attribute);
         ProfilesDictionary {
             mapping_table,
-            location_table: self.code.locations.values.into_iter().map(location).collect(),
-            function_table: self.code.functions.values.into_iter().map(function).collect(),
+            location_table: self.code.locations.into_iter().map(location).collect(),
+            function_table: self.code.functions.into_iter().map(function).collect(),
             link_table: vec![Link::default()],
-            string_table: self.code.strings.values.into_iter().map(Cow::into_owned).collect(),
+            string_table: self.code.strings.into_iter().map(Cow::into_owned).collect(),
             attribute_table: std::iter::once(KeyValueAndUnit::default()).chain(attributes).collect(),
-            stack_table: self.stacks.values.into_iter().map(stack).collect(),
+            stack_table: self.stacks.into_iter().map(stack).collect(),
         }
     }
 }

@@ -204,13 +204,13 @@ fn write_tables(code: &mut Code<'_>, sequence: &mut Sequence<'_>) -> io::Result<
     let mappings = code.mappings();
     let mut data = Chunks { data: InternedData::default(), bytes: 0, sequence };
     let string = |iid: u64, bytes: &[u8]| InternedString { iid: Some(iid), str: Some(bytes.to_vec()) };
-    for (iid, name) in (1..).zip(&code.functions.values) {
+    for (iid, name) in (1..).zip(&code.functions) {
         data.add(string(iid, name.as_bytes()), |data| &mut data.function_names)?;
     }
-    for (iid, path) in (1..).zip(&code.paths.values) {
+    for (iid, path) in (1..).zip(&code.paths) {
         data.add(string(iid, path.as_bytes()), |data| &mut data.mapping_paths)?;
     }
-    for (iid, build_id) in (1..).zip(&code.build_ids.values) {
+    for (iid, build_id) in (1..).zip(&code.build_ids) {
         data.add(string(iid, build_id), |data| &mut data.build_ids)?;
     }
     for mapping in mappings {
@@ -219,7 +219,7 @@ fn write_tables(code: &mut Code<'_>, sequence: &mut Sequence<'_>) -> io::Result<
     for frame in frames {
         data.add(frame, |data| &mut data.frames)?;
     }
-    for (iid, stack) in (1..).zip(&code.callstacks.values) {
+    for (iid, stack) in (1..).zip(&code.callstacks) {
         let frame_ids = stack.iter().flat_map(|&call| &frame_ids[call as usize]).copied().collect();
         data.add(Callstack { iid: Some(iid), frame_ids }, |data| &mut data.callstacks)?;
     }

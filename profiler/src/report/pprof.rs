@@ -11,7 +11,7 @@ use prost::Message;
 use super::describe::Caption;
 use super::presentation::{Presentation, View};
 use super::proto::pprof as proto;
-use super::tables::{CodeTables, Interner, KnownCalls, OrderedMap, hex, process_frame, signed};
+use super::tables::{CodeTables, Intern, Interner, KnownCalls, OrderedMap, hex, process_frame, signed};
 use super::{describe, text};
 use crate::model::{CallsiteProfile, Profile, TargetProfile};
 
@@ -104,7 +104,7 @@ impl<'a> Tables<'a> {
 
     /// Readers take the first mapping for the program, so the first file not named like a library is moved there.
     fn mapping_order(&self) -> Vec<usize> {
-        let mappings = &self.code.mappings.values;
+        let mappings = &self.code.mappings;
         let mut order: Vec<usize> = (1..mappings.len()).collect();
         let is_program = |path: &str| !path.starts_with('[') && !path.ends_with(".so") && !path.contains(".so.");
         if let Some(first) = order.iter().position(|&index| is_program(mappings[index].path)) {
@@ -126,18 +126,18 @@ impl<'a> Tables<'a> {
             mapping_ids[index] = id;
             part(proto::Profile { mapping: vec![self.mapping(id, index)], ..Default::default() })?;
         }
-        for (id, location) in (0..).zip(&self.code.locations.values).skip(1) {
+        for (id, location) in (0..).zip(&self.code.locations).skip(1) {
             let line = |&(function, line): &(u32, u32)| proto::Line { function_id: function.into(), line: line.into() };
             let mapping_id = mapping_ids[location.mapping as usize];
             let line = location.lines.iter().map(line).collect();
             let location = proto::Location { id, mapping_id, address: location.address, line };
             part(proto::Profile { location: vec![location], ..Default::default() })?;
         }
-        for (id, &[name, filename]) in (0..).zip(&self.code.functions.values).skip(1) {
+        for (id, &[name, filename]) in (0..).zip(&self.code.functions).skip(1) {
             let function = proto::Function { id, name: name.into(), system_name: 0, filename: filename.into() };
             part(proto::Profile { function: vec![function], ..Default::default() })?;
         }
-        for text in &self.code.strings.values {
+        for text in &self.code.strings {
             part(proto::Profile { string_table: vec![text.to_string()], ..Default::default() })?;
         }
         Ok(())
@@ -145,7 +145,7 @@ impl<'a> Tables<'a> {
 
     fn sample(&mut self, key: &[u32], values: [u64; 4]) -> proto::Sample {
         let (&labels, locations) = key.split_last().expect("keys end with the label set");
-        let mut label = self.label_sets.values[labels as usize].clone();
+        let mut label = self.label_sets[labels as usize].clone();
         let [alloc_count, alloc_bytes, live_count, live_bytes] = values;
         let mean_bytes = alloc_bytes.checked_div(alloc_count).or_else(|| live_bytes.checked_div(live_count));
         label.extend(mean_bytes.map(|bytes| self.number_label("bytes", bytes, "bytes")));
@@ -154,7 +154,7 @@ impl<'a> Tables<'a> {
     }
 
     fn mapping(&mut self, id: u64, index: usize) -> proto::Mapping {
-        let mapping = self.code.mappings.values[index];
+        let mapping = self.code.mappings[index];
         let [memory_start, memory_limit, file_offset] = mapping.range;
         proto::Mapping {
             id,

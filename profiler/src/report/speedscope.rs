@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use super::describe::{self, Caption};
 use super::json::write_line;
 use super::presentation::{Presentation, View};
-use super::tables::{Interner, synthetic_frames};
+use super::tables::{Intern, Interner, synthetic_frames};
 use crate::model::{CallsiteProfile, Frame, Profile};
 
 pub(super) fn write(profile: &Profile, presentation: &Presentation, out: &mut dyn io::Write) -> io::Result<()> {
@@ -23,7 +23,7 @@ pub(super) fn write(profile: &Profile, presentation: &Presentation, out: &mut dy
         "name": format!("{}: {}, {}", caption.subject, caption.interval, caption.losses),
         "activeProfileIndex": View::ALL.iter().position(|view| *view == presentation.view).unwrap_or(0),
     });
-    let shared = BTreeMap::from([("frames", frames.values.iter().collect())]);
+    let shared = BTreeMap::from([("frames", frames.iter().collect())]);
     write_line(&File { header, profiles: profiles(profile, &stacks), shared }, out)
 }
 

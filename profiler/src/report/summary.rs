@@ -189,12 +189,9 @@ impl Page {
 
 fn locations(profile: &Profile, view: View) -> Vec<(Location<'_>, Sums)> {
     let mut locations: BTreeMap<Location<'_>, Sums> = BTreeMap::new();
-    for target in &profile.targets {
-        for callsite in &target.callsites {
-            let value = view.of_callsite(callsite);
-            if value == 0 {
-                continue;
-            }
+    for (target, callsite) in profile.callsites() {
+        let value = view.of_callsite(callsite);
+        if value > 0 {
             let heap = target.heaps.get(callsite.heap).map_or("", |heap| heap.name.as_str());
             let chain = chain(profile, &callsite.stack, callsite.end, callsite.inherited);
             let thread = callsite.thread.map(|_| group_frame(Group::Thread, target, callsite)).unwrap_or_default();

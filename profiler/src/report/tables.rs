@@ -115,41 +115,23 @@ pub(super) fn end_frame(end: Option<StackEnd>, stack: &[FrameId]) -> Option<Stri
 
 pub(super) type OrderedMap<K, V> = IndexMap<K, V, FxBuildHasher>;
 
-pub(super) struct Interner<T> {
-    pub(super) values: IndexSet<T, FxBuildHasher>,
-}
+pub(super) type Interner<T> = IndexSet<T, FxBuildHasher>;
 
-impl<T> Default for Interner<T> {
-    fn default() -> Self {
-        Self { values: IndexSet::default() }
-    }
-}
-
-impl<T: Hash + Eq> Interner<T> {
-    /// A table whose entry 0 stands for none.
-    pub(super) fn with_empty(empty: T) -> Self {
-        [empty].into_iter().collect()
-    }
-
-    pub(super) fn intern(&mut self, value: T) -> u32 {
-        index(self.values.insert_full(value).0)
-    }
+pub(super) trait Intern<T> {
+    /// The value's index.
+    fn intern(&mut self, value: T) -> u32;
 
     /// Like [`Self::intern`], for borrowed values: allocates only if the value is new.
-    pub(super) fn intern_ref<Q>(&mut self, value: &Q) -> u32
-    where
-        Q: Hash + Equivalent<T> + ToOwned<Owned: Into<T>> + ?Sized,
-    {
-        match self.values.get_index_of(value) {
-            Some(known) => index(known),
-            None => self.intern(value.to_owned().into()),
-        }
-    }
+    fn intern_ref<Q: Hash + Equivalent<T> + ToOwned<Owned: Into<T>> + ?Sized>(&mut self, value: &Q) -> u32;
 }
 
-impl<T: Hash + Eq> FromIterator<T> for Interner<T> {
-    fn from_iter<I: IntoIterator<Item = T>>(values: I) -> Self {
-        Self { values: values.into_iter().collect() }
+impl<T: Hash + Eq> Intern<T> for Interner<T> {
+    fn intern(&mut self, value: T) -> u32 {
+        index(self.insert_full(value).0)
+    }
+
+    fn intern_ref<Q: Hash + Equivalent<T> + ToOwned<Owned: Into<T>> + ?Sized>(&mut self, value: &Q) -> u32 {
+        self.get_index_of(value).map_or_else(|| self.intern(value.to_owned().into()), index)
     }
 }
 
@@ -222,10 +204,10 @@ impl<'a> CodeTables<'a> {
         Self {
             profile,
             labels_nameless,
-            strings: Interner::with_empty(Cow::Borrowed("")),
-            functions: Interner::with_empty([0; 2]),
-            mappings: Interner::with_empty(Mapping::default()),
-            locations: Interner::with_empty(Location::default()),
+            strings: Interner::from_iter([Cow::Borrowed("")]),
+            functions: Interner::from_iter([[0; 2]]),
+            mappings: Interner::from_iter([Mapping::default()]),
+            locations: Interner::from_iter([Location::default()]),
         }
     }
 
@@ -314,7 +296,7 @@ impl ValgrindFrames {
     pub(super) fn text(&self, profile: &Profile, at: u32) -> String {
         let at = at as usize;
         let Some(frame) = profile.frames.get(at) else {
-            return self.synthetic.values[at - profile.frames.len()].clone();
+            return self.synthetic[at - profile.frames.len()].clone();
         };
         let function = frame.function.as_deref().unwrap_or("???");
         let place = match (&frame.file, frame.line, &frame.module) {

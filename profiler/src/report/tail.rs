@@ -10,7 +10,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::folded::{Labels, label};
 use super::presentation::{Presentation, Share};
-use super::tables::synthetic_frames;
+use super::tables::{Intern, synthetic_frames};
 use crate::ledger::details::Details;
 use crate::ledger::totals::Totals;
 use crate::model::{CallsiteProfile, Change, Frame, FrameId, HeapUsage, Profile, TargetProfile};

@@ -41,7 +41,7 @@ pub(super) fn formats(arguments: &Arguments) -> Result<()> {
     let report = folder.path().join("large.json");
     write_report(&report)?;
     let formats = Format::ALL.into_iter().filter(|format| !format.needs_recording());
-    let extensions: Vec<_> = std::iter::once(None).chain(formats.map(|format| Some(format.extension()))).collect();
+    let extensions: Vec<_> = std::iter::once(None).chain(formats.map(|format| Some(format.spec().extension))).collect();
     let runs = alternate(arguments.rounds, &extensions, |extension| {
         let output = extension.map(|extension| folder.path().join(format!("large.{extension}")));
         convert(&heapbpf, &report, output.as_deref())

@@ -13,6 +13,7 @@ use super::describe as words;
 use crate::model::Frame;
 use crate::report::flamegraph::{self, Header};
 use crate::report::folded::{Labels, Stacks, label};
+use crate::report::tables::Intern;
 use crate::report::{ReportError, View, describe, tables};
 
 /// The profile that determines the widths of a flame graph's frames.
@@ -252,7 +253,7 @@ fn merge(diff: &Diff<'_>, view: View) -> Stacks<Delta> {
         };
         merged.entry(frames).and_modify(|merged| merged.add(delta)).or_insert(*delta);
     }
-    Stacks { labels: labels.values.into_iter().collect(), stacks: merged.into_iter().collect() }
+    Stacks { labels: labels.into_iter().collect(), stacks: merged.into_iter().collect() }
 }
 
 /// An address without a module is meaningless unless both profiles have the process.

@@ -11,7 +11,7 @@ use crate::report::describe;
 use crate::report::dumps::rounded;
 use crate::report::presentation::{Group, Presentation, View};
 use crate::report::tables::{
-    ByColumn, CodeLocation, Columns, Interner, call_address, calls, frame, gap_frames, group_frame,
+    ByColumn, CodeLocation, Columns, Intern, Interner, call_address, calls, frame, gap_frames, group_frame,
 };
 use crate::units::MonotonicNanos;
 
@@ -258,11 +258,11 @@ impl ThreadFields {
             header,
             samples: Table { weight_type: Some(weight_type), ..Table::new(samples, SAMPLES) },
             native_allocations: Table { weight_type: Some("bytes"), ..Table::new(events, EVENTS) },
-            resource_table: Table::new(tables.resources.values, RESOURCES),
-            func_table: Table::new(tables.functions.values, FUNCTIONS),
-            frame_table: Table::new(tables.frames.values, FRAMES),
-            stack_table: Table::new(tables.stacks.values, STACKS),
-            string_array: tables.strings.values.into_iter().collect(),
+            resource_table: Table::new(tables.resources, RESOURCES),
+            func_table: Table::new(tables.functions, FUNCTIONS),
+            frame_table: Table::new(tables.frames, FRAMES),
+            stack_table: Table::new(tables.stacks, STACKS),
+            string_array: tables.strings.into_iter().collect(),
         }
     }
 }
@@ -334,9 +334,9 @@ impl<'a> Tables<'a> {
         }
         let frame = frame(self.context.profile, id)?;
         let name = self.strings.intern(frame.label());
-        let lib = frame.module.as_deref().and_then(|path| self.context.libs.values.get_index_of(path));
+        let lib = frame.module.as_deref().and_then(|path| self.context.libs.get_index_of(path));
         let resource = lib.map(|lib| {
-            let name = self.strings.intern_ref(base_name(self.context.libs.values[lib]));
+            let name = self.strings.intern_ref(base_name(self.context.libs[lib]));
             self.resources.intern(Resource { lib, name })
         });
         let file = frame.file.as_deref().map(|file| self.strings.intern_ref(file));

@@ -12,7 +12,7 @@ use crate::model::{
     CallsiteProfile, Change, CurvePoint, Frame, FrameId, HeapUsage, Profile, SampleTrigger, TargetProfile, base_name,
 };
 use crate::report::function;
-use crate::report::tables::{ByColumn, Columns as Getters, Interner, gap_frames};
+use crate::report::tables::{ByColumn, Columns as Getters, Intern, Interner, gap_frames};
 use crate::units::{EstimatedCount, MonotonicNanos};
 
 /// Integers beyond this are not exact as floats.
@@ -337,9 +337,9 @@ impl<'a> Names<'a> {
     }
 
     pub(super) fn into_tables(self) -> (Vec<Cow<'a, str>>, Functions, Frames) {
-        let functions = ByColumn { rows: self.functions.values.into_iter().collect(), columns: FUNCTIONS };
-        let frames = ByColumn { rows: self.frames.values.into_iter().collect(), columns: FRAMES };
-        (self.strings.values.into_iter().collect(), functions, frames)
+        let functions = ByColumn { rows: self.functions.into_iter().collect(), columns: FUNCTIONS };
+        let frames = ByColumn { rows: self.frames.into_iter().collect(), columns: FRAMES };
+        (self.strings.into_iter().collect(), functions, frames)
     }
 }
 

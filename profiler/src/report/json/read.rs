@@ -16,7 +16,7 @@ use crate::model::{
     Beginning, CallsiteProfile, CurvePoint, Frame, FrameId, HeapProfile, HeapUsage, History, LeakCandidate, Leaks,
     MappingProfile, ModuleProfile, Origin, Others, Profile, TargetFacts, TargetProfile,
 };
-use crate::report::tables::Interner;
+use crate::report::tables::{Intern, Interner};
 use crate::report::text;
 use crate::units::{
     Amounts, EstimatedBytes, EstimatedCount, EstimatedMicros, EstimatedVariance, MonotonicNanos, Variance,
@@ -101,7 +101,7 @@ fn profile(report: schema::Report<'_>) -> Result<Profile, String> {
             folded_interval_bytes: report.others.folded_interval_bytes,
         },
         health: report.health,
-        frames: names.frames.values.into_iter().collect(),
+        frames: names.frames.into_iter().collect(),
         modules,
     })
 }
@@ -388,7 +388,7 @@ struct Names {
 impl Names {
     fn name(&mut self, name: &str) -> Arc<str> {
         let index = self.names.intern_ref(name);
-        Arc::clone(&self.names.values[index as usize])
+        Arc::clone(&self.names[index as usize])
     }
 
     fn stack(&mut self, stack: Vec<schema::Frame<'_>>) -> Result<Vec<FrameId>, String> {

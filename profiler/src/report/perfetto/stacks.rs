@@ -12,7 +12,7 @@ use crate::report::dumps::{Dump, held, rounded};
 use crate::report::presentation::{Presentation, View};
 use crate::report::proto::perfetto::{self as messages, AddressSymbols, Line, ModuleSymbols};
 use crate::report::tables::{
-    CodeLocation, Interner, OrderedMap, call_address, calls, gap_frames, group_frame, heap_name,
+    CodeLocation, Intern, Interner, OrderedMap, call_address, calls, gap_frames, group_frame, heap_name,
 };
 
 /// Module path of synthetic frames, like heapprofd's `ERROR`.
@@ -99,12 +99,12 @@ impl<'a> Code<'a> {
                 exact_offset: Some(offset),
             }
         };
-        (1..).zip(&self.mappings.values).map(&mut mapping).collect()
+        (1..).zip(&self.mappings).map(&mut mapping).collect()
     }
 
     fn run(&self, call: u32) -> impl DoubleEndedIterator<Item = &'a Frame> {
         let profile = self.profile;
-        self.calls.values[call as usize].run.iter().map(|&id| profile.frame(id))
+        self.calls[call as usize].run.iter().map(|&id| profile.frame(id))
     }
 
     fn has_same_symbols(&self, one: u32, other: u32) -> bool {
@@ -115,8 +115,8 @@ impl<'a> Code<'a> {
     /// Returns the table of frames, and the frame ids of each call, the outermost first.
     pub(super) fn frames(&mut self) -> (Vec<messages::Frame>, Vec<Box<[u64]>>) {
         let mut frames = Vec::new();
-        let mut ids = Vec::with_capacity(self.calls.values.len());
-        for (call, Call { mapping, rel_pc, run, label }) in (0..).zip(&self.calls.values) {
+        let mut ids = Vec::with_capacity(self.calls.len());
+        for (call, Call { mapping, rel_pc, run, label }) in (0..).zip(&self.calls) {
             let mut name = |id: &FrameId| {
                 let frame = self.profile.frame(*id);
                 let name = frame.function.as_deref().map_or_else(|| Cow::Owned(frame.label()), Cow::Borrowed);
