@@ -14,7 +14,7 @@ use super::exit::{self, usage};
 use super::output::{Access, Output, Written};
 use super::terminal::{self, say};
 use crate::ids::LedgerId;
-use crate::ledger::totals::{Flow, Movement};
+use crate::ledger::totals::Movement;
 use crate::linux::files;
 use crate::model::Profile;
 use crate::recording::block::MAGIC;
@@ -273,7 +273,7 @@ fn parse(bytes: &[u8]) -> Result<Profile> {
         None => "it is empty; perhaps the recording was killed".to_owned(),
         Some(b'{') => match read_json(bytes) {
             Ok(profile) => return Ok(profile),
-            Err(error) => error.to_string(),
+            Err(reason) => reason,
         },
         Some(b'<') => "it is an image".to_owned(),
         Some(_) => {
@@ -315,37 +315,26 @@ impl EventNames {
         let encoder = zstd::Encoder::new(out, COMPRESSION_LEVEL)?;
         let mut events = heaptrack::Events::new(encoder, &profile, presentation)?;
         let entries = reading.take(self.entries);
-        let length_ns = ReplayedSpan::flows(entries, options.span, options.by_thread, |at_ns, ledger, flow| {
-            events.at(at_ns)?;
-            // Events of other processes, and those before the end of the folded part, have no callsite.
-            let Some((target, callsites)) = self.targets.get(&ledger) else { return Ok(()) };
-            let Some(&callsite) = callsites.get(&flow.callsite) else { return Ok(()) };
-            write_event(&mut events, *target, callsite, &flow)
-        })?;
+        let length_ns =
+            ReplayedSpan::flows(entries, options.span, options.by_thread, |at_ns, ledger, flow| -> Result<()> {
+                events.at(at_ns)?;
+                // Events of other processes, and those before the end of the folded part, have no callsite.
+                let Some((target, callsites)) = self.targets.get(&ledger) else { return Ok(()) };
+                let Some(&callsite) = callsites.get(&flow.callsite) else { return Ok(()) };
+                // Bytes that were not freed after all, or a larger weight of live bytes, are frees of a negative size.
+                match flow.movement {
+                    Movement::In(weight) => events.allocate(*target, callsite, weight.bytes.rounded())?,
+                    Movement::Out(weight) => events.free(*target, callsite, weight.bytes.rounded())?,
+                    Movement::Back(weight) => events.free(*target, callsite, weight.bytes.rounded().wrapping_neg())?,
+                    Movement::Reweighed { from, to } => {
+                        events.free(*target, callsite, from.bytes.rounded().wrapping_sub(to.bytes.rounded()))?;
+                    }
+                }
+                Ok(())
+            })?;
         events.finish(length_ns)?.finish()?;
         Ok(())
     }
-}
-
-fn write_event<W: Write>(
-    events: &mut heaptrack::Events<'_, W>,
-    target: usize,
-    callsite: usize,
-    flow: &Flow,
-) -> Result<()> {
-    match flow.movement {
-        Movement::In(weight) => events.allocate(target, callsite, weight.bytes.rounded())?,
-        Movement::Out(weight) => events.free(target, callsite, weight.bytes.rounded())?,
-        Movement::Back(weight) => events.unfree(target, callsite, weight.bytes.rounded())?,
-        Movement::Reweighed { from, to } => {
-            let (from, to) = (from.bytes.rounded(), to.bytes.rounded());
-            match to.checked_sub(from) {
-                Some(more) => events.unfree(target, callsite, more)?,
-                None => events.free(target, callsite, from - to)?,
-            }
-        }
-    }
-    Ok(())
 }
 
 #[cfg(test)]

@@ -59,26 +59,56 @@ impl Health {
     }
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, strum::EnumString, strum::IntoStaticStr)]
+/// Why records or blocks were dropped, with the meaning of the reason and the remedy as messages.
+#[derive(
+    Clone, Debug, PartialEq, Eq, Serialize, Deserialize, strum::EnumString, strum::IntoStaticStr, strum::EnumMessage,
+)]
 #[serde(from = "String", into = "String")]
 #[strum(serialize_all = "snake_case")]
 pub enum Loss {
+    #[strum(message = "the agent did not read events fast enough")]
+    #[strum(detailed_message = "raise `--interval` or `--ring-size`")]
     RingFull,
+    #[strum(message = "there were too many live blocks")]
+    #[strum(detailed_message = "raise `--interval` or `--live-blocks`")]
     LiveSetFull,
+    #[strum(message = "too many threads were in allocator functions at once")]
+    #[strum(detailed_message = "profile fewer processes at a time")]
     InflightFull,
+    #[strum(message = "calls that were left by `longjmp`, or whose thread exited in the call")]
+    #[strum(detailed_message = "a few of these are normal; their blocks are missing")]
     MissedReturn,
+    #[strum(message = "the address of a live block was allocated again, so its free was missed")]
+    #[strum(detailed_message = "a function that is not hooked freed it; the JSON report lists the hooked functions")]
     MissedFree,
+    #[strum(message = "the result of `posix_memalign` could not be read from the process")]
+    #[strum(detailed_message = "a few of these are normal; their blocks are missing")]
     ResultUnreadable,
+    #[strum(
+        message = "calls of `operator new` for a size so large that they may throw, which a return probe does not survive"
+    )]
+    #[strum(detailed_message = "their blocks are missing; a `malloc` of the same size would be recorded")]
     MayThrow,
+    #[strum(message = "a forked process was not followed")]
+    #[strum(detailed_message = "raise `--ring-size`, or specify the process itself with `--pid`")]
     ForkMissed,
+    #[strum(message = "an exec was missed, so the report merges two programs")]
+    #[strum(detailed_message = "raise `--ring-size`")]
     ExecMissed,
+    #[strum(message = "there were too many processes to profile them all")]
+    #[strum(detailed_message = "select fewer with `--cmdline` or `--exclude`")]
     TargetsFull,
+    #[strum(message = "the agent could not decode a record")]
+    #[strum(detailed_message = "please report this")]
     UnreadableRecord,
-    /// A free of a block whose allocation was dropped.
+    #[strum(message = "a block was freed whose allocation was dropped")]
+    #[strum(detailed_message = "the reasons of earlier drops apply here too")]
     UnknownFree,
-    /// The kernel skipped a program that was already running on the CPU.
+    #[strum(message = "the kernel skipped a program because a preempted task was running it on the same CPU")]
+    #[strum(detailed_message = "please report this")]
     ProbeMissed,
-    /// The frames of a callsite were dropped.
+    #[strum(message = "callsites whose frames were dropped")]
+    #[strum(detailed_message = "their blocks are counted, under `[stack lost]`; raise `--ring-size` or `--interval`")]
     StackLost,
     /// A reason that another version of heapbpf wrote into a report or a recording.
     #[strum(disabled)]

@@ -86,14 +86,10 @@ impl<'a, W: io::Write> Events<'a, W> {
         self.event('+', target, callsite, bytes)
     }
 
+    /// A size can be negative, by wrapping: a free that is undone must not count as an allocation, and readers subtract in
+    /// 64-bit arithmetic.
     pub(crate) fn free(&mut self, target: usize, callsite: usize, bytes: u64) -> io::Result<()> {
         self.event('-', target, callsite, bytes)
-    }
-
-    /// Bytes were not freed after all, or live bytes have a larger weight. It must not count as an allocation, so it is
-    /// a free of a negative size: readers subtract in 64-bit arithmetic, where that wraps to the right sum.
-    pub(crate) fn unfree(&mut self, target: usize, callsite: usize, bytes: u64) -> io::Result<()> {
-        self.free(target, callsite, bytes.wrapping_neg())
     }
 
     pub(crate) fn finish(mut self, since_start_ns: u64) -> io::Result<W> {

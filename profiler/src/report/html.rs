@@ -11,10 +11,11 @@ use flate2::{Compression, GzBuilder};
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 use sha2::{Digest as _, Sha256};
+use strum::EnumMessage as _;
 
 use super::json::schema::Origin;
 use super::presentation::{Presentation, View};
-use super::summary::health::{describe_reached, explain, explain_stack_end, missing_isolation, missing_names};
+use super::summary::health::{describe_reached, explain_stack_end, missing_isolation, missing_names};
 use super::{describe, text};
 use crate::ledger::totals::Totals;
 use crate::model::{HeapProfile, HookStatus, Leaks, Profile, TargetProfile};
@@ -263,7 +264,7 @@ fn health(profile: &Profile) -> Value {
     let health = &profile.health;
     let guardrails = &health.guardrails;
     let lost = health.lost.iter().filter(|(_, count)| *count > 0).map(|(loss, count)| {
-        let (meaning, remedy) = explain(loss).unzip();
+        let (meaning, remedy) = (loss.get_message(), loss.get_detailed_message());
         json!({ "reason": loss.name(), "count": count, "meaning": meaning, "remedy": remedy })
     });
     let ends = health.unwind.iter().filter(|(_, count)| *count > 0);

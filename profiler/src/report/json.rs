@@ -10,11 +10,11 @@ use std::borrow::Cow;
 use std::cmp::Reverse;
 use std::io;
 
-use serde::{Serialize, Serializer};
+use serde::Serialize;
 use values::{Amount, Hex};
 
 use super::presentation::{Presentation, View};
-use super::tables::hex;
+use super::tables::{Each, hex};
 use crate::ledger::details::{Details, Histogram};
 use crate::ledger::totals::Totals;
 use crate::model::{
@@ -43,15 +43,6 @@ pub(super) fn write(profile: &Profile, presentation: &Presentation, out: &mut dy
 pub(super) fn write_line(report: &impl Serialize, out: &mut dyn io::Write) -> io::Result<()> {
     serde_json::to_writer(&mut *out, report)?;
     out.write_all(b"\n")
-}
-
-/// A list whose items are made while it is serialized.
-pub(super) struct Each<F>(pub(super) F);
-
-impl<I: IntoIterator<Item: Serialize>, F: Fn() -> I> Serialize for Each<F> {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_seq((self.0)())
-    }
 }
 
 fn target<'a>(

@@ -1,8 +1,6 @@
 //! Suppressions in the syntax of LeakSanitizer: known leaks that reports leave out, as in `leak:^libcrypto.so*`.
 //! See <https://clang.llvm.org/docs/AddressSanitizer.html#suppressing-memory-leaks>.
 
-use thiserror::Error;
-
 use crate::model::{CallsiteProfile, Frame, FrameId, LeakCandidate, Profile};
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -10,34 +8,25 @@ pub struct Suppressions {
     patterns: Vec<Pattern>,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Error)]
-pub enum SuppressionError {
-    #[error("line {line}: unsupported suppression type `{kind}`; only `leak:PATTERN` is supported")]
-    Kind { line: usize, kind: String },
-    #[error("line {line}: `{text}` is not a suppression; write `leak:PATTERN`")]
-    NoKind { line: usize, text: String },
-    #[error("line {line}: an empty pattern would suppress everything; write `leak:*` if that is intended")]
-    Empty { line: usize },
-}
-
 impl Suppressions {
-    pub fn parse(text: &str) -> Result<Self, SuppressionError> {
+    pub fn parse(text: &str) -> Result<Self, String> {
         let mut patterns = Vec::new();
-        for (line, text) in (1..).zip(text.lines()) {
-            let text = text.trim();
+        for (line, text) in (1..).zip(text.lines().map(str::trim)) {
             if text.is_empty() || text.starts_with('#') {
                 continue;
             }
-            let Some((kind, pattern)) = text.split_once(':') else {
-                return Err(SuppressionError::NoKind { line, text: text.to_owned() });
+            let reason = match text.split_once(':') {
+                Some(("leak", "")) => {
+                    "an empty pattern would suppress everything; write `leak:*` if that is intended".to_owned()
+                }
+                Some(("leak", pattern)) => {
+                    patterns.push(Pattern::new(pattern));
+                    continue;
+                }
+                Some((kind, _)) => format!("unsupported suppression type `{kind}`; only `leak:PATTERN` is supported"),
+                None => format!("`{text}` is not a suppression; write `leak:PATTERN`"),
             };
-            if kind != "leak" {
-                return Err(SuppressionError::Kind { line, kind: kind.to_owned() });
-            }
-            if pattern.is_empty() {
-                return Err(SuppressionError::Empty { line });
-            }
-            patterns.push(Pattern::new(pattern));
+            return Err(format!("line {line}: {reason}"));
         }
         Ok(Self { patterns })
     }

@@ -145,16 +145,17 @@ pub(super) type Columns<R, V> = &'static [(&'static str, fn(&R) -> V)];
 
 impl<R, V: Serialize> Serialize for ByColumn<R, V> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let column = |&(name, value)| (name, Column(&self.rows, value));
+        let column = |&(name, value)| (name, Each(move || self.rows.iter().map(value)));
         serializer.collect_map(self.columns.iter().map(column))
     }
 }
 
-struct Column<'a, R, V>(&'a [R], fn(&R) -> V);
+/// A list whose items are made while it is serialized.
+pub(super) struct Each<F>(pub(super) F);
 
-impl<R, V: Serialize> Serialize for Column<'_, R, V> {
+impl<I: IntoIterator<Item: Serialize>, F: Fn() -> I> Serialize for Each<F> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_seq(self.0.iter().map(self.1))
+        serializer.collect_seq((self.0)())
     }
 }
 

@@ -14,8 +14,8 @@ use super::ReportError;
 use super::json::health::Health;
 use super::json::schema::Frame;
 use super::json::values::Hex;
-use super::json::{Each, write_line};
-use super::tables::hex;
+use super::json::write_line;
+use super::tables::{Each, hex};
 pub(crate) use crate::leak::fold::BlockTotals;
 use crate::model::{self, CallsiteProfile, Profile, TargetProfile, TypeEvidence, TypeName};
 

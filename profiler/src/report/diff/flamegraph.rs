@@ -17,7 +17,8 @@ use crate::report::tables::Intern;
 use crate::report::{ReportError, View, describe, tables};
 
 /// The profile that determines the widths of a flame graph's frames.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, strum::Display)]
+#[strum(serialize_all = "snake_case")]
 pub enum Widths {
     /// The earlier one: freed callsites are visible, new ones are not.
     Before,
@@ -59,10 +60,6 @@ fn header(diff: &Diff<'_>, view: View, widths: Widths) -> Header {
     let about = describe::about(diff.is_exact());
     let range = words::range(view, &total).map(|range| format!(" (95 %: {range})")).unwrap_or_default();
     let noise = if diff.is_exact() { "" } else { ", grey within the noise" };
-    let widths = match widths {
-        Widths::Before => "widths: before",
-        Widths::After => "widths: after",
-    };
     let intervals = match sides.map(|side| describe::interval(side.profile)) {
         [before, after] if before == after => before,
         [before, after] => format!("{before}, then {after}"),
@@ -70,7 +67,7 @@ fn header(diff: &Diff<'_>, view: View, widths: Widths) -> Header {
     let mut parts = vec![
         format!("{about}{}{range}", words::signed(view, total.growth(view))),
         format!("red grew, blue shrank{noise}"),
-        widths.to_owned(),
+        format!("widths: {widths}"),
         intervals,
     ];
     let incomplete = [("before", diff.before), ("after", diff.after)];

@@ -206,12 +206,13 @@ struct StackRow {
 const STACKS: Columns<StackRow, Value> = &[("prefix", |row| row.prefix.into()), ("frame", |row| row.frame.into())];
 
 impl ThreadFields {
-    fn new(&Thread { context, target, part, is_first, ref pid, ref tid }: &Thread) -> Self {
+    fn new(thread: &Thread) -> Self {
+        let &Thread { context, target, part, is_first, ref pid, ref tid } = thread;
         let Context { presentation, duration_ns, .. } = context;
-        let mut tables = Tables::new(context, target);
+        let mut tables = Tables::default();
         let (mut samples, mut events) = (Vec::new(), Vec::new());
         for callsite in target.callsites.iter().filter(|callsite| self::part(target, callsite) == part) {
-            let stack = tables.stack(callsite, presentation);
+            let stack = tables.stack(thread, callsite);
             let allocations = allocations(&context, target, callsite);
             let time_ns = allocations.iter().filter_map(|allocation| allocation.from_ns).min();
             let weight = presentation.view.of_callsite(callsite);
@@ -225,7 +226,7 @@ impl ThreadFields {
                 events.extend(event(allocation.until_ns, -bytes));
             }
         }
-        let markers = tables.markers(is_first);
+        let markers = tables.markers(thread);
         samples.retain(|sample| sample.weight > 0);
         if is_first {
             // The profiler shows the time from the first to the last sample, and clips counters and allocations to it.
@@ -275,9 +276,8 @@ fn name(target: &TargetProfile, part: Part, is_first: bool) -> String {
     }
 }
 
-struct Tables<'a> {
-    context: Context<'a>,
-    target: &'a TargetProfile,
+#[derive(Default)]
+struct Tables {
     strings: Interner<String>,
     functions: Interner<Function>,
     resources: Interner<Resource>,
@@ -287,33 +287,19 @@ struct Tables<'a> {
     known: FxHashMap<(FrameId, usize), u32>,
 }
 
-impl<'a> Tables<'a> {
-    fn new(context: Context<'a>, target: &'a TargetProfile) -> Self {
-        Self {
-            context,
-            target,
-            strings: Interner::default(),
-            functions: Interner::default(),
-            resources: Interner::default(),
-            frames: Interner::default(),
-            stacks: Interner::default(),
-            known: FxHashMap::default(),
-        }
-    }
-
+impl Tables {
     /// The stack of a callsite below its groups. Threads are no group, because the format separates them anyway.
-    fn stack(&mut self, callsite: &CallsiteProfile, presentation: &Presentation) -> Option<u32> {
-        let profile = self.context.profile;
+    fn stack(&mut self, &Thread { context, target, .. }: &Thread, callsite: &CallsiteProfile) -> Option<u32> {
         let mut stack = None;
-        for &group in presentation.by.iter().filter(|group| **group != Group::Thread) {
-            stack = Some(self.synthetic(stack, &group_frame(group, self.target, callsite), CATEGORY_GROUP));
+        for &group in context.presentation.by.iter().filter(|group| **group != Group::Thread) {
+            stack = Some(self.synthetic(stack, &group_frame(group, target, callsite), CATEGORY_GROUP));
         }
         for gap in gap_frames(callsite) {
             stack = Some(self.synthetic(stack, &gap, CATEGORY_GAP));
         }
-        for call in calls(profile, &callsite.stack).rev() {
+        for call in calls(context.profile, &callsite.stack).rev() {
             for (depth, &id) in call.iter().rev().enumerate() {
-                let Some(frame) = self.frame(id, depth) else { continue };
+                let Some(frame) = self.frame(&context, target, id, depth) else { continue };
                 stack = Some(self.stacks.intern(StackRow { prefix: stack, frame }));
             }
         }
@@ -328,42 +314,34 @@ impl<'a> Tables<'a> {
         self.stacks.intern(StackRow { prefix, frame })
     }
 
-    fn frame(&mut self, id: FrameId, depth: usize) -> Option<u32> {
+    fn frame(&mut self, context: &Context, target: &TargetProfile, id: FrameId, depth: usize) -> Option<u32> {
         if let Some(&known) = self.known.get(&(id, depth)) {
             return Some(known);
         }
-        let frame = frame(self.context.profile, id)?;
+        let frame = frame(context.profile, id)?;
         let name = self.strings.intern(frame.label());
-        let lib = frame.module.as_deref().and_then(|path| self.context.libs.get_index_of(path));
+        let lib = frame.module.as_deref().and_then(|path| context.libs.get_index_of(path));
         let resource = lib.map(|lib| {
-            let name = self.strings.intern_ref(base_name(self.context.libs[lib]));
+            let name = self.strings.intern_ref(base_name(context.libs[lib]));
             self.resources.intern(Resource { lib, name })
         });
         let file = frame.file.as_deref().map(|file| self.strings.intern_ref(file));
         let function = self.functions.intern(Function { name, resource, file });
-        let address = self.address(frame);
+        let address = address(context, target, frame);
         let row = FrameRow { function, category: CATEGORY_NATIVE, address, inline_depth: depth, line: frame.line };
         let index = self.frames.intern(row);
         self.known.insert((id, depth), index);
         Some(index)
     }
 
-    fn address(&self, frame: &Frame) -> i64 {
-        let location = CodeLocation::of(self.context.profile, self.target, frame);
-        let bias = location.mapping.and_then(|mapping| mapping.bias);
-        let address = bias.and_then(|bias| call_address(frame).checked_sub(bias));
-        // The profiler stores addresses in 32 bits.
-        address.and_then(|address| u32::try_from(address).ok()).map_or(-1, i64::from)
-    }
-
-    fn markers(&mut self, is_first: bool) -> Value {
-        let instants = self.target.history.instants.iter().filter(|_| is_first);
+    fn markers(&mut self, &Thread { context, target, is_first, .. }: &Thread) -> Value {
+        let instants = target.history.instants.iter().filter(|_| is_first);
         let marker = |point: &TimelinePoint| {
             let name = match point.trigger? {
                 SampleTrigger::Dump(number) => format!("dump {number}"),
                 SampleTrigger::Mark => "mark".to_owned(),
             };
-            Some((self.strings.intern(name), millis(self.context.since(point.time))))
+            Some((self.strings.intern(name), millis(context.since(point.time))))
         };
         let (names, times): (Vec<_>, Vec<_>) = instants.filter_map(marker).unzip();
         let length = names.len();
@@ -378,6 +356,14 @@ impl<'a> Tables<'a> {
             "endTime": vec![(); length],
         })
     }
+}
+
+fn address(context: &Context, target: &TargetProfile, frame: &Frame) -> i64 {
+    let location = CodeLocation::of(context.profile, target, frame);
+    let bias = location.mapping.and_then(|mapping| mapping.bias);
+    let address = bias.and_then(|bias| call_address(frame).checked_sub(bias));
+    // The profiler stores addresses in 32 bits.
+    address.and_then(|address| u32::try_from(address).ok()).map_or(-1, i64::from)
 }
 
 /// Bytes that were allocated and freed at the same times, in nanoseconds since the start of the profile.

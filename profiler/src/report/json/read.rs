@@ -5,7 +5,6 @@ use std::sync::Arc;
 
 use profiler_common::stack::StackEnd;
 use serde::Deserialize;
-use thiserror::Error;
 
 use super::schema::{self, VERSION};
 use super::values::{Amount, Hex};
@@ -34,24 +33,6 @@ const TEMPORARY_COUNT_MAX: u64 = 1 << 43;
 const CURVE_POINTS_MAX: usize = 4096;
 const COMM_BYTES_MAX: usize = 15;
 
-#[derive(Debug, Error)]
-pub enum ReadError {
-    #[error("it is not JSON, or truncated: {0}")]
-    NotJson(serde_json::Error),
-    #[error("it is the difference of two profiles; specify one of these profiles instead")]
-    Diff,
-    #[error(
-        "it is a report of `heapbpf leaks`, which cannot be converted; write another format directly: `heapbpf leaks -o leaks.svg`"
-    )]
-    Leaks,
-    #[error("it is not a report of heapbpf: {0}")]
-    NotReport(String),
-    #[error(
-        "it has version {version} of the report, and this heapbpf reads version {VERSION}; use the heapbpf that wrote it"
-    )]
-    Version { version: u64 },
-}
-
 #[derive(Deserialize)]
 struct Opening {
     version: Option<u64>,
@@ -59,21 +40,28 @@ struct Opening {
 }
 
 /// Times of the ledger are on the Unix clock; sums of estimates beyond 2^53 / 2^20 (8 GiB) have 53 significant bits.
-pub fn read(text: &[u8]) -> Result<Profile, ReadError> {
+pub fn read(text: &[u8]) -> Result<Profile, String> {
+    let foreign = |reason: &str| format!("it is not a report of heapbpf: {reason}");
     let refused = |error: serde_json::Error| match error.classify() {
-        serde_json::error::Category::Data => ReadError::NotReport(error.to_string()),
-        _ => ReadError::NotJson(error),
+        serde_json::error::Category::Data => foreign(&error.to_string()),
+        _ => format!("it is not JSON, or truncated: {error}"),
     };
     let opening: Opening = serde_json::from_slice(text).map_err(refused)?;
-    match (opening.version, opening.kind.as_deref()) {
-        (Some(_), Some("diff")) => return Err(ReadError::Diff),
-        (Some(_), Some("leaks")) => return Err(ReadError::Leaks),
-        (Some(version), None) if version == u64::from(VERSION) => {}
-        (Some(version), None) => return Err(ReadError::Version { version }),
-        _ => return Err(ReadError::NotReport("it has no version".to_owned())),
-    }
-    let report: schema::Report<'_> = serde_json::from_slice(text).map_err(refused)?;
-    profile(report).map_err(ReadError::NotReport)
+    let reason = match (opening.version, opening.kind.as_deref()) {
+        (Some(version), None) if version == u64::from(VERSION) => {
+            let report: schema::Report<'_> = serde_json::from_slice(text).map_err(refused)?;
+            return profile(report).map_err(|reason| foreign(&reason));
+        }
+        (Some(_), Some("diff")) => {
+            "it is the difference of two profiles; specify one of these profiles instead".to_owned()
+        }
+        (Some(_), Some("leaks")) => {
+            "it is a report of `heapbpf leaks`, which cannot be converted; write another format directly: `heapbpf leaks -o leaks.svg`".to_owned()
+        }
+        (Some(version), None) => format!("it has version {version} of the report, and this heapbpf reads version {VERSION}; use the heapbpf that wrote it"),
+        _ => foreign("it has no version"),
+    };
+    Err(reason)
 }
 
 fn profile(report: schema::Report<'_>) -> Result<Profile, String> {

@@ -2,10 +2,11 @@
 
 use profiler_common::counter::Counter;
 use profiler_common::limits::STACK_FRAMES_MAX;
+use strum::EnumMessage as _;
 
 use crate::model::{
-    Action, Excess, Guardrails, Health, HeapProfile, HookStatus, Loss, NamesFrom, Profile, Reached, ScopeKind,
-    Symbolization, SymbolizationFailure,
+    Action, Excess, Guardrails, Health, HeapProfile, HookStatus, NamesFrom, Profile, Reached, ScopeKind, Symbolization,
+    SymbolizationFailure,
 };
 use crate::report::page::{HEADING, PLAIN, Page, WARNING};
 use crate::report::presentation::View;
@@ -43,10 +44,9 @@ impl Page {
         let mut lost: Vec<_> = health.lost.iter().filter(|(_, count)| *count > 0).collect();
         lost.sort_by_key(|(_, count)| std::cmp::Reverse(*count));
         for (reason, count) in lost {
-            let (meaning, remedy) = explain(reason).unzip();
-            let meaning = meaning.map_or(String::new(), |meaning| format!(": {meaning}"));
+            let meaning = reason.get_message().map_or(String::new(), |meaning| format!(": {meaning}"));
             self.line(WARNING, &format!("  {} lost, {}{meaning}", text::count(*count), text::printable(reason.name())));
-            if let Some(remedy) = remedy {
+            if let Some(remedy) = reason.get_detailed_message() {
                 self.line(PLAIN, &format!("    {remedy}"));
             }
         }
@@ -282,53 +282,6 @@ pub(in crate::report) fn missing_isolation(symbolization: &Symbolization) -> Opt
         symbolization.isolated(false).map(|part| text::printable(part).replace('_', " ")).collect();
     (!missing.is_empty())
         .then(|| format!("symbolizer: not isolated ({}): the kernel refused; see `heapbpf doctor`", missing.join(", ")))
-}
-
-/// The meaning of a reason, and the remedy. `None` for a reason that only another version of heapbpf knows.
-pub(in crate::report) fn explain(loss: &Loss) -> Option<(&'static str, &'static str)> {
-    Some(match loss {
-        Loss::RingFull => ("the agent did not read events fast enough", "raise `--interval` or `--ring-size`"),
-        Loss::LiveSetFull => ("there were too many live blocks", "raise `--interval` or `--live-blocks`"),
-        Loss::InflightFull => {
-            ("too many threads were in allocator functions at once", "profile fewer processes at a time")
-        }
-        Loss::MissedReturn => (
-            "calls that were left by `longjmp`, or whose thread exited in the call",
-            "a few of these are normal; their blocks are missing",
-        ),
-        Loss::MissedFree => (
-            "the address of a live block was allocated again, so its free was missed",
-            "a function that is not hooked freed it; the JSON report lists the hooked functions",
-        ),
-        Loss::ResultUnreadable => (
-            "the result of `posix_memalign` could not be read from the process",
-            "a few of these are normal; their blocks are missing",
-        ),
-        Loss::MayThrow => (
-            "calls of `operator new` for a size so large that they may throw, which a return probe does not survive",
-            "their blocks are missing; a `malloc` of the same size would be recorded",
-        ),
-        Loss::ForkMissed => {
-            ("a forked process was not followed", "raise `--ring-size`, or specify the process itself with `--pid`")
-        }
-        Loss::ExecMissed => ("an exec was missed, so the report merges two programs", "raise `--ring-size`"),
-        Loss::TargetsFull => {
-            ("there were too many processes to profile them all", "select fewer with `--cmdline` or `--exclude`")
-        }
-        Loss::UnreadableRecord => ("the agent could not decode a record", "please report this"),
-        Loss::UnknownFree => {
-            ("a block was freed whose allocation was dropped", "the reasons of earlier drops apply here too")
-        }
-        Loss::ProbeMissed => (
-            "the kernel skipped a program because a preempted task was running it on the same CPU",
-            "please report this",
-        ),
-        Loss::StackLost => (
-            "callsites whose frames were dropped",
-            "their blocks are counted, under `[stack lost]`; raise `--ring-size` or `--interval`",
-        ),
-        Loss::Unknown(_) => return None,
-    })
 }
 
 pub(in crate::report) fn explain_stack_end(end: &str) -> Option<String> {

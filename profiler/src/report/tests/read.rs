@@ -7,7 +7,7 @@ use strum::VariantArray as _;
 use super::{formats, guardrails, profiles, properties, render, written};
 use crate::ledger::totals::Totals;
 use crate::model::{History, LeakCandidate, Leaks, Profile, Window, WindowReason};
-use crate::report::json::read::{ReadError, read};
+use crate::report::json::read::read;
 use crate::report::summary::summary;
 use crate::report::{Format, View};
 
@@ -147,7 +147,7 @@ fn growing_callsites_and_old_blocks_are_read_back() {
 }
 
 /// Reads the report of a profile after a change.
-fn changed(profile: &Profile, change: impl FnOnce(&mut Value)) -> Result<Profile, ReadError> {
+fn changed(profile: &Profile, change: impl FnOnce(&mut Value)) -> Result<Profile, String> {
     let mut report = serde_json::from_str(&render(Format::Json, profile, View::LiveBytes)).expect("the report is JSON");
     change(&mut report);
     read(report.to_string().as_bytes())
