@@ -172,15 +172,15 @@ fn write_heaps(
     pids: &[u32],
     sequence: &mut Sequence<'_>,
 ) -> io::Result<()> {
-    let mut code = Code::new(profile);
+    let mut code = Code::default();
     let mut targets = Vec::new();
     for (target, &pid) in profile.targets.iter().zip(pids) {
         let dumps = dumps(profile, target);
-        let stacks = stacks(target, presentation, &dumps, &mut code);
+        let stacks = stacks(profile, target, presentation, &dumps, &mut code);
         let times = dumps.iter().map(|dump| dump.time).chain([end(profile)]).collect();
         targets.push(TargetStacks { target, pid, times, stacks });
     }
-    write_tables(&mut code, sequence)?;
+    write_tables(profile, &mut code, sequence)?;
 
     let times = |(number, target): (usize, &TargetStacks<'_>)| {
         target.times.iter().enumerate().map(|(at, &time)| (time, number, at)).collect::<Vec<_>>()
@@ -193,14 +193,14 @@ fn write_heaps(
             sequence.write(Some(time), Data::ProfilePacket(packet))?;
         }
     }
-    for symbols in code.symbols() {
+    for symbols in code.symbols(profile) {
         sequence.write(Some(end(profile)), Data::ModuleSymbols(symbols))?;
     }
     Ok(())
 }
 
-fn write_tables(code: &mut Code<'_>, sequence: &mut Sequence<'_>) -> io::Result<()> {
-    let (frames, frame_ids) = code.frames();
+fn write_tables<'a>(profile: &'a Profile, code: &mut Code<'a>, sequence: &mut Sequence<'_>) -> io::Result<()> {
+    let (frames, frame_ids) = code.frames(profile);
     let mappings = code.mappings();
     let mut data = Chunks { data: InternedData::default(), bytes: 0, sequence };
     let string = |iid: u64, bytes: &[u8]| InternedString { iid: Some(iid), str: Some(bytes.to_vec()) };

@@ -45,7 +45,8 @@ fn cut<'a>(profile: &'a Profile, presentation: &Presentation, cut_target: CutTar
             if kept_whole.contains(&at) {
                 return callsite.stack.len();
             }
-            let is_kept = |id: &FrameId, node: u32| *id == other || threshold.is_reached(tree.value(node), tree.total);
+            let is_kept =
+                |id: &FrameId, node: u32| *id == other || threshold.is_reached(tree.values[node as usize], tree.total);
             let outwards = callsite.stack.iter().rev().zip(&nodes[at]);
             outwards.take_while(|&(id, &node)| is_kept(id, node)).count()
         };
@@ -188,9 +189,5 @@ impl Tree {
             callsites.push(of_target);
         }
         Self { total: values[0], values, callsites }
-    }
-
-    fn value(&self, node: u32) -> u128 {
-        self.values[node as usize]
     }
 }

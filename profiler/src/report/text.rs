@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 
 use bytesize::ByteSize;
-use jiff::fmt::friendly::SpanPrinter;
+use jiff::fmt::friendly::{FractionalUnit, SpanPrinter};
 use jiff::{SignedDuration, Timestamp};
 use num_format::{Buffer, Locale};
 
@@ -47,11 +47,8 @@ pub(super) fn duration(nanos: u64) -> String {
     if rounded == 0 {
         return "0s".to_owned();
     }
-    let printer = if (SECOND_NS..60 * SECOND_NS).contains(&rounded) {
-        SpanPrinter::new().fractional(Some(jiff::fmt::friendly::FractionalUnit::Second))
-    } else {
-        SpanPrinter::new()
-    };
+    let has_fraction = (SECOND_NS..60 * SECOND_NS).contains(&rounded);
+    let printer = SpanPrinter::new().fractional(has_fraction.then_some(FractionalUnit::Second));
     printer.duration_to_string(&SignedDuration::from_nanos(i64::try_from(rounded).unwrap_or(i64::MAX)))
 }
 
@@ -99,16 +96,10 @@ pub(crate) fn on_terminal(text: &str) -> Cow<'_, str> {
     let mut safe = String::with_capacity(text.len());
     let mut rest = text;
     while let Some(c) = rest.chars().next() {
-        let (taken, replaced) = match colour_length(rest) {
-            Some(length) => (length, false),
-            None => (c.len_utf8(), !is_safe(c)),
-        };
-        if replaced {
-            safe.push(char::REPLACEMENT_CHARACTER);
-        } else {
-            safe.push_str(&rest[..taken]);
-        }
-        rest = &rest[taken..];
+        let colour = colour_length(rest);
+        let (piece, after) = rest.split_at(colour.unwrap_or(c.len_utf8()));
+        safe.push_str(if colour.is_some() || is_safe(c) { piece } else { "\u{fffd}" });
+        rest = after;
     }
     safe.into()
 }

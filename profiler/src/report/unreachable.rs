@@ -167,7 +167,10 @@ pub(crate) fn merge(leaks: Vec<Leak>, limit: usize) -> (Vec<Leak>, u64) {
     for leak in leaks {
         let index = MergeKey::of(&leak).map(|key| *indices.entry(key).or_insert(entries.len()));
         match index.and_then(|index| entries.get_mut(index)) {
-            Some(first) => absorb(first, &leak),
+            Some(first) => {
+                first.similar = first.similar + BlockTotals { count: 1, bytes: leak.size_bytes } + leak.similar;
+                first.similar_referenced = first.similar_referenced + leak.referenced + leak.similar_referenced;
+            }
             None => entries.push(leak),
         }
     }
@@ -175,11 +178,6 @@ pub(crate) fn merge(leaks: Vec<Leak>, limit: usize) -> (Vec<Leak>, u64) {
     let count = entries.len() as u64;
     entries.truncate(limit);
     (entries, count)
-}
-
-fn absorb(first: &mut Leak, other: &Leak) {
-    first.similar = first.similar + BlockTotals { count: 1, bytes: other.size_bytes } + other.similar;
-    first.similar_referenced = first.similar_referenced + other.referenced + other.similar_referenced;
 }
 
 /// Version of the shape. Raised by incompatible changes; a new field alone does not raise it.

@@ -19,8 +19,8 @@ use crate::report::tables::{
 const SYNTHETIC_MODULE: &str = "[heapbpf]";
 
 /// The interned tables of a profile. Ids in the trace are indices plus 1; calls are by index.
+#[derive(Default)]
 pub(super) struct Code<'a> {
-    profile: &'a Profile,
     pub(super) functions: Interner<Cow<'a, str>>,
     pub(super) paths: Interner<&'a str>,
     pub(super) build_ids: Interner<&'a [u8]>,
@@ -53,33 +53,19 @@ struct Call {
 }
 
 impl<'a> Code<'a> {
-    pub(super) fn new(profile: &'a Profile) -> Self {
-        Self {
-            profile,
-            functions: Interner::default(),
-            paths: Interner::default(),
-            build_ids: Interner::default(),
-            mappings: Interner::default(),
-            calls: Interner::default(),
-            expanded: FxHashSet::default(),
-            symbols: FxHashMap::default(),
-            callstacks: Interner::default(),
-        }
-    }
-
     fn synthetic(&mut self, name: String) -> u32 {
         let mapping = id(self.mappings.intern((Module { path: SYNTHETIC_MODULE, build_id: &[] }, [0; 4])));
         let label = id(self.functions.intern(Cow::Owned(name)));
         self.calls.intern(Call { mapping, rel_pc: 0, run: Box::default(), label })
     }
 
-    fn call(&mut self, target: &'a TargetProfile, run: &[FrameId]) -> Option<u32> {
-        let frame = self.profile.frames.get(run.last()?.0 as usize)?;
-        let (module, range, rel_pc) = locate(self.profile, target, frame);
+    fn call(&mut self, profile: &'a Profile, target: &'a TargetProfile, run: &[FrameId]) -> Option<u32> {
+        let frame = profile.frames.get(run.last()?.0 as usize)?;
+        let (module, range, rel_pc) = locate(profile, target, frame);
         let mapping = id(self.mappings.intern((module, range)));
         let call = self.calls.intern(Call { mapping, rel_pc, run: run.into(), label: 0 });
         let owner = *self.symbols.entry((module, rel_pc)).or_insert(call);
-        if owner != call && !self.has_same_symbols(owner, call) {
+        if owner != call && !self.has_same_symbols(profile, owner, call) {
             self.expanded.extend([owner, call]);
         }
         Some(call)
@@ -102,23 +88,22 @@ impl<'a> Code<'a> {
         (1..).zip(&self.mappings).map(&mut mapping).collect()
     }
 
-    fn run(&self, call: u32) -> impl DoubleEndedIterator<Item = &'a Frame> {
-        let profile = self.profile;
+    fn run(&self, profile: &'a Profile, call: u32) -> impl DoubleEndedIterator<Item = &'a Frame> {
         self.calls[call as usize].run.iter().map(|&id| profile.frame(id))
     }
 
-    fn has_same_symbols(&self, one: u32, other: u32) -> bool {
-        let symbols = |call| self.run(call).map(|frame| (&frame.function, &frame.file, frame.line));
+    fn has_same_symbols(&self, profile: &'a Profile, one: u32, other: u32) -> bool {
+        let symbols = |call| self.run(profile, call).map(|frame| (&frame.function, &frame.file, frame.line));
         symbols(one).eq(symbols(other))
     }
 
     /// Returns the table of frames, and the frame ids of each call, the outermost first.
-    pub(super) fn frames(&mut self) -> (Vec<messages::Frame>, Vec<Box<[u64]>>) {
+    pub(super) fn frames(&mut self, profile: &'a Profile) -> (Vec<messages::Frame>, Vec<Box<[u64]>>) {
         let mut frames = Vec::new();
         let mut ids = Vec::with_capacity(self.calls.len());
         for (call, Call { mapping, rel_pc, run, label }) in (0..).zip(&self.calls) {
             let mut name = |id: &FrameId| {
-                let frame = self.profile.frame(*id);
+                let frame = profile.frame(*id);
                 let name = frame.function.as_deref().map_or_else(|| Cow::Owned(frame.label()), Cow::Borrowed);
                 self::id(self.functions.intern(name))
             };
@@ -143,10 +128,10 @@ impl<'a> Code<'a> {
     }
 
     /// Functions and lines, sorted by module and address. A call that consists of a function name only needs none beside its frame.
-    pub(super) fn symbols(&self) -> Vec<ModuleSymbols> {
+    pub(super) fn symbols(&self, profile: &'a Profile) -> Vec<ModuleSymbols> {
         let needs_symbols = |call: u32| {
-            let has_line = self.run(call).any(|frame| frame.file.is_some());
-            !self.expanded.contains(&call) && (has_line || self.run(call).count() > 1)
+            let has_line = self.run(profile, call).any(|frame| frame.file.is_some());
+            !self.expanded.contains(&call) && (has_line || self.run(profile, call).count() > 1)
         };
         let mut symbols: Vec<_> = self.symbols.iter().filter(|(_, call)| needs_symbols(**call)).collect();
         symbols.sort_unstable_by_key(|((module, address), _)| (*module, *address));
@@ -157,14 +142,17 @@ impl<'a> Code<'a> {
             Some(ModuleSymbols {
                 path: Some(path),
                 build_id: (!module.build_id.is_empty()).then(|| module.build_id.to_vec()),
-                address_symbols: addresses.iter().map(|((_, address), call)| self.lines(*address, **call)).collect(),
+                address_symbols: addresses
+                    .iter()
+                    .map(|((_, address), call)| self.lines(profile, *address, **call))
+                    .collect(),
             })
         });
         symbols.collect()
     }
 
-    fn lines(&self, address: u64, call: u32) -> AddressSymbols {
-        let lines = self.run(call).map(|frame| Line {
+    fn lines(&self, profile: &'a Profile, address: u64, call: u32) -> AddressSymbols {
+        let lines = self.run(profile, call).map(|frame| Line {
             function_name: Some(frame.label()),
             source_file_name: frame.file.as_deref().map(str::to_owned),
             line_number: frame.line,
@@ -175,16 +163,16 @@ impl<'a> Code<'a> {
     /// The outermost frame first; never empty.
     fn stack(
         &mut self,
+        profile: &'a Profile,
         target: &'a TargetProfile,
         callsite: &CallsiteProfile,
         presentation: &Presentation,
     ) -> Vec<u32> {
         let groups = presentation.by.iter().map(|group| group_frame(*group, target, callsite));
         let mut stack: Vec<u32> = groups.chain(gap_frames(callsite)).map(|name| self.synthetic(name)).collect();
-        let profile = self.profile;
         let known: Vec<FrameId> =
             callsite.stack.iter().copied().filter(|id| (id.0 as usize) < profile.frames.len()).collect();
-        stack.extend(calls(profile, &known).rev().filter_map(|run| self.call(target, run)));
+        stack.extend(calls(profile, &known).rev().filter_map(|run| self.call(profile, target, run)));
         if stack.is_empty() {
             stack.push(self.synthetic("[no frames]".to_owned()));
         }
@@ -248,6 +236,7 @@ pub(super) type Stacks = OrderedMap<(u64, usize), Vec<Tally>>;
 /// Perfetto adds amounts by process and stack regardless of the heap, so a stack that occurs in several heaps gets
 /// an outermost frame with the heap's name, in all heaps but the first.
 pub(super) fn stacks<'a>(
+    profile: &'a Profile,
     target: &'a TargetProfile,
     presentation: &Presentation,
     dumps: &[Dump],
@@ -256,7 +245,7 @@ pub(super) fn stacks<'a>(
     let mut stacks = Stacks::default();
     let mut heap_of: FxHashMap<u64, usize> = FxHashMap::default();
     for callsite in &target.callsites {
-        let mut stack = code.stack(target, callsite, presentation);
+        let mut stack = code.stack(profile, target, callsite, presentation);
         // All unknown heaps count as one.
         let heap = callsite.heap.min(target.heaps.len());
         let iid = loop {

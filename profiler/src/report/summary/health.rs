@@ -78,12 +78,8 @@ impl Page {
         let Some((target, overhead)) = known.max_by(|(_, a), (_, b)| a.percent.total_cmp(&b.percent)) else { return };
         let most = if profile.targets.len() > 1 { ", the most of all" } else { "" };
         let max = guardrails.overhead_percent_max.map_or(String::new(), |max| format!(" ({} allowed)", percent(max)));
-        let line = format!(
-            "  overhead: probes took ≈ {} of the CPU time of {}{most}{max}",
-            percent(overhead.percent),
-            describe::target(target)
-        );
-        self.line(PLAIN, &line);
+        let (percent, target) = (percent(overhead.percent), describe::target(target));
+        self.line(PLAIN, &format!("  overhead: probes took ≈ {percent} of the CPU time of {target}{most}{max}"));
     }
 
     fn hooks(&mut self, profile: &Profile) {
@@ -140,10 +136,8 @@ impl Page {
         heaps.dedup();
         heaps.retain(|name| profile.hooks().all(|(heap, _)| heap.name != *name));
         for heap in heaps {
-            self.line(
-                PLAIN,
-                &format!("    {}: none of its functions is in any module of {whose}", text::printable(heap)),
-            );
+            let heap = text::printable(heap);
+            self.line(PLAIN, &format!("    {heap}: none of its functions is in any module of {whose}"));
         }
     }
 
@@ -175,10 +169,8 @@ impl Page {
         if !health.frame_pointer_modules.is_empty() {
             let modules: Vec<String> =
                 health.frame_pointer_modules.iter().map(|path| text::printable(path).into_owned()).collect();
-            self.line(
-                PLAIN,
-                &format!("  unwound by frame pointers, because unwind tables are missing: {}", modules.join(", ")),
-            );
+            let modules = modules.join(", ");
+            self.line(PLAIN, &format!("  unwound by frame pointers, because unwind tables are missing: {modules}"));
         }
     }
 
@@ -208,15 +200,9 @@ impl Page {
         let recorded_ns = describe::duration_ns(profile);
         let share = text::share(agent_cpu_ns as f64, recorded_ns as f64);
         let share = if recorded_ns < SHARE_DURATION_NS_MIN { String::new() } else { format!(" ({share} of one CPU)") };
-        self.line(
-            PLAIN,
-            &format!(
-                "  agent: {} of CPU time{share}, {} of memory, {}",
-                text::duration(agent_cpu_ns),
-                text::size(agent_rss_bytes_max),
-                text::counted(events, "event"),
-            ),
-        );
+        let (time, memory) = (text::duration(agent_cpu_ns), text::size(agent_rss_bytes_max));
+        let events = text::counted(events, "event");
+        self.line(PLAIN, &format!("  agent: {time} of CPU time{share}, {memory} of memory, {events}"));
     }
 }
 
