@@ -45,7 +45,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
 pub(crate) fn install(repository: &Repository) -> Result<PathBuf> {
     let viewers = folder(repository);
     let lists = repository.root.join("tests/viewers");
-    let wanted = both(&lists)?;
+    let read = |name| fs::read_to_string(lists.join(name)).with_context(|| format!("could not read `{name}`"));
+    let wanted = format!("{}\n{}", read(PYTHON_LIST)?, read(NODE_LIST)?);
     if fs::read_to_string(viewers.join(STAMP)).is_ok_and(|found| found == wanted) {
         return Ok(viewers);
     }
@@ -78,11 +79,6 @@ fn install_node(lists: &Path, viewers: &Path) -> Result<()> {
     let mut npm = Command::new(programs.join("npm"));
     npm.current_dir(viewers).env("PATH", path).args(["install", "--no-package-lock", "--ignore-scripts"]);
     command::run(npm.args(["--no-audit", "--no-fund", "--loglevel=error"]))
-}
-
-fn both(lists: &Path) -> Result<String> {
-    let read = |name| fs::read_to_string(lists.join(name)).with_context(|| format!("could not read `{name}`"));
-    Ok(format!("{}\n{}", read(PYTHON_LIST)?, read(NODE_LIST)?))
 }
 
 #[cfg(test)]

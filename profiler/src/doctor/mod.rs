@@ -295,8 +295,8 @@ fn probes(subject: &Subject) -> (Trial, Support, Option<Costs>) {
     let keeper = Keeper::start().map_err(|error| CostError::Refused(error.to_string()));
     let (attaching, costs) = match keeper.and_then(|keeper| cost::measure(&mut kernel, &keeper, subject)) {
         Ok(costs) => (Support::Yes, Some(costs)),
-        Err(CostError::Refused(error)) => (Support::No(error), None),
-        Err(error) => (Support::Unknown(error.to_string()), None),
+        Err(error @ CostError::Target(_)) => (Support::Unknown(error.to_string()), None),
+        Err(error) => (Support::No(error.to_string()), None),
     };
     (programs, attaching, costs)
 }

@@ -46,20 +46,12 @@ impl Costs {
 pub(crate) enum CostError {
     #[error("{0}")]
     Refused(String),
+    #[error(transparent)]
+    Load(#[from] LoadError),
+    #[error(transparent)]
+    Attach(#[from] AttachError),
     #[error("heapbpf cannot run itself to be probed: {0}")]
     Target(#[from] std::io::Error),
-}
-
-impl From<LoadError> for CostError {
-    fn from(error: LoadError) -> Self {
-        Self::Refused(error.to_string())
-    }
-}
-
-impl From<AttachError> for CostError {
-    fn from(error: AttachError) -> Self {
-        Self::Refused(error.to_string())
-    }
 }
 
 /// Takes about a third of a second. Afterwards the rate of the first heap is 0.
@@ -73,7 +65,7 @@ pub(crate) fn measure(kernel: &mut Kernel, keeper: &Keeper, subject: &Subject) -
     let mut target = Target::start()?;
     let unprobed = target.times()?;
     let probes = Spot::ALL.map(|spot| Probe { offset: subject.offset_of(spot), cookie: cookie(spot) });
-    let attached = attach(keeper, kernel, subject.file(), &probes, Some(target.pid()))?;
+    let attached = attach(keeper, kernel, &subject.file, &probes, Some(target.pid()))?;
     let probed = target.times();
     drop(target);
     drop(attached);
@@ -123,10 +115,6 @@ impl Subject {
         let mapping = mapping.ok_or("heapbpf's own code is not mapped where expected")?;
         let file = File::open(Path::new(PROGRAM)).map_err(|error| format!("cannot open `{PROGRAM}`: {error}"))?;
         Ok(Self { file, mapping })
-    }
-
-    pub(crate) fn file(&self) -> &File {
-        &self.file
     }
 
     pub(crate) fn offset_of(&self, spot: Spot) -> FileOffset {

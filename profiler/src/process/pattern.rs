@@ -171,7 +171,7 @@ fn add(names: &mut Vec<String>, name: &str) {
 }
 
 /// A pattern for modules. One that begins with `/` is compared with whole paths, any other with file names.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, derive_more::Display)]
 pub struct ModulePattern(String);
 
 impl ModulePattern {
@@ -194,35 +194,23 @@ impl ModulePattern {
     }
 }
 
-impl fmt::Display for ModulePattern {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-/// Compares byte by byte; on a mismatch, the last `*` takes one byte more. Quadratic, but names are short.
+/// Extends the prefixes of the name that match by one byte of the pattern after the other. Quadratic, but names are short.
 fn matches(pattern: &[u8], name: &[u8]) -> bool {
-    let (mut in_pattern, mut in_name) = (0, 0);
-    let mut star: Option<(usize, usize)> = None;
-    while in_name < name.len() {
-        match pattern.get(in_pattern) {
-            Some(b'*') => {
-                star = Some((in_pattern, in_name));
-                in_pattern += 1;
-            }
-            Some(&byte) if byte == b'?' || byte == name[in_name] => {
-                in_pattern += 1;
-                in_name += 1;
-            }
-            _ => {
-                let Some((behind, taken)) = star else { return false };
-                star = Some((behind, taken + 1));
-                in_pattern = behind + 1;
-                in_name = taken + 1;
-            }
+    let mut matched = vec![false; name.len() + 1];
+    matched[0] = true;
+    for &byte in pattern {
+        if byte == b'*' {
+            let first = matched.iter().position(|&is_matched| is_matched).unwrap_or(matched.len());
+            matched[first..].fill(true);
+        } else {
+            matched.pop();
+            matched.insert(0, false);
+            name.iter()
+                .zip(&mut matched[1..])
+                .for_each(|(&own, is_matched)| *is_matched &= byte == b'?' || byte == own);
         }
     }
-    pattern[in_pattern..].iter().all(|&byte| byte == b'*')
+    matched[name.len()]
 }
 
 #[cfg(test)]

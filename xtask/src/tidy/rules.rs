@@ -23,25 +23,21 @@ pub(super) fn length(source: &Source, findings: &mut Findings<'_>) {
             findings.add(1, format!("{lines} lines without tests exceed the limit of {FILE_LINES_MAX}: split it"));
         }
     }
-    Functions { findings }.visit_file(&rust.syntax);
+    findings.visit_file(&rust.syntax);
 }
 
-struct Functions<'a, 'b> {
-    findings: &'a mut Findings<'b>,
-}
-
-impl Functions<'_, '_> {
+impl Findings<'_> {
     fn measure(&mut self, signature: &syn::Signature, body: &syn::Block) {
         let first = signature.span().start().line;
         let lines = body.span().end().line - first + 1;
         if lines > FUNCTION_LINES_MAX {
             let name = &signature.ident;
-            self.findings.add(first, format!("`{name}` has {lines} lines, the limit is {FUNCTION_LINES_MAX}"));
+            self.add(first, format!("`{name}` has {lines} lines, the limit is {FUNCTION_LINES_MAX}"));
         }
     }
 }
 
-impl<'ast> Visit<'ast> for Functions<'_, '_> {
+impl<'ast> Visit<'ast> for Findings<'_> {
     fn visit_item_fn(&mut self, function: &'ast syn::ItemFn) {
         self.measure(&function.sig, &function.block);
         visit::visit_item_fn(self, function);

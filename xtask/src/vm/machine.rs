@@ -309,25 +309,14 @@ pub(super) fn boot(image: &Path, initramfs: &Path, append: &str, time_limit: Dur
 }
 
 /// Starts of error messages, after the time: panics, oopses, warnings with a trace, hung tasks, and out of memory.
-const ERRORS: [&str; 14] = [
-    "Kernel panic",
-    "BUG:",
-    "kernel BUG at",
-    "Oops:",
-    "WARNING:",
-    "general protection fault",
-    "unable to handle",
-    "Unable to handle",
-    "divide error",
-    "invalid opcode",
-    "stack segment",
-    "INFO: task ",
-    "Out of memory",
-    "UBSAN:",
-];
+static ERROR: LazyLock<Regex> = LazyLock::new(|| {
+    let starts = "Kernel panic|BUG:|kernel BUG at|Oops:|WARNING:|general protection fault|[Uu]nable to handle|divide error|\
+                  invalid opcode|stack segment|INFO: task |Out of memory|UBSAN:";
+    Regex::new(&format!("^({starts})")).expect("is valid")
+});
 
 pub(super) fn kernel_error(console: &str) -> Option<&str> {
-    console.lines().map(message).find(|message| ERRORS.iter().any(|error| message.starts_with(error)))
+    console.lines().map(message).find(|message| ERROR.is_match(message))
 }
 
 /// The line that shows an error of the emulation, not of the kernel: with several threads, qemu 7.2 at times executes
