@@ -2,6 +2,8 @@
 
 use std::path::Path;
 
+use indexmap::IndexSet;
+use rustc_hash::FxBuildHasher;
 use serde::Deserialize;
 use thiserror::Error;
 
@@ -158,13 +160,7 @@ impl HookSet {
     /// Modules that are named explicitly, so that their local functions are searched too.
     pub fn named_modules(&self) -> Vec<ModulePattern> {
         let named = self.functions.iter().flat_map(|function| &function.modules).filter(|modules| !modules.is_any());
-        let mut modules: Vec<ModulePattern> = Vec::new();
-        for pattern in named {
-            if !modules.contains(pattern) {
-                modules.push(pattern.clone());
-            }
-        }
-        modules
+        named.cloned().collect::<IndexSet<_, FxBuildHasher>>().into_iter().collect()
     }
 }
 

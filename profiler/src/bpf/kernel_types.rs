@@ -4,6 +4,10 @@
 
 use std::fs;
 
+use aya_obj::generated::{
+    BTF_KIND_ARRAY, BTF_KIND_DATASEC, BTF_KIND_DECL_TAG, BTF_KIND_ENUM, BTF_KIND_ENUM64, BTF_KIND_FUNC_PROTO,
+    BTF_KIND_INT, BTF_KIND_STRUCT, BTF_KIND_UNION, BTF_KIND_VAR, NR_BTF_KINDS,
+};
 use thiserror::Error;
 
 use crate::linux::feature::KERNEL_BTF;
@@ -56,21 +60,6 @@ const MAGIC: u16 = 0xeb9f;
 /// Maximum nesting of anonymous structures: malformed BTF may contain cycles.
 const DEPTH_MAX: u32 = 8;
 
-/// Kinds of types (`BTF_KIND_…`).
-mod kind {
-    pub(super) const INT: u32 = 1;
-    pub(super) const ARRAY: u32 = 3;
-    pub(super) const STRUCT: u32 = 4;
-    pub(super) const UNION: u32 = 5;
-    pub(super) const ENUM: u32 = 6;
-    pub(super) const FUNC_PROTO: u32 = 13;
-    pub(super) const VAR: u32 = 14;
-    pub(super) const DATASEC: u32 = 15;
-    pub(super) const DECL_TAG: u32 = 17;
-    pub(super) const ENUM64: u32 = 19;
-    pub(super) const LAST: u32 = ENUM64;
-}
-
 #[derive(Clone, Copy)]
 struct Type<'a> {
     name: u32,
@@ -117,7 +106,7 @@ impl<'a> Types<'a> {
     }
 
     fn structure(&self, name: &[u8]) -> Option<Type<'a>> {
-        self.types.iter().find(|it| it.kind == kind::STRUCT && self.is_named(it.name, name)).copied()
+        self.types.iter().find(|it| it.kind == BTF_KIND_STRUCT && self.is_named(it.name, name)).copied()
     }
 
     /// Offset in bytes. Includes members of anonymous structures: kernels that randomise structure layout wrap members in these.
@@ -132,7 +121,7 @@ impl<'a> Types<'a> {
                 return whole.then_some(bits / 8);
             }
             let inner = usize::try_from(its_type).ok()?.checked_sub(1).and_then(|index| self.types.get(index))?;
-            let nested = matches!(inner.kind, kind::STRUCT | kind::UNION) && its_name == 0 && whole && depth > 0;
+            let nested = matches!(inner.kind, BTF_KIND_STRUCT | BTF_KIND_UNION) && its_name == 0 && whole && depth > 0;
             if nested { self.member_offset(*inner, name, depth - 1)?.checked_add(bits / 8) } else { None }
         })
     }
@@ -141,15 +130,14 @@ impl<'a> Types<'a> {
 impl<'a> Type<'a> {
     fn parse(bytes: &'a [u8]) -> Option<(Self, &'a [u8])> {
         const FIXED_BYTES: usize = 12;
-        const UNKNOWN: u32 = kind::LAST + 1;
         let (name, info) = (word(bytes, 0)?, word(bytes, 4)?);
         let (kind, count) = (info >> 24 & 31, usize::try_from(info & 0xffff).ok()?);
         let length = match kind {
-            0 | UNKNOWN.. => return None,
-            kind::INT | kind::VAR | kind::DECL_TAG => 4,
-            kind::ARRAY => 12,
-            kind::STRUCT | kind::UNION | kind::DATASEC | kind::ENUM64 => count * 12,
-            kind::ENUM | kind::FUNC_PROTO => count * 8,
+            0 | NR_BTF_KINDS.. => return None,
+            BTF_KIND_INT | BTF_KIND_VAR | BTF_KIND_DECL_TAG => 4,
+            BTF_KIND_ARRAY => 12,
+            BTF_KIND_STRUCT | BTF_KIND_UNION | BTF_KIND_DATASEC | BTF_KIND_ENUM64 => count * 12,
+            BTF_KIND_ENUM | BTF_KIND_FUNC_PROTO => count * 8,
             _ => 0,
         };
         let (rest, after) = bytes.get(FIXED_BYTES..)?.split_at_checked(length)?;
@@ -173,7 +161,7 @@ mod tests {
     const LIVE: u32 = 50;
 
     fn type_words(name: u32, kind: u32, flag: u32, rest: &[u32]) -> Vec<u32> {
-        let count = if kind == kind::INT { 0 } else { u32::try_from(rest.len() / 3).expect("few") };
+        let count = if kind == BTF_KIND_INT { 0 } else { u32::try_from(rest.len() / 3).expect("few") };
         [&[name, flag << 31 | kind << 24 | count, 4], rest].concat()
     }
 
@@ -197,10 +185,10 @@ mod tests {
     /// `live` at offset 4.
     fn check(flag: u32, task: &[u32], inner: &[u32], expected: Result<(u32, u32), &'static str>) {
         let bytes = information(&[
-            type_words(INT, kind::INT, 0, &[32]),
-            type_words(TASK, kind::STRUCT, flag, &[task, &[SIGNAL, 1, 2048]].concat()),
-            type_words(0, kind::STRUCT, 0, inner),
-            type_words(SIGNAL_STRUCT, kind::STRUCT, 0, &[INT, 1, 0, LIVE, 1, 32]),
+            type_words(INT, BTF_KIND_INT, 0, &[32]),
+            type_words(TASK, BTF_KIND_STRUCT, flag, &[task, &[SIGNAL, 1, 2048]].concat()),
+            type_words(0, BTF_KIND_STRUCT, 0, inner),
+            type_words(SIGNAL_STRUCT, BTF_KIND_STRUCT, 0, &[INT, 1, 0, LIVE, 1, 32]),
         ]);
         let expected = expected
             .map(|(tgid, mm)| TaskLayout { tgid, mm, signal: 256, live: 4 })
@@ -232,7 +220,7 @@ mod tests {
     fn malformed_btf_is_rejected() {
         assert_eq!(TaskLayout::find(b""), Err(LayoutError::Malformed));
         assert_eq!(TaskLayout::find(&[0x7f; 100]), Err(LayoutError::Malformed));
-        let whole = information(&[type_words(TASK, kind::STRUCT, 0, &[TGID, 1, 64, MM, 1, 128])]);
+        let whole = information(&[type_words(TASK, BTF_KIND_STRUCT, 0, &[TGID, 1, 64, MM, 1, 128])]);
         for length in 0..whole.len() {
             assert_eq!(TaskLayout::find(&whole[..length]), Err(LayoutError::Malformed), "{length} bytes");
         }

@@ -1,6 +1,7 @@
 //! Functions that only jump to another one (jemalloc's `new[]`): hooked at the target, a call has one probe, one sample.
 
-use rustc_hash::FxHashMap;
+use indexmap::IndexSet;
+use rustc_hash::{FxBuildHasher, FxHashMap};
 
 use super::code::Code;
 use crate::address::FileOffset;
@@ -45,14 +46,8 @@ impl Jumps {
             }
         }
         // Modules stay together, and the freeing hooks of each come first.
-        let mut order: Vec<ModuleId> = Vec::new();
-        for hook in &remaining {
-            if !order.contains(&hook.module) {
-                order.push(hook.module);
-            }
-        }
-        remaining
-            .sort_by_key(|hook| (order.iter().position(|&module| module == hook.module), hook.spec.shape.allocates()));
+        let order: IndexSet<ModuleId, FxBuildHasher> = remaining.iter().map(|hook| hook.module).collect();
+        remaining.sort_by_key(|hook| (order.get_index_of(&hook.module), hook.spec.shape.allocates()));
         remaining
     }
 
