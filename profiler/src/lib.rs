@@ -44,8 +44,7 @@ pub mod internals {
     pub use crate::allocator::selection::{HeapSelection, interval_bytes};
     pub use crate::allocator::spec::HookSpec;
     pub use crate::bpf::counters::Counters;
-    pub use crate::bpf::load::BackendChoice;
-    pub use crate::bpf::load::{Kernel, KernelConfig, LinkKind};
+    pub use crate::bpf::load::{BackendChoice, Kernel, KernelConfig, LinkKind};
     pub use crate::bpf::ring::Ring;
     pub use crate::collect::ThreadState;
     pub use crate::guardrail::Limits;
@@ -60,16 +59,14 @@ pub mod internals {
     pub use crate::linux::proc::maps::{Region, RegionKind, region_of, regions};
     pub use crate::linux::proc::process::Auxv;
     pub use crate::memory::{Copied, Memory};
-    pub use crate::model::{CurvePoint, HeapUsage, SampleTrigger};
-    pub use crate::model::{Profile, TargetProfile};
+    pub use crate::model::{CurvePoint, HeapUsage, Profile, SampleTrigger, TargetProfile};
     pub use crate::object::image::Image;
     pub use crate::object::module::{Module, ModuleStore, Modules, Recorded};
     pub use crate::object::symbols::{Search, Symbols, Vtables};
     pub use crate::probe::code::Code;
     pub use crate::probe::place::{Emulation, PlacementMode, place};
     pub use crate::process::address_space::AddressSpace;
-    pub use crate::process::pattern::ModulePattern;
-    pub use crate::process::pattern::{Names as ProcessNames, Pattern};
+    pub use crate::process::pattern::{ModulePattern, Names as ProcessNames, Pattern};
     pub use crate::process::selection::Selection;
     pub use crate::recording::block::{BlockWriter, FILE_HEADER_BYTES, Kind, file_header, read_block};
     pub use crate::recording::entry::Names;

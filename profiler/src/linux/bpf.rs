@@ -3,13 +3,11 @@
 #![expect(unsafe_code, reason = "aya 0.14 has no uprobe_multi and no uprobe session")]
 
 use std::ffi::{CStr, CString};
-use std::fs;
-use std::io;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
-use std::thread;
 use std::time::Duration;
+use std::{fs, io, thread};
 
 use aya_obj::generated::{
     PERF_FLAG_FD_CLOEXEC, bpf_attr, bpf_cmd, bpf_insn, bpf_prog_info, bpf_prog_type, perf_event_attr,

@@ -1,9 +1,8 @@
 //! The table of file formats, and how a name or a path selects one.
 
 use std::ffi::OsStr;
-use std::fmt;
-use std::io;
 use std::path::Path;
+use std::{fmt, io};
 
 use thiserror::Error;
 

@@ -11,8 +11,7 @@ use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
 
-use super::describe;
-use super::describe::command;
+use super::describe::{self, command};
 use super::presentation::Presentation;
 use super::tables::{Interner, calls, frame, index, synthetic_frames};
 use super::text::printable;

@@ -11,8 +11,7 @@ use super::{describe, text};
 use crate::ids::Pid;
 use crate::ledger::details::Ages;
 use crate::ledger::totals::Totals;
-use crate::model::{LeakCandidate, Leaks};
-use crate::model::{Profile, TargetProfile};
+use crate::model::{LeakCandidate, Leaks, Profile, TargetProfile};
 use crate::units::{Amounts, EstimatedBytes, EstimatedCount};
 
 pub(super) mod health;

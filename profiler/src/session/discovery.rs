@@ -19,8 +19,7 @@ use crate::probe::plan::{Plan, PlannedHook};
 use crate::process::address_space::AddressSpace;
 use crate::process::definitions::Definitions;
 use crate::process::link_map::LinkMap;
-use crate::process::selection;
-use crate::process::selection::Selection;
+use crate::process::selection::{self, Selection};
 
 pub(super) struct Discovery {
     pub(super) modules: ModuleStore,

@@ -1,10 +1,9 @@
 //! Medians, ratios and limits of few measurements; tables of them, which describe the machine, in pages of docs/.
 
-use std::fmt;
-use std::fs;
 use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
+use std::{fmt, fs};
 
 use anyhow::{Context as _, Result, bail};
 

@@ -1,10 +1,9 @@
 //! `cargo xtask bench leaks`: how long `heapbpf leaks` stops a process, and its duration and memory.
 
-use std::fs;
 use std::path::PathBuf;
 use std::process::Stdio;
-use std::thread;
 use std::time::Duration;
+use std::{fs, thread};
 
 use anyhow::{Result, ensure};
 use clap::ValueEnum;

@@ -9,11 +9,10 @@
 
 mod toolchain;
 
-use std::env;
-use std::fs;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
+use std::{env, fs};
 
 use anyhow::{Context as _, Result, bail};
 use object::build::elf::{Builder, SectionData};

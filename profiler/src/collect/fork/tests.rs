@@ -5,10 +5,9 @@ use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
 use super::*;
-use crate::collect::Method;
-use crate::collect::ProcessCopy;
 use crate::collect::memory::{ForkMemory, left_out};
 use crate::collect::tests::fixture::collect_here;
+use crate::collect::{Method, ProcessCopy};
 use crate::linux::arch::Registers;
 use crate::linux::proc::maps::regions;
 use crate::linux::proc::stat;

@@ -1,8 +1,7 @@
 //! Sizes, ages, lifetimes and temporary blocks.
 
 use super::*;
-use crate::ledger::details::Details;
-use crate::ledger::details::Histogram;
+use crate::ledger::details::{Details, Histogram};
 
 const SECOND_NS: u64 = 1_000_000_000;
 /// Half a tick: what an age may be off.

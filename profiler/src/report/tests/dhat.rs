@@ -5,8 +5,7 @@ use std::collections::BTreeSet;
 use proptest::prelude::*;
 use serde_json::Value;
 
-use super::profiles;
-use super::{check_golden, properties, render};
+use super::{check_golden, profiles, properties, render};
 use crate::ledger::totals::Totals;
 use crate::model::{FrameId, Profile};
 use crate::report::{Format, Group, Presentation, View};

@@ -4,8 +4,7 @@ use quick_xml::Reader;
 use quick_xml::escape::unescape;
 use quick_xml::events::Event;
 
-use super::profiles;
-use super::{check_golden, render};
+use super::{check_golden, profiles, render};
 use crate::model::Profile;
 use crate::report::{Format, View};
 use crate::units::{EstimatedBytes, EstimatedCount};

@@ -1,7 +1,6 @@
 //! Hooks that are not attached: all reports and the exit code agree on whether the profile is incomplete.
 
-use super::profiles;
-use super::render;
+use super::{profiles, render};
 use crate::model::Profile;
 use crate::report::summary::summary;
 use crate::report::{Format, View};

@@ -10,8 +10,7 @@ use serde_json::Value;
 use sha2::{Digest as _, Sha256};
 
 use super::profiles::{self, Frames, callsite, taken};
-use super::properties;
-use super::{check_golden, render};
+use super::{check_golden, properties, render};
 use crate::model::{
     Change, CurvePoint, FrameId, Health, HeapUsage, History, LeakCandidate, Leaks, Profile, SampleTrigger,
     TimelinePoint,

@@ -2,8 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::profiles;
-use super::{check_golden, render};
+use super::{check_golden, profiles, render};
 use crate::ledger::totals::Totals;
 use crate::model::{Profile, Window, WindowReason};
 use crate::report::{Format, View};

@@ -2,8 +2,7 @@
 
 use proptest::prelude::*;
 
-use super::profiles;
-use super::{check_golden, properties, render};
+use super::{check_golden, profiles, properties, render};
 use crate::model::{Change, CurvePoint, FrameId, HeapUsage, Profile, SampleTrigger, TimelinePoint};
 use crate::report::{Format, View};
 use crate::units::MonotonicNanos;

@@ -1,7 +1,6 @@
 //! The summary after a run.
 
-use super::check_golden;
-use super::profiles;
+use super::{check_golden, profiles};
 use crate::ledger::totals::Totals;
 use crate::report::View;
 use crate::report::summary::summary;

@@ -8,8 +8,9 @@ use super::{check_golden, schema};
 use crate::model::{FrameId, Health, Loss, Profile, TypeEvidence, TypeName};
 use crate::report::suppressions::Suppressions;
 use crate::report::unreachable::text::{Style, write_text};
-use crate::report::unreachable::{BlockTotals, HeapKnowledge, Leak, Precision, Unreachable, merge};
-use crate::report::unreachable::{ReportFields, write_json};
+use crate::report::unreachable::{
+    BlockTotals, HeapKnowledge, Leak, Precision, ReportFields, Unreachable, merge, write_json,
+};
 
 const TAKEN_UNIX_NS: u64 = 1_795_255_230_500_000_000;
 
