@@ -50,3 +50,4 @@ pub mod sampling;
 pub mod target;
 pub mod unreachable;
 pub mod viewers;
+pub mod vm;

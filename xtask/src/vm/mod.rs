@@ -1,6 +1,5 @@
 //! `cargo xtask vm`: boots other kernels in qemu with `init.sh`, which profiles targets, and checks its reports.
 
-mod checks;
 mod machine;
 
 use std::fs;
@@ -9,10 +8,10 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
 use clap::ValueEnum;
+use heapbpf_tests::vm::{self, Check, Transcript};
 
 use crate::command::{self, Repository};
 use crate::packages;
-use checks::{Check, Transcript};
 use machine::{Kernel, Wanted};
 
 /// Runs heapbpf on other kernels, in virtual machines.
@@ -140,7 +139,7 @@ impl Run<'_> {
         if let Some(preemption) = self.preemption {
             checks.push(preemption.judge(transcript.value("preempt")));
         }
-        checks.extend(checks::judge(transcript));
+        checks.extend(vm::judge(transcript));
         checks
     }
 

@@ -1,22 +1,26 @@
-//! Parses what a virtual machine sends over its second serial line (`value` and `file` in `init.sh`), and checks it.
+//! Parses what a virtual machine sends over its second serial line (`value` and `file` in `xtask/src/vm/init.sh`), and checks it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
-use heapbpf_tests::report::{Counts, Ledger, Process, Report, Totals};
-use heapbpf_tests::unreachable::{self, Known, Sum, Truth};
 use serde_json::Number;
 
+use crate::report::{Counts, Ledger, Process, Report, Totals};
+use crate::unreachable::{self, Known, Sum, Truth};
+
+/// Output of a virtual machine.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(super) struct Transcript {
-    pub(super) files: BTreeMap<String, Vec<u8>>,
+pub struct Transcript {
+    /// Contents by name.
+    pub files: BTreeMap<String, Vec<u8>>,
     values: BTreeMap<String, String>,
-    pub(super) broken: Option<String>,
+    /// Why it ends early.
+    pub broken: Option<String>,
 }
 
 impl Transcript {
     /// Parses lines `value NAME TEXT`, `file NAME BYTES` followed by these bytes and a newline, and `done`.
-    pub(super) fn parse(data: &[u8]) -> Self {
+    pub fn parse(data: &[u8]) -> Self {
         let mut transcript = Self::default();
         if let Err(reason) = transcript.read(data) {
             transcript.broken = Some(reason);
@@ -24,11 +28,13 @@ impl Transcript {
         transcript
     }
 
-    pub(super) fn value(&self, name: &str) -> Option<&str> {
+    /// A value by its name.
+    pub fn value(&self, name: &str) -> Option<&str> {
         self.values.get(name).map(String::as_str)
     }
 
-    pub(super) fn text(&self, name: &str) -> Option<&str> {
+    /// A file by its name, if it is text.
+    pub fn text(&self, name: &str) -> Option<&str> {
         self.files.get(name).and_then(|content| std::str::from_utf8(content).ok())
     }
 
@@ -67,20 +73,24 @@ fn is_plain(name: &str) -> bool {
         && name.chars().all(|letter| letter.is_ascii_alphanumeric() || "._-".contains(letter))
 }
 
+/// A check of the output.
 #[derive(Debug)]
-pub(super) struct Check {
-    pub(super) name: String,
-    pub(super) outcome: Outcome,
+pub struct Check {
+    /// What is checked.
+    pub name: String,
+    /// What was found.
+    pub outcome: Outcome,
 }
 
 impl Check {
-    pub(super) fn new(name: impl Into<String>, outcome: Outcome) -> Self {
+    /// A check with its outcome.
+    pub fn new(name: impl Into<String>, outcome: Outcome) -> Self {
         Self { name: name.into(), outcome }
     }
 }
 
 /// Details of a success, or the reason of a failure.
-pub(super) type Outcome = Result<String, String>;
+pub type Outcome = Result<String, String>;
 
 impl fmt::Display for Check {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -123,7 +133,8 @@ const fn soak(name: &'static str) -> Session {
 /// in 6.1.192 and 6.12.117).
 const VERIFIER_LIMIT: u64 = 1_000_000;
 
-pub(super) fn judge(transcript: &Transcript) -> Vec<Check> {
+/// Checks everything that `init.sh` has sent.
+pub fn judge(transcript: &Transcript) -> Vec<Check> {
     [sessions(transcript), faults(transcript), leaks(transcript)].into_iter().flatten().collect()
 }
 
