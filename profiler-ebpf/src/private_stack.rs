@@ -8,7 +8,7 @@
 //!
 //! `check_max_stack_depth` in `kernel/bpf/verifier.c` denies private stacks to a program that contains a tail call, also
 //! in code that is never reached. Older kernels have no private stacks and accept the tail call. The agent verifies on
-//! the loaded program that it has no private stack (`profiler/src/bpf/private_stack.rs`).
+//! the loaded program that it has no private stack (`profiler/src/bpf/program.rs`).
 
 use core::ffi::c_void;
 

@@ -1,6 +1,7 @@
 //! Overload policy: doubles heaps' sampling intervals while ring buffer or live set fill, and later halves them again.
 //!
-//! Thins the live set when it fills. The effect of a step is predicted from the sizes of the sampled blocks: doubling T keeps all blocks larger than T.
+//! Thins the live set when it fills. The effect of a step is predicted from the sizes of the sampled blocks: doubling T
+//! keeps all blocks larger than T.
 
 use std::collections::BTreeMap;
 use std::hash::{BuildHasher, Hasher, RandomState};

@@ -15,7 +15,7 @@ const TERMS: &[(&str, &str)] = &[
     (r"tells?|told|telling", "report, print, list, record, show; of two things: distinguish"),
     (r"says|said|saying|say (so|which|whether)", "report, print, record, specify, state"),
     (r"(the|its|their|whose) books|books (are|were) (put )?right", "ledger"),
-    (r"puts? (it|them|that|things|this|the \w+)? ?right|putting right", "correct, resync, reconcile"),
+    (r"puts?( (it|them|that|things|this|the \w+))? right|putting right", "correct, resync, reconcile"),
     (r"(let|lets|letting) go", "detach, release"),
     (r"asked for|asks? for|asking for", "requested, required, specified"),
     (r"(has|have|had) to be (said|named|had|asked)", "must be specified"),
@@ -45,7 +45,7 @@ const TERMS: &[(&str, &str)] = &[
     (r"(a|the|one|each|long|that) stretch|stretches", "range, interval"),
     (r"(is|are|was|were|of|a|heaps?) made[ -]up|made-up", "synthetic"),
     (r"by turns|takes? turns|taking turns|has its turn|have their turn", "alternately, interleaved, round by round"),
-    (r"(draws?|drew|drawn|drawing) (a|the|from|by|as|for)? ?(samples?|interval|chance)", "sample"),
+    (r"(draws?|drew|drawn|drawing)( (a|the|from|by|as|for))? (samples?|interval|chance)", "sample"),
     (r"samples? (is|are|was|were) drawn", "sample"),
     (r"who (ends?|ended|begins?|goes|is killed|were killed)", "a process that exits, starts, is killed"),
     (r"blocks? made before|made before (heapbpf|the|recording|it)", "allocated before recording started"),
@@ -66,7 +66,6 @@ const TERMS: &[(&str, &str)] = &[
 /// Text that may stay: the file, part of the line, and why.
 const EXCEPTIONS: &[(&str, &str, &str)] = &[
     ("xtask/src/tidy/language.rs", "", "defines the terms"),
-    ("profiler/src/report/unreachable/json.rs", "\"watched\"", "is a value of the JSON report"),
     ("tests/tests/unreachable/launched.rs", "\"watched\"", "is a value of the JSON report"),
     ("tests/tests/unreachable_programs.rs", "\"watched\"", "is a value of the JSON report"),
     ("docs/leaks.md", "`watched`", "is a value of the JSON report"),
@@ -179,6 +178,11 @@ mod tests {
         check_phrases("a.rs", "// What was asked\n    // for.\n", &["1: `asked for`"]);
         check_phrases("a.rs", "f!(\"asked \\\n   for\");\n", &["1: `asked for`"]);
         check_phrases("a.rs", "// asked\nfn f() {} // for\n", &[]);
+        check_phrases(
+            "a.rs",
+            "// Put right, or put the count\n// right.\n",
+            &["1: `Put right`", "1: `put the count right`"],
+        );
         check_phrases("a.rs", "bail!(\"`{name}` is no report\");\n", &["1: `is no report`"]);
         check_phrases("a.rs", "// There is no report, and `told` is a name.\n", &[]);
     }

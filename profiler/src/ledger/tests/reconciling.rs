@@ -1,4 +1,4 @@
-//! Recorded that are put right after loss.
+//! Ledgers that are corrected after records were dropped.
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! Recorded that were put right after loss are put right in the replay.
+//! Ledgers that were corrected after records were dropped are corrected in the replay as well.
 
 use super::*;
 use crate::ledger::live::Correction;
