@@ -135,6 +135,7 @@ pub struct Scope {
     pub reason: String,
     pub other_processes: Option<u64>,
     pub foreign_calls: u64,
+    pub foreign_probes: Option<u64>,
 }
 
 #[derive(Debug, Deserialize)]

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::Command;
 
 use heapbpf_tests::heapbpf::Heapbpf;
-use heapbpf_tests::kernel::changed_code;
+use heapbpf_tests::kernel::{changed_code, version};
 use heapbpf_tests::target::Target;
 use serde_json::Value;
 
@@ -51,6 +51,13 @@ fn instructions_match_objdump() {
         assert!(listed.split_whitespace().next() == Some(mnemonic), "`{instruction}` is `{listed}` at {offset:#x}");
         assert!(hook["emulated"].is_boolean() && hook["expected_ns"].is_number(), "{hook}");
     }
+    let scope = &json["target"]["scope"];
+    // The test itself maps libc. Other tests may have probes there.
+    assert!(scope["other_processes"].as_u64().is_some_and(|others| others >= 1), "{scope}");
+    assert_eq!(scope["foreign_probes"].is_u64(), version() >= (6, 8), "{scope}");
+    assert_eq!(scope["one_target"]["kind"], "process");
+    assert_eq!(scope["all"]["kind"], if version() >= (6, 6) { "inode" } else { "process" });
+    assert!(["one_target", "all"].iter().all(|choice| scope[choice]["reason"].is_string()), "{scope}");
     // The process was only inspected.
     assert_eq!(changed_code(target.pid()), Vec::<String>::new());
     target.assert_running();
@@ -74,6 +81,9 @@ fn the_text_lists_functions_with_their_instructions() {
     assert!(malloc.contains("emulated") || malloc.contains("single-stepped"), "{malloc}");
     assert!(malloc.ends_with("/libc.so.6"), "{malloc}");
     assert!(lines.iter().any(|line| line.starts_with("aligned_alloc, memalign ")), "{}", outcome.stdout);
+    for start in ["other processes that map these files: ", "with this target alone: ", "with `--all`: "] {
+        assert!(lines.iter().any(|line| line.starts_with(start)), "{}", outcome.stdout);
+    }
 }
 
 #[test]

@@ -7,10 +7,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-use heapbpf_tests::heapbpf::{Heapbpf, Session};
+use heapbpf_tests::heapbpf::{Heapbpf, Outcome, Session};
 use heapbpf_tests::kernel::{assert_no_probes, changed_code, version};
+use heapbpf_tests::recipe::Recipe;
 use heapbpf_tests::report::Report;
-use heapbpf_tests::target::{Target, build};
+use heapbpf_tests::target::{Target, build, run};
 
 /// Enough that probes of their own cost more than shared ones cost two CPUs of other work.
 const MANY: usize = 120;
@@ -105,6 +106,45 @@ fn calls_of_other_processes_are_counted_and_not_recorded() {
     assert_eq!((scope.kind.as_str(), scope.reason.as_str()), ("inode", "--scope"));
     assert!(scope.foreign_calls >= 1000, "{}", scope.foreign_calls);
     assert_no_probes(other.pid());
+}
+
+#[test]
+fn probes_of_other_tools_on_hooked_functions_are_reported() {
+    // A private copy of a program with an allocator: no other test has probes there.
+    let folder = tempfile::tempdir().expect("there is a directory for temporary files");
+    let program = folder.path().join("pooled");
+    // By another process: a file that is open for writing cannot be executed, and other threads fork.
+    run(Command::new("cp").arg(Recipe::of("pooled.c").flags("-DINSIDE").build()).arg(&program));
+    let target = || Target::spawn(&mut Command::new(&program));
+    let hooks = ["pool_get(size=arg2, ptr=ret)", "pool_put(old=arg2)"].map(|hook| format!("pool=pooled:{hook}"));
+    let heapbpf = |target: &Target| {
+        let pid = target.pid().to_string();
+        let selected = ["--pid", &pid, "--heap", "pool", "--hook", &hooks[0], "--hook", &hooks[1], "-o", "out.json"];
+        Heapbpf::new(selected)
+    };
+    let foreign = |heapbpf: &Heapbpf| heapbpf.report("out.json").health.scope.expect("is known").foreign_probes;
+    // Linux 6.8 lists where links have probes.
+    let expected = |count: u64| (version() >= (6, 8)).then_some(count);
+    let (first, second) = (target(), target());
+    let (mut of_first, mut of_second) = (heapbpf(&first), heapbpf(&second));
+    let (session, other) = (of_first.start(), of_second.start());
+    // The first was attached before the second: it finds the other probes at the end.
+    for (heapbpf, session) in [(&of_first, session), (&of_second, other)] {
+        let Outcome { stdout, stderr, .. } = session.interrupt().expect_code(0);
+        assert_eq!(foreign(heapbpf), expected(2), "{stderr}");
+        if expected(2).is_some() {
+            let warnings: Vec<&str> = stderr.lines().filter(|line| line.contains("other tools")).collect();
+            let [warning] = warnings.as_slice() else { panic!("not one warning: {stderr}") };
+            for part in ["2 probes", "`pool_get`", "`pool_put`", &program.display().to_string(), "bpftool link show"] {
+                assert!(warning.contains(part), "no `{part}`: {warning}");
+            }
+            assert!(stdout.contains("other tools: 2 probes"), "{stdout}");
+        }
+    }
+    let mut alone = heapbpf(&second);
+    let Outcome { stdout, stderr, .. } = alone.start().interrupt().expect_code(0);
+    assert_eq!(foreign(&alone), expected(0), "{stderr}");
+    assert!(!stderr.contains("other tools") && !stdout.contains("other tools"), "{stderr}{stdout}");
 }
 
 #[test]

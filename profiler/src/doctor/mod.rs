@@ -17,7 +17,7 @@ use crate::probe::cost::{self, CostError, Subject};
 pub(crate) use crate::probe::cost::{Costs, TARGET_COMMAND, serve};
 use crate::probe::place::PlacementMode;
 use crate::probe::plan::PlannedHook;
-use crate::session::{self, Leftovers};
+use crate::session::{self, Leftovers, ScopeForecast};
 use crate::symbolize::sandbox;
 
 #[derive(Debug)]
@@ -63,6 +63,18 @@ pub(crate) struct Target {
     pub pid: Pid,
     pub comm: String,
     pub hooks: Result<Vec<PlannedHook>, String>,
+    /// `None` without hooks, and where no probe can be attached.
+    pub scope: Option<ScopeForecast>,
+}
+
+impl Target {
+    fn inspect(pid: Pid, placement: PlacementMode) -> Self {
+        let comm = process::comm(pid).unwrap_or_default();
+        match session::inspect(pid, placement) {
+            Ok((hooks, scope)) => Self { pid, comm, hooks: Ok(hooks), scope: scope.ok() },
+            Err(error) => Self { pid, comm, hooks: Err(format!("{error:#}")), scope: None },
+        }
+    }
 }
 
 impl Diagnosis {
@@ -75,11 +87,7 @@ impl Diagnosis {
             trials,
             limits: limits(),
             costs,
-            target: pid.map(|pid| Target {
-                pid,
-                comm: process::comm(pid).unwrap_or_default(),
-                hooks: session::hooks_of(pid, placement).map_err(|error| format!("{error:#}")),
-            }),
+            target: pid.map(|pid| Target::inspect(pid, placement)),
         }
     }
 

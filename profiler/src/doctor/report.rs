@@ -7,11 +7,13 @@ use serde_json::{Value, json};
 
 use super::{Costs, Diagnosis, Target, Trial};
 use crate::linux::feature::Support;
+use crate::model::{ProbeScope, ScopeKind};
 use crate::probe::place::Class;
 use crate::probe::plan::PlannedHook;
 use crate::report::page::Column::{self, Left, Right};
 use crate::report::page::table_lines;
 use crate::report::text::printable;
+use crate::session::ScopeForecast;
 
 const HEADING: Style = Style::new().bold();
 const GOOD: Style = AnsiColor::Green.on_default();
@@ -46,6 +48,7 @@ pub(crate) fn write_json(diagnosis: &Diagnosis, out: &mut dyn io::Write) -> io::
             "comm": target.comm,
             "error": target.hooks.as_ref().err(),
             "hooks": hooks.iter().map(|hook| hook_json(hook, costs)).collect::<Vec<_>>(),
+            "scope": target.scope.as_ref().map(scope_json),
         })
     });
     let json = json!({
@@ -58,6 +61,16 @@ pub(crate) fn write_json(diagnosis: &Diagnosis, out: &mut dyn io::Write) -> io::
         "target": target,
     });
     writeln!(out, "{json}")
+}
+
+fn scope_json(scope: &ScopeForecast) -> Value {
+    let choice = |choice: &ProbeScope| json!({ "kind": choice.kind, "reason": choice.reason });
+    json!({
+        "other_processes": scope.other_processes,
+        "foreign_probes": scope.foreign_probes,
+        "one_target": choice(&scope.one_target),
+        "all": choice(&scope.all),
+    })
 }
 
 fn hook_json(planned: &PlannedHook, costs: Option<&Costs>) -> Value {
@@ -173,6 +186,24 @@ impl Page {
                 self.table(&columns, hooks.iter().map(|hook| (PLAIN, row(hook, costs))).collect());
             }
             Err(error) => self.line(BAD, &format!("  {}", printable(error))),
+        }
+        if let Some(scope) = &target.scope {
+            self.scope(scope);
+        }
+    }
+
+    fn scope(&mut self, scope: &ScopeForecast) {
+        let foreign = scope.foreign_probes.map_or_else(|| "unknown".to_owned(), |probes| probes.to_string());
+        let style = if scope.foreign_probes.is_some_and(|probes| probes > 0) { BAD } else { PLAIN };
+        self.text.push('\n');
+        self.line(PLAIN, &format!("  other processes that map these files: {}", scope.other_processes));
+        self.line(style, &format!("  probes of other tools on these functions: {foreign}"));
+        for (selection, choice) in [("this target alone", &scope.one_target), ("`--all`", &scope.all)] {
+            let kind = match choice.kind {
+                ScopeKind::Process => "probes of single processes",
+                ScopeKind::Inode => "probes shared by all processes that map these files",
+            };
+            self.line(PLAIN, &format!("  with {selection}: {kind} ({})", printable(&choice.reason)));
         }
     }
 

@@ -8,6 +8,7 @@ use crate::address::FileOffset;
 use crate::allocator::functions;
 use crate::allocator::resolve::ResolvedHook;
 use crate::ids::ModuleId;
+use crate::model::{ProbeScope, ScopeKind};
 use crate::probe::code::PlaceError;
 use crate::probe::place::{Arguments, Class, Placement};
 use crate::probe::plan::Plan;
@@ -32,7 +33,28 @@ fn healthy() -> Diagnosis {
             emulated_with_return_ns: 1_234.5,
             single_stepped_with_return_ns: 13_579.0,
         }),
-        target: Some(Target { pid: Pid(42), comm: "evil\x1b[2Jname".to_owned(), hooks: Ok(hooks()) }),
+        target: Some(Target {
+            pid: Pid(42),
+            comm: "evil\x1b[2Jname".to_owned(),
+            hooks: Ok(hooks()),
+            scope: Some(scope()),
+        }),
+    }
+}
+
+fn scope() -> ScopeForecast {
+    let choice = |kind, reason: &str| ProbeScope {
+        kind,
+        reason: reason.to_owned(),
+        other_processes: None,
+        foreign_calls: 0,
+        foreign_probes: None,
+    };
+    ScopeForecast {
+        other_processes: 12,
+        foreign_probes: Some(3),
+        one_target: choice(ScopeKind::Process, "one target"),
+        all: choice(ScopeKind::Inode, "nearly all"),
     }
 }
 
@@ -93,6 +115,13 @@ fn text_shows_trials_and_costs() {
     assert_eq!(line(&text, "free"), "free 0x1069 je 0x1010 emulated 610 ns /lib/pool A.so");
     assert_eq!(line(&text, "malloc 0x"), "malloc 0x106e endbr64 single-stepped 14 µs /lib/pool A.so");
     assert!(line(&text, "calloc").contains("`06`"), "{text}");
+    assert_eq!(line(&text, "other processes"), "other processes that map these files: 12");
+    assert_eq!(line(&text, "probes of other"), "probes of other tools on these functions: 3");
+    assert_eq!(line(&text, "with this"), "with this target alone: probes of single processes (one target)");
+    assert_eq!(
+        line(&text, "with `--all`"),
+        "with `--all`: probes shared by all processes that map these files (nearly all)"
+    );
     assert_eq!(line(&text, "kernel lockdown"), "kernel lockdown not readable something");
 }
 
@@ -118,6 +147,9 @@ fn json_has_trials_costs_and_hooks() {
     assert_eq!((&hooks[1]["emulated"], &hooks[1]["expected_ns"]), (&Value::from(false), &Value::from(13_579.0)));
     assert_eq!((&hooks[2]["instruction"], &hooks[2]["expected_ns"]), (&Value::Null, &Value::Null));
     assert!(hooks[2]["error"].as_str().is_some_and(|error| error.contains("`06`")));
+    let scope = &json["target"]["scope"];
+    assert_eq!((&scope["other_processes"], &scope["foreign_probes"]), (&Value::from(12), &Value::from(3)));
+    assert_eq!(scope["all"], serde_json::json!({ "kind": "inode", "reason": "nearly all" }));
 }
 
 #[test]
@@ -150,7 +182,7 @@ fn only_required_trials_prevent_profiling() {
 
 #[test]
 fn a_process_that_cannot_be_profiled_is_a_failure() {
-    let target = |hooks| Some(Target { pid: Pid(42), comm: String::new(), hooks });
+    let target = |hooks| Some(Target { pid: Pid(42), comm: String::new(), hooks, scope: None });
     let refused = Diagnosis { target: target(Err("no process `42`".to_owned())), ..healthy() };
     assert!(!refused.works());
     assert!(text(&refused, false).contains("no process `42`"));

@@ -2,15 +2,16 @@
 
 #![expect(unsafe_code, reason = "aya 0.14 has no uprobe_multi and no uprobe session")]
 
-use std::ffi::{CStr, CString};
+use std::ffi::{CStr, CString, OsString};
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
-use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 use std::{fs, io, thread};
 
 use aya_obj::generated::{
-    PERF_FLAG_FD_CLOEXEC, bpf_attr, bpf_cmd, bpf_insn, bpf_prog_info, bpf_prog_type, perf_event_attr,
+    PERF_FLAG_FD_CLOEXEC, bpf_attr, bpf_cmd, bpf_insn, bpf_link_info, bpf_link_type, bpf_perf_event_type,
+    bpf_prog_info, bpf_prog_type, perf_event_attr,
 };
 use rustix::thread::{MembarrierCommand, membarrier};
 
@@ -266,6 +267,13 @@ unsafe fn program_info(program: impl AsFd, info: &mut bpf_prog_info) -> io::Resu
     unsafe { command(bpf_cmd::BPF_OBJ_GET_INFO_BY_FD, &mut attr) }.map(drop)
 }
 
+pub(crate) fn program_id(program: impl AsFd) -> io::Result<u32> {
+    let mut info = no_information();
+    // SAFETY: all of `info` is 0.
+    unsafe { program_info(program, &mut info) }?;
+    Ok(info.id)
+}
+
 /// Number of times that the kernel skipped a program because it was already running on that CPU (Linux 5.12; 0 before).
 pub(crate) fn recursion_misses(program: impl AsFd) -> io::Result<u64> {
     let mut info = no_information();
@@ -287,6 +295,106 @@ pub(crate) fn machine_code(program: impl AsFd) -> io::Result<Option<Vec<u8>>> {
     // SAFETY: the rest of `info` is 0, and `code` has as many bytes as `info` states.
     unsafe { program_info(&program, &mut info) }?;
     Ok(if info.jited_prog_insns == 0 && !code.is_empty() { None } else { Some(code) })
+}
+
+/// Uprobes of a BPF link: a path, as seen from the root directory of this process, and offsets in the file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct UprobeLink {
+    pub path: PathBuf,
+    pub offsets: Vec<u64>,
+}
+
+/// Uprobes of all BPF links whose program is not in `own`; `None` for a link that the kernel does not describe (before
+/// Linux 6.6 for perf events, before 6.8 for `uprobe_multi`). Requires CAP_SYS_ADMIN.
+pub(crate) fn uprobe_links(own: &[u32]) -> io::Result<Vec<Option<UprobeLink>>> {
+    let mut links = Vec::new();
+    let mut attr = attributes();
+    loop {
+        // SAFETY: `attr` contains no pointers.
+        match unsafe { command(bpf_cmd::BPF_LINK_GET_NEXT_ID, &mut attr) } {
+            Ok(_) => {}
+            Err(error) if error.raw_os_error() == Some(libc::ENOENT) => return Ok(links),
+            Err(error) => return Err(error),
+        }
+        // SAFETY: the kernel has written an integer there.
+        let id = unsafe { attr.__bindgen_anon_6.next_id };
+        attr = attributes();
+        attr.__bindgen_anon_6.__bindgen_anon_1.link_id = id;
+        // SAFETY: `attr` contains no pointers.
+        match unsafe { open(bpf_cmd::BPF_LINK_GET_FD_BY_ID, &mut attr) } {
+            Ok(link) => links.extend(uprobes_of(&link, own)?),
+            // Closed meanwhile.
+            Err(error) if error.raw_os_error() == Some(libc::ENOENT) => {}
+            Err(error) => return Err(error),
+        }
+        attr = attributes();
+        attr.__bindgen_anon_6.__bindgen_anon_1.start_id = id;
+    }
+}
+
+/// `None` for other links; `Some(None)` as of [`uprobe_links`].
+fn uprobes_of(link: &OwnedFd, own: &[u32]) -> io::Result<Option<Option<UprobeLink>>> {
+    const MULTI: u32 = bpf_link_type::BPF_LINK_TYPE_UPROBE_MULTI as u32;
+    const PERF: u32 = bpf_link_type::BPF_LINK_TYPE_PERF_EVENT as u32;
+    const UPROBE: u32 = bpf_perf_event_type::BPF_PERF_EVENT_UPROBE as u32;
+    const URETPROBE: u32 = bpf_perf_event_type::BPF_PERF_EVENT_URETPROBE as u32;
+    let mut path = vec![0u8; libc::PATH_MAX.unsigned_abs() as usize];
+    let path_bytes = count(path.len())?;
+    let mut info = no_link_information();
+    // SAFETY: all of `info` is 0.
+    unsafe { link_info(link, &mut info) }?;
+    if own.contains(&info.prog_id) || ![MULTI, PERF].contains(&info.type_) {
+        return Ok(None);
+    }
+    let offsets = if info.type_ == MULTI {
+        // SAFETY: the kernel has written integers there, or nothing.
+        let mut offsets = vec![0u64; unsafe { info.__bindgen_anon_1.uprobe_multi.count } as usize];
+        info = no_link_information();
+        // SAFETY: a structure of integers.
+        let multi = unsafe { &mut info.__bindgen_anon_1.uprobe_multi };
+        (multi.path, multi.path_size) = (path.as_mut_ptr() as u64, path_bytes);
+        (multi.offsets, multi.count) = (offsets.as_mut_ptr() as u64, count(offsets.len())?);
+        if !offsets.is_empty() {
+            // SAFETY: the rest of `info` is 0; `path` and `offsets` are as long as it states, and outlive the call.
+            unsafe { link_info(link, &mut info) }?;
+        }
+        offsets
+    } else {
+        info = no_link_information();
+        // SAFETY: a structure of integers, in which names of events of other kinds are at the same place.
+        let uprobe = unsafe { &mut info.__bindgen_anon_1.perf_event.__bindgen_anon_1.uprobe };
+        (uprobe.file_name, uprobe.name_len) = (path.as_mut_ptr() as u64, path_bytes);
+        // SAFETY: the rest of `info` is 0; `path` is as long as it states, and outlives the call.
+        unsafe { link_info(link, &mut info) }?;
+        // SAFETY: the kernel has written integers there, or nothing.
+        let event = unsafe { info.__bindgen_anon_1.perf_event };
+        match event.type_ {
+            // SAFETY: as before.
+            UPROBE | URETPROBE => vec![u64::from(unsafe { event.__bindgen_anon_1.uprobe.offset })],
+            0 => Vec::new(),
+            _ => return Ok(None),
+        }
+    };
+    path.truncate(path.iter().position(|&byte| byte == 0).unwrap_or(path.len()));
+    let is_described = !offsets.is_empty() && !path.is_empty();
+    Ok(Some(is_described.then(|| UprobeLink { path: OsString::from_vec(path).into(), offsets })))
+}
+
+fn no_link_information() -> bpf_link_info {
+    // SAFETY: a structure of integers.
+    unsafe { std::mem::zeroed() }
+}
+
+/// # Safety
+/// As of [`program_info`].
+unsafe fn link_info(link: &OwnedFd, info: &mut bpf_link_info) -> io::Result<()> {
+    let mut attr = attributes();
+    attr.info.bpf_fd = number(link);
+    attr.info.info_len = count(size_of::<bpf_link_info>())?;
+    attr.info.info = std::ptr::from_mut(info) as u64;
+    // SAFETY: the kernel writes at most `info_len` bytes to `info`, which outlives the call; the caller guarantees the
+    // addresses in it.
+    unsafe { command(bpf_cmd::BPF_OBJ_GET_INFO_BY_FD, &mut attr) }.map(drop)
 }
 
 /// Sysfs directory of the uprobe event source (Linux 4.17).
@@ -333,6 +441,7 @@ pub(crate) fn wait_for_programs() {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::linux::proc::maps;
 
     #[test]
     fn the_return_bit_is_read_from_sysfs() {
@@ -341,5 +450,31 @@ mod tests {
         for malformed in ["", "config:64", "config1:0", "config:0-7"] {
             assert_eq!(return_bit(malformed).expect_err(malformed).kind(), io::ErrorKind::InvalidData);
         }
+    }
+
+    #[inline(never)]
+    extern "C" fn probed() {}
+
+    #[test]
+    fn uprobes_of_links_of_other_programs_are_listed() {
+        let pid = Pid(std::process::id());
+        let address = crate::address::TargetAddr(probed as *const () as u64);
+        let mappings = maps::executable_mappings(pid).expect("readable");
+        let mapping = mappings.iter().find(|at| (at.start..at.end).contains(&address)).expect("the code is mapped");
+        let offset = address.0 - mapping.start.0 + mapping.offset.0;
+        let path = std::env::current_exe().expect("procfs is mounted");
+        let multi = load_nothing(AttachType::UprobeMulti).expect("it can be loaded");
+        let link = MultiLink { path: &path, offsets: &[offset], cookies: &[0], pid: Some(pid), at_return: false };
+        let _multi_link = link_multi(&multi, AttachType::UprobeMulti, link).expect("it can be attached");
+        let perf = load_nothing(AttachType::PerfEvent).expect("it can be loaded");
+        let event = open_uprobe(&path, offset, pid, false).expect("it can be probed");
+        let _perf_link = link_perf(&perf, event, 0).expect("it can be attached");
+        let expected = UprobeLink { path, offsets: vec![offset] };
+        let listed = |own: &[u32]| {
+            let links = uprobe_links(own).expect("root may list them");
+            links.into_iter().flatten().filter(|link| *link == expected).count()
+        };
+        let ids = [&multi, &perf].map(|program| program_id(program).expect("it is loaded"));
+        assert_eq!([listed(&[]), listed(&ids[..1]), listed(&ids)], [2, 1, 0]);
     }
 }

@@ -166,6 +166,9 @@ pub struct ProbeScope {
     pub other_processes: Option<u64>,
     /// Number of allocating calls of processes that are not targets: each cost a trap.
     pub foreign_calls: u64,
+    /// Number of probes of other tools on hooked instructions, which slow down the targets' calls; null where the kernel does not list them.
+    #[serde(default)]
+    pub foreign_probes: Option<u64>,
 }
 
 /// Which processes meet the probes.

@@ -9,6 +9,7 @@ mod arch {
 pub(crate) mod attach;
 pub(crate) mod code;
 pub(crate) mod cost;
+pub(crate) mod foreign;
 pub(crate) mod jumps;
 pub(crate) mod leftover;
 pub(crate) mod place;

@@ -1,8 +1,11 @@
 //! Discovery of allocator functions in targets, and of the instructions to probe. Attaches nothing.
 
+use std::collections::BTreeSet;
+
 use anyhow::{Context, Result};
 
 use super::hooks::Hooks;
+use super::scope::ScopeForecast;
 use super::target::Target;
 use crate::allocator::hook_set::{CustomFunction, HookSet};
 use crate::allocator::resolve::{NoAllocator, ResolvedHook, resolve, symbols};
@@ -12,6 +15,8 @@ use crate::ids::{HookId, Pid};
 use crate::keeper::{Keeper, KeeperError};
 use crate::model::{Origin, UnfoundHook};
 use crate::object::module::ModuleStore;
+use crate::probe::attach::{BackendChoice, choose};
+use crate::probe::foreign;
 use crate::probe::jumps::Jumps;
 use crate::probe::leftover::{CodeLocation, breakpoints, remove};
 use crate::probe::place::PlacementMode;
@@ -115,10 +120,16 @@ pub(super) struct Own {
     pub(super) hooks: Hooks,
 }
 
-pub(crate) fn hooks_of(pid: Pid, placement: PlacementMode) -> Result<Vec<PlannedHook>> {
+/// Returns the hooks of a process, and the scope that their probes would have.
+pub(crate) fn inspect(pid: Pid, placement: PlacementMode) -> Result<(Vec<PlannedHook>, Result<ScopeForecast>)> {
     let mut discovery = Discovery::new(placement, HookSet::default(), HeapSelection::default());
     let target = discovery.open(pid)?;
-    Ok(target.hooks.planned(&discovery.plan).cloned().collect())
+    let plan = &discovery.plan;
+    let foreign = foreign::find(&[], target.hooks.planned(plan), &discovery.modules, &BTreeSet::new());
+    let scope = choose(BackendChoice::Auto)
+        .map_err(Into::into)
+        .and_then(|kind| ScopeForecast::new(kind, pid, &target.hooked_files(plan), foreign.known_count()));
+    Ok((target.hooks.planned(plan).cloned().collect(), scope))
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -119,6 +119,7 @@ impl Session {
             self.scan();
         }
         self.probes.choose_scope(self.processes.running_mut(), std::iter::empty());
+        self.probes.check_foreign(false);
         self.processes.note(clock::now().monotonic, None);
         let mut pids = self.lifecycle.due_settling(true);
         // A third of the targets each time: polling takes about 20 µs per process.

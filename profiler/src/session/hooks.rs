@@ -1,6 +1,7 @@
 //! Hooks of one target and their state, and the links that attach their probes.
 
 use std::cell::OnceCell;
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
@@ -358,6 +359,8 @@ pub(super) struct Links {
     pub(super) keeper: Keeper,
     pub(super) scope: Scope,
     shared: FxHashMap<HookId, Weak<Link>>,
+    /// All that have been attached.
+    attached: BTreeSet<HookId>,
     /// Replaced by shared ones at these times. Calls that they have recorded at the entry may not have returned yet.
     pub(super) replaced: Vec<(Instant, OwnLink)>,
 }
@@ -366,7 +369,11 @@ const REPLACED_DURATION: Duration = Duration::from_millis(200);
 
 impl Links {
     pub(super) fn new(keeper: Keeper, scope: Scope) -> Self {
-        Self { keeper, scope, shared: FxHashMap::default(), replaced: Vec::new() }
+        Self { keeper, scope, shared: FxHashMap::default(), attached: BTreeSet::new(), replaced: Vec::new() }
+    }
+
+    pub(super) fn attached(&self) -> impl Iterator<Item = HookId> {
+        self.attached.iter().copied()
     }
 
     pub(super) fn is_shared(&self, hook: HookId) -> bool {
@@ -398,6 +405,7 @@ impl Links {
             links.extend(self.attach_own(kernel, file, &others, pid, ProbeScope::Process)?);
         }
         links.extend(self.attach_own(kernel, file, &throwing, pid, ProbeScope::Any)?);
+        self.attached.extend(hooks.iter().map(|(id, _)| *id));
         Ok(links)
     }
 

@@ -11,6 +11,7 @@ use tracing::{debug, info, warn};
 
 use super::config::{SessionConfig, UnwindMode};
 use super::discovery::Discovery;
+use super::foreign::ForeignProbes;
 use super::hooks::{Hooks, Links};
 use super::overload::random_seed;
 use super::rates::Rates;
@@ -38,6 +39,7 @@ pub(super) struct Probes {
     unwinding: Unwinding,
     predictions: Predictions,
     links: Links,
+    foreign: ForeignProbes,
     /// Targets that do not fit into the kernel's map of targets: their calls are not sampled.
     targets_unmarked: u64,
 }
@@ -61,8 +63,8 @@ impl Probes {
         let mut kernel = Kernel::load(kernel_config, links)?;
         let unwinding = Unwinding::new(tables, row_cells, &mut kernel)?;
         let links = Links::new(keeper, scope);
-        let predictions = Predictions::default();
-        Ok(Self { kernel, discovery, unwinding, predictions, links, targets_unmarked: 0 })
+        let (predictions, foreign) = (Predictions::default(), ForeignProbes::default());
+        Ok(Self { kernel, discovery, unwinding, predictions, links, foreign, targets_unmarked: 0 })
     }
 
     /// `is_stopped` if no thread of the target runs meanwhile. Fails if the target cannot be profiled as it is now.
@@ -167,10 +169,7 @@ impl Probes {
         }
         let mut files: Vec<FileIdentity> = Vec::new();
         for target in &targets {
-            let hooked = target.hooks.modules(&self.discovery.plan);
-            let mapped = target.mappings.space.mappings().iter();
-            let mapped = mapped.filter(|at| at.module.is_some_and(|module| hooked.contains(&module)));
-            for file in mapped.map(|at| FileIdentity::new(at.mapping.device, at.mapping.inode)) {
+            for file in target.hooked_files(&self.discovery.plan) {
                 if !files.contains(&file) {
                     files.push(file);
                 }
@@ -190,13 +189,23 @@ impl Probes {
             Ok((replaced, ())) => self.links.replace(replaced),
             Err(error) => {
                 warn!("process {} cannot share probes: {error:#}", target.pid);
-                self.links.scope.refuse(format!("sharing failed: {error:#}"));
+                self.links.scope.refuse(&format!("sharing failed: {error:#}"));
             }
         }
     }
 
     pub(super) fn scope(&self, foreign_calls: u64) -> ProbeScope {
-        self.links.scope.facts(foreign_calls)
+        ProbeScope { foreign_calls, foreign_probes: self.foreign.count_max(), ..self.links.scope.facts() }
+    }
+
+    /// Counts the probes of other tools on all instructions that heapbpf has probed: when the first are, and at the end.
+    pub(super) fn check_foreign(&mut self, is_end: bool) {
+        let mut attached = self.links.attached().peekable();
+        if (is_end || !self.foreign.is_checked()) && attached.peek().is_some() {
+            let Discovery { plan, modules, .. } = &self.discovery;
+            let own = self.kernel.hook_programs().unwrap_or_default();
+            self.foreign.check(&own, attached.map(|id| plan.hook(id)), modules);
+        }
     }
 
     pub(super) fn keeper(&self) -> &Keeper {
@@ -298,16 +307,12 @@ impl Probes {
         if let Err(error) = leftover::remove(self.keeper(), kind, &self.discovery.modules, target.pid, &found) {
             return debug!("process {}: cannot remove breakpoints: {error}", target.pid);
         }
-        let others = self.breakpoints(target, found.clone()).len();
-        let (pid, removed) = (target.pid, found.len() - others);
+        let others = self.breakpoints(target, found.clone());
+        let removed = found.len() - others.len();
         if removed > 0 {
-            warn!("removed {removed} breakpoints from process {pid} that a killed heapbpf had left");
+            warn!("removed {removed} breakpoints from process {} that a killed heapbpf had left", target.pid);
         }
-        if others > 0 {
-            warn!(
-                "another tool has probes on {others} of the hooked functions of process {pid}, which slow it down as well"
-            );
-        }
+        self.foreign.add_breakpoints(others);
     }
 
     fn breakpoints(&self, target: &Target, places: Vec<CodeLocation>) -> Vec<CodeLocation> {

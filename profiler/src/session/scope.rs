@@ -58,16 +58,15 @@ impl Scope {
             }
             (ScopeChoice::Auto, None) => (ScopeKind::Process, "one target", Some(2)),
         };
-        let facts = ProbeScope { kind, reason: reason.to_owned(), other_processes: None, foreign_calls: 0 };
-        Ok(Self { facts, check_at })
+        Ok(Self { facts: facts(kind, reason), check_at })
     }
 
     pub(super) fn is_shared(&self) -> bool {
         self.facts.kind == ScopeKind::Inode
     }
 
-    pub(super) fn facts(&self, foreign_calls: u64) -> ProbeScope {
-        ProbeScope { foreign_calls, ..self.facts.clone() }
+    pub(super) fn facts(&self) -> ProbeScope {
+        self.facts.clone()
     }
 
     /// Whether [`choose`](Self::choose) is due: at two targets, and whenever their number has grown by half.
@@ -99,9 +98,34 @@ impl Scope {
         is_shared
     }
 
-    pub(super) fn refuse(&mut self, reason: String) {
-        self.facts = ProbeScope { kind: ScopeKind::Process, reason, other_processes: None, foreign_calls: 0 };
+    pub(super) fn refuse(&mut self, reason: &str) {
+        self.facts = facts(ScopeKind::Process, reason);
         self.check_at = None;
+    }
+}
+
+fn facts(kind: ScopeKind, reason: &str) -> ProbeScope {
+    ProbeScope { kind, reason: reason.to_owned(), other_processes: None, foreign_calls: 0, foreign_probes: None }
+}
+
+/// What determines the scope of recordings of a process.
+#[derive(Debug)]
+pub(crate) struct ScopeForecast {
+    pub other_processes: u64,
+    pub foreign_probes: Option<u64>,
+    /// Of a recording of this process.
+    pub one_target: ProbeScope,
+    /// Of a recording of all processes.
+    pub all: ProbeScope,
+}
+
+impl ScopeForecast {
+    pub(super) fn new(kind: LinkKind, pid: Pid, files: &[FileIdentity], foreign_probes: Option<u64>) -> Result<Self> {
+        let mut config = SessionConfig::default();
+        let one_target = Scope::new(&config, kind)?.facts;
+        config.selection.all = true;
+        let other_processes = Load::measure(&BTreeSet::from([pid]), files).others;
+        Ok(Self { other_processes, foreign_probes, one_target, all: Scope::new(&config, kind)?.facts })
     }
 }
 

@@ -176,6 +176,7 @@ impl Session {
         if self.config.selection.is_open() {
             self.scan();
         }
+        self.probes.check_foreign(false);
         Ok(())
     }
 
@@ -437,6 +438,7 @@ impl Session {
         while !self.take_records() {}
         let ended = (now, self.probes.counters()?);
         self.resync_at_end();
+        self.probes.check_foreign(true);
         self.close_replaced();
         let gone: Vec<Pid> =
             self.processes.running().filter(|target| target.is_gone()).map(|target| target.pid).collect();

@@ -16,6 +16,7 @@ use crate::ledger::Ledger;
 use crate::ledger::snapshot::TargetSnapshot;
 use crate::ledger::timeline::{Timeline, TimelinePoint};
 use crate::ledger::totals::Totals;
+use crate::linux::proc::maps::FileIdentity;
 use crate::model::{Beginning, Leaks, Origin, Overhead};
 use crate::object::module::ModuleStore;
 use crate::probe::plan::Plan;
@@ -131,6 +132,14 @@ pub(super) struct AgeStatistics {
 const YOUNG: Duration = Duration::from_secs(2);
 
 impl Target {
+    /// Mapped files that have hooks.
+    pub(super) fn hooked_files(&self, plan: &Plan) -> Vec<FileIdentity> {
+        let hooked = self.hooks.modules(plan);
+        let mapped = self.mappings.space.mappings().iter();
+        let mapped = mapped.filter(|at| at.module.is_some_and(|module| hooked.contains(&module)));
+        mapped.map(|at| FileIdentity::new(at.mapping.device, at.mapping.inode)).collect()
+    }
+
     fn new(process: Process, origin: Origin, born: Option<MonotonicNanos>) -> Self {
         let pid = process.pid;
         Self {

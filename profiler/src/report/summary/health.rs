@@ -185,12 +185,21 @@ impl Page {
     }
 
     fn scope(&mut self, health: &Health) {
-        let Some(scope) = health.scope.as_ref().filter(|scope| scope.kind == ScopeKind::Inode) else { return };
-        let reason = text::printable(&scope.reason);
-        self.line(PLAIN, &format!("  probes: shared by all processes that map a hooked file ({reason})"));
-        if scope.foreign_calls > 0 {
-            let calls = text::counted(scope.foreign_calls, "allocating call");
-            self.line(PLAIN, &format!("    {calls} of processes that are not targets met them, at 1 to 2 µs each"));
+        let Some(scope) = &health.scope else { return };
+        if scope.kind == ScopeKind::Inode {
+            let reason = text::printable(&scope.reason);
+            self.line(PLAIN, &format!("  probes: shared by all processes that map a hooked file ({reason})"));
+            if scope.foreign_calls > 0 {
+                let calls = text::counted(scope.foreign_calls, "allocating call");
+                self.line(PLAIN, &format!("    {calls} of processes that are not targets met them, at 1 to 2 µs each"));
+            }
+        }
+        if let Some(probes) = scope.foreign_probes.filter(|&probes| probes > 0) {
+            let probes = text::counted(probes, "probe");
+            self.line(
+                WARNING,
+                &format!("  other tools: {probes} on hooked functions, which slow down the targets' calls"),
+            );
         }
     }
 

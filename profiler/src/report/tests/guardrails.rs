@@ -32,6 +32,7 @@ pub(super) fn limited() -> Profile {
         reason: "for 20 targets and 7 other processes that map the hooked files, sharing is cheaper".to_owned(),
         other_processes: Some(7),
         foreign_calls: 1_234,
+        foreign_probes: Some(5),
     });
     profile.targets[0].facts.detached = Some(MonotonicNanos(profile.started_monotonic_ns + 4_000_000_000));
     let overhead = Overhead { percent: 60.0, percent_highest: Some(61.0), probe_ns: 2.4e9, cpu_ns: 4_000_000_000 };
@@ -63,7 +64,7 @@ fn shared_probes_and_their_cost_for_others_are_reported() {
     let text = text(&limited());
     let expected = "  probes: shared by all processes that map a hooked file (for 20 targets and 7 other processes that map the \
                     hooked files, sharing is cheaper)\n    1,234 allocating calls of processes that are not targets met them, \
-                    at 1 to 2 µs each\n";
+                    at 1 to 2 µs each\n  other tools: 5 probes on hooked functions, which slow down the targets' calls\n";
     assert!(text.contains(expected), "{text}");
 }
 
