@@ -10,12 +10,11 @@ use super::target::Target;
 use crate::allocator::hook_set::{CustomFunction, HookSet};
 use crate::allocator::resolve::{NoAllocator, ResolvedHook, resolve, symbols};
 use crate::allocator::selection::HeapSelection;
-use crate::bpf::load::LinkKind;
+use crate::bpf::load::{BackendChoice, LinkKind};
 use crate::ids::{HookId, Pid};
 use crate::keeper::{Keeper, KeeperError};
 use crate::model::{Origin, UnfoundHook};
 use crate::object::module::ModuleStore;
-use crate::probe::attach::{BackendChoice, choose};
 use crate::probe::foreign;
 use crate::probe::jumps::Jumps;
 use crate::probe::leftover::{CodeLocation, breakpoints, remove};
@@ -126,7 +125,7 @@ pub(crate) fn inspect(pid: Pid, placement: PlacementMode) -> Result<(Vec<Planned
     let target = discovery.open(pid)?;
     let plan = &discovery.plan;
     let foreign = foreign::find(&[], target.hooks.planned(plan), &discovery.modules, &BTreeSet::new());
-    let scope = choose(BackendChoice::Auto)
+    let scope = LinkKind::choose(BackendChoice::Auto)
         .map_err(Into::into)
         .and_then(|kind| ScopeForecast::new(kind, pid, &target.hooked_files(plan), foreign.known_count()));
     Ok((target.hooks.planned(plan).cloned().collect(), scope))

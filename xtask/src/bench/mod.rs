@@ -3,6 +3,7 @@
 mod calls;
 pub(crate) mod figures;
 mod leaks;
+mod many;
 mod overhead;
 mod programs;
 mod synthetic;

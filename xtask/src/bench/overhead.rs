@@ -13,7 +13,7 @@ use procfs::Current as _;
 use super::figures::{self, Spread, mib, verdict};
 use super::programs::{self, Churn};
 use super::tool::{self, Agent, Setup, Tool};
-use super::{Bench, Page, calls, throughput};
+use super::{Bench, Page, calls, many, throughput};
 use crate::process::{self, PATIENCE, Program, bound, cpu_seconds};
 use crate::{command, packages};
 
@@ -24,7 +24,7 @@ use crate::{command, packages};
 /// heaptrack and bcc's memleak are measured where they are installed.
 #[derive(clap::Args)]
 #[command(after_help = "Examples:
-  cargo xtask bench overhead                                everything: half an hour
+  cargo xtask bench overhead                                everything: an hour
   cargo xtask bench overhead --write                        and into docs/overhead.md
   cargo xtask bench overhead --part calls --memleak libbpf-tools/memleak
   cargo xtask bench overhead --part sustained --seconds 5
@@ -58,6 +58,8 @@ pub(super) struct Arguments {
 enum Part {
     /// A call of the allocator, under each tool.
     Calls,
+    /// A call of one busy target among up to 1,000.
+    Targets,
     /// The programs in the kernel, without the traps.
     HotPath,
     /// Real programs, with and without heapbpf.
@@ -85,6 +87,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<()> {
     page.run(&arguments.part, |part| {
         let text = match part {
             Part::Calls => calls::measure(&setup),
+            Part::Targets => many::measure(&setup),
             Part::HotPath => calls::measure_hot_path(&setup),
             Part::Throughput => throughput::measure(&setup),
             Part::Sustained => sustained(&setup),
