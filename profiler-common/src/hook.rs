@@ -114,6 +114,22 @@ pub enum ProbeScope {
     Shared = 2,
 }
 
+/// Where the probe is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum Site {
+    /// In the hooked function.
+    Function = 0,
+    /// In the inline engine's stub, before it calls the function. The stub has decided whether the call is sampled: see
+    /// [`STUB_INTERVAL`].
+    StubEntry = 1,
+    /// In the stub, after the function has returned.
+    StubReturn = 2,
+}
+
+/// At [`Site::StubEntry`], this register has the code of the interval that the call is sampled at, or 0 if it is not sampled.
+pub const STUB_INTERVAL: Register = Register::R10;
+
 /// Locations of a hook's arguments, and its properties. Packs into an attach cookie.
 ///
 /// ```text
@@ -124,6 +140,7 @@ pub enum ProbeScope {
 ///     24..32  heap                                20      it may throw a C++ exception instead of returning
 ///     32..48  hook                                21      it frees the old block when it fails
 ///                                             22..24      scope
+///                                             48..50      site
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HookCookie {
@@ -144,6 +161,7 @@ pub struct HookCookie {
     /// A failed call has freed the old block (`reallocf`).
     pub frees_on_failure: bool,
     pub scope: ProbeScope,
+    pub site: Site,
     /// Index of the heap in the session's list.
     pub heap: u8,
     /// Index of the hook in the session's list.
@@ -157,12 +175,13 @@ const DELEGATES: u64 = 1 << 19;
 const MAY_THROW: u64 = 1 << 20;
 const FREES_ON_FAILURE: u64 = 1 << 21;
 const SCOPE_SHIFT: u32 = 22;
+const SITE_SHIFT: u32 = 48;
 
 impl HookCookie {
     pub const fn pack(self) -> u64 {
         let mut bits =
             self.size as u64 | (self.shape as u64) << 12 | (self.heap as u64) << 24 | (self.hook as u64) << 32;
-        bits |= (self.scope as u64) << SCOPE_SHIFT;
+        bits |= (self.scope as u64) << SCOPE_SHIFT | (self.site as u64) << SITE_SHIFT;
         if let Some(count) = self.count {
             bits |= HAS_COUNT | (count as u64) << 4;
         }
@@ -200,6 +219,11 @@ impl HookCookie {
                 0 => ProbeScope::Any,
                 1 => ProbeScope::Process,
                 _ => ProbeScope::Shared,
+            },
+            site: match raw.site() {
+                0 => Site::Function,
+                1 => Site::StubEntry,
+                _ => Site::StubReturn,
             },
             heap: raw.heap(),
             hook: raw.hook(),
@@ -269,6 +293,12 @@ impl RawCookie {
         (self.0 >> SCOPE_SHIFT & 3) as u8
     }
 
+    /// A [`Site`].
+    #[inline(always)]
+    pub const fn site(self) -> u8 {
+        (self.0 >> SITE_SHIFT & 3) as u8
+    }
+
     #[inline(always)]
     pub const fn heap(self) -> u8 {
         (self.0 >> 24) as u8
@@ -336,6 +366,7 @@ mod tests {
             may_throw: bool,
             frees_on_failure: bool,
             scope in prop_oneof![Just(ProbeScope::Any), Just(ProbeScope::Process), Just(ProbeScope::Shared)],
+            site in prop_oneof![Just(Site::Function), Just(Site::StubEntry), Just(Site::StubReturn)],
             heap: u8,
             hook: u16,
         ) {
@@ -349,6 +380,7 @@ mod tests {
                 may_throw,
                 frees_on_failure,
                 scope,
+                site,
                 heap,
                 hook,
             };

@@ -17,9 +17,9 @@ pub const INFLIGHT_MAX: u32 = 65_536;
 /// Default capacity of the live set.
 pub const LIVE_BLOCKS_DEFAULT: u32 = 1 << 20;
 
-/// Slots of the counts of live blocks; a power of two. Half a megabyte in the kernel: most frees of blocks that are not live
-/// end there, without a search.
-pub const LIVE_COUNT_SLOTS: u32 = 1 << 16;
+/// Slots of the filter in front of the live set; a power of two. Two megabytes in the kernel: nearly all frees of blocks that
+/// are not live end there, without a search.
+pub const LIVE_FILTER_SLOTS: u32 = 1 << 18;
 
 /// Stacks whose frames have been sent. The table evicts the least recently used, whose frames are then sent again.
 pub const STACKS_SEEN: u32 = 65_536;
@@ -63,7 +63,7 @@ pub const UNWIND_RULES_MAX: u32 = 1 << 16;
 pub const PAGE_BYTES: u64 = 4096;
 
 const _: () = assert!(INTERVAL_BYTES_MAX <= u32::MAX as u64, "records carry the interval in 32 bits");
-const _: () = assert!(LIVE_COUNT_SLOTS.is_power_of_two());
+const _: () = assert!(LIVE_FILTER_SLOTS.is_power_of_two());
 const _: () = assert!(SCRATCH_SHARED.is_power_of_two());
 const _: () = assert!(STACK_FRAMES_MAX <= u16::MAX as usize, "records carry the depth in 16 bits");
 const _: () = assert!(HEAPS_MAX <= u8::MAX as u32 + 1, "records carry the heap in 8 bits");

@@ -1,7 +1,7 @@
 //! The live set: every sampled block that has not been freed, as the kernel stores it.
 
 use crate::interval::{INTERVAL_BITS, Interval};
-use crate::limits::LIVE_COUNT_SLOTS;
+use crate::limits::LIVE_FILTER_SLOTS;
 
 /// Key of the live set. 16 bytes, no padding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -20,16 +20,46 @@ impl LiveKey {
         Self { address, tgid, reserved: 0 }
     }
 
-    /// Index of the count of live blocks with this key, below [`LIVE_COUNT_SLOTS`].
+    /// Index of the filter's slot for this block, below [`LIVE_FILTER_SLOTS`].
     #[inline(always)]
-    #[expect(clippy::cast_possible_truncation, reason = "the shift leaves the bits of a slot")]
-    pub const fn count_slot(&self) -> u32 {
-        // The golden ratio's bits, as in Knuth's multiplicative hashing (TAOCP 3, 6.4); processes often use the same
-        // addresses.
-        const RATIO: u64 = 0x9e37_79b9_7f4a_7c15;
-        ((self.address ^ (self.tgid as u64) << 40).wrapping_mul(RATIO) >> (u64::BITS - LIVE_COUNT_SLOTS.ilog2())) as u32
+    #[expect(clippy::cast_possible_truncation, reason = "the mask leaves the bits of a slot")]
+    pub const fn filter_slot(&self) -> u32 {
+        (self.filter_granule() & (LIVE_FILTER_SLOTS as u64 - 1)) as u32
+    }
+
+    /// Neighbouring blocks have neighbouring slots, so that a free, which accesses its block, mostly finds its slot in the same
+    /// cache. Bits above those of a slot are spread, because arenas begin at multiples of 64 MiB. The process does not count: a
+    /// forked child uses the same filter before anything else knows of it.
+    #[inline(always)]
+    const fn filter_granule(&self) -> u64 {
+        let granule = self.address >> FILTER_GRANULE_BITS;
+        granule ^ (granule >> LIVE_FILTER_SLOTS.ilog2()).wrapping_mul(FILTER_SPREAD) >> FILTER_SPREAD_SHIFT
+    }
+
+    /// What a live block adds to its slot: 1 to the count in the upper 16 bits, and a hash of its address to the sum below.
+    #[inline(always)]
+    pub const fn filter_word(&self) -> u64 {
+        FILTER_ONE | self.address.wrapping_mul(FILTER_RATIO) >> 32
+    }
+
+    /// Whether a slot with this value excludes that the block is live: it has no blocks, or only another.
+    #[inline(always)]
+    pub const fn is_excluded_by(&self, slot: u64) -> bool {
+        slot < FILTER_ONE || (slot < 2 * FILTER_ONE && slot != self.filter_word())
     }
 }
+
+/// Blocks whose addresses differ in fewer bits share a slot.
+pub const FILTER_GRANULE_BITS: u32 = 6;
+/// Odd, so that different upper bits differ after the multiplication.
+pub const FILTER_SPREAD: u64 = 0x9e37_79b1;
+pub const FILTER_SPREAD_SHIFT: u32 = 14;
+/// The golden ratio's bits, as in Knuth's multiplicative hashing (TAOCP 3, 6.4).
+pub const FILTER_RATIO: u64 = 0x9e37_79b9_7f4a_7c15;
+/// One block in a slot. With up to 65,535 blocks, the sum of 32-bit hashes stays below it.
+pub const FILTER_ONE: u64 = 1 << 48;
+/// A slot with this count accepts no more blocks. Concurrent writers may exceed it a little.
+pub const FILTER_FULL: u64 = 65_000 << 48;
 
 /// A live block in 24 bytes: with the key and the kernel's own 48 bytes, it fits the slab of 96 (`kernel/bpf/memalloc.c` adds
 /// 8), which is a quarter less than the next size.
@@ -141,17 +171,29 @@ mod tests {
     }
 
     #[test]
-    fn addresses_spread_over_all_count_slots() {
-        for (tgid, stride) in [(1, 16), (1, 4096), (4_000_000, 48), (77, 1 << 21)] {
-            let mut counts = vec![0u32; LIVE_COUNT_SLOTS as usize];
-            for i in 0..u64::from(LIVE_COUNT_SLOTS) {
-                counts[LiveKey::new(tgid, 0x7f12_3456_0010 + i * stride).count_slot() as usize] += 1;
+    fn addresses_spread_over_the_slots() {
+        // Blocks of a heap, pages, thread arenas that start alike, and huge pages.
+        for stride in [64, 4096, 64 << 20, 2 << 20] {
+            let mut counts = vec![0u32; LIVE_FILTER_SLOTS as usize];
+            for i in 0..u64::from(LIVE_FILTER_SLOTS) / 4 {
+                counts[LiveKey::new(1, 0x7f12_3456_0010 + i * stride).filter_slot() as usize] += 1;
             }
             let most = counts.iter().max().copied().unwrap_or(0);
-            assert!(most <= 16, "{most} of process {tgid}, {stride} bytes apart, in one place");
+            assert!(most <= 16, "{most} blocks, {stride} bytes apart, in one slot");
         }
-        let of = |tgid| LiveKey::new(tgid, 0x7f12_3456_0010).count_slot();
-        assert!(of(100) != of(101) && of(100) != of(102), "neighbours with the same addresses");
+    }
+
+    #[test]
+    fn slots_exclude_blocks_that_are_not_in_them() {
+        let [one, other] = [0x7f00_0000_1000, 0x7f00_0000_1010].map(|address| LiveKey::new(1, address));
+        assert_eq!(one.filter_slot(), other.filter_slot());
+        let slot = one.filter_word();
+        assert!(!one.is_excluded_by(slot) && other.is_excluded_by(slot) && one.is_excluded_by(0));
+        let slot = slot + other.filter_word();
+        assert!(!one.is_excluded_by(slot) && !other.is_excluded_by(slot));
+        let slot = slot - one.filter_word();
+        assert!(one.is_excluded_by(slot) && !other.is_excluded_by(slot));
+        const { assert!(FILTER_FULL + 65_000 * 0xffff_ffff < FILTER_FULL + FILTER_ONE) };
     }
 
     #[test]

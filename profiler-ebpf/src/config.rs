@@ -44,6 +44,8 @@ globals! {
     ALL_EXECS: u32, all_execs -> bool = |value| value != 0;
     /// Requested bytes from which on a function that may throw is assumed to throw.
     THROW_SAFE_BYTES: u64, throw_safe_bytes -> u64 = |value| value;
+    /// 1 if targets may have stubs of the inline engine.
+    STUBS: u32, stubs -> bool = |value| value != 0;
     /// Always 0. The compiler does not know this and keeps the guarded code; the verifier does, and removes it.
     TAIL_CALL: u32, tail_call -> bool = |value| value != 0;
 }

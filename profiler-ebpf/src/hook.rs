@@ -2,7 +2,7 @@
 
 use aya_ebpf::helpers::bpf_probe_read_user;
 use profiler_common::counter::Counter;
-use profiler_common::hook::CallShape;
+use profiler_common::hook::{CallShape, Site};
 use profiler_common::interval::Interval;
 use profiler_common::live::LiveBlock;
 use profiler_common::record::RecordKind;
@@ -25,9 +25,13 @@ pub(crate) fn entry(call: &Call) -> bool {
             free(call);
             false
         }
-        shape @ (REALLOC | RESIZE) => realloc(call, shape),
         shape if remap::is_shape(shape) => remap::entry(call, shape),
-        shape => alloc(call, shape),
+        shape => {
+            if config::stubs() && call.cookie.site() == Site::Function as u8 {
+                sample::count_trapped(call);
+            }
+            if shape == REALLOC || shape == RESIZE { realloc(call, shape) } else { alloc(call, shape) }
+        }
     }
 }
 

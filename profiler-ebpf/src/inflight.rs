@@ -3,6 +3,7 @@
 
 use aya_ebpf::bindings::BPF_ANY;
 use profiler_common::counter::Counter;
+use profiler_common::hook::Site;
 
 use crate::call::Call;
 use crate::layout::Inflight;
@@ -42,7 +43,9 @@ pub(crate) fn leave(call: &Call) -> Option<Inflight> {
     // SAFETY: as in `nested`.
     let inflight = unsafe { *entered };
     // The return of a nested call, or of a tail call of the outer one, is not the return of the outer call.
-    if inflight.hook != call.cookie.hook() || inflight.sp + 8 != call.sp() {
+    // In a stub, the return address is still on the stack.
+    let popped = if call.cookie.site() == Site::StubReturn as u8 { 0 } else { 8 };
+    if inflight.hook != call.cookie.hook() || inflight.sp + popped != call.sp() {
         return None;
     }
     let _ = INFLIGHT.remove(&call.thread);

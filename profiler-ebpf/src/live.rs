@@ -2,15 +2,16 @@
 
 use aya_ebpf::bindings::BPF_NOEXIST;
 use profiler_common::counter::Counter;
-use profiler_common::live::{LiveBlock, LiveKey};
+use profiler_common::live::{FILTER_FULL, LiveBlock, LiveKey};
 use profiler_common::record::{AllocRecord, FreeRecord, RecordHeader, RecordKind};
 
 use crate::call::Call;
-use crate::maps::{LIVE, LIVE_COUNTS, count};
+use crate::maps::{LIVE, LIVE_FILTER, count};
 use crate::{asm, emit, sample};
 
 /// `EEXIST` of the kernel's errno table.
 const EEXIST: i32 = 17;
+const ENOSPC: i32 = 28;
 
 /// Inserts a block and writes a record of this kind.
 #[inline(always)]
@@ -41,10 +42,10 @@ pub(crate) fn enter(call: &Call, kind: RecordKind, address: u64, block: LiveBloc
 #[inline(always)]
 pub(crate) fn take(call: &Call, address: u64) -> Option<LiveBlock> {
     let key = LiveKey::new(call.tgid(), address);
-    // Most blocks were not sampled: reading the count costs a third of an unsuccessful search.
+    // Most blocks were not sampled: reading the filter costs a third of an unsuccessful search.
     // SAFETY: the pointer comes from a successful lookup. A thread that frees a block learned its address after the block was
-    // counted.
-    if unsafe { LIVE_COUNTS.get_ptr(key.count_slot())?.read_volatile() } == 0 {
+    // added to the filter.
+    if key.is_excluded_by(unsafe { LIVE_FILTER.get_ptr(key.filter_slot())?.read_volatile() }) {
         return None;
     }
     let block = LIVE.get_ptr(&key)?;
@@ -71,10 +72,12 @@ pub(crate) fn take(call: &Call, address: u64) -> Option<LiveBlock> {
 /// Inserts a block unless its key is present.
 #[inline(always)]
 fn insert(key: &LiveKey, block: &LiveBlock) -> Result<(), i32> {
-    add_to_count(key, 1);
+    if !add_to_filter(key, key.filter_word() as i64) {
+        return Err(-ENOSPC);
+    }
     let inserted = LIVE.insert(key, block, u64::from(BPF_NOEXIST));
     if inserted.is_err() {
-        add_to_count(key, -1);
+        add_to_filter(key, -(key.filter_word() as i64));
     }
     inserted
 }
@@ -83,13 +86,20 @@ fn insert(key: &LiveKey, block: &LiveBlock) -> Result<(), i32> {
 #[inline(always)]
 fn remove(key: &LiveKey) -> Result<(), i32> {
     LIVE.remove(key)?;
-    add_to_count(key, -1);
+    add_to_filter(key, -(key.filter_word() as i64));
     Ok(())
 }
 
+/// Returns false, without a change, if the slot is full.
 #[inline(always)]
-fn add_to_count(key: &LiveKey, change: i64) {
-    if let Some(blocks) = LIVE_COUNTS.get_ptr_mut(key.count_slot()) {
-        asm::atomic_add(blocks, change);
+fn add_to_filter(key: &LiveKey, change: i64) -> bool {
+    let Some(slot) = LIVE_FILTER.get_ptr_mut(key.filter_slot()) else {
+        return false;
+    };
+    // SAFETY: the pointer comes from a successful lookup.
+    if change > 0 && unsafe { slot.read_volatile() } >= FILTER_FULL {
+        return false;
     }
+    asm::atomic_add(slot, change);
+    true
 }

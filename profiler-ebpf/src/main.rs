@@ -4,8 +4,8 @@
 //! describes the probe. The entry points do not use aya's `#[uprobe]`, because that macro drops the program's return value,
 //! which a session probe needs to skip the return.
 //!
-//! Layers, each using only those before it: `asm`, `config`, `layout`, `arch` ← `maps` ← `call`, `scratch`, `emit` ← `sample`,
-//! `inflight`, `walk` ← `live`, `stack` ← `remap`, `process` ← `hook`.
+//! Layers, each using only those before it: `asm`, `config`, `layout`, `arch` ← `maps` ← `call`, `scratch`, `emit`, `inflight` ← `sample`,
+//! `walk` ← `live`, `stack` ← `remap`, `process` ← `hook`.
 
 #![no_std]
 #![no_main]
@@ -36,6 +36,7 @@ use aya_ebpf::helpers::generated::bpf_get_func_ip;
 use call::Call;
 use maps::{FREE_TAIL_CALLS, HOOK_TAIL_CALLS, PROCESS_TAIL_CALLS};
 use process::Arguments;
+use profiler_common::hook::Site;
 
 /// Entry of any hooked function, for links of entries.
 #[unsafe(no_mangle)]
@@ -62,6 +63,20 @@ extern "C" fn hook_return(ctx: *mut c_void) -> u32 {
 extern "C" fn hook_free(ctx: *mut c_void) -> u32 {
     private_stack::deny(ctx, &FREE_TAIL_CALLS);
     hook::free(&Call::new(ctx));
+    0
+}
+
+/// Entry and return in the stubs of the inline engine, for links of entries.
+#[unsafe(no_mangle)]
+#[unsafe(link_section = "uprobe")]
+extern "C" fn hook_stub(ctx: *mut c_void) -> u32 {
+    private_stack::deny(ctx, &FREE_TAIL_CALLS);
+    let call = Call::new(ctx);
+    if call.cookie.site() == Site::StubReturn as u8 {
+        hook::finish(&call);
+    } else {
+        hook::entry(&call);
+    }
     0
 }
 

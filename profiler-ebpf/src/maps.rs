@@ -5,7 +5,7 @@ use aya_ebpf::macros::map;
 use aya_ebpf::maps::{Array, HashMap, LruHashMap, PerCpuArray, ProgramArray, RingBuf};
 use profiler_common::counter::Counter;
 use profiler_common::limits::{
-    EXECS_SEEN, HEAPS_MAX, INFLIGHT_MAX, LIVE_COUNT_SLOTS, MAPPINGS_MAX, PROCESSES_MAX, STACKS_SEEN, TARGETS_MAX,
+    EXECS_SEEN, HEAPS_MAX, INFLIGHT_MAX, LIVE_FILTER_SLOTS, MAPPINGS_MAX, PROCESSES_MAX, STACKS_SEEN, TARGETS_MAX,
     UNWIND_PAGES_MAX, UNWIND_RULES_MAX,
 };
 use profiler_common::live::{LiveBlock, LiveKey};
@@ -23,10 +23,10 @@ pub(crate) static EVENTS: RingBuf = RingBuf::with_byte_size(1, 0);
 #[map]
 pub(crate) static LIVE: HashMap<LiveKey, LiveBlock> = HashMap::with_max_entries(1, BPF_F_NO_PREALLOC);
 
-/// Number of live blocks by [`LiveKey::count_slot`]. A writer of [`LIVE`], the agent included, increments before it inserts
-/// and decrements after it removes, so 0 means that there is no block.
+/// Filter in front of [`LIVE`], by [`LiveKey::filter_slot`]. A writer of [`LIVE`], the agent included, adds a block's word before
+/// it inserts the block, and subtracts it after it has removed it. Targets of the inline engine map it to read it.
 #[map]
-pub(crate) static LIVE_COUNTS: Array<u64> = Array::with_max_entries(LIVE_COUNT_SLOTS, BPF_F_MMAPABLE);
+pub(crate) static LIVE_FILTER: Array<u64> = Array::with_max_entries(LIVE_FILTER_SLOTS, BPF_F_MMAPABLE);
 
 /// Hooked calls between entry and return, by thread (`bpf_get_current_pid_tgid`).
 #[map]
@@ -36,6 +36,11 @@ pub(crate) static INFLIGHT: HashMap<u64, Inflight> = HashMap::with_max_entries(I
 /// Preallocated, as [`PROCESSES`]: forks are added under a run queue's lock, where kernels before 6.1 must not allocate.
 #[map]
 pub(crate) static TARGETS: HashMap<u32, u32> = HashMap::with_max_entries(TARGETS_MAX, 0);
+
+/// Calls of allocating functions that met a probe in the function, by process: for targets of the inline engine, which the agent
+/// inserts.
+#[map]
+pub(crate) static TRAPPED: HashMap<u32, u64> = HashMap::with_max_entries(TARGETS_MAX, BPF_F_NO_PREALLOC);
 
 /// `mm` of each process after its last exec. Marks the exec as handled for the other copies of the program.
 #[map]

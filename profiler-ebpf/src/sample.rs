@@ -2,12 +2,14 @@
 
 use aya_ebpf::helpers::bpf_get_prandom_u32;
 use profiler_common::counter::Counter;
-use profiler_common::hook::ProbeScope;
+use profiler_common::hook::{ProbeScope, STUB_INTERVAL, Site};
+use profiler_common::interval::Interval;
 use profiler_common::sampling::SamplingRate;
 use profiler_common::target::{BORROWS_MEMORY, SHARES_PROBES};
 
 use crate::call::Call;
-use crate::maps::{RATES, TARGETS, count};
+use crate::maps::{RATES, TARGETS, TRAPPED, count};
+use crate::{asm, inflight};
 
 /// Samples a call at the current rate of its heap. Returns the interval's code if the call is sampled.
 ///
@@ -21,9 +23,26 @@ pub(crate) fn sample(call: &Call, size_bytes: u64) -> Option<u32> {
     if rate.interval_bytes == 0 {
         return None;
     }
+    let interval_code = if call.cookie.site() == STUB_ENTRY {
+        // The stub decided. A target that forges it falsifies its own profile.
+        Interval::from_code(call.register(STUB_INTERVAL as u8) as u32).code()
     // SAFETY: the helper takes no arguments.
-    let sampled = rate.samples(size_bytes, || unsafe { bpf_get_prandom_u32() });
-    if sampled && is_recorded(call) { Some(rate.interval_code) } else { None }
+    } else if rate.samples(size_bytes, || unsafe { bpf_get_prandom_u32() }) {
+        rate.interval_code
+    } else {
+        0
+    };
+    if interval_code != 0 && is_recorded(call) { Some(interval_code) } else { None }
+}
+
+/// Counts a call that met a probe in the function although its process has stubs. Nested ones are internal to the allocator.
+#[inline(always)]
+pub(crate) fn count_trapped(call: &Call) {
+    if let Some(calls) = TRAPPED.get_ptr_mut(&call.tgid())
+        && !inflight::nested(call)
+    {
+        asm::atomic_add(calls, 1);
+    }
 }
 
 /// Whether the heap is recorded at all: for calls that are recorded at any rate.
@@ -77,3 +96,4 @@ pub(crate) fn is_foreign_alloc(call: &Call) -> bool {
 
 const ANY: u8 = ProbeScope::Any as u8;
 const SHARED: u8 = ProbeScope::Shared as u8;
+const STUB_ENTRY: u8 = Site::StubEntry as u8;

@@ -47,6 +47,7 @@ pub mod recipe;
 pub mod redis;
 pub mod report;
 pub mod sampling;
+pub mod stubs;
 pub mod target;
 pub mod unreachable;
 pub mod viewers;

@@ -79,6 +79,13 @@ impl Recipe {
         Self { prefixed: Some((archive.into(), prefix, functions)), ..self }
     }
 
+    /// Whether the program contains its allocator: it is static, links an archive, or defines one.
+    pub fn contains_allocator(&self) -> bool {
+        let is_archive = |library: &String| library.starts_with("-l:") && library.ends_with(".a");
+        let is_own = |flag: &String| ["-static", "-DARENA"].contains(&flag.as_str());
+        self.prefixed.is_some() || self.libraries.iter().any(is_archive) || self.flags.iter().any(is_own)
+    }
+
     /// Builds the program unless it exists for this source and recipe, and returns its path. Its name is the source's
     /// without extension.
     #[track_caller]

@@ -127,6 +127,15 @@ pub struct Health {
     pub agent_rss_bytes_max: u64,
     pub guardrails: Guardrails,
     pub scope: Option<Scope>,
+    pub inline_engine: Option<InlineEngine>,
+}
+
+#[derive(Debug, Deserialize)]
+pub struct InlineEngine {
+    pub targets: u64,
+    pub passed_calls: u64,
+    pub trapped_calls: u64,
+    pub refused: BTreeMap<String, u64>,
 }
 
 #[derive(Debug, Deserialize)]

@@ -1,5 +1,5 @@
 //! Every allocator in every way to link it: blocks and bytes of all functions equal the target's own counts at an
-//! interval of 1, and are within the theoretical sampling error at 4 KiB.
+//! interval of 1, and are within the theoretical sampling error at 4 KiB, with either engine.
 //!
 //! A cell is a program with an allocator. Its targets (`matrix.c`, `matrix.cpp`, `rust-targets`) call the allocator's
 //! functions directly, through failing calls, and on four threads at once. Their ledgers allocate nothing, so that the
@@ -7,8 +7,8 @@
 //!
 //! # Four sigma
 //!
-//! Some 1,500 estimates must be within 4σ. A normal one exceeds that once in 16,000 times, so one of them does every
-//! ten runs. Then the cell is sampled again, and fails if the same estimate errs to the same side by 4σ again: by
+//! Some 3,000 estimates must be within 4σ. A normal one exceeds that once in 16,000 times, so one of them does every
+//! five runs. Then the cell is sampled again, and fails if the same estimate errs to the same side by 4σ again: by
 //! chance, once in a hundred thousand runs. An estimate off by 6σ fails at once, which is as unlikely by chance. Double
 //! counting always exceeds 4σ by far: 10,000 blocks per function make σ less than 4 %.
 
@@ -19,7 +19,7 @@ mod check;
 
 use cell::Cell;
 
-/// Two tests for each cell, in a module of its name.
+/// Two tests for each cell and engine, in a module of the cell's name.
 macro_rules! cells {
     ($($name:ident: $cell:expr,)*) => {$(
         mod $name {
@@ -33,6 +33,16 @@ macro_rules! cells {
             #[test]
             fn is_estimated_within_four_sigma() {
                 check::sampled(&$cell);
+            }
+
+            #[test]
+            fn is_counted_to_the_byte_by_the_inline_engine() {
+                check::exact(&$cell.inline());
+            }
+
+            #[test]
+            fn is_estimated_within_four_sigma_by_the_inline_engine() {
+                check::sampled(&$cell.inline());
             }
         }
     )*};
@@ -121,34 +131,40 @@ cells! {
 mod what_throws_is_survived_and_counts_nothing {
     use super::*;
 
+    #[track_caller]
+    fn throwing(cell: &Cell) {
+        check::throwing(cell);
+        check::throwing(&cell.clone().inline());
+    }
+
     #[test]
     fn glibc() {
-        check::throwing(&Cell::cxx("libc"));
+        throwing(&Cell::cxx("libc"));
     }
 
     #[test]
     fn glibc_static() {
-        check::throwing(&Cell::cxx("libc").flags("-static"));
+        throwing(&Cell::cxx("libc").flags("-static"));
     }
 
     #[test]
     fn jemalloc_linked() {
-        check::throwing(&Cell::cxx("jemalloc").libraries("-ljemalloc"));
+        throwing(&Cell::cxx("jemalloc").libraries("-ljemalloc"));
     }
 
     #[test]
     fn jemalloc_in_the_executable() {
-        check::throwing(&Cell::cxx("jemalloc").libraries("-l:libjemalloc.a -lm"));
+        throwing(&Cell::cxx("jemalloc").libraries("-l:libjemalloc.a -lm"));
     }
 
     #[test]
     fn tcmalloc_linked() {
-        check::throwing(&Cell::cxx("tcmalloc").libraries("-ltcmalloc_minimal"));
+        throwing(&Cell::cxx("tcmalloc").libraries("-ltcmalloc_minimal"));
     }
 
     #[test]
     fn tcmalloc_in_the_executable() {
-        check::throwing(&Cell::cxx("tcmalloc").libraries("-l:libtcmalloc_minimal.a"));
+        throwing(&Cell::cxx("tcmalloc").libraries("-l:libtcmalloc_minimal.a"));
     }
 }
 

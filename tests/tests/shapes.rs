@@ -14,7 +14,7 @@ use heapbpf_tests::kernel::require_root;
 use heapbpf_tests::target::{Target, build};
 use object::{Object, ObjectSegment, ObjectSymbol};
 use profiler_common::counter::Counter;
-use profiler_common::hook::{CallShape, HookCookie, ProbeScope, Register};
+use profiler_common::hook::{CallShape, HookCookie, ProbeScope, Register, Site};
 use profiler_common::interval::Interval;
 use profiler_common::live::LiveBlock;
 use profiler_common::sampling::SamplingRate;
@@ -38,6 +38,7 @@ fn hooks() -> Vec<(&'static str, HookCookie)> {
         may_throw: false,
         frees_on_failure: false,
         scope: ProbeScope::Any,
+        site: Site::Function,
         heap: 0,
         hook,
     };
@@ -98,6 +99,7 @@ impl Watched {
             raw_stacks: false,
             all_execs: false,
             throw_safe_bytes: THROW_SAFE_BYTES,
+            stubs: false,
         };
         let mut kernel = Kernel::load(config, links).expect("this kernel has links of this kind");
         let ring = kernel.take_ring().expect("not taken yet");

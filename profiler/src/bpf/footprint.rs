@@ -3,7 +3,7 @@
 
 use profiler_common::counter::Counter;
 use profiler_common::limits::{
-    EXECS_SEEN, INFLIGHT_MAX, LIVE_COUNT_SLOTS, MAPPINGS_MAX, PAGE_BYTES, PROCESSES_MAX, RAW_STACK_PAGES_MAX,
+    EXECS_SEEN, INFLIGHT_MAX, LIVE_FILTER_SLOTS, MAPPINGS_MAX, PAGE_BYTES, PROCESSES_MAX, RAW_STACK_PAGES_MAX,
     SCRATCH_SHARED, STACK_FRAMES_MAX, STACKS_SEEN, TARGETS_MAX, UNWIND_PAGES_MAX, UNWIND_RULES_MAX,
 };
 use profiler_common::live::LiveBlock;
@@ -65,7 +65,7 @@ impl KernelMaps {
     }
 
     fn fixed_bytes(&self) -> u64 {
-        let counts = u64::from(LIVE_COUNT_SLOTS) * WORD_BYTES;
+        let filter = u64::from(LIVE_FILTER_SLOTS) * WORD_BYTES;
         let inflight = preallocated(INFLIGHT_MAX, WORD_BYTES + INFLIGHT_BYTES);
         let stacks = preallocated(STACKS_SEEN, 2 * WORD_BYTES) + preallocated(EXECS_SEEN, 2 * WORD_BYTES);
         let processes = preallocated(TARGETS_MAX, 2 * WORD_BYTES) + preallocated(PROCESSES_MAX, 2 * WORD_BYTES);
@@ -76,7 +76,7 @@ impl KernelMaps {
         let scratch = (self.cpus + u64::from(SCRATCH_SHARED)) * area;
         let counters = self.cpus * u64::from(Counter::COUNT) * WORD_BYTES;
         let raw = RAW_STACK_PAGES_MAX as u64 * PAGE_BYTES;
-        counts + inflight + stacks + processes + unwinding + raw + scratch + counters
+        filter + inflight + stacks + processes + unwinding + raw + scratch + counters
     }
 }
 
@@ -138,9 +138,10 @@ mod tests {
         let names = [
             "EVENTS",
             "LIVE",
-            "LIVE_COUNTS",
+            "LIVE_FILTER",
             "INFLIGHT",
             "TARGETS",
+            "TRAPPED",
             "STACKS",
             "EXECS",
             "RATES",

@@ -1,22 +1,22 @@
 //! The live set: reads it, removes the blocks of processes that are gone, and inserts blocks inherited by a fork.
-//! Counts by slot are incremented before blocks are inserted and decremented after they are removed, as on the kernel side,
-//! which does not search for blocks whose count is 0.
+//! Blocks are added to the filter before they are inserted, and removed from it after they are removed, as on the kernel side,
+//! which does not search for blocks that the filter excludes.
 
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use aya::maps::{Map, MapData, MapError};
-use profiler_common::limits::LIVE_COUNT_SLOTS;
-use profiler_common::live::{LiveBlock, LiveKey};
+use profiler_common::limits::LIVE_FILTER_SLOTS;
+use profiler_common::live::{FILTER_ONE, LiveBlock, LiveKey};
 
 use super::load::{Kernel, LoadError};
 use crate::address::TargetAddr;
 use crate::ids::{Pid, StackId};
-use crate::linux::bpf_map::{BATCH, SharedCounts, read_hash, remove_hash, write_hash};
+use crate::linux::bpf_map::{BATCH, SharedWords, read_hash, remove_hash, write_hash};
 
 const LIVE: &str = "LIVE";
 const STACKS: &str = "STACKS";
-const COUNTS: &str = "LIVE_COUNTS";
+const FILTER: &str = "LIVE_FILTER";
 
 impl Kernel {
     /// Removes blocks of a process whose program is gone. Returns the number of removed blocks.
@@ -25,7 +25,7 @@ impl Kernel {
         pid: Pid,
         addresses: impl IntoIterator<Item = TargetAddr>,
     ) -> Result<usize, LoadError> {
-        let (live, counts) = (self.live()?, self.live_counts()?);
+        let (live, filter) = (self.live()?, &self.filter()?);
         let mut keys = addresses.into_iter().map(|address| LiveKey::new(pid.0, address.0));
         let mut removed = 0;
         loop {
@@ -34,7 +34,7 @@ impl Kernel {
                 return Ok(removed);
             }
             let taken = |keys: &[LiveKey]| {
-                keys.iter().for_each(|key| counts.add(key.count_slot(), -1));
+                keys.iter().for_each(|key| remove(filter, key));
                 removed += keys.len();
             };
             remove_hash(live.fd(), &chunk, taken).map_err(failed)?;
@@ -56,7 +56,7 @@ impl Kernel {
         child: Pid,
         blocks: impl IntoIterator<Item = (TargetAddr, LiveBlock)>,
     ) -> Result<bool, LoadError> {
-        let (live, counts) = (self.live()?, self.live_counts()?);
+        let (live, filter) = (self.live()?, &self.filter()?);
         let mut blocks = blocks.into_iter().map(|(address, block)| (LiveKey::new(child.0, address.0), block));
         let mut counted: Vec<LiveKey> = Vec::new();
         let refused = loop {
@@ -64,7 +64,7 @@ impl Kernel {
             if keys.is_empty() {
                 return Ok(true);
             }
-            keys.iter().for_each(|key| counts.add(key.count_slot(), 1));
+            keys.iter().for_each(|key| filter.add(key.filter_slot(), key.filter_word().cast_signed()));
             counted.extend_from_slice(&keys);
             match write_hash(live.fd(), &keys, &values) {
                 Ok(written) if written == keys.len() => {}
@@ -72,15 +72,15 @@ impl Kernel {
                 Err(error) => break Err(failed(error)),
             }
         };
-        // The counts of blocks that could not be removed stay.
+        // Blocks that could not be removed stay in the filter.
         remove_hash(live.fd(), &counted, |_| ()).map_err(failed)?;
-        counted.iter().for_each(|key| counts.add(key.count_slot(), -1));
+        counted.iter().for_each(|key| remove(filter, key));
         refused
     }
 
     pub fn live_reader(&self) -> Result<LiveReader, LoadError> {
         let live = self.live()?.fd().as_fd().try_clone_to_owned().map_err(failed)?;
-        Ok(LiveReader { live, counts: self.live_counts()? })
+        Ok(LiveReader { live, filter: self.filter()? })
     }
 
     /// Has the kernel side send the frames of these stacks again with the next call that has them.
@@ -91,6 +91,14 @@ impl Kernel {
         remove_hash(data.fd(), &ids, |_| ()).map_err(failed)
     }
 
+    /// Descriptor of the filter, which targets of the inline engine map.
+    pub fn filter_map(&self) -> Result<BorrowedFd<'_>, LoadError> {
+        match self.map(FILTER)? {
+            Map::Array(data) => Ok(data.fd().as_fd()),
+            _ => Err(LoadError::Missing(FILTER)),
+        }
+    }
+
     fn live(&self) -> Result<&MapData, LoadError> {
         match self.map(LIVE)? {
             Map::HashMap(data) => Ok(data),
@@ -98,25 +106,25 @@ impl Kernel {
         }
     }
 
-    fn live_counts(&self) -> Result<SharedCounts, LoadError> {
-        let Map::Array(data) = self.map(COUNTS)? else {
-            return Err(LoadError::Missing(COUNTS));
+    fn filter(&self) -> Result<SharedWords, LoadError> {
+        let Map::Array(data) = self.map(FILTER)? else {
+            return Err(LoadError::Missing(FILTER));
         };
-        let failed = |error| LoadError::Map { name: COUNTS, source: MapError::IoError(error) };
-        SharedCounts::new(data.fd(), LIVE_COUNT_SLOTS).map_err(failed)
+        let failed = |error| LoadError::Map { name: FILTER, source: MapError::IoError(error) };
+        SharedWords::new(data.fd(), LIVE_FILTER_SLOTS).map_err(failed)
     }
 }
 
 /// Reads the live set on a thread of its own: a million blocks take up to a second; the session must drain the ring.
 pub struct LiveReader {
     live: OwnedFd,
-    counts: SharedCounts,
+    filter: SharedWords,
 }
 
 impl LiveReader {
     /// Approximate number of blocks: includes blocks that are being inserted or removed.
     pub fn count(&self) -> u64 {
-        self.counts.sum()
+        self.filter.sum_above(FILTER_ONE.ilog2())
     }
 
     /// Passes all live blocks of all processes to `keep`, in no order, and removes those for which it returns false.
@@ -136,12 +144,16 @@ impl LiveReader {
                 return;
             }
             result = remove_hash(&self.live, &gone, |keys| {
-                keys.iter().for_each(|key| self.counts.add(key.count_slot(), -1));
+                keys.iter().for_each(|key| remove(&self.filter, key));
                 removed += keys.len();
             });
         })?;
         result.map(|()| removed)
     }
+}
+
+fn remove(filter: &SharedWords, key: &LiveKey) {
+    filter.add(key.filter_slot(), key.filter_word().cast_signed().wrapping_neg());
 }
 
 fn failed(error: io::Error) -> LoadError {
@@ -165,16 +177,22 @@ mod tests {
     #[track_caller]
     fn live(kernel: &Kernel) -> Vec<(u32, u64, u64)> {
         let mut found = Vec::new();
-        let mut expected = vec![0; LIVE_COUNT_SLOTS as usize];
+        let mut expected = vec![0; LIVE_FILTER_SLOTS as usize];
         let record = |pid: Pid, address: TargetAddr, block: LiveBlock| {
             found.push((pid.0, address.0, block.stack_id()));
-            expected[LiveKey::new(pid.0, address.0).count_slot() as usize] += 1;
+            let key = LiveKey::new(pid.0, address.0);
+            expected[key.filter_slot() as usize] += key.filter_word();
             true
         };
         kernel.live_reader().expect("the map is there").sift(record).expect("the map is there");
-        let counts: Array<_, u64> = Array::try_from(kernel.map(COUNTS).expect("the map is there")).expect("an array");
+        let counts: Array<_, u64> = Array::try_from(kernel.map(FILTER).expect("the map is there")).expect("an array");
         let counts: Vec<u64> = counts.iter().map(|count| count.expect("it is there")).collect();
-        assert!(counts == expected, "{} blocks are counted, of {}", counts.iter().sum::<u64>(), found.len());
+        assert!(
+            counts == expected,
+            "{} blocks are counted, of {}",
+            counts.iter().map(|slot| slot >> 48).sum::<u64>(),
+            found.len()
+        );
         found.sort_unstable();
         found
     }

@@ -41,6 +41,8 @@ pub struct KernelConfig {
     pub all_execs: bool,
     /// Requested bytes from which on a function that may throw is assumed to throw, so that its return is not probed.
     pub throw_safe_bytes: u64,
+    /// Load the program for stubs of the inline engine, which requires links of kind multi (Linux 6.6).
+    pub stubs: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, strum::IntoStaticStr)]
@@ -103,6 +105,7 @@ enum Programs {
 pub struct Kernel {
     ebpf: Ebpf,
     programs: Programs,
+    stub: Option<OwnedFd>,
     pub(super) task_layout: Result<TaskLayout, LayoutError>,
 }
 
@@ -116,7 +119,7 @@ impl Kernel {
         let (raw_stacks, raw_areas) = if config.raw_stacks { (1u32, scratch_areas) } else { (0, 1) };
         let task_layout = TaskLayout::of_kernel();
         let task = task_layout.clone().unwrap_or(TaskLayout { tgid: 0, mm: 0, signal: 0, live: 0 });
-        let all_execs = u32::from(config.all_execs);
+        let (all_execs, stubs) = (u32::from(config.all_execs), u32::from(config.stubs));
         let mut loader = EbpfLoader::new();
         loader
             .override_global("STACK_SEED", &config.stack_seed, true)
@@ -130,6 +133,7 @@ impl Kernel {
             .override_global("SIGNAL_LIVE_OFFSET", &task.live, true)
             .override_global("ALL_EXECS", &all_execs, true)
             .override_global("THROW_SAFE_BYTES", &config.throw_safe_bytes, true)
+            .override_global("STUBS", &stubs, true)
             .map_max_entries("ROWS", config.row_cells.max(1))
             .map_max_entries("EVENTS", config.ring_bytes)
             .map_max_entries("LIVE", config.live_blocks_max)
@@ -139,7 +143,12 @@ impl Kernel {
         let mut ebpf = loader.load(&object).map_err(refused)?;
         start_log(&mut ebpf);
         let programs = Programs::load(&object, &mut ebpf, links)?;
-        Ok(Self { ebpf, programs, task_layout })
+        let stub = if config.stubs {
+            Some(RelocatedObject::new(&object, &ebpf)?.load(STUB, AttachType::UprobeMulti)?)
+        } else {
+            None
+        };
+        Ok(Self { ebpf, programs, stub, task_layout })
     }
 
     pub fn take_ring(&mut self) -> Result<Ring, LoadError> {
@@ -202,6 +211,11 @@ impl Kernel {
         })
     }
 
+    /// `None` unless [`KernelConfig::stubs`] is set.
+    pub fn stub_program(&self) -> Option<BorrowedFd<'_>> {
+        self.stub.as_ref().map(AsFd::as_fd)
+    }
+
     pub(super) fn own_program(&self, name: &str) -> Option<BorrowedFd<'_>> {
         Some(self.own_programs().find(|(its, _)| *its == name)?.1.fd().ok()?.as_fd())
     }
@@ -209,7 +223,7 @@ impl Kernel {
     pub(super) fn all_programs(&self) -> Vec<BorrowedFd<'_>> {
         let tracepoints = self.own_programs().filter(|(name, _)| !PERF_PROGRAMS.contains(name));
         let tracepoints = tracepoints.filter_map(|(_, program)| Some(program.fd().ok()?.as_fd()));
-        self.hook_programs().unwrap_or_default().into_iter().chain(tracepoints).collect()
+        self.hook_programs().unwrap_or_default().into_iter().chain(self.stub_program()).chain(tracepoints).collect()
     }
 
     /// Whether the machine code of all programs was readable, so that the absence of private stacks is verified.
@@ -222,6 +236,7 @@ const ENTRY: &str = "hook_entry";
 const RETURN: &str = "hook_return";
 const SESSION: &str = "hook_session";
 const FREE: &str = "hook_free";
+const STUB: &str = "hook_stub";
 
 pub(super) const PERF_PROGRAMS: [&str; 2] = [ENTRY, RETURN];
 

@@ -17,6 +17,7 @@ use crate::ids::Pid;
 use crate::linux::bpf::recursion_misses;
 
 const TARGETS: &str = "TARGETS";
+const TRAPPED: &str = "TRAPPED";
 pub(super) const PROCESSES: &str = "PROCESSES";
 /// Programs and their tracepoint. Several are copies with a recursion guard each: see `profiler-ebpf/src/process.rs`.
 const FORK: (&[&str], &str) = (&["process_fork"], "sched_wakeup_new");
@@ -127,6 +128,29 @@ impl Kernel {
             }
         }
         Ok(())
+    }
+
+    /// Counts the allocating calls of a process that meet probes in functions, from 0.
+    pub fn count_trapped(&mut self, pid: Pid) -> Result<(), LoadError> {
+        self.trapped()?.insert(pid.0, 0, 0).map_err(failed)
+    }
+
+    /// 0 for processes that are not counted.
+    pub fn trapped_calls(&self, pid: Pid) -> Result<u64, LoadError> {
+        let failed = |source| LoadError::Map { name: TRAPPED, source };
+        let calls: HashMap<_, u32, u64> = HashMap::try_from(self.map(TRAPPED)?).map_err(failed)?;
+        match calls.get(&pid.0, 0) {
+            Err(error) if is_missing(&error) => Ok(0),
+            result => result.map_err(failed),
+        }
+    }
+
+    pub fn forget_trapped(&mut self, pid: Pid) -> Result<(), LoadError> {
+        self.trapped()?.remove(&pid.0).or_else(|error| if is_missing(&error) { Ok(()) } else { Err(failed(error)) })
+    }
+
+    fn trapped(&mut self) -> Result<HashMap<&mut MapData, u32, u64>, LoadError> {
+        HashMap::try_from(self.map_mut(TRAPPED)?).map_err(|source| LoadError::Map { name: TRAPPED, source })
     }
 
     fn targets(&mut self) -> Result<HashMap<&mut MapData, u32, u32>, LoadError> {

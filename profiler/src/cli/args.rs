@@ -29,7 +29,7 @@ use crate::recording::write::SIZE_BYTES_MIN;
 use crate::report::diff::Widths;
 use crate::report::suppressions::Suppressions;
 use crate::report::{Format, Group, Presentation, Share, View};
-use crate::session::{Hold, OverloadPolicy, ScopeChoice, UnwindMode};
+use crate::session::{Engine, Hold, OverloadPolicy, ScopeChoice, UnwindMode};
 
 // Headings of the help, in the order of their first options below.
 const TARGETS: &str = "What to profile";
@@ -57,6 +57,7 @@ const SCOPE: [(&str, ScopeChoice); 3] = [
     ("process", ScopeChoice::Only(ScopeKind::Process)),
     ("inode", ScopeChoice::Only(ScopeKind::Inode)),
 ];
+const ENGINE: [(&str, Engine); 2] = [("trap", Engine::Trap), ("inline", Engine::Inline)];
 const PLACEMENT: [(&str, PlacementMode); 2] = [("auto", PlacementMode::Auto), ("entry", PlacementMode::Entry)];
 const SNAPSHOT: [(&str, Method); 2] = [("read", Method::Read), ("fork", Method::Fork)];
 const WIDTHS: [(&str, Widths); 2] = [("after", Widths::After), ("before", Widths::Before)];
@@ -67,6 +68,7 @@ const MEMORY_BYTES_MIN: u64 = 1 << 20;
     "Write a report to FILE; `-` is standard output, as folded text. May be given several times. The extension selects \
      the format; `.heapbpf`, at most once, records every event for `heapbpf convert`",
 )))]
+#[command(mut_arg("interval", |interval| interval.default_value_if("engine", "inline", "512KiB")))]
 pub(super) struct RecordArgs {
     /// Profile the process PID. May be given several times.
     #[arg(help_heading = TARGETS, short, long, value_name = "PID", value_parser = values::pid())]
@@ -183,9 +185,13 @@ pub(super) struct RecordArgs {
     #[arg(help_heading = KERNEL, long, value_name = "HOW", default_value = "auto", value_parser = named(BACKEND), hide_possible_values = true)]
     pub(super) backend: BackendChoice,
 
-    /// Attach probes to WHICH processes: `process` is the targets only, where each call costs more with every further target;
-    /// `inode` is all processes that map the same file, where others than targets pay 1 to 2 µs per call; `auto` chooses the
-    /// cheaper, and the report states which and why.
+    /// Observe calls by WHICH engine: `trap` probes each function, about 1 µs per call; `inline` redirects calls to code that
+    /// counts bytes, about 2 ns per call that is not sampled.
+    #[arg(help_heading = KERNEL, long, value_name = "WHICH", default_value = "trap", value_parser = named(ENGINE), hide_possible_values = true)]
+    pub(super) engine: Engine,
+
+    /// Attach probes to WHICH processes: `process` is the targets, whose calls cost more with each further target; `inode` is
+    /// all that map the same file, 1 to 2 µs per call of others; `auto` chooses the cheaper, and the report states why.
     #[arg(help_heading = KERNEL, long, value_name = "WHICH", default_value = "auto", value_parser = named(SCOPE), hide_possible_values = true)]
     pub(super) scope: ScopeChoice,
 
@@ -237,9 +243,8 @@ impl DumpArgs {
 
 #[derive(Args, Clone, Debug)]
 #[command(
-    mut_arg("interval", |interval| interval.default_value("1").help(
-        "Mean bytes between recorded allocations. 1 records each; a larger interval costs less, and leaves leaked blocks \
-         without a stack",
+    mut_arg("interval", |interval| interval.default_value("1").hide_default_value(false).help(
+        "Mean bytes between recorded allocations. 1 records each; others cost less, and leave leaked blocks without a stack",
     )),
     mut_arg("ring_size", |size| size.default_value("64MiB")),
     mut_arg("live_blocks", |blocks| blocks.default_value("16777216")),
@@ -290,8 +295,8 @@ pub(super) struct LeaksArgs {
 #[derive(Args, Clone, Debug)]
 pub(super) struct CommonArgs {
     /// Mean bytes between samples. 1 records every allocation and is exact; a larger interval costs less and gives
-    /// estimates. Units: KiB and MiB are powers of 1024, k and M of 1000.
-    #[arg(help_heading = SAMPLING, short, long, value_name = "BYTES", default_value = "4KiB", value_parser = values::interval, allow_hyphen_values = true)]
+    /// estimates. Units: KiB and MiB are powers of 1024, k and M of 1000 [default: 4KiB; with `--engine inline`: 512KiB]
+    #[arg(help_heading = SAMPLING, short, long, value_name = "BYTES", default_value = "4KiB", hide_default_value = true, value_parser = values::interval, allow_hyphen_values = true)]
     pub(super) interval: Interval,
 
     #[command(flatten)]

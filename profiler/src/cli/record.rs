@@ -89,6 +89,8 @@ fn config(args: &RecordArgs) -> Result<SessionConfig> {
         placement: args.placement,
         unwind: args.unwind,
         backend: args.backend,
+        engine: args.engine,
+        hints: true,
         scope: args.scope,
         unwind_bytes_max: args.unwind_memory,
         by_thread: args.presentation.by_thread(),

@@ -42,23 +42,7 @@ impl ForkCopy {
         if is_first_of_namespace(pid) {
             return Err(ForkError::Impossible(pid, ADOPTS));
         }
-        let stopped = choose(pid, threads)?;
-        let none = ForkError::Impossible(pid, "no `syscall` instruction was found in its code");
-        let instruction = find_syscall_instruction(pid, &stopped.tracee, mapped)?.ok_or(none)?;
-        let failed = |error| ForkError::Trace(pid, error);
-        if stopped.release == Release::Detach {
-            stopped.tracee.set_options(Options::THREADS).map_err(failed)?;
-        }
-        let mut thread =
-            InjectedThread::take(pid, &stopped.tracee, instruction).map_err(failed)?.ok_or(ForkError::Ended(pid))?;
-        let made = copy_with(pid, &mut thread);
-        let restored = thread.restore();
-        if stopped.release == Release::Detach {
-            stopped.tracee.set_options(Options::default()).map_err(failed)?;
-        }
-        let forked = made?;
-        restored.map_err(failed)?;
-        Ok(forked)
+        inject(pid, threads, mapped, &mut |thread| copy_with(pid, thread))
     }
 
     pub(crate) fn pid(&self) -> Pid {
@@ -86,6 +70,32 @@ impl Drop for ForkCopy {
             }
         }
     }
+}
+
+/// Has one of the threads, all of which are held, make system calls.
+pub(super) fn inject<T>(
+    pid: Pid,
+    threads: &[StoppedThread],
+    mapped: &[Region],
+    work: &mut dyn FnMut(&mut InjectedThread) -> Result<T, ForkError>,
+) -> Result<T, ForkError> {
+    let stopped = choose(pid, threads)?;
+    let instruction = find_syscall_instruction(pid, &stopped.tracee, mapped)?
+        .ok_or(ForkError::Impossible(pid, "no `syscall` instruction was found in its code"))?;
+    let failed = |error| ForkError::Trace(pid, error);
+    if stopped.release == Release::Detach {
+        stopped.tracee.set_options(Options::THREADS).map_err(failed)?;
+    }
+    let mut thread =
+        InjectedThread::take(pid, &stopped.tracee, instruction).map_err(failed)?.ok_or(ForkError::Ended(pid))?;
+    let worked = work(&mut thread);
+    let restored = thread.restore();
+    if stopped.release == Release::Detach {
+        stopped.tracee.set_options(Options::default()).map_err(failed)?;
+    }
+    let result = worked?;
+    restored.map_err(failed)?;
+    Ok(result)
 }
 
 /// Selects a thread, preferably one in a system call, where nothing else can be in progress.
@@ -219,7 +229,7 @@ const ALL_SIGNALS: u64 = u64::MAX;
 
 /// Makes system calls by an existing instruction; registers, signal mask and an interrupted system call are restored.
 #[derive(Debug)]
-struct InjectedThread {
+pub(crate) struct InjectedThread {
     pid: Pid,
     tracee: Tracee,
     instruction: u64,
@@ -239,6 +249,32 @@ impl InjectedThread {
         tracee.block_signals(ALL_SIGNALS)?;
         let tracee = tracee.clone();
         Ok(Some(Self { pid, tracee, instruction, saved, blocked, ran: false, runs: false, sigstop_arrived: false }))
+    }
+
+    pub(crate) fn stack_pointer(&self) -> u64 {
+        self.saved.stack_pointer()
+    }
+
+    /// Makes a system call. Fails with its error.
+    pub(crate) fn checked(&mut self, number: libc::c_long, arguments: [u64; 6]) -> io::Result<u64> {
+        let result = self.call(number, arguments, &mut |_| ())?.ok_or(io::ErrorKind::NotFound)?;
+        u64::try_from(result)
+            .map_err(|_| io::Error::from_raw_os_error(i32::try_from(result.wrapping_neg()).unwrap_or(libc::EINVAL)))
+    }
+
+    /// `mmap` at this address.
+    pub(crate) fn map(
+        &mut self,
+        address: u64,
+        size_bytes: u64,
+        protection: libc::c_int,
+        flags: libc::c_int,
+        file: Option<u64>,
+    ) -> io::Result<()> {
+        let (protection, flags) = (protection.unsigned_abs().into(), flags.unsigned_abs().into());
+        let at = self.checked(libc::SYS_mmap, [address, size_bytes, protection, flags, file.unwrap_or(u64::MAX), 0])?;
+        // Before Linux 4.17, `MAP_FIXED_NOREPLACE` is only a hint.
+        if at == address { Ok(()) } else { Err(io::ErrorKind::AlreadyExists.into()) }
     }
 
     fn child(&self, tracee: &Tracee) -> Self {

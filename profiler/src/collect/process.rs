@@ -110,7 +110,7 @@ pub(crate) enum CollectError {
 }
 
 impl CollectError {
-    pub(super) fn refused(pid: Pid, what: &'static str) -> impl Fn(io::Error) -> Self {
+    pub(crate) fn refused(pid: Pid, what: &'static str) -> impl Fn(io::Error) -> Self {
         move |source| match source.raw_os_error() {
             Some(libc::ESRCH) => Self::Ended(pid),
             Some(libc::EPERM | libc::EACCES) => Self::NotPermitted(pid),

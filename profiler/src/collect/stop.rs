@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use rustc_hash::FxHashSet;
 use rustix::process::{WaitId, WaitIdOptions, waitid};
 
-use super::fork::ForkCopy;
+use super::fork::{self, ForkCopy, InjectedThread};
 use super::process::{CollectError, ForkError, Release, StoppedThread, ThreadState};
 use crate::address::TargetAddr;
 use crate::ids::{Pid, Tid};
@@ -61,6 +61,16 @@ impl Stopped {
         Ok(stopped)
     }
 
+    /// Stops one thread, which can then [make system calls](Self::inject), while the others run.
+    pub(crate) fn one_thread(pid: Pid) -> Result<Self, CollectError> {
+        let first = Tid(living_thread(pid)?.0);
+        let (held, running, ended, since) = (Vec::new(), Vec::new(), Vec::new(), Instant::now());
+        let mut stopped = Self { pid, held, running, ended, is_child: false, reaper: None, since };
+        stopped.seize(first)?;
+        stopped.wait(since + Duration::from_secs(STOP_SECONDS_MAX), &|| true)?;
+        if stopped.held.is_empty() { Err(CollectError::Ended(pid)) } else { Ok(stopped) }
+    }
+
     pub(crate) fn living_thread(&self) -> Pid {
         let first = self.held.iter().find(|held| held.tracee.tid().0 == self.pid.0).or(self.held.first());
         first.map_or(self.pid, |held| held.tracee.pid())
@@ -96,6 +106,17 @@ impl Stopped {
 
     pub(crate) fn fork(&self, mapped: &[Region]) -> Result<ForkCopy, ForkError> {
         ForkCopy::make(self.pid, &self.held, mapped)
+    }
+
+    /// Has a thread make system calls.
+    pub(crate) fn inject(
+        &self,
+        mapped: &[Region],
+        work: &mut dyn FnMut(&mut InjectedThread) -> io::Result<()>,
+    ) -> Result<(), ForkError> {
+        fork::inject(self.pid, &self.held, mapped, &mut |thread| {
+            work(thread).map_err(|error| ForkError::Trace(self.pid, error))
+        })
     }
 
     pub(crate) fn release(mut self) -> Duration {

@@ -6,9 +6,11 @@ use std::fs;
 
 use profiler_common::limits::{PAGE_BYTES, STACK_FRAMES_MAX};
 use rustix::process::{Resource, getrlimit};
+use tracing::debug;
 
 use crate::bpf::load::{BackendChoice, Kernel, KernelConfig, LinkKind, LoadError};
 use crate::bpf::processes::TracepointError;
+use crate::guardrail::CallCosts;
 use crate::ids::Pid;
 use crate::keeper::Keeper;
 use crate::linux::feature::{self, Feature, Support};
@@ -17,7 +19,7 @@ use crate::probe::cost::{self, CostError, Subject};
 pub(crate) use crate::probe::cost::{Costs, TARGET_COMMAND, serve};
 use crate::probe::place::PlacementMode;
 use crate::probe::plan::PlannedHook;
-use crate::session::{self, Leftovers, ScopeForecast};
+use crate::session::{self, CallRate, Leftovers, ScopeForecast};
 use crate::symbolize::sandbox;
 
 #[derive(Debug)]
@@ -65,30 +67,74 @@ pub(crate) struct Target {
     pub hooks: Result<Vec<PlannedHook>, String>,
     /// `None` without hooks, and where no probe can be attached.
     pub scope: Option<ScopeForecast>,
+    pub engines: Option<EnginesForecast>,
 }
 
 impl Target {
-    fn inspect(pid: Pid, placement: PlacementMode) -> Self {
+    fn inspect(pid: Pid, placement: PlacementMode, costs: Option<&Costs>) -> Self {
         let comm = process::comm(pid).unwrap_or_default();
         match session::inspect(pid, placement) {
-            Ok((hooks, scope)) => Self { pid, comm, hooks: Ok(hooks), scope: scope.ok() },
-            Err(error) => Self { pid, comm, hooks: Err(format!("{error:#}")), scope: None },
+            Ok((hooks, scope)) => {
+                let engines = costs.and_then(|costs| EnginesForecast::of(pid, placement, &hooks, costs));
+                Self { pid, comm, hooks: Ok(hooks), scope: scope.ok(), engines }
+            }
+            Err(error) => Self { pid, comm, hooks: Err(format!("{error:#}")), scope: None, engines: None },
         }
     }
+}
+
+/// Predicted CPU time of a process while it is recorded, as a multiple of that without.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct EnginesForecast {
+    /// Per second of CPU time.
+    pub allocations_per_second: f64,
+    pub trap: f64,
+    /// `None` if no pointer can lead to stubs.
+    pub inline: Option<f64>,
+    pub pointers: usize,
+}
+
+impl EnginesForecast {
+    fn of(pid: Pid, placement: PlacementMode, hooks: &[PlannedHook], costs: &Costs) -> Option<Self> {
+        let rate = session::call_rate(pid, placement);
+        let rate = rate.inspect_err(|error| debug!("cannot count the calls of process {pid}: {error:#}")).ok()?;
+        Some(Self::new(rate, pair_ns(hooks, costs)?))
+    }
+
+    /// `pair_ns` is the cost of probes for an allocation and its free.
+    #[expect(clippy::cast_precision_loss, reason = "nanoseconds below 2^53")]
+    fn new(rate: CallRate, pair_ns: f64) -> Self {
+        let (allocations, cpu_ns) = (rate.allocations as f64, rate.cpu_ns as f64);
+        // Without the probes that counted. At least a part of the time was the program's own.
+        let own_ns = (cpu_ns - allocations * pair_ns).max(cpu_ns / 50.0).max(1.0);
+        let times = |pair_ns: f64| 1.0 + allocations * pair_ns / own_ns;
+        let stubs = CallCosts::STUBS;
+        Self {
+            allocations_per_second: 1e9 * allocations / own_ns,
+            trap: times(pair_ns),
+            inline: (rate.pointers > 0).then(|| times(stubs.alloc_ns + stubs.free_ns)),
+            pointers: rate.pointers,
+        }
+    }
+}
+
+/// Of the first function of each kind, which programs mostly call.
+fn pair_ns(hooks: &[PlannedHook], costs: &Costs) -> Option<f64> {
+    let cost = |allocates: bool| {
+        let mut of_kind = hooks.iter().filter(|planned| planned.hook.spec.shape.allocates() == allocates);
+        let (planned, placement) = of_kind.find_map(|planned| Some((planned, planned.placement.as_ref().ok()?)))?;
+        Some(costs.expected_ns(placement.class, planned.hook.spec.shape))
+    };
+    Some(cost(true)? + cost(false)?)
 }
 
 impl Diagnosis {
     /// Takes about a second. Must be called within a tokio runtime, which reads the log of the debug BPF object.
     pub(crate) fn make(pid: Option<Pid>, placement: PlacementMode) -> Self {
         let (trials, costs) = run_trials();
+        let target = pid.map(|pid| Target::inspect(pid, placement, costs.as_ref()));
         let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
-        Self {
-            kernel: release.trim().to_owned(),
-            trials,
-            limits: limits(),
-            costs,
-            target: pid.map(|pid| Target::inspect(pid, placement)),
-        }
+        Self { kernel: release.trim().to_owned(), trials, limits: limits(), costs, target }
     }
 
     pub(crate) fn works(&self) -> bool {
@@ -227,13 +273,16 @@ fn unattached(programs: Support, attaching: &str) -> (Trial, Support, Option<Cos
 fn leftovers() -> Trial {
     let kind = LinkKind::choose(BackendChoice::Auto).map_err(|error| error.to_string());
     let found = kind.and_then(|kind| session::remove_leftovers(kind).map_err(|error| error.to_string()));
-    let Leftovers { processes, removed, processes_with_removed, others } = match found {
+    let Leftovers { processes, removed, processes_with_removed, others, pointers } = match found {
         Ok(found) => found,
         Err(error) => return Trial::new(TrialKind::Leftovers, Support::Unknown(error)),
     };
     let mut remark = format!("{processes} processes searched");
     if removed > 0 {
         remark.push_str(&format!(", {removed} removed from {processes_with_removed} of them"));
+    }
+    if pointers > 0 {
+        remark.push_str(&format!(", {pointers} pointers to stubs restored"));
     }
     if others > 0 {
         remark.push_str(&format!(", {others} belong to running tools"));
@@ -283,6 +332,7 @@ fn probes(subject: &Subject) -> (Trial, Support, Option<Costs>) {
         raw_stacks: false,
         all_execs: false,
         throw_safe_bytes: u64::MAX,
+        stubs: false,
     };
     let unloaded = |error: &LoadError| unattached(Support::No(error.to_string()), "the programs could not be loaded");
     let links = LinkKind::choose(BackendChoice::Auto).unwrap_or(LinkKind::Perf);

@@ -5,7 +5,7 @@ use std::io;
 use anstyle::{AnsiColor, Style};
 use serde_json::{Value, json};
 
-use super::{Costs, Diagnosis, Target, Trial};
+use super::{Costs, Diagnosis, EnginesForecast, Target, Trial};
 use crate::linux::feature::Support;
 use crate::model::{ProbeScope, ScopeKind};
 use crate::probe::place::Class;
@@ -49,6 +49,7 @@ pub(crate) fn write_json(diagnosis: &Diagnosis, out: &mut dyn io::Write) -> io::
             "error": target.hooks.as_ref().err(),
             "hooks": hooks.iter().map(|hook| hook_json(hook, costs)).collect::<Vec<_>>(),
             "scope": target.scope.as_ref().map(scope_json),
+            "engines": target.engines.as_ref().map(engines_json),
         })
     });
     let json = json!({
@@ -70,6 +71,16 @@ fn scope_json(scope: &ScopeForecast) -> Value {
         "foreign_probes": scope.foreign_probes,
         "one_target": choice(&scope.one_target),
         "all": choice(&scope.all),
+    })
+}
+
+fn engines_json(engines: &EnginesForecast) -> Value {
+    json!({
+        "allocations_per_cpu_second": engines.allocations_per_second,
+        // CPU time as a multiple of that without heapbpf.
+        "trap": engines.trap,
+        "inline": engines.inline,
+        "pointers": engines.pointers,
     })
 }
 
@@ -190,6 +201,23 @@ impl Page {
         if let Some(scope) = &target.scope {
             self.scope(scope);
         }
+        if let Some(engines) = &target.engines {
+            self.engines(engines);
+        }
+    }
+
+    fn engines(&mut self, engines: &EnginesForecast) {
+        let rate = engines.allocations_per_second;
+        self.text.push('\n');
+        self.line(PLAIN, &format!("  allocations per second of CPU time: ≈ {rate:.0} (counted for 0.2 s)"));
+        // What remains of the counted time without the probes is then too small to be a divisor.
+        let trap = if engines.trap > 10.0 { "more than 10".to_owned() } else { format!("≈ {:.2}", engines.trap) };
+        self.line(PLAIN, &format!("  CPU time with `--engine trap`: {trap} times"));
+        let inline = match engines.inline {
+            Some(times) => format!("≈ {times:.2} times ({} pointers lead to its functions)", engines.pointers),
+            None => "as with `trap`: no pointer of a global offset table leads to its functions".to_owned(),
+        };
+        self.line(PLAIN, &format!("  CPU time with `--engine inline`: {inline}"));
     }
 
     fn scope(&mut self, scope: &ScopeForecast) {

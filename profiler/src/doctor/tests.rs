@@ -38,8 +38,27 @@ fn healthy() -> Diagnosis {
             comm: "evil\x1b[2Jname".to_owned(),
             hooks: Ok(hooks()),
             scope: Some(scope()),
+            engines: Some(engines()),
         }),
     }
+}
+
+/// Of a process that allocated 100,000 times in 0.2 s, most of which probes took.
+fn engines() -> EnginesForecast {
+    EnginesForecast::new(CallRate { allocations: 100_000, cpu_ns: 200_000_000, pointers: 19 }, 1_900.0)
+}
+
+#[test]
+fn engines_are_compared_by_the_programs_own_time() {
+    // 10 ms were the program's own.
+    let forecast = engines();
+    assert_eq!((forecast.allocations_per_second, forecast.pointers), (1e7, 19));
+    assert_eq!((forecast.trap, forecast.inline), (20.0, Some(1.03)));
+    let text = text(&healthy(), false);
+    assert!(text.contains("CPU time with `--engine trap`: more than 10 times"), "{text}");
+    assert!(text.contains("CPU time with `--engine inline`: ≈ 1.03 times (19 pointers"), "{text}");
+    let none = EnginesForecast::new(CallRate { allocations: 0, cpu_ns: 0, pointers: 0 }, 1_900.0);
+    assert_eq!((none.trap, none.inline), (1.0, None));
 }
 
 fn scope() -> ScopeForecast {
@@ -182,7 +201,7 @@ fn only_required_trials_prevent_profiling() {
 
 #[test]
 fn a_process_that_cannot_be_profiled_is_a_failure() {
-    let target = |hooks| Some(Target { pid: Pid(42), comm: String::new(), hooks, scope: None });
+    let target = |hooks| Some(Target { pid: Pid(42), comm: String::new(), hooks, scope: None, engines: None });
     let refused = Diagnosis { target: target(Err("no process `42`".to_owned())), ..healthy() };
     assert!(!refused.works());
     assert!(text(&refused, false).contains("no process `42`"));

@@ -106,6 +106,11 @@ pub(crate) struct CallCosts {
     pub free_ns: f64,
 }
 
+impl CallCosts {
+    /// Of the inline engine's stubs (docs/overhead.md, "Engines").
+    pub(crate) const STUBS: Self = Self { alloc_ns: 2.0, free_ns: 1.0 };
+}
+
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Point {
     cpu_ns: u64,

@@ -1,10 +1,13 @@
 //! The process that owns uprobe links, ptrace stops and injections (ARCHITECTURE.md, "Why the keeper exists").
 
 mod client;
+mod launch;
 mod protocol;
 mod serve;
+mod stubs;
 
-pub(crate) use client::{Keeper, KeeperError, Launch, Link, stop};
+pub(crate) use client::{Keeper, KeeperError, Link, stop};
+pub(crate) use launch::{Launch, Stopper};
 pub use protocol::COMMAND;
-pub(crate) use protocol::Site;
+pub(crate) use protocol::{Installation, Patch, Site, SlotChange};
 pub use serve::serve;

@@ -29,12 +29,83 @@ pub(crate) struct Site {
     pub returns: bool,
 }
 
+/// Stubs of a process, and the slots that lead to them.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Installation {
+    pub pid: Pid,
+    /// Of the code; countdowns and filter follow.
+    pub address: u64,
+    pub code_bytes: u64,
+    /// Countdowns: initial ones, and those that never sample. Whole pages.
+    pub data: Vec<u8>,
+    pub neutral: Vec<u8>,
+    pub filter_bytes: u64,
+    /// The list of stubs in the code, by which it is recognized.
+    pub list: Patch,
+    /// Jumps to the functions, which make the stubs neutral.
+    pub bypasses: Vec<Patch>,
+    /// The same code is mapped there already.
+    pub is_mapped: bool,
+    /// Those of freeing functions first.
+    pub slots: Vec<SlotChange>,
+}
+
+impl Installation {
+    pub(crate) fn data_address(&self) -> u64 {
+        self.address + self.code_bytes
+    }
+
+    pub(crate) fn filter_address(&self) -> u64 {
+        self.data_address() + self.data_bytes()
+    }
+
+    pub(crate) fn data_bytes(&self) -> u64 {
+        self.neutral.len() as u64
+    }
+}
+
+/// Bytes at an address.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Patch {
+    pub address: u64,
+    pub bytes: Vec<u8>,
+}
+
+/// What an installation did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Installed {
+    /// Number of changed slots.
+    pub slots: usize,
+    /// How long the process was stopped.
+    pub stopped: Duration,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct SlotChange {
+    pub address: u64,
+    pub before: u64,
+    pub after: u64,
+    /// Differs from `before` if that is a former stub.
+    pub restored: u64,
+}
+
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum Request {
     /// The descriptors are the file's and the programs'. Without a PID: in all processes.
     Attach { kind: LinkKind, sites: Vec<Site>, pid: Option<Pid> },
     /// Has no reply.
     Detach(LinkId),
+    /// Map stubs and change slots, or change more slots; the reply is [`Reply::Installed`]. The descriptors are those of the
+    /// code and of the filter; none if the stubs are mapped.
+    Install(Installation),
+    /// Take over the stubs that a forked child has inherited. Has no reply.
+    Adopt(Installation),
+    /// Find the offset of `struct rseq` from the thread pointer; the reply is [`Reply::Rseq`].
+    FindRseq(Pid),
+    /// Restore slots that lead to stubs of another heapbpf, which was killed; the reply is [`Reply::Settled`].
+    RemoveLeft(Installation),
+    /// Restore the slots of a process. Has no reply.
+    Remove(Pid),
     /// Wait until all links to be detached are closed.
     Settle,
     /// Start a tracing thread; the reply is [`Reply::Settled`]. The descriptor is its channel.
@@ -44,6 +115,8 @@ pub(super) enum Request {
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum Reply {
     Attached(LinkId),
+    Installed(Installed),
+    Rseq(Option<i32>),
     Refused(String),
     Settled,
 }
@@ -77,6 +150,9 @@ pub(super) enum Command {
     StopAll,
     Release,
     Reap,
+    /// As the requests; all threads of the program are held. Answered by [`Answer::Installed`] and [`Answer::Rseq`].
+    Install(Installation),
+    FindRseq,
 }
 
 /// A traced program is held or followed. Its status is the wait status after its exit: the tracer has reaped it, its
@@ -88,6 +164,8 @@ pub(super) enum Answer {
     Resumed(Duration),
     Failed(String),
     NewCode { at_exec: bool },
+    Installed(Installed),
+    Rseq(Option<i32>),
     Launch { is_traced: bool, status: Option<i32>, outcome: Outcome },
 }
 

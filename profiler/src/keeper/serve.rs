@@ -15,7 +15,11 @@ use rustix::io::retry_on_intr;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use super::protocol::{Answer, COMMAND_BYTES_MAX, Command, LinkId, Outcome, REQUEST_BYTES_MAX, Reply, Request, Site};
+use super::protocol::{
+    Answer, COMMAND_BYTES_MAX, Command, Installation, Installed, LinkId, Outcome, REQUEST_BYTES_MAX, Reply, Request,
+    Site,
+};
+use super::stubs::{self, Stubs};
 use crate::bpf::load::LinkKind;
 use crate::collect::CollectError;
 use crate::collect::fork::ForkCopy;
@@ -39,13 +43,26 @@ pub fn serve() -> io::Result<()> {
     signals::block_child_signal();
     // If the agent has exited already, the channel is closed.
     let process = PidFd::open(Pid(std::os::unix::process::parent_id())).ok().map(Arc::new);
-    let (mut links, mut tracers) = (Links::default(), Vec::new());
+    let (mut links, mut stubs, mut tracers) = (Links::default(), Stubs::default(), Vec::new());
     let agent = Agent { channel, process };
     while let Some((request, descriptors)) = agent.receive(REQUEST_BYTES_MAX) {
         let reply = match request {
             Request::Attach { kind, sites, pid } => links.attach(kind, &sites, pid, &descriptors).map(Reply::Attached),
             Request::Detach(id) => {
                 links.detach(id);
+                continue;
+            }
+            Request::Install(plan) => stubs.install(plan, &descriptors).map(Reply::Installed),
+            Request::Adopt(plan) => {
+                stubs.adopt(plan);
+                continue;
+            }
+            Request::FindRseq(pid) => stubs::rseq_offset(pid).map(Reply::Rseq),
+            Request::RemoveLeft(plan) => {
+                stubs::remove(plan.pid, &plan).map(|()| Reply::Settled).map_err(io::Error::other)
+            }
+            Request::Remove(pid) => {
+                stubs.remove(pid);
                 continue;
             }
             Request::Settle => {
@@ -60,6 +77,7 @@ pub fn serve() -> io::Result<()> {
     }
     // They complete their current commands and resume their tracees. One that panicked traces nothing.
     tracers.into_iter().for_each(|tracer| drop(tracer.join()));
+    stubs.remove_all();
     links.detach_all();
     Ok(())
 }
@@ -157,6 +175,8 @@ impl Worker {
             Command::Stop(pid) => self.stop(pid),
             Command::Fork(code) => self.fork(&code, descriptors),
             Command::Resume => Ok(Answer::Resumed(self.stopped.take().map_or(Duration::ZERO, Stopped::release))),
+            Command::Install(plan) => self.install(&plan, &descriptors),
+            Command::FindRseq => self.find_rseq(),
             command => Ok(self.execute_launch(&command, descriptors)),
         };
         answer.unwrap_or_else(|error| Answer::Failed(error.to_string()))
@@ -164,12 +184,29 @@ impl Worker {
 
     fn stop(&mut self, pid: Pid) -> Result<Answer, CollectError> {
         self.stopped = None;
-        let threads = self.program.as_ref().map(TracedProgram::threads);
-        let held = threads.filter(|(held, _)| *held == pid).map(|(_, threads)| threads).unwrap_or_default();
-        let stopped = Stopped::new_while(pid, held, &|| self.agent.is_connected())?;
+        let stopped = Stopped::new_while(pid, self.held(pid), &|| self.agent.is_connected())?;
         let answer = Answer::Stopped { living: stopped.living_thread(), threads: stopped.states()? };
         self.stopped = Some(stopped);
         Ok(answer)
+    }
+
+    /// Stops no thread: those of the program are held.
+    fn install(&self, plan: &Installation, descriptors: &[OwnedFd]) -> Result<Answer, CollectError> {
+        let stopped = Stopped::new_while(plan.pid, self.held(plan.pid), &|| self.agent.is_connected())?;
+        let slots = stubs::install_held(&stopped, plan, descriptors)?;
+        Ok(Answer::Installed(Installed { slots, stopped: stopped.release() }))
+    }
+
+    fn find_rseq(&self) -> Result<Answer, CollectError> {
+        let program = self.program.as_ref().map(TracedProgram::threads);
+        let Some((pid, held)) = program else { return Ok(Answer::Rseq(None)) };
+        let offset = held.first().map_or(Ok(None), |held| stubs::rseq_offset_of(&held.tracee));
+        offset.map(Answer::Rseq).map_err(CollectError::refused(pid, "read the registers of"))
+    }
+
+    fn held(&self, pid: Pid) -> Vec<StoppedThread> {
+        let threads = self.program.as_ref().map(TracedProgram::threads);
+        threads.filter(|(held, _)| *held == pid).map(|(_, threads)| threads).unwrap_or_default()
     }
 
     fn fork(&mut self, code: &[Region], descriptors: Vec<OwnedFd>) -> Result<Answer, CollectError> {

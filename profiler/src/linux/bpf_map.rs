@@ -202,12 +202,12 @@ pub(crate) fn write_mapped<V: Pod>(map: impl AsFd, first: u32, values: &[V]) -> 
 }
 
 /// An array map of words in which the kernel side counts concurrently, with atomic instructions.
-pub(crate) struct SharedCounts {
+pub(crate) struct SharedWords {
     mapped: MmapRaw,
     count: usize,
 }
 
-impl SharedCounts {
+impl SharedWords {
     /// Maps the first `count` words of an array map with `BPF_F_MMAPABLE` (Linux 5.5). Errors: as of [`write_mapped`].
     pub(crate) fn new(map: impl AsFd, count: u32) -> io::Result<Self> {
         let count = count as usize;
@@ -215,12 +215,12 @@ impl SharedCounts {
         Ok(Self { mapped: shared(map, 0, length)?, count })
     }
 
-    /// The sum of all words. May or may not include concurrent changes.
-    pub(crate) fn sum(&self) -> u64 {
+    /// The sum of all words' upper bits, from `shift` on. May or may not include concurrent changes.
+    pub(crate) fn sum_above(&self, shift: u32) -> u64 {
         let words = self.mapped.as_mut_ptr().cast::<u64>();
         // SAFETY: within the mapping, as in `add`.
         let word = |index| unsafe { AtomicU64::from_ptr(words.add(index)) }.load(Ordering::Relaxed);
-        (0..self.count).map(word).fold(0, u64::wrapping_add)
+        (0..self.count).map(|index| word(index) >> shift).fold(0, u64::wrapping_add)
     }
 
     /// Adds to a word, wrapping around. Ignores indexes beyond the last.
@@ -374,12 +374,12 @@ mod map_memory_tests {
     #[test]
     fn counts_are_shared() {
         let map = array(BPF_F_MMAPABLE);
-        let (counts, others) = (SharedCounts::new(&map, 1000).expect("mappable"), SharedCounts::new(&map, 1000));
+        let (counts, others) = (SharedWords::new(&map, 1000).expect("mappable"), SharedWords::new(&map, 1000));
         counts.add(999, 5);
         others.expect("mappable twice").add(999, -2);
         counts.add(1000, 1);
         assert_eq!([0, 998, 999].map(|key| value(&map, key)), [0, 0, 3]);
-        assert!(SharedCounts::new(array(0), 1000).is_err(), "no flag");
+        assert!(SharedWords::new(array(0), 1000).is_err(), "no flag");
     }
 
     #[test]

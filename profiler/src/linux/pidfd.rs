@@ -10,7 +10,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::retry_on_intr;
-use rustix::process::{PidfdFlags, pidfd_open};
+use rustix::process::{PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
 use tokio::io::unix::AsyncFd;
 
 use crate::ids::Pid;
@@ -27,6 +27,12 @@ impl PidFd {
 
     pub(crate) fn kill(&self) -> io::Result<()> {
         Ok(rustix::process::pidfd_send_signal(&self.0, rustix::process::Signal::KILL)?)
+    }
+
+    /// A duplicate of one of the process's descriptors (Linux 5.6).
+    pub(crate) fn descriptor(&self, number: u32) -> io::Result<OwnedFd> {
+        let number = i32::try_from(number).map_err(|_| io::Error::from_raw_os_error(libc::EBADF))?;
+        Ok(pidfd_getfd(&self.0, number, PidfdGetfdFlags::empty())?)
     }
 
     /// True if reaped or not. What was read from `/proc/PID` between `open` and a `false` belongs to this process.

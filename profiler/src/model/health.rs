@@ -25,6 +25,9 @@ pub struct Health {
     /// `None` where a recording does not have it.
     #[serde(with = "in_text")]
     pub scope: Option<ProbeScope>,
+    /// With the inline engine only.
+    #[serde(with = "in_text")]
+    pub inline_engine: Option<InlineEngine>,
     /// Known when a report is written; recordings store it next to their names.
     #[serde(skip)]
     pub symbolization: Symbolization,
@@ -180,6 +183,31 @@ pub enum ScopeKind {
     Process,
     /// All that map a hooked file.
     Inode,
+}
+
+/// How calls reached the inline engine.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub struct InlineEngine {
+    /// Number of targets with stubs.
+    pub targets: u64,
+    /// Number of allocating calls that passed a stub.
+    pub passed_calls: u64,
+    /// Number of allocating calls of these targets that met a probe in the function: each cost a trap.
+    pub trapped_calls: u64,
+    /// The longest that a target was stopped to change its pointers, in nanoseconds.
+    pub stop_ns_max: u64,
+    /// Number of targets that were recorded by the trap engine instead, by reason.
+    pub refused: std::collections::BTreeMap<String, u64>,
+}
+
+impl InlineEngine {
+    /// `None` without calls.
+    #[expect(clippy::cast_precision_loss, reason = "a share")]
+    pub fn passed_percent(&self) -> Option<f64> {
+        let calls = self.passed_calls.saturating_add(self.trapped_calls);
+        (calls > 0).then(|| 100.0 * self.passed_calls as f64 / calls as f64)
+    }
 }
 
 /// A user-defined hook whose function is in none of its modules.

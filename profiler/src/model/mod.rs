@@ -5,8 +5,8 @@ mod process;
 mod profile;
 
 pub(crate) use health::{
-    Action, ChangeReason, Excess, Guardrails, Health, IntervalChange, Loss, NamesFrom, Overhead, ProbeCosts,
-    ProbeScope, Reached, ScopeKind, Symbolization, SymbolizationFailure, UnfoundHook,
+    Action, ChangeReason, Excess, Guardrails, Health, InlineEngine, IntervalChange, Loss, NamesFrom, Overhead,
+    ProbeCosts, ProbeScope, Reached, ScopeKind, Symbolization, SymbolizationFailure, UnfoundHook,
 };
 pub(crate) use process::{Beginning, HookStatus, Origin, Others, Skipped, TargetFacts};
 pub(crate) use profile::{

@@ -4,6 +4,7 @@
 pub(crate) mod debug_files;
 pub(crate) mod elf;
 pub(crate) mod image;
+pub(crate) mod imports;
 pub(crate) mod module;
 pub(crate) mod symbols;
 #[cfg(test)]

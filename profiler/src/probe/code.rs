@@ -74,6 +74,13 @@ impl Code {
         Ok(Self { bytes, whole, address })
     }
 
+    /// From the entry to the end of the instruction at this offset.
+    pub(crate) fn up_to(&self, offset_in_function: u64) -> Option<&[u8]> {
+        let mut decoded = arch::decode(&self.bytes, self.address.0);
+        let end = decoded.find(|instruction| instruction.offset == offset_in_function)?.end();
+        self.bytes.get(..usize::try_from(end).ok()?)
+    }
+
     pub fn jumps_to(&self) -> Option<LinkAddr> {
         arch::initial_jump(&self.bytes, self.address.0).map(LinkAddr)
     }

@@ -8,7 +8,7 @@ use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
-use profiler_common::hook::{CallShape, HookCookie, ProbeScope, Register};
+use profiler_common::hook::{CallShape, HookCookie, ProbeScope, Register, Site};
 use profiler_common::sampling::SamplingRate;
 use thiserror::Error;
 
@@ -94,6 +94,7 @@ fn cookie(spot: Spot) -> HookCookie {
         may_throw: false,
         frees_on_failure: false,
         scope: ProbeScope::Any,
+        site: Site::Function,
         heap: 0,
         hook: 0,
     }

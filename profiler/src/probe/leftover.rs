@@ -3,6 +3,8 @@
 //! unregistered there. Breakpoints of other tools look the same, but are not removed: one that remains has an owner.
 
 use std::collections::BTreeMap;
+use std::fs::File;
+use std::os::fd::AsFd;
 
 use crate::address::FileOffset;
 use crate::bpf::load::LinkKind;
@@ -52,20 +54,31 @@ pub(crate) fn remove(
     pid: Pid,
     locations: &[CodeLocation],
 ) -> Result<(), KeeperError> {
+    let mut by_module: BTreeMap<ModuleId, Vec<u64>> = BTreeMap::new();
+    for &(module, offset) in locations {
+        by_module.entry(module).or_default().push(offset.0);
+    }
+    for (module, offsets) in by_module {
+        if let Some(file) = modules.get(module).file() {
+            remove_from(keeper, kind, file, &offsets, pid)?;
+        }
+    }
+    Ok(())
+}
+
+/// As [`remove`], for one file.
+pub(crate) fn remove_from(
+    keeper: &Keeper,
+    kind: LinkKind,
+    file: &File,
+    offsets: &[u64],
+    pid: Pid,
+) -> Result<(), KeeperError> {
     // None of the sites returns, so a session's program is not attached.
     let attach_type = if kind == LinkKind::Perf { AttachType::PerfEvent } else { AttachType::UprobeMulti };
     let program = load_nothing(attach_type).map_err(|error| KeeperError::Refused(error.to_string()))?;
-    let program = std::os::fd::AsFd::as_fd(&program);
-    let programs = [program, program];
-    let mut by_module: BTreeMap<ModuleId, Vec<Site>> = BTreeMap::new();
-    for &(module, offset) in locations {
-        let site = Site { offset: offset.0, cookie: 0, returns: false };
-        by_module.entry(module).or_default().push(site);
-    }
-    for (module, sites) in by_module {
-        if let Some(file) = modules.get(module).file() {
-            drop(keeper.attach(kind, &programs, file, sites, Some(pid))?);
-        }
-    }
+    let program = program.as_fd();
+    let sites = offsets.iter().map(|&offset| Site { offset, cookie: 0, returns: false }).collect();
+    drop(keeper.attach(kind, &[program, program], file, sites, Some(pid))?);
     keeper.settle()
 }

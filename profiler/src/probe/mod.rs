@@ -1,6 +1,8 @@
 //! Probes: hooks placed at addresses and attached.
 
 mod arch {
+    pub(crate) mod stub;
+    mod stub_image;
     mod x86_64;
 
     pub use x86_64::Emulation;
@@ -14,3 +16,4 @@ pub(crate) mod jumps;
 pub(crate) mod leftover;
 pub(crate) mod place;
 pub(crate) mod plan;
+pub(crate) use arch::stub;

@@ -1,6 +1,6 @@
 //! Numbers hooks and heaps for a session and makes the cookies of probes. Pure: the caller computes placements.
 
-use profiler_common::hook::{HookCookie, ProbeScope};
+use profiler_common::hook::{HookCookie, ProbeScope, Site};
 use profiler_common::limits::HEAPS_MAX;
 use rustc_hash::FxHashMap;
 use thiserror::Error;
@@ -46,6 +46,7 @@ impl PlannedHook {
             may_throw: self.hook.spec.may_throw,
             frees_on_failure: self.hook.spec.frees_on_failure,
             scope: ProbeScope::Any,
+            site: Site::Function,
             heap: self.heap.0,
             hook: self.id.0,
         })

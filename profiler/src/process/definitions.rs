@@ -70,6 +70,10 @@ impl Definitions {
         Self { names, search_internal, cache: FxHashMap::default() }
     }
 
+    pub(crate) fn names(&self) -> &[&'static str] {
+        &self.names
+    }
+
     /// Readable modules of a process, in mapping order.
     pub(crate) fn candidates(
         &mut self,

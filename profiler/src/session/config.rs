@@ -42,6 +42,9 @@ pub struct SessionConfig {
     pub placement: PlacementMode,
     pub unwind: UnwindMode,
     pub backend: BackendChoice,
+    pub engine: Engine,
+    /// Point at the inline engine where it would help.
+    pub hints: bool,
     pub scope: ScopeChoice,
     pub unwind_bytes_max: u64,
     /// File to record events to, and its maximum size.
@@ -73,6 +76,8 @@ impl Default for SessionConfig {
             placement: PlacementMode::Auto,
             unwind: UnwindMode::Auto,
             backend: BackendChoice::Auto,
+            engine: Engine::Trap,
+            hints: false,
             scope: ScopeChoice::Auto,
             unwind_bytes_max: 256 << 20,
             recording: None,
@@ -90,6 +95,15 @@ impl SessionConfig {
     pub(super) fn grace(&self) -> Duration {
         if self.selection.all { Duration::from_millis(50) } else { Duration::ZERO }
     }
+}
+
+/// How calls reach the kernel side.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Engine {
+    /// A probe in the hooked function: every call traps.
+    Trap,
+    /// Stubs in the target: only sampled calls, and frees of sampled blocks, trap.
+    Inline,
 }
 
 /// Which new processes are stopped (by ptrace, unseen by their parents, about 10 ms) until their probes are attached.

@@ -1,29 +1,21 @@
 //! Discovery of allocator functions in targets, and of the instructions to probe. Attaches nothing.
 
-use std::collections::BTreeSet;
-
 use anyhow::{Context, Result};
 
 use super::hooks::Hooks;
-use super::scope::ScopeForecast;
 use super::target::Target;
 use crate::allocator::hook_set::{CustomFunction, HookSet};
 use crate::allocator::resolve::{NoAllocator, ResolvedHook, resolve, symbols};
 use crate::allocator::selection::HeapSelection;
-use crate::bpf::load::{BackendChoice, LinkKind};
 use crate::ids::{HookId, Pid};
-use crate::keeper::{Keeper, KeeperError};
 use crate::model::{Origin, UnfoundHook};
 use crate::object::module::ModuleStore;
-use crate::probe::foreign;
 use crate::probe::jumps::Jumps;
-use crate::probe::leftover::{CodeLocation, breakpoints, remove};
 use crate::probe::place::PlacementMode;
-use crate::probe::plan::{Plan, PlannedHook};
+use crate::probe::plan::Plan;
 use crate::process::address_space::AddressSpace;
 use crate::process::definitions::Definitions;
 use crate::process::link_map::LinkMap;
-use crate::process::selection::{self, Selection};
 
 pub(super) struct Discovery {
     pub(super) modules: ModuleStore,
@@ -81,6 +73,11 @@ impl Discovery {
         Ok(ids)
     }
 
+    /// Names of all functions that are searched for.
+    pub(super) fn names(&self) -> &[&'static str] {
+        self.definitions.names()
+    }
+
     /// Functions named by the user, of selected heaps, that no target has had yet.
     pub(super) fn unfound(&self) -> Vec<UnfoundHook> {
         let functions = self.functions.functions().iter().zip(&self.found);
@@ -117,61 +114,4 @@ fn is_named_by(hook: &ResolvedHook, function: &CustomFunction) -> bool {
 pub(super) struct Own {
     pub(super) space: AddressSpace,
     pub(super) hooks: Hooks,
-}
-
-/// Returns the hooks of a process, and the scope that their probes would have.
-pub(crate) fn inspect(pid: Pid, placement: PlacementMode) -> Result<(Vec<PlannedHook>, Result<ScopeForecast>)> {
-    let mut discovery = Discovery::new(placement, HookSet::default(), HeapSelection::default());
-    let target = discovery.open(pid)?;
-    let plan = &discovery.plan;
-    let foreign = foreign::find(&[], target.hooks.planned(plan), &discovery.modules, &BTreeSet::new());
-    let scope = LinkKind::choose(BackendChoice::Auto)
-        .map_err(Into::into)
-        .and_then(|kind| ScopeForecast::new(kind, pid, &target.hooked_files(plan), foreign.known_count()));
-    Ok((target.hooks.planned(plan).cloned().collect(), scope))
-}
-
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Leftovers {
-    pub processes: usize,
-    pub removed: usize,
-    pub processes_with_removed: usize,
-    /// Number of breakpoints of running tools.
-    pub others: usize,
-}
-
-/// Removes breakpoints of a killed heapbpf from all processes. Takes some milliseconds per process.
-pub(crate) fn remove_leftovers(kind: LinkKind) -> Result<Leftovers, KeeperError> {
-    let mut discovery = Discovery::new(PlacementMode::Auto, HookSet::default(), HeapSelection::default());
-    let selection = Selection { all: true, ..Selection::default() };
-    let mut leftovers = Leftovers::default();
-    let mut keeper: Option<Keeper> = None;
-    for facts in selection::scan(&selection).unwrap_or_default() {
-        let pid: Pid = facts.pid();
-        let Ok(target) = discovery.open(pid) else { continue };
-        leftovers.processes += 1;
-        // With `--placement entry`, probes are at the first instruction.
-        let both = |planned: &PlannedHook| [planned.offset(), planned.hook.offset].map(|at| (planned.hook.module, at));
-        let mut places: Vec<CodeLocation> = target.hooks.planned(&discovery.plan).flat_map(both).collect();
-        places.sort_unstable();
-        places.dedup();
-        let search =
-            |places: Vec<CodeLocation>| breakpoints(&target.mappings.space, &discovery.modules, places.into_iter());
-        let found = search(places);
-        if found.is_empty() {
-            continue;
-        }
-        if keeper.is_none() {
-            keeper = Some(Keeper::start()?);
-        }
-        if let Some(keeper) = &keeper {
-            remove(keeper, kind, &discovery.modules, pid, &found)?;
-        }
-        let count = found.len();
-        let others = search(found).len();
-        leftovers.others += others;
-        leftovers.removed += count - others;
-        leftovers.processes_with_removed += usize::from(count > others);
-    }
-    Ok(leftovers)
 }

@@ -120,6 +120,10 @@ impl Session {
         }
         self.probes.choose_scope(self.processes.running_mut(), std::iter::empty());
         self.probes.check_foreign(false);
+        for target in self.processes.running().filter(|target| target.was_recorded()) {
+            self.probes.poll_stubs(target, &self.rates);
+        }
+        self.hint.poll(self.processes.running());
         self.processes.note(clock::now().monotonic, None);
         let mut pids = self.lifecycle.due_settling(true);
         // A third of the targets each time: polling takes about 20 µs per process.
@@ -255,6 +259,7 @@ impl Session {
         ended.close_ledger(exec.time);
         self.processes.keep(ended, &self.probes.discovery.plan);
         self.probes.unregister(exec.pid);
+        self.probes.remove_stubs(exec.pid);
         let selection = &self.config.selection;
         let is_selected = || selection::matches_new(exec.pid, selection).unwrap_or(false);
         if !(target.requested || selection.matches_new() && is_selected()) {

@@ -15,7 +15,6 @@ use crate::ids::Pid;
 use crate::linux::{clock, memory};
 use crate::model::{Action, Excess, Guardrails, Reached};
 use crate::probe::cost::Costs;
-use crate::probe::plan::Plan;
 
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("{0}")]
@@ -96,11 +95,11 @@ impl Guard {
         Ok(false)
     }
 
-    pub(super) fn check_overhead(&self, processes: &mut ProcessTable, plan: &Plan) -> Vec<(Pid, f64)> {
+    pub(super) fn check_overhead(&self, processes: &mut ProcessTable, probes: &Probes) -> Vec<(Pid, f64)> {
         let (Some(limit), Some(costs)) = (self.limits.overhead_percent_max, self.costs) else { return Vec::new() };
         let mut excesses = Vec::new();
         for target in processes.running_mut() {
-            let calls = target.hooks.call_costs(plan, &costs);
+            let calls = probes.call_costs(target, &costs);
             let (Some(calls), Some(cpu_ns)) = (calls, clock::process_cpu_ns(target.pid)) else { continue };
             let now = clock::now().monotonic;
             let share = target.overhead.observe(now, target.ledger.totals(), cpu_ns, calls);

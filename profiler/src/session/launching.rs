@@ -25,7 +25,8 @@ impl Session {
         let child = signal(SignalKind::child()).context("cannot listen for signals")?;
         let mut launch = Launch::start(self.probes.keeper(), command, inherited)?;
         let stops = Readiness::of(&launch).context("cannot monitor the program")?;
-        if self.config.checks.is_some() {
+        // Threads of programs that are not held at their exit cannot be stopped.
+        if self.config.checks.is_some() || self.probes.has_stubs() {
             launch.hold_at_exit()?;
         }
         let pid = launch.pid();
@@ -47,7 +48,21 @@ impl Session {
         self.add_target(target);
         self.lifecycle.settle(pid);
         self.step(launch)?;
-        Ok(launch.follow_execs()?)
+        Ok(self.follow_execs(launch)?)
+    }
+
+    /// Resumes the program. With the inline engine, stops it again when its dynamic linker has filled most pointers.
+    fn follow_execs(&mut self, launch: &mut Launch) -> Result<(), LaunchError> {
+        launch.follow_execs()?;
+        let target = self.processes.get(launch.pid()).filter(|target| target.was_recorded());
+        if let Some(target) = target
+            && self.probes.has_stubs()
+            && launch.stop()?
+        {
+            self.probes.install_stubs_in(launch, target, &self.rates);
+            launch.follow_execs()?;
+        }
+        Ok(())
     }
 
     pub fn launched(&self) -> Option<Launched> {
@@ -91,6 +106,9 @@ impl Session {
         if let Err(error) = result {
             debug!("{error}");
         }
+        if let Some(target) = self.processes.get(launch.pid()) {
+            self.probes.poll_stubs(target, &self.rates);
+        }
         self.prepare_to_hold();
     }
 
@@ -117,9 +135,12 @@ impl Session {
                 (ProgramStop::Exiting, Some(method)) => {
                     listener.inspected(self.inspect_launched(&command.launch, method, true));
                 }
-                (ProgramStop::Exiting, None) => {}
+                (ProgramStop::Exiting, None) => self.probes.count_stub_calls(command.launch.pid()),
             }
-            command.launch.follow_execs()?;
+            match stop {
+                ProgramStop::Exec => self.follow_execs(&mut command.launch)?,
+                ProgramStop::Exiting => command.launch.follow_execs()?,
+            }
         }
         if self.config.checks.is_some() {
             command.followed_until = Some(Instant::now() + FOLLOW_PERIOD);

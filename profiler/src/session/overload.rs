@@ -141,6 +141,10 @@ impl Overload {
         heap.now
     }
 
+    pub(super) fn now(&self, heap: HeapId) -> Option<Interval> {
+        self.heaps.get(usize::from(heap.0)).map(|heap| heap.now)
+    }
+
     pub(super) fn largest(&self, heap: HeapId) -> Option<Interval> {
         self.heaps.get(usize::from(heap.0)).map(|heap| heap.largest)
     }

@@ -9,25 +9,27 @@ use profiler_common::live::LiveBlock;
 use profiler_common::target::{FOLLOWS_FORKS, SHARES_PROBES};
 use tracing::{debug, info, warn};
 
-use super::config::{SessionConfig, UnwindMode};
+use super::config::{Engine, SessionConfig, UnwindMode};
 use super::discovery::Discovery;
 use super::foreign::ForeignProbes;
 use super::hooks::{Hooks, Links};
 use super::overload::random_seed;
 use super::rates::Rates;
 use super::scope::Scope;
+use super::stubs::{self, Stubs};
 use super::target::Target;
 use super::unwinding::{Tables, Unwinding};
 use crate::bpf::counters::Counters;
 use crate::bpf::load::{Kernel, KernelConfig, LinkKind};
+use crate::guardrail::CallCosts;
 use crate::ids::{HookId, Pid};
-use crate::keeper::Keeper;
+use crate::keeper::{Keeper, Launch, Stopper};
 use crate::ledger::LiveAllocation;
 use crate::linux::pidfd::{PidFd, Readiness};
 use crate::linux::proc::maps::{self, FileIdentity};
 use crate::linux::proc::stat::Stat;
 use crate::linux::{clock, memory};
-use crate::model::{Origin, ProbeScope};
+use crate::model::{InlineEngine, Origin, ProbeScope};
 use crate::probe::cost::{self, CostError, Costs};
 use crate::probe::leftover::{self, CodeLocation};
 use crate::probe::plan::Plan;
@@ -40,6 +42,7 @@ pub(super) struct Probes {
     predictions: Predictions,
     links: Links,
     foreign: ForeignProbes,
+    stubs: Stubs,
     /// Targets that do not fit into the kernel's map of targets: their calls are not sampled.
     targets_unmarked: u64,
 }
@@ -56,6 +59,7 @@ impl Probes {
             raw_stacks: config.raw_stacks_max > 0,
             all_execs: config.selection.matches_new(),
             throw_safe_bytes: memory::throw_safe_bytes(),
+            stubs: config.engine == Engine::Inline,
         };
         let scope = Scope::new(config, links)?;
         // The keeper starts while the kernel verifies the programs.
@@ -64,7 +68,8 @@ impl Probes {
         let unwinding = Unwinding::new(tables, row_cells, &mut kernel)?;
         let links = Links::new(keeper, scope);
         let (predictions, foreign) = (Predictions::default(), ForeignProbes::default());
-        Ok(Self { kernel, discovery, unwinding, predictions, links, foreign, targets_unmarked: 0 })
+        let stubs = Stubs::new(config.engine, random_seed());
+        Ok(Self { kernel, discovery, unwinding, predictions, links, foreign, stubs, targets_unmarked: 0 })
     }
 
     /// `is_stopped` if no thread of the target runs meanwhile. Fails if the target cannot be profiled as it is now.
@@ -87,6 +92,9 @@ impl Probes {
                 return Err(error);
             }
         };
+        if !was_recorded {
+            self.stubs.prepare(target, &self.links.keeper, &self.discovery)?;
+        }
         // Probes before unwind tables: an allocation with an incomplete stack is better than none.
         let hooks_before = target.hooks.attached_count();
         self.attach(target, rates)?;
@@ -114,7 +122,61 @@ impl Probes {
             let executable = maps::executable_identity(target.pid).ok();
             self.predictions.learn(executable, &target.hooks, &self.discovery.plan);
         }
+        self.install_stubs(target, rates);
         Ok(())
+    }
+
+    fn install_stubs(&mut self, target: &Target, rates: &Rates) {
+        let stopper = Stopper::Keeper(&self.links.keeper);
+        self.stubs.install(target, &mut self.kernel, stopper, &self.discovery, rates);
+    }
+
+    /// Returns whether targets are to have stubs.
+    pub(super) fn has_stubs(&self) -> bool {
+        self.stubs.is_enabled()
+    }
+
+    /// Before an exit: afterwards they cannot be read.
+    pub(super) fn count_stub_calls(&mut self, pid: Pid) {
+        self.stubs.count_calls(pid);
+    }
+
+    /// Installs stubs in a launched program. All its threads must be held.
+    pub(super) fn install_stubs_in(&mut self, launch: &Launch, target: &Target, rates: &Rates) {
+        let stopper = Stopper::Launch(&self.links.keeper, launch);
+        self.stubs.install(target, &mut self.kernel, stopper, &self.discovery, rates);
+    }
+
+    pub(super) fn poll_stubs(&mut self, target: &Target, rates: &Rates) {
+        if self.stubs.is_waiting(target.pid) {
+            self.install_stubs(target, rates);
+        }
+        self.stubs.check(target, &self.kernel, &self.links.keeper, &self.discovery);
+    }
+
+    /// Costs of a target's unsampled calls. `None` when nothing is attached.
+    pub(super) fn call_costs(&self, target: &Target, costs: &Costs) -> Option<CallCosts> {
+        if self.stubs.is_installed(target.pid) {
+            return Some(CallCosts::STUBS);
+        }
+        target.hooks.call_costs(&self.discovery.plan, costs)
+    }
+
+    pub(super) fn count_pointers(&mut self, target: &Target) -> usize {
+        self.stubs.count_pointers(target, &self.discovery)
+    }
+
+    pub(super) fn inline_engine(&self) -> Option<InlineEngine> {
+        self.stubs.facts(&self.kernel)
+    }
+
+    pub(super) fn update_intervals(&mut self, rates: &Rates) {
+        self.stubs.update(rates);
+    }
+
+    /// Also after an exec, for which nothing is left to be removed from the process.
+    pub(super) fn remove_stubs(&mut self, pid: Pid) {
+        self.stubs.remove(pid, &mut self.kernel, &self.links.keeper);
     }
 
     pub(super) fn probe_ahead(&mut self, target: &mut Target, rates: &mut Rates) {
@@ -203,7 +265,8 @@ impl Probes {
         let mut attached = self.links.attached().peekable();
         if (is_end || !self.foreign.is_checked()) && attached.peek().is_some() {
             let Discovery { plan, modules, .. } = &self.discovery;
-            let own = self.kernel.hook_programs().unwrap_or_default();
+            let mut own = self.kernel.hook_programs().unwrap_or_default();
+            own.extend(self.kernel.stub_program());
             self.foreign.check(&own, attached.map(|id| plan.hook(id)), modules);
         }
     }
@@ -244,6 +307,7 @@ impl Probes {
     }
 
     pub(super) fn release(&mut self, target: &mut Target) {
+        self.remove_stubs(target.pid);
         self.unwinding.forget(target.pid);
         self.forget(target.pid);
         target.hooks.detach();
@@ -312,6 +376,9 @@ impl Probes {
         if removed > 0 {
             warn!("removed {removed} breakpoints from process {} that a killed heapbpf had left", target.pid);
         }
+        if !others.is_empty() {
+            self.stubs.refuse(target, "other tools have probes on its functions, from which stubs would hide calls");
+        }
         self.foreign.add_breakpoints(others);
     }
 
@@ -319,14 +386,26 @@ impl Probes {
         leftover::breakpoints(&target.mappings.space, &self.discovery.modules, places.into_iter())
     }
 
-    /// If the keeper was killed, removes the breakpoints that it left in these targets.
+    /// If the keeper was killed, removes what it left in these targets.
     pub(super) fn finish_detaching<'a>(&mut self, targets: impl Iterator<Item = &'a Target>) {
         self.links.replaced.clear();
         if self.keeper().settle().is_ok() {
-            return;
+            return self.report_stubs(targets);
         }
         if let Err(error) = self.recover(targets) {
-            warn!("breakpoints of heapbpf may remain in the targets: {error}; `heapbpf doctor` removes them");
+            warn!("breakpoints and stubs of heapbpf may remain in the targets: {error}; `heapbpf doctor` removes them");
+        }
+    }
+
+    /// A process that another tool traces cannot be stopped.
+    fn report_stubs<'a>(&mut self, targets: impl Iterator<Item = &'a Target>) {
+        for target in targets.filter(|_| self.stubs.is_enabled()) {
+            if self.discovery.open(target.pid).is_ok_and(|opened| stubs::are_left(&opened)) {
+                warn!(
+                    "stubs of heapbpf remain in process {}, which could not be stopped: they slow its calls down by 2 ns; the next recording or `heapbpf doctor` removes them",
+                    target.pid
+                );
+            }
         }
     }
 
@@ -339,6 +418,13 @@ impl Probes {
                 let kind = self.kernel.link_kind();
                 leftover::remove(&keeper, kind, &self.discovery.modules, target.pid, &found)?;
                 debug!("process {}: removed {} breakpoints", target.pid, found.len());
+            }
+            // Its mappings may have been read before the stubs were mapped.
+            if let Ok(opened) = self.discovery.open(target.pid)
+                && stubs::are_left(&opened)
+            {
+                let restored = stubs::remove_left(&opened, &self.discovery, &keeper)?;
+                debug!("process {}: restored {restored} pointers", target.pid);
             }
         }
         Ok(())

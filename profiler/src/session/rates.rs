@@ -101,6 +101,11 @@ impl Rates {
         own.map_or(self.interval, Interval::nearest)
     }
 
+    /// The interval that a heap is sampled at.
+    pub(super) fn current(&self, heap: HeapId) -> Interval {
+        self.overload.now(heap).unwrap_or(self.interval)
+    }
+
     /// Interval of a heap in the absence of overload, in bytes.
     pub(super) fn interval_bytes(&self, heap: HeapId) -> u64 {
         let interval = self.heaps.get(usize::from(heap.0)).map_or(self.interval, |heap| heap.interval(self.doublings));

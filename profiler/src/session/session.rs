@@ -10,9 +10,10 @@ use tokio::time::{Instant, Interval, MissedTickBehavior, interval_at};
 use tracing::{debug, info, warn};
 
 use super::command::{Command, Held, Launched};
-use super::config::{Control, Listener, Progress, SessionConfig};
+use super::config::{Control, Engine, Listener, Progress, SessionConfig};
 use super::discovery::{Discovery, Own};
 use super::guard::Guard;
+use super::hint::Hint;
 use super::lifecycle::Lifecycle;
 use super::overload::{LiveSizes, Load};
 use super::probes::{KeeperMonitor, Probes};
@@ -25,7 +26,7 @@ use super::unwinding::Tables;
 use super::windows::Windows;
 use crate::bpf::counters::Counters;
 use crate::bpf::footprint::KernelMaps;
-use crate::bpf::load::{LoadError, possible_cpus};
+use crate::bpf::load::{LinkKind, LoadError, possible_cpus};
 use crate::bpf::ring::Ring;
 use crate::ids::Pid;
 use crate::ingest::decode;
@@ -52,6 +53,7 @@ pub struct Session {
     pub(super) command: Option<Command>,
     pub(super) held: Option<Held>,
     pub(super) polls: u32,
+    pub(super) hint: Hint,
     found: VecDeque<Target>,
     own: Option<Own>,
     /// The part of the selection that no process matched at the start.
@@ -111,6 +113,8 @@ impl Session {
         let mut guard = Guard::new(config.limits, maps, memory::resident_bytes())?;
         let mut probes = Probes::load(&config, u32::try_from(row_cells).unwrap_or(u32::MAX), discovery, tables)?;
         guard.calibrate(&mut probes)?;
+        let can_inline = probes.kernel.link_kind() != LinkKind::Perf;
+        let is_hint_due = config.hints && config.engine == Engine::Trap && can_inline;
         Ok(Self {
             rates: Rates::new(&config),
             ring: probes.kernel.take_ring()?,
@@ -127,6 +131,7 @@ impl Session {
             command: None,
             held: None,
             polls: 0,
+            hint: Hint::new(is_hint_due),
             found,
             own,
             unmatched,
@@ -273,7 +278,7 @@ impl Session {
     }
 
     fn keep_limits(&mut self) -> Result<bool> {
-        for (pid, percent) in self.guard.check_overhead(&mut self.processes, &self.probes.discovery.plan) {
+        for (pid, percent) in self.guard.check_overhead(&mut self.processes, &self.probes) {
             if self.detach_target(pid) {
                 self.guard.note_detached(pid, percent);
             }
@@ -333,6 +338,7 @@ impl Session {
         {
             debug!("{error}");
         }
+        self.probes.update_intervals(&self.rates);
         if self.resync.is_read() && self.take_records() {
             self.finish_pass();
         }

@@ -170,6 +170,7 @@ impl Session {
         let own =
             [(Loss::UnreadableRecord, self.records_unreadable), (Loss::UnknownFree, self.processes.frees_unknown())];
         lost.extend(own.into_iter().filter(|(_, count)| *count > 0));
+        let inline_engine = self.probes.inline_engine();
         let mut health = Health {
             events: counters.get(Counter::Events),
             lost,
@@ -182,6 +183,7 @@ impl Session {
             agent_rss_bytes_max: clock::rss_bytes_max(),
             guardrails: self.guard.report(),
             scope: Some(self.probes.scope(counters.get(Counter::ForeignCalls))),
+            inline_engine,
             symbolization: Symbolization::default(),
         };
         let stacks_lost = self.processes.all().into_iter().map(|target| target.ledger.stacks_lost()).sum();

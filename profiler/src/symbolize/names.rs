@@ -1,6 +1,7 @@
 //! Symbolizes stacks: an address becomes a function, a location in a module, a bare address, or nothing if not code.
 
 use std::ops::Range;
+use std::path::Path;
 use std::sync::Arc;
 
 use profiler_common::stack::StackEnd;
@@ -10,6 +11,7 @@ use serde::{Deserialize, Serialize};
 use crate::address::{FileOffset, TargetAddr};
 use crate::ids::{HeapId, ModuleId, Tid};
 use crate::ledger::snapshot::{CallsiteSnapshot, Stack, TargetSnapshot};
+use crate::linux::proc::maps::is_stubs;
 use crate::model::{CallsiteProfile, Frame, FrameId, Symbolization, ThreadProfile};
 use crate::object::module::{Module, Modules};
 use crate::process::address_space::{AddressSpace, CodeOrigin, Location};
@@ -180,8 +182,13 @@ impl Writer<'_> {
             frames.push(bare);
             return;
         };
+        let path = self.modules.get(location.module).path();
+        // Not a part of the program.
+        if is_stubs(Path::new(&**path)) {
+            return;
+        }
         let placed = Frame {
-            module: Some(Arc::clone(self.modules.get(location.module).path())),
+            module: Some(Arc::clone(path)),
             // The location was looked up inside the call; the frame contains the return address.
             module_offset: Some(location.offset.0.saturating_add(1)),
             ..bare

@@ -9,6 +9,7 @@ use super::agent::{Agent, send};
 use super::processes::{another_profiles_all, children, comm, held_threads, is_alive, orphans};
 use super::subject::Subject;
 use crate::kernel::changed_code_in;
+use crate::stubs::slots_to_stubs;
 
 use rustix::process::Signal;
 
@@ -29,6 +30,8 @@ pub(super) enum Harm {
     Stalled,
     /// The target's code differs from its files.
     Breakpoints,
+    /// Slots of the target lead to stubs.
+    Slots,
     /// Threads of the target are stopped or traced.
     Held,
     /// A copy of the target remains.
@@ -45,10 +48,11 @@ pub(super) enum Harm {
 
 impl Harm {
     /// All kinds, in the order of the tables' columns.
-    pub(super) const ALL: [Self; 9] = [
+    pub(super) const ALL: [Self; 10] = [
         Self::Died,
         Self::Stalled,
         Self::Breakpoints,
+        Self::Slots,
         Self::Held,
         Self::Copies,
         Self::KernelLog,
@@ -64,6 +68,7 @@ impl fmt::Display for Harm {
             Self::Died => "target died",
             Self::Stalled => "no progress",
             Self::Breakpoints => "breakpoints",
+            Self::Slots => "slots",
             Self::Held => "stopped",
             Self::Copies => "copies",
             Self::KernelLog => "kernel log",
@@ -115,6 +120,9 @@ pub(super) fn examine(subject: &mut Subject) -> Harms {
         harms.extend(family.flat_map(held_threads).map(|held| (Harm::Held, held)));
         let changed = changed(subject);
         harms.extend(changed.iter().map(|place| (Harm::Breakpoints, place.clone())));
+        // An exit of the target is found by the next poll.
+        let slots = slots_to_stubs(subject.pid()).unwrap_or_default();
+        harms.extend(slots.into_iter().map(|slot| (Harm::Slots, slot)));
         if harms.is_empty() {
             break;
         }

@@ -68,7 +68,7 @@ impl Agent {
     pub(super) fn process(&self, role: Role) -> Option<u32> {
         let name = match role {
             Role::Agent => return Some(self.pid()),
-            Role::Keeper => "heapbpf-keeper",
+            Role::Both | Role::Keeper => "heapbpf-keeper",
             // Names have at most 15 characters.
             Role::Symbolizer => "heapbpf-symbol",
             Role::Target => return None,

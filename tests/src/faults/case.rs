@@ -48,6 +48,10 @@ named! {
         Exact = "exact",
         /// `record --pid` at the default interval.
         Record = "record",
+        /// `record --pid --engine inline` at the engine's default interval.
+        Inline = "inline",
+        /// `record --pid --engine inline` at an interval of 1.
+        InlineExact = "inline-exact",
         /// `record --pid -o x.heapbpf`.
         Recording = "recording",
         /// `record --cmdline`, following forks.
@@ -88,6 +92,8 @@ named! {
         Keeper = "keeper",
         /// Its child that parses files.
         Symbolizer = "symbolizer",
+        /// Agent and keeper at once: what they leave is removed by the next session.
+        Both = "both",
         /// The profiled process.
         Target = "target",
     }
@@ -97,7 +103,7 @@ impl Mode {
     /// Backends that can be chosen in this mode.
     pub(super) fn backends(self) -> &'static [Backend] {
         match self {
-            Self::LeaksRead | Self::LeaksFork | Self::LeaksWatch => &[Backend::Auto],
+            Self::LeaksRead | Self::LeaksFork | Self::LeaksWatch | Self::Inline | Self::InlineExact => &[Backend::Auto],
             _ => &[Backend::Session, Backend::Multi, Backend::Perf],
         }
     }
@@ -105,6 +111,11 @@ impl Mode {
     /// Whether heapbpf exits by itself.
     pub(super) fn is_one_shot(self) -> bool {
         matches!(self, Self::LeaksRead | Self::LeaksFork)
+    }
+
+    /// Whether slots of the target lead to stubs while heapbpf runs.
+    pub(super) fn is_inline(self) -> bool {
+        matches!(self, Self::Inline | Self::InlineExact)
     }
 
     pub(super) fn is_leaks(self) -> bool {
@@ -141,12 +152,14 @@ impl Case {
             .collect()
     }
 
-    /// Whether there may be no process of this role: a single heap snapshot attaches no probe, and symbolizes nothing without
+    /// Whether no such kill is made, or there may be no process of this role: a single heap snapshot attaches no probe, and symbolizes nothing without
     /// leaks.
     fn lacks_role(self) -> bool {
         match self.role {
             Role::Keeper => self.mode == Mode::LeaksRead,
             Role::Symbolizer => self.mode.is_one_shot(),
+            // Slots outlive both processes, breakpoints only by a fault of the kernel.
+            Role::Both => !self.mode.is_inline(),
             Role::Agent | Role::Target => false,
         }
     }
@@ -164,6 +177,8 @@ impl Case {
         let words: &[&str] = match self.mode {
             Mode::Exact => &["--pid", &pid, "--interval", "1", "--on-overload", "drop"],
             Mode::Record | Mode::Recording => &["record", "--pid", &pid],
+            Mode::Inline => &["--pid", &pid, "--engine", "inline"],
+            Mode::InlineExact => &["--pid", &pid, "--engine", "inline", "--interval", "1", "--on-overload", "drop"],
             Mode::Cmdline => &["--cmdline", &name],
             Mode::Launch => &["record"],
             Mode::HoldForks => &["--pid", &pid, "--hold", "forks"],
@@ -243,11 +258,12 @@ mod tests {
 
     #[test]
     fn only_existing_cases_are_selected() {
-        assert_eq!(Case::all(None, None, Role::Agent).len(), 21);
+        assert_eq!(Case::all(None, None, Role::Agent).len(), 23);
         assert_eq!(Case::all(Some(Mode::LeaksFork), None, Role::Agent).len(), 1);
         assert_eq!(Case::all(None, Some(Backend::Perf), Role::Agent).len(), 6);
         assert_eq!(Case::all(Some(Mode::LeaksRead), None, Role::Keeper).len(), 0);
-        assert_eq!(Case::all(None, None, Role::Symbolizer).len(), 19);
+        assert_eq!(Case::all(None, None, Role::Symbolizer).len(), 21);
+        assert_eq!(Case::all(None, None, Role::Both).len(), 2);
         assert_eq!("perf".parse(), Ok(Backend::Perf));
         assert!("none".parse::<Mode>().is_err_and(|error| error.contains("leaks-fork")));
     }

@@ -1,7 +1,7 @@
 //! Performs a kill: starts heapbpf, waits for the point in time, kills the process, and finds harm.
 
 use std::collections::HashMap;
-use std::process::ExitStatus;
+use std::process::{Command, ExitStatus, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -17,6 +17,7 @@ use super::plan::Plan;
 use super::processes::{self, orphans};
 use super::random::Random;
 use super::subject::Subject;
+use crate::heapbpf::binary;
 
 /// Minimum range of kills during start-up, for machines that attach fast.
 const START_WITHIN: Duration = Duration::from_millis(300);
@@ -93,8 +94,11 @@ impl Injector {
         let threads = agent.threads();
         let killed = Instant::now();
         send(victim, Signal::KILL);
+        if case.role == Role::Both {
+            send(agent.pid(), Signal::KILL);
+        }
         let mut harms = match case.role {
-            Role::Agent => after_agent(&mut agent),
+            Role::Agent | Role::Both => after_agent(&mut agent),
             Role::Keeper => after_keeper(&mut agent, case, time, &subject),
             Role::Symbolizer => after_symbolizer(&mut agent, case, time, &subject),
             Role::Target => after_target(&mut agent, case, time),
@@ -104,12 +108,16 @@ impl Injector {
         let known: Vec<u32> = companion.as_ref().map(Companion::pid).into_iter().chain([own]).collect();
         harms.extend(await_processes(&known));
         harms.extend(files(&agent));
+        if case.role == Role::Both {
+            harms.extend(after_next_session(&subject));
+        }
         if case.role != Role::Target {
             harms.extend(examine_subject(&mut subject, case, time));
         }
         harms.extend(companion.map(Companion::finish).unwrap_or_default());
         // A killed keeper leaks the link that it is closing; another keeper removes the breakpoint before heapbpf exits.
-        let leaks = if case.role == Role::Keeper { Vec::new() } else { self.log.leaks_of(&threads) };
+        let leaks =
+            if matches!(case.role, Role::Keeper | Role::Both) { Vec::new() } else { self.log.leaks_of(&threads) };
         harms.extend(leaks.first().map(|line| (Harm::KernelLog, format!("{} lines: {line}", leaks.len()))));
         if harms.is_empty() && case.mode != Mode::Launch && case.role != Role::Target {
             self.subject = Some(subject);
@@ -294,6 +302,19 @@ fn after_keeper(agent: &mut Agent, case: Case, time: KillTime, subject: &Subject
         _ => Some(format!("{status}: {stderr}")),
     };
     fault.map(|fault| (Harm::Ending, fault)).into_iter().collect()
+}
+
+/// The next session must remove what the killed one left.
+fn after_next_session(subject: &Subject) -> Harms {
+    let room = tempfile::tempdir().expect("there is a directory for temporary files");
+    let mut command = Command::new(binary());
+    command.args(["--pid", &subject.pid().to_string(), "--duration", "100ms", "-o", "out.json"]);
+    let output = command.current_dir(room.path()).stdin(Stdio::null()).output().expect("heapbpf is built");
+    if matches!(output.status.code(), Some(0 | 3)) {
+        return Vec::new();
+    }
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    vec![(Harm::Ending, format!("the next session: {}: {stderr}", output.status))]
 }
 
 /// heapbpf must continue, and write its report when it is interrupted.

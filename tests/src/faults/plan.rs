@@ -10,8 +10,8 @@ use super::random::Random;
 const KILLS: usize = 60;
 const TIME_MAX: Duration = Duration::from_secs(90);
 /// Kills of a long run, by role.
-const LONG: [(Role, usize); 4] =
-    [(Role::Agent, 1000), (Role::Keeper, 200), (Role::Symbolizer, 200), (Role::Target, 100)];
+const LONG: [(Role, usize); 5] =
+    [(Role::Agent, 1000), (Role::Keeper, 200), (Role::Symbolizer, 200), (Role::Target, 100), (Role::Both, 100)];
 
 /// Configuration of a run.
 #[derive(Clone, Debug)]
@@ -86,6 +86,7 @@ impl Plan {
                 of_role.retain(|case| (case.role, case.mode) != (Role::Keeper, Mode::LeaksFork));
             }
             random.shuffle(&mut of_role);
+            // No mode or backend of this run may have the role.
             cases.extend(of_role.into_iter().cycle().take(kills));
         }
         random.shuffle(&mut cases);
@@ -95,12 +96,13 @@ impl Plan {
 
 /// Kills by role, from their total.
 fn shares(kills: usize) -> Vec<(Role, usize)> {
-    let (keeper, symbolizer, target) = (kills * 2 / 15, kills / 10, kills / 15);
+    let (keeper, symbolizer, target, both) = (kills * 2 / 15, kills / 10, kills / 15, kills / 15);
     vec![
-        (Role::Agent, kills - keeper - symbolizer - target),
+        (Role::Agent, kills - keeper - symbolizer - target - both),
         (Role::Keeper, keeper),
         (Role::Symbolizer, symbolizer),
         (Role::Target, target),
+        (Role::Both, both),
     ]
 }
 

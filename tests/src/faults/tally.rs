@@ -114,7 +114,7 @@ mod tests {
         tally.add(case, &outcome(vec![code(), code(), (Harm::KernelLog, String::new())]));
         assert_eq!(tally.harmed(), 1);
         let table = tally.table();
-        assert!(table.contains("| exact | perf | agent | 2 | 1 | 0 | 0 | 1 | 0 | 0 | 1 | 0 | 0 | 0 |"), "{table}");
+        assert!(table.contains("| exact | perf | agent | 2 | 1 | 0 | 0 | 1 | 0 | 0 | 0 | 1 | 0 | 0 | 0 |"), "{table}");
         assert!(table.contains("| **all** |  | agent | 2 | 1 |"), "{table}");
     }
 }

@@ -15,6 +15,14 @@ pub(crate) struct Cell {
     pub(crate) heap: &'static str,
     program: Program,
     preload: Option<&'static str>,
+    pub(crate) engine: Engine,
+}
+
+/// How calls are observed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Engine {
+    Trap,
+    Inline,
 }
 
 #[derive(Clone, Debug)]
@@ -30,21 +38,22 @@ impl fmt::Display for Cell {
             Program::Built(recipe) => write!(formatter, "{recipe}")?,
             Program::Rust(binary) => write!(formatter, "rust-targets {binary}")?,
         }
-        self.preload.map_or(Ok(()), |library| write!(formatter, " with {library}"))
+        self.preload.map_or(Ok(()), |library| write!(formatter, " with {library}"))?;
+        if self.engine == Engine::Inline { write!(formatter, " by the inline engine") } else { Ok(()) }
     }
 }
 
 impl Cell {
     pub(crate) fn c(heap: &'static str) -> Self {
-        Self { heap, program: Program::Built(Recipe::of("matrix.c")), preload: None }
+        Self { heap, program: Program::Built(Recipe::of("matrix.c")), preload: None, engine: Engine::Trap }
     }
 
     pub(crate) fn cxx(heap: &'static str) -> Self {
-        Self { heap, program: Program::Built(Recipe::of("matrix.cpp")), preload: None }
+        Self { heap, program: Program::Built(Recipe::of("matrix.cpp")), preload: None, engine: Engine::Trap }
     }
 
     pub(crate) fn rust(heap: &'static str, binary: &'static str) -> Self {
-        Self { heap, program: Program::Rust(binary), preload: None }
+        Self { heap, program: Program::Rust(binary), preload: None, engine: Engine::Trap }
     }
 
     pub(crate) fn compiler(self, compiler: &'static str) -> Self {
@@ -66,6 +75,18 @@ impl Cell {
     pub(crate) fn preload(self, library: &'static str) -> Self {
         assert!(Path::new(library).exists(), "`{library}` does not exist: `cargo xtask test` installs it");
         Self { preload: Some(library), ..self }
+    }
+
+    pub(crate) fn inline(self) -> Self {
+        Self { engine: Engine::Inline, ..self }
+    }
+
+    /// Whether calls can pass a global offset table: not where program and allocator are one file.
+    pub(crate) fn has_slots(&self) -> bool {
+        match &self.program {
+            Program::Built(recipe) => !recipe.contains_allocator(),
+            Program::Rust(binary) => *binary == "system",
+        }
     }
 
     /// Builds the program unless it exists, and starts it.

@@ -5,8 +5,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use heapbpf_tests::heapbpf::Heapbpf;
 use heapbpf_tests::report::{Callsite, Counts, Estimates, Ledger, Process, Report};
 use heapbpf_tests::sampling::Expected;
+use heapbpf_tests::stubs::assert_restored;
 
-use super::cell::Cell;
+use super::cell::{Cell, Engine};
 
 /// Allowed error in standard deviations, see the matrix's documentation.
 const SIGMAS: f64 = 4.0;
@@ -36,14 +37,36 @@ struct Profile {
 #[track_caller]
 fn profile(cell: &Cell, arguments: &str, line: &str) -> Profile {
     let mut target = cell.start();
-    let mut heapbpf = Heapbpf::of(target.pid(), &format!("{arguments} -o out.json"));
+    let engine = if cell.engine == Engine::Inline { "--engine inline" } else { "" };
+    let mut heapbpf = Heapbpf::of(target.pid(), &format!("{arguments} {engine} -o out.json"));
     let session = heapbpf.start();
     let ledger = target.work(line);
     target.assert_running();
     let outcome = session.interrupt();
     let exit_code = outcome.status.code();
     assert!(matches!(exit_code, Some(0 | 3)), "{cell}: {outcome:?}");
-    Profile { report: heapbpf.report("out.json"), pid: target.pid(), ledger, exit_code }
+    let report = heapbpf.report("out.json");
+    if cell.engine == Engine::Inline {
+        assert_engine(cell, target.pid(), &report);
+    }
+    Profile { report, pid: target.pid(), ledger, exit_code }
+}
+
+/// Fails unless stubs were used where the program calls its allocator through slots, or the reason is reported. Functions
+/// that call others have no stubs: their calls may be more than the engine accepts.
+#[track_caller]
+fn assert_engine(cell: &Cell, pid: u32, report: &Report) {
+    let engine = report.health.inline_engine.as_ref().unwrap_or_else(|| panic!("{cell}: no facts about the engine"));
+    let reasons: Vec<&str> = engine.refused.keys().map(String::as_str).collect();
+    match reasons.as_slice() {
+        [] => assert_eq!(engine.targets, 1, "{cell}"),
+        [reason] => assert!(!cell.has_slots() || reason.contains("of its calls"), "{cell}: {reason}"),
+        _ => panic!("{cell}: {reasons:?}"),
+    }
+    // The command may be over before the engine has noticed.
+    let is_trapped = engine.targets == 0 || engine.trapped_calls > engine.passed_calls;
+    assert!(cell.has_slots() || is_trapped, "{cell} has no slots: {engine:?}");
+    assert_restored(pid);
 }
 
 /// Whether a function of a report is a site: C++ names may include parameters, Rust's their path.
@@ -168,7 +191,7 @@ fn assert_none_is_far_off(cell: &Cell, off: &BTreeMap<String, f64>) {
 #[track_caller]
 fn outside(cell: &Cell) -> BTreeMap<String, f64> {
     let Profile { report, pid, ledger, exit_code } = profile(cell, "--interval 4KiB", "many");
-    assert_eq!(exit_code, Some(0), "{cell}");
+    assert_eq!(exit_code, Some(0), "{cell}: {:?}", report.health.lost);
     report.assert_complete();
     let process = report.process(pid);
     let mut off = BTreeMap::new();

@@ -5,7 +5,7 @@ use std::fs::File;
 use std::io::{self, BufRead, BufReader};
 use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::MetadataExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
@@ -95,7 +95,25 @@ pub enum RegionKind {
     Kernel,
 }
 
+/// Name of the memfd with the inline engine's stubs.
+pub(crate) const STUBS_NAME: &str = "heapbpf-stubs";
+
+/// Whether a path in `maps` is that of stubs.
+pub(crate) fn is_stubs(path: &Path) -> bool {
+    path.to_str().and_then(|path| path.strip_prefix("/memfd:")).is_some_and(|name| name.starts_with(STUBS_NAME))
+}
+
+impl Mapping {
+    pub(crate) fn is_stubs(&self) -> bool {
+        matches!(&self.name, MappingName::File { path, .. } if is_stubs(path))
+    }
+}
+
 impl Region {
+    pub(crate) fn is_stubs(&self) -> bool {
+        matches!(&self.kind, RegionKind::File { path } if is_stubs(path))
+    }
+
     pub fn size_bytes(&self) -> u64 {
         self.end.0.saturating_sub(self.start.0)
     }

@@ -63,6 +63,12 @@ pub(crate) fn arguments(pid: Pid) -> Result<Vec<String>, ProcError> {
     Ok(bytes.split(|&byte| byte == 0).map(|argument| String::from_utf8_lossy(argument).into_owned()).collect())
 }
 
+/// The process of a thread; `None` if it has exited.
+pub(crate) fn of_thread(tid: Tid) -> Option<Pid> {
+    let status = fs::read_to_string(format!("/proc/{}/status", tid.0)).ok()?;
+    status.lines().find_map(|line| line.strip_prefix("Tgid:"))?.trim().parse().ok().map(Pid)
+}
+
 /// The kernel's name for the process, at most 15 bytes. Invalid UTF-8 becomes `U+FFFD`.
 pub(crate) fn comm(pid: Pid) -> Result<String, ProcError> {
     Ok(name(&read(pid, "comm", NAME_BYTES_MAX)?))

@@ -27,6 +27,11 @@ pub(crate) fn decode(bytes: &[u8], address: u64) -> impl Iterator<Item = Instruc
 }
 
 impl Instruction<'_> {
+    /// Offset of the next instruction.
+    pub(crate) fn end(&self) -> u64 {
+        self.offset + self.bytes.len() as u64
+    }
+
     pub(crate) fn is_emulated(&self, emulation: Emulation) -> bool {
         emulation.covers(self.bytes)
     }

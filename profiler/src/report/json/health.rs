@@ -10,7 +10,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use super::values::counts;
 use crate::ids::Pid;
 use crate::model::{
-    self, Action, Excess, IntervalChange, Loss, ProbeCosts, ProbeScope, SymbolizationFailure, UnfoundHook,
+    self, Action, Excess, InlineEngine, IntervalChange, Loss, ProbeCosts, ProbeScope, SymbolizationFailure, UnfoundHook,
 };
 
 /// Drops, and the cost of profiling.
@@ -49,6 +49,9 @@ pub(in crate::report) struct Health {
     /// Which processes met the probes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     scope: Option<ProbeScope>,
+    /// How calls reached the inline engine; missing with the other.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    inline_engine: Option<InlineEngine>,
     /// How addresses were symbolized.
     #[serde(default, with = "Symbolization")]
     symbolization: model::Symbolization,

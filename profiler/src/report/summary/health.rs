@@ -32,6 +32,7 @@ impl Page {
             self.line(PLAIN, &format!("  accuracy: {}{accuracy}", view.title()));
         }
         self.hooks(profile);
+        self.engine(profile);
         self.scope(&profile.health);
         self.stacks(&profile.health);
         self.frame_pointers(&profile.health);
@@ -57,6 +58,21 @@ impl Page {
             let times = text::counted(health.resyncs, "time");
             self.line(PLAIN, &format!("  the ledger was resynced with the kernel's live set {times}"));
         }
+    }
+
+    fn engine(&mut self, profile: &Profile) {
+        let Some(engine) = &profile.health.inline_engine else { return };
+        let calls = engine.passed_calls.saturating_add(engine.trapped_calls);
+        let (targets, count) = (text::counted(engine.targets, "target"), text::count(calls));
+        let passed = engine.passed_percent().map_or_else(String::new, |passed| {
+            format!(": {} of {count} allocations passed without a trap", percent(passed))
+        });
+        self.line(PLAIN, &format!("  inline engine: {targets}{passed}"));
+        for (reason, targets) in engine.refused.iter().take(REACHED_MAX) {
+            let targets = text::counted(*targets, "target");
+            self.line(PLAIN, &format!("    {targets} with the trap engine: {}", text::printable(reason)));
+        }
+        self.and_more("    ", engine.refused.len(), REACHED_MAX);
     }
 
     fn guardrails(&mut self, profile: &Profile) {

@@ -84,8 +84,9 @@ const OBJECTS: &[(&str, &str)] = &[
     ("/targets/0/callsites/0/stack/0", "address file function inlined line module module_offset"),
     (
         "/health",
-        "agent_cpu_ns agent_rss_bytes_max events frame_pointer_modules guardrails interval_changes lost resyncs symbolization unfound unwind",
+        "agent_cpu_ns agent_rss_bytes_max events frame_pointer_modules guardrails inline_engine interval_changes lost resyncs symbolization unfound unwind",
     ),
+    ("/health/inline_engine", "passed_calls refused stop_ns_max targets trapped_calls"),
     ("/health/symbolization", "failures isolation isolation_missing"),
     ("/health/symbolization/failures/0", "module names reason"),
 ];

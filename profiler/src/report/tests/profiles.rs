@@ -2,6 +2,7 @@
 
 mod code;
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use profiler_common::stack::StackEnd;
@@ -11,8 +12,8 @@ use crate::ledger::details::Details;
 use crate::ledger::totals::Totals;
 use crate::model::{
     Beginning, CallsiteProfile, ChangeReason, Frame, FrameId, Guardrails, Health, HeapProfile, History, HookStatus,
-    IntervalChange, Loss, NamesFrom, Origin, Others, Profile, Skipped, Symbolization, SymbolizationFailure,
-    TargetFacts, TargetProfile, UnfoundHook,
+    InlineEngine, IntervalChange, Loss, NamesFrom, Origin, Others, Profile, Skipped, Symbolization,
+    SymbolizationFailure, TargetFacts, TargetProfile, UnfoundHook,
 };
 use crate::units::{Amounts, MonotonicNanos};
 
@@ -56,6 +57,7 @@ pub(in crate::report) fn exact() -> Profile {
         agent_rss_bytes_max: 23 << 20,
         guardrails: Guardrails::default(),
         scope: None,
+        inline_engine: None,
         symbolization: Symbolization::default(),
     };
     let mut target = target(4711, "cached", "/usr/bin/cached", heaps, callsites);
@@ -102,12 +104,9 @@ pub(in crate::report) fn sampled() -> Profile {
         lost: [("missed_free", 1), ("ring_full", 12_345), ("brand_new", 2)]
             .map(|(name, count)| (Loss::from(name.to_owned()), count))
             .to_vec(),
-        unwind: vec![
-            ("complete".to_owned(), 49),
-            ("truncated".to_owned(), 12),
-            ("broken_chain".to_owned(), 3),
-            ("no_scratch".to_owned(), 1),
-        ],
+        unwind: [("complete", 49), ("truncated", 12), ("broken_chain", 3), ("no_scratch", 1)]
+            .map(|(end, count)| (end.to_owned(), count))
+            .to_vec(),
         frame_pointer_modules: vec!["/usr/lib/chromium/chromium".to_owned()],
         unfound: vec![unfound("pool", "pool_get", "libpool.so*", true), unfound("cuda", "cudaMalloc", "*", false)],
         resyncs: 1,
@@ -119,6 +118,7 @@ pub(in crate::report) fn sampled() -> Profile {
         agent_rss_bytes_max: 61 << 20,
         guardrails: Guardrails::default(),
         scope: None,
+        inline_engine: Some(inline_engine()),
         symbolization: symbolization(),
     };
     let mut gone = target(901, "#work;er <&>", "/opt/app/bin/app", vec![heap("libc", &[("malloc", None)])], second);
@@ -379,6 +379,16 @@ impl Frames {
 
     fn last(&mut self) -> &mut Frame {
         self.frames.last_mut().expect("one was just added")
+    }
+}
+
+fn inline_engine() -> InlineEngine {
+    InlineEngine {
+        targets: 2,
+        passed_calls: 123_456,
+        trapped_calls: 44,
+        stop_ns_max: 1_200_000,
+        refused: BTreeMap::from([("none of its functions can be replaced by a stub".to_owned(), 1)]),
     }
 }
 

@@ -1,0 +1,257 @@
+//! Launched programs, and new processes that are held: the agent's end of a tracing thread of the keeper.
+
+use std::ffi::OsString;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::process::ExitStatusExt;
+use std::path::Path;
+use std::process::{self, ExitStatus};
+
+use rustix::event::{EventfdFlags, eventfd};
+
+use super::client::{Keeper, KeeperError, RemoteStopped, Tracer};
+use super::protocol::{Answer, Command, Installation, Installed, Outcome};
+use crate::collect::{CollectError, StoppedProcess};
+use crate::ids::Pid;
+use crate::linux::ptrace;
+use crate::linux::signals::Inherited;
+use crate::linux::spawn::spawn;
+use crate::process::launch::{LaunchError, ProgramStop, StartUp, has_one_thread};
+
+/// Dropping it detaches: at once, or after an uninterruptible wait. [`crate::process::launch::Launch`] documents the
+/// methods; its [`LaunchError::Trace`] arrives as [`LaunchError::Keeper`].
+#[derive(Debug)]
+pub(crate) struct Launch {
+    pid: Pid,
+    /// `None` if it is not traced (any more), or the keeper has exited.
+    tracer: Option<Tracer>,
+    status: Option<ExitStatus>,
+    /// Readable when [`next_stop`](Self::next_stop) may have news.
+    events: OwnedFd,
+}
+
+impl Launch {
+    /// `command` is the program, looked up in `PATH`, and its arguments. It inherits streams, process group,
+    /// environment and directory, and is held at its exec. On errors no process is left.
+    pub(crate) fn start(keeper: &Keeper, command: &[OsString], inherited: Inherited) -> Result<Self, LaunchError> {
+        let (program, arguments) = command.split_first().ok_or(LaunchError::Empty)?;
+        let name = program.to_string_lossy().into_owned();
+        let mut child = process::Command::new(program);
+        child.args(arguments);
+        let tracer = Tracer::start(keeper)?;
+        let fork_failed = |error| LaunchError::Fork(name.clone(), error);
+        let events = event().map_err(fork_failed)?;
+        let mut spawned = spawn(child, inherited).map_err(fork_failed)?;
+        let mut launch = Self { pid: spawned.pid(), tracer: Some(tracer), status: None, events };
+        launch.command(Command::Start(launch.pid, name.clone()))?;
+        spawned.start_exec();
+        let tracer = launch.tracer.as_ref().ok_or_else(not_traced)?;
+        // If exec fails, the tracer reaps the child first, and then the thread that started it.
+        let started = tracer.answer();
+        if let Some(error) = spawned.exec_error() {
+            return Err(LaunchError::not_run(Path::new(program), name, error));
+        }
+        launch.handle(started).map(|_| launch)
+    }
+
+    pub(crate) fn hold(keeper: &Keeper, pid: Pid) -> Result<Self, LaunchError> {
+        let tracer = Tracer::start(keeper)?;
+        let events = event().map_err(|error| LaunchError::Trace(format!("process {pid}"), error))?;
+        let mut launch = Self { pid, tracer: Some(tracer), status: None, events };
+        launch.command(Command::Hold(pid))?;
+        Ok(launch)
+    }
+
+    pub(crate) fn pid(&self) -> Pid {
+        self.pid
+    }
+
+    pub(crate) fn is_alone(&self) -> bool {
+        has_one_thread(self.pid)
+    }
+
+    pub(crate) fn hold_at_exit(&mut self) -> Result<(), LaunchError> {
+        self.command(Command::HoldAtExit).map(drop)
+    }
+
+    pub(crate) fn step_until_loaded<E: From<LaunchError>>(
+        &mut self,
+        on_new_code: &mut dyn FnMut(bool) -> Result<(), E>,
+    ) -> Result<StartUp, E> {
+        let tracer = self.tracer.clone().ok_or_else(not_traced)?;
+        let mut error = None;
+        let mut answer = tracer.ask(&Command::Step, &[]);
+        while let Ok(Answer::NewCode { at_exec }) = answer {
+            error = on_new_code(at_exec).err();
+            let command = if error.is_some() { Command::Abandon } else { Command::Continue };
+            answer = tracer.ask(&command, &[]);
+        }
+        let outcome = self.handle(answer);
+        if let Some(error) = error {
+            return Err(error);
+        }
+        match outcome? {
+            Outcome::StartUp(start_up) => Ok(start_up),
+            other => Err(unexpected(&other).into()),
+        }
+    }
+
+    pub(crate) fn follow_execs(&mut self) -> Result<(), LaunchError> {
+        self.command(Command::FollowExecs).map(drop)
+    }
+
+    pub(crate) fn next_stop(&mut self) -> Result<Option<ProgramStop>, LaunchError> {
+        match self.command(Command::NextStop)? {
+            Outcome::Stop(stop) => Ok(stop),
+            _ => Ok(None),
+        }
+    }
+
+    pub(crate) fn stop(&mut self) -> Result<bool, LaunchError> {
+        Ok(matches!(self.command(Command::StopAll)?, Outcome::AllStopped(true)))
+    }
+
+    /// The program as a stopped process. All its threads must be held.
+    pub(crate) fn stopped_process(&self) -> Result<Box<dyn StoppedProcess>, CollectError> {
+        let tracer = self.tracer.clone().ok_or(CollectError::Ended(self.pid))?;
+        Ok(Box::new(RemoteStopped::new(tracer, self.pid)?))
+    }
+
+    /// As [`Keeper::install`]. All threads must be held.
+    fn install(&self, plan: Installation, descriptors: &[BorrowedFd<'_>]) -> Result<Installed, KeeperError> {
+        match self.ask_held(&Command::Install(plan), descriptors)? {
+            Answer::Installed(installed) => Ok(installed),
+            other => Err(refused(other)),
+        }
+    }
+
+    fn rseq_offset(&self) -> Result<Option<i32>, KeeperError> {
+        match self.ask_held(&Command::FindRseq, &[])? {
+            Answer::Rseq(offset) => Ok(offset),
+            other => Err(refused(other)),
+        }
+    }
+
+    fn ask_held(&self, command: &Command, descriptors: &[BorrowedFd<'_>]) -> Result<Answer, KeeperError> {
+        let tracer = self.tracer.as_ref().ok_or(io::Error::from(io::ErrorKind::NotConnected))?;
+        tracer.ask(command, descriptors)
+    }
+
+    pub(crate) fn release(&mut self) -> Result<(), LaunchError> {
+        self.command(Command::Release).map(drop)
+    }
+
+    pub(crate) fn try_reap(&mut self) -> Option<ExitStatus> {
+        // If this fails, the kernel has detached it.
+        let _ = self.command(Command::Reap);
+        if self.tracer.is_none() && self.status.is_none() {
+            self.status = ptrace::try_reap(self.pid).ok().flatten();
+        }
+        self.status
+    }
+
+    fn command(&mut self, command: Command) -> Result<Outcome, LaunchError> {
+        let Some(tracer) = &self.tracer else { return Ok(Outcome::Done) };
+        let has_events = matches!(command, Command::Start(..));
+        let descriptors: &[BorrowedFd<'_>] = if has_events { &[self.events.as_fd()] } else { &[] };
+        let answer = tracer.ask(&command, descriptors);
+        self.handle(answer)
+    }
+
+    fn handle(&mut self, answer: Result<Answer, KeeperError>) -> Result<Outcome, LaunchError> {
+        let (is_traced, status, outcome) = match answer {
+            Ok(Answer::Launch { is_traced, status, outcome }) => (is_traced, status, outcome),
+            Ok(other) => return Err(unexpected(&other)),
+            Err(error) => {
+                // The kernel detaches it when its tracer exits.
+                self.tracer = None;
+                return Err(error.into());
+            }
+        };
+        if !is_traced {
+            self.tracer = None;
+        }
+        if let Some(status) = status {
+            // The tracer has reaped it; now its parent reaps it.
+            let _ = ptrace::try_reap(self.pid);
+            self.status = Some(ExitStatus::from_raw(status));
+        }
+        match outcome {
+            Outcome::Unstoppable(pid) => Err(LaunchError::Unstoppable(pid)),
+            Outcome::Failed(reason) => Err(LaunchError::Keeper(reason)),
+            outcome => Ok(outcome),
+        }
+    }
+}
+
+impl AsFd for Launch {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.events.as_fd()
+    }
+}
+
+impl Drop for Launch {
+    fn drop(&mut self) {
+        // If it cannot be detached yet, the keeper does so when it can.
+        let _ = self.release();
+    }
+}
+
+impl From<KeeperError> for LaunchError {
+    fn from(error: KeeperError) -> Self {
+        Self::Keeper(error.to_string())
+    }
+}
+
+fn event() -> io::Result<OwnedFd> {
+    Ok(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?)
+}
+
+fn not_traced() -> LaunchError {
+    LaunchError::Keeper("the program is not traced any more".to_owned())
+}
+
+fn unexpected(answer: &dyn std::fmt::Debug) -> LaunchError {
+    LaunchError::Keeper(format!("internal error: unexpected answer of the keeper: {answer:?}; please report it"))
+}
+
+fn refused(answer: Answer) -> KeeperError {
+    match answer {
+        Answer::Failed(reason) => KeeperError::Refused(reason),
+        _ => io::Error::from(io::ErrorKind::InvalidData).into(),
+    }
+}
+
+/// The process that stops a target to change it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Stopper<'a> {
+    Keeper(&'a Keeper),
+    /// All threads of this program are held.
+    Launch(&'a Keeper, &'a Launch),
+}
+
+impl Stopper<'_> {
+    pub(crate) fn rseq_offset(self, pid: Pid) -> Result<Option<i32>, KeeperError> {
+        match self {
+            Self::Keeper(keeper) => keeper.rseq_offset(pid),
+            Self::Launch(_, launch) => launch.rseq_offset(),
+        }
+    }
+
+    pub(crate) fn install(self, plan: &Installation, descriptors: &[BorrowedFd<'_>]) -> Result<Installed, KeeperError> {
+        match self {
+            Self::Keeper(keeper) => keeper.install(plan.clone(), descriptors),
+            Self::Launch(keeper, launch) => {
+                let installed = launch.install(plan.clone(), descriptors)?;
+                keeper.adopt_stubs(plan.clone());
+                Ok(installed)
+            }
+        }
+    }
+
+    pub(crate) fn keeper(&self) -> &Keeper {
+        match self {
+            Self::Keeper(keeper) | Self::Launch(keeper, _) => keeper,
+        }
+    }
+}

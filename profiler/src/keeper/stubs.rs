@@ -1,0 +1,294 @@
+//! Stubs of the inline engine: maps them into a stopped process, and changes its slots. Each slot has its former value or a
+//! stub's address at any time, so the process works whenever this ends.
+
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::FileExt;
+use std::time::Duration;
+
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+
+use super::protocol::{Installation, Installed};
+use crate::address::TargetAddr;
+use crate::collect::CollectError;
+use crate::collect::fork::InjectedThread;
+use crate::collect::stop::Stopped;
+use crate::ids::{Pid, Tid};
+use crate::linux::arch::RED_ZONE_BYTES;
+use crate::linux::pidfd::PidFd;
+use crate::linux::proc::maps::{Region, region_of, regions};
+use crate::linux::proc::process::{entry_path, thread_name};
+use crate::linux::proc::stat;
+use crate::linux::ptrace::Tracee;
+
+/// Space below the stack of the thread that makes the system calls.
+const SCRATCH_BYTES: usize = 256;
+const WORD_BYTES: usize = 8;
+
+/// Installed stubs by process.
+#[derive(Debug, Default)]
+pub(super) struct Stubs(BTreeMap<Pid, Installation>);
+
+impl Stubs {
+    pub(super) fn install(&mut self, plan: Installation, descriptors: &[OwnedFd]) -> io::Result<Installed> {
+        let installed = install(&plan, descriptors).map_err(io::Error::other)?;
+        match self.0.entry(plan.pid) {
+            Entry::Occupied(mut known) if descriptors.is_empty() => {
+                let slots = &mut known.get_mut().slots;
+                slots.retain(|known| plan.slots.iter().all(|slot| slot.address != known.address));
+                slots.extend(plan.slots);
+            }
+            Entry::Occupied(mut known) => *known.get_mut() = plan,
+            Entry::Vacant(vacant) => drop(vacant.insert(plan)),
+        }
+        Ok(installed)
+    }
+
+    /// Takes over what a process has copied, or another thread has installed.
+    pub(super) fn adopt(&mut self, plan: Installation) {
+        self.0.insert(plan.pid, plan);
+    }
+
+    pub(super) fn remove(&mut self, pid: Pid) {
+        let Some(plan) = self.0.remove(&pid) else { return };
+        if let Err(error) = remove(pid, &plan) {
+            tracing::debug!("process {pid} keeps its stubs: {error}");
+            // Another thread may trace it until the end.
+            if matches!(error, CollectError::Traced { .. }) {
+                self.0.insert(pid, plan);
+            }
+        }
+    }
+
+    pub(super) fn remove_all(&mut self) {
+        let pids: Vec<Pid> = self.0.keys().copied().collect();
+        pids.into_iter().for_each(|pid| self.remove(pid));
+    }
+}
+
+/// All or nothing, but slots that have changed meanwhile stay as they are. One thread makes the system calls, while the others
+/// run; all are stopped only while slots change, so that no module is unmapped meanwhile.
+pub(super) fn install(plan: &Installation, descriptors: &[OwnedFd]) -> Result<Installed, CollectError> {
+    if let [code, filter] = descriptors {
+        map(&Stopped::one_thread(plan.pid)?, plan, code, filter)?;
+    }
+    let stopped = Stopped::new_while(plan.pid, Vec::new(), &|| true);
+    let changed = stopped.and_then(|stopped| {
+        let slots = change_slots(&stopped, plan)?;
+        Ok(Installed { slots, stopped: stopped.release() })
+    });
+    if changed.is_err() && !descriptors.is_empty() && !plan.is_mapped {
+        unmap(plan);
+    }
+    changed
+}
+
+/// In a program whose threads are all held.
+pub(super) fn install_held(
+    stopped: &Stopped,
+    plan: &Installation,
+    descriptors: &[OwnedFd],
+) -> Result<usize, CollectError> {
+    if let [code, filter] = descriptors {
+        map(stopped, plan, code, filter)?;
+    }
+    change_slots(stopped, plan)
+}
+
+fn change_slots(stopped: &Stopped, plan: &Installation) -> Result<usize, CollectError> {
+    let memory = open(stopped.living_thread()).map_err(CollectError::refused(plan.pid, "change pointers of"))?;
+    // It may have executed another program.
+    let mut list = vec![0; plan.list.bytes.len()];
+    if memory.read_exact_at(&mut list, plan.list.address).is_err() || list != plan.list.bytes {
+        return Ok(0);
+    }
+    let changed = plan.slots.iter().filter(|slot| replace(&memory, slot.address, slot.before, slot.after));
+    Ok(changed.count())
+}
+
+/// What no slot leads to.
+fn unmap(plan: &Installation) {
+    let unmapped = Stopped::one_thread(plan.pid).and_then(|stopped| {
+        let whole = plan.code_bytes + plan.data_bytes() + plan.filter_bytes;
+        stopped.inject(&regions(stopped.living_thread())?, &mut |thread| {
+            thread.checked(libc::SYS_munmap, [plan.address, whole, 0, 0, 0, 0]).map(drop)
+        })?;
+        Ok(())
+    });
+    if let Err(error) = unmapped {
+        tracing::debug!("process {} keeps a mapping: {error}", plan.pid);
+    }
+}
+
+/// Restores all slots that still lead to stubs. Stubs stay mapped, because the process may have copied their addresses, but
+/// jump to their functions at once.
+pub(super) fn remove(pid: Pid, plan: &Installation) -> Result<(), CollectError> {
+    let stopped = Stopped::new_while(pid, Vec::new(), &|| true)?;
+    let mapped = regions(stopped.living_thread())?;
+    // It may have executed another program.
+    if !has_stubs(&mapped, plan) {
+        return Ok(());
+    }
+    let memory = open(pid).map_err(CollectError::refused(pid, "change pointers of"))?;
+    for slot in plan.slots.iter().rev() {
+        replace(&memory, slot.address, slot.after, slot.restored);
+    }
+    bypass(&stopped, &memory, plan)?;
+    let _ = memory.write_all_at(&plan.neutral, plan.data_address());
+    let without_filter = stopped.inject(&mapped, &mut |thread| {
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED | libc::MAP_NORESERVE;
+        thread.map(plan.filter_address(), plan.filter_bytes, libc::PROT_READ, flags, None)
+    });
+    if let Err(error) = without_filter {
+        tracing::debug!("process {pid} keeps the filter's mapping: {error}");
+    }
+    stopped.release();
+    Ok(())
+}
+
+/// Has stubs jump to their functions' entries, where other probes are. A stub stays as it is while a thread is between the
+/// replaced instructions.
+fn bypass(stopped: &Stopped, memory: &File, plan: &Installation) -> Result<(), CollectError> {
+    let instructions: Vec<u64> = stopped.states()?.iter().map(|thread| thread.instruction.0).collect();
+    for jump in &plan.bypasses {
+        let within = jump.address + 1..jump.address + jump.bytes.len() as u64;
+        let is_inside = (plan.address..plan.data_address()).contains(&jump.address);
+        if is_inside && !instructions.iter().any(|instruction| within.contains(instruction)) {
+            let _ = memory.write_all_at(&jump.bytes, jump.address);
+        }
+    }
+    Ok(())
+}
+
+const STOP_WAIT: Duration = Duration::from_secs(1);
+
+/// Stops the first thread only.
+pub(super) fn rseq_offset(pid: Pid) -> io::Result<Option<i32>> {
+    let tracee = Tracee::seize(pid).map_err(|error| tracer_of(pid).unwrap_or(error))?;
+    tracee.interrupt()?;
+    let stop = tracee.wait(STOP_WAIT)?.ok_or(io::ErrorKind::TimedOut)?;
+    let offset = rseq_offset_of(&tracee);
+    tracee.restart_syscall(stop)?;
+    tracee.detach(stop)?;
+    offset
+}
+
+/// The reason why a process cannot be traced, if it is another tracer.
+fn tracer_of(pid: Pid) -> Option<io::Error> {
+    let tracer = stat::status(pid, Tid(pid.0))?.tracer?;
+    let name = thread_name(Pid(tracer.0), tracer).unwrap_or_default();
+    Some(io::Error::other(format!("it is traced by `{}`, and can have only one tracer", name.escape_debug())))
+}
+
+pub(super) fn rseq_offset_of(tracee: &Tracee) -> io::Result<Option<i32>> {
+    let area = tracee.rseq_area()?;
+    let pointer = tracee.registers()?.map(|registers| registers.thread_pointer());
+    let offset = area.zip(pointer).map(|(area, pointer)| area.wrapping_sub(pointer).cast_signed());
+    Ok(offset.and_then(|offset| i32::try_from(offset).ok()))
+}
+
+fn has_stubs(mapped: &[Region], plan: &Installation) -> bool {
+    region_of(mapped, TargetAddr(plan.address)).is_some_and(Region::is_stubs)
+}
+
+fn open(pid: Pid) -> io::Result<File> {
+    File::options().read(true).write(true).open(entry_path(pid, "mem"))
+}
+
+/// Writes through memory protection: slots are in pages that the dynamic linker has made read-only.
+fn replace(memory: &File, address: u64, before: u64, after: u64) -> bool {
+    let mut word = [0; WORD_BYTES];
+    let is_before = memory.read_exact_at(&mut word, address).is_ok() && u64::from_ne_bytes(word) == before;
+    is_before && memory.write_all_at(&after.to_ne_bytes(), address).is_ok()
+}
+
+fn map(stopped: &Stopped, plan: &Installation, code: &OwnedFd, filter: &OwnedFd) -> Result<(), CollectError> {
+    let pid = plan.pid;
+    let memory = open(pid).map_err(CollectError::refused(pid, "write to"))?;
+    stopped.inject(&regions(stopped.living_thread())?, &mut |thread| {
+        let scratch = thread.stack_pointer().saturating_sub(RED_ZONE_BYTES + SCRATCH_BYTES as u64) & !63;
+        let mut saved = [0; SCRATCH_BYTES];
+        memory.read_exact_at(&mut saved, scratch)?;
+        let passed = pass(pid, thread, &memory, scratch, [code.as_fd(), filter.as_fd()]);
+        memory.write_all_at(&saved, scratch)?;
+        let [code, filter] = passed?;
+        let mapped = map_parts(thread, plan, code, filter);
+        for descriptor in [code, filter] {
+            thread.checked(libc::SYS_close, [descriptor, 0, 0, 0, 0, 0])?;
+        }
+        mapped
+    })?;
+    memory.write_all_at(&plan.data, plan.data_address()).map_err(CollectError::refused(pid, "write to"))
+}
+
+fn map_parts(thread: &mut InjectedThread, plan: &Installation, code: u64, filter: u64) -> io::Result<()> {
+    let Installation { address, code_bytes, filter_bytes, is_mapped, .. } = *plan;
+    let data_bytes = plan.data_bytes();
+    let reserve = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED_NOREPLACE;
+    if !is_mapped {
+        thread.map(address, code_bytes + data_bytes + filter_bytes, libc::PROT_NONE, reserve, None)?;
+    }
+    let private = libc::MAP_PRIVATE | libc::MAP_FIXED;
+    let mapped = thread
+        .map(plan.data_address(), data_bytes, libc::PROT_READ | libc::PROT_WRITE, private | libc::MAP_ANONYMOUS, None)
+        .and_then(|()| {
+            let shared = libc::MAP_SHARED | libc::MAP_FIXED;
+            thread.map(plan.filter_address(), filter_bytes, libc::PROT_READ, shared, Some(filter))
+        })
+        .and_then(|()| thread.map(address, code_bytes, libc::PROT_READ | libc::PROT_EXEC, private, Some(code)));
+    // What was mapped before may be in use.
+    if mapped.is_err() && !is_mapped {
+        thread.checked(libc::SYS_munmap, [address, code_bytes + data_bytes + filter_bytes, 0, 0, 0, 0])?;
+    }
+    mapped
+}
+
+/// Passes descriptors to the process through a socket, and returns their numbers there.
+fn pass(
+    pid: Pid,
+    thread: &mut InjectedThread,
+    memory: &File,
+    scratch: u64,
+    descriptors: [std::os::fd::BorrowedFd<'_>; 2],
+) -> io::Result<[u64; 2]> {
+    let kind = (libc::SOCK_DGRAM | libc::SOCK_CLOEXEC).unsigned_abs();
+    thread.checked(libc::SYS_socketpair, [libc::AF_UNIX.unsigned_abs().into(), kind.into(), 0, scratch, 0, 0])?;
+    let mut pair = [0; WORD_BYTES];
+    memory.read_exact_at(&mut pair, scratch)?;
+    let ends = [0, 4].map(|at| u32::from_ne_bytes([pair[at], pair[at + 1], pair[at + 2], pair[at + 3]]));
+    let received = send(pid, ends[0], descriptors).and_then(|()| receive(thread, memory, scratch, ends[1]));
+    for end in ends {
+        thread.checked(libc::SYS_close, [end.into(), 0, 0, 0, 0, 0])?;
+    }
+    received
+}
+
+fn send(pid: Pid, end: u32, descriptors: [std::os::fd::BorrowedFd<'_>; 2]) -> io::Result<()> {
+    let end = PidFd::open(pid)?.descriptor(end)?;
+    let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
+    let mut ancillary = SendAncillaryBuffer::new(&mut space);
+    ancillary.push(SendAncillaryMessage::ScmRights(&descriptors));
+    sendmsg(end, &[io::IoSlice::new(b"h")], &mut ancillary, SendFlags::empty())?;
+    Ok(())
+}
+
+/// `struct msghdr` of 56 bytes, `struct iovec` of 16, a byte of data, and a control message with two descriptors.
+fn receive(thread: &mut InjectedThread, memory: &File, scratch: u64, end: u32) -> io::Result<[u64; 2]> {
+    const IOVEC: u64 = 56;
+    const BYTE: u64 = 72;
+    const CONTROL: u64 = 80;
+    /// Header of 16 bytes, two descriptors.
+    const CONTROL_BYTES: u64 = 24;
+    let words = [0, 0, scratch + IOVEC, 1, scratch + CONTROL, CONTROL_BYTES, 0, scratch + BYTE, 1];
+    memory.write_all_at(words.map(u64::to_ne_bytes).as_flattened(), scratch)?;
+    let flags = (libc::MSG_CMSG_CLOEXEC | libc::MSG_DONTWAIT).unsigned_abs();
+    thread.checked(libc::SYS_recvmsg, [end.into(), scratch, flags.into(), 0, 0, 0])?;
+    let mut numbers = [0; WORD_BYTES];
+    memory.read_exact_at(&mut numbers, scratch + CONTROL + 16)?;
+    let number =
+        |at: usize| u64::from(u32::from_ne_bytes([numbers[at], numbers[at + 1], numbers[at + 2], numbers[at + 3]]));
+    Ok([number(0), number(4)])
+}

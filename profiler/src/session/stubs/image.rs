@@ -1,0 +1,286 @@
+//! What is mapped into a target: the stubs' code, its countdowns and the filter.
+
+use std::fs::File;
+use std::io::Write;
+
+use anyhow::{Context, Result, ensure};
+use profiler_common::hook::{CallShape, HookCookie, ProbeScope, Register};
+use profiler_common::limits::{LIVE_FILTER_SLOTS, PAGE_BYTES};
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
+use tracing::debug;
+
+use super::previous::Previous;
+use super::slots::Replaced;
+use crate::ids::{HeapId, Pid};
+use crate::keeper::Site;
+use crate::linux::memory;
+use crate::linux::proc::maps::{Region, STUBS_NAME, regions};
+use crate::probe::code::Code;
+use crate::probe::plan::PlannedHook;
+use crate::probe::stub::{self, SlotIndex, StubCode, StubFunction, slot};
+use crate::process::address_space::AddressSpace;
+use crate::session::discovery::Discovery;
+
+/// A hook that a stub can replace.
+#[derive(Debug)]
+pub(super) struct ReplaceableHook<'a> {
+    pub(super) planned: &'a PlannedHook,
+    /// Address of the function.
+    pub(super) function: u64,
+    /// Its code from the entry to the end of the probed instruction.
+    prefix: Vec<u8>,
+}
+
+impl ReplaceableHook<'_> {
+    /// Without the address of a stub.
+    pub(super) fn unplaced(&self) -> Replaced {
+        let hook = &self.planned.hook;
+        Replaced {
+            heap: self.planned.heap,
+            names: std::iter::once(hook.spec.function).chain(hook.aliases.iter().copied()).collect(),
+            frees: hook.spec.shape == CallShape::Free,
+            reached: hook.reached_by_default,
+            address: self.function,
+            stub: 0,
+        }
+    }
+}
+
+/// Heaps of C libraries.
+const C_LIBRARIES: [&str; 2] = ["libc", "musl"];
+
+pub(super) fn replaceable<'a>(
+    planned: &'a PlannedHook,
+    space: &AddressSpace,
+    discovery: &Discovery,
+) -> Option<ReplaceableHook<'a>> {
+    let (hook, spec) = (&planned.hook, &planned.hook.spec);
+    let has_stub = matches!(spec.shape, CallShape::Alloc | CallShape::AllocOut | CallShape::Free | CallShape::Realloc);
+    // A nested call would be sampled as well. In C libraries, `realloc` calls others only for null, and where it fails otherwise.
+    let is_nested = spec.delegates && !(spec.shape == CallShape::Realloc && C_LIBRARIES.contains(&&*hook.heap));
+    if !has_stub || is_nested {
+        return None;
+    }
+    let function = space.mappings().iter().filter(|mapped| mapped.module == Some(hook.module)).find_map(|mapped| {
+        let inside = hook.offset.0.checked_sub(mapped.mapping.offset.0)?;
+        let address = mapped.mapping.start.0.checked_add(inside)?;
+        (address < mapped.mapping.end.0).then_some(address)
+    })?;
+    let code = Code::read(discovery.modules.get(hook.module), hook.offset, hook.size_bytes).ok()?;
+    let prefix = code.up_to(planned.placement.as_ref().ok()?.offset_in_function)?.to_vec();
+    Some(ReplaceableHook { planned, function, prefix })
+}
+
+/// Places of the parts, one behind the other, each of whole pages.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Layout {
+    pub(super) address: u64,
+    pub(super) code_bytes: u64,
+    pub(super) data_bytes: u64,
+    pub(super) heap_bytes: u64,
+}
+
+/// Upper bounds: of the header, the table of logarithms and the routine for drawing; of a stub and its unwind rules.
+const COMMON_BYTES: u64 = stub::HEADER_BYTES + 4096;
+const STUB_BYTES: u64 = 1024;
+
+impl Layout {
+    pub(super) const FILTER_BYTES: u64 = LIVE_FILTER_SLOTS as u64 * 8;
+
+    /// Without an address.
+    pub(super) fn new(stubs: usize, heaps: usize, slots_per_heap: u32) -> Self {
+        let heap_bytes = u64::from(slots_per_heap) * slot::BYTES as u64;
+        Self {
+            address: 0,
+            code_bytes: (COMMON_BYTES + STUB_BYTES * stubs as u64).next_multiple_of(PAGE_BYTES),
+            data_bytes: (heap_bytes * heaps as u64).next_multiple_of(PAGE_BYTES),
+            heap_bytes,
+        }
+    }
+
+    pub(super) fn size_bytes(&self) -> u64 {
+        self.code_bytes + self.data_bytes + Self::FILTER_BYTES
+    }
+
+    fn filter_address(&self) -> u64 {
+        self.address + self.code_bytes + self.data_bytes
+    }
+
+    /// Of the countdowns of the heap with this number.
+    pub(super) fn heap_address(&self, number: u64) -> u64 {
+        self.address + self.code_bytes + number * self.heap_bytes
+    }
+}
+
+pub(super) struct Assembled {
+    /// The code, in whole pages.
+    pub(super) image: Vec<u8>,
+    pub(super) functions: Vec<Replaced>,
+    pub(super) sites: Vec<Site>,
+}
+
+/// `hooks` in an order in which those come first whose stubs others jump to.
+pub(super) fn assemble(
+    pid: Pid,
+    hooks: &[ReplaceableHook<'_>],
+    heaps: &[HeapId],
+    layout: Layout,
+    index: SlotIndex,
+) -> Result<Assembled> {
+    let mut code = StubCode::new(layout.address, layout.filter_address(), index)?;
+    let (mut functions, mut sites): (Vec<Replaced>, Vec<Site>) = (Vec::new(), Vec::new());
+    for replaceable in hooks {
+        let ReplaceableHook { planned, function, prefix } = replaceable;
+        let (spec, heap) = (&planned.hook.spec, planned.heap);
+        let stub_of = |name: &str| {
+            functions.iter().find(|other| other.names.contains(&name) && other.heap == heap).map(|it| it.stub)
+        };
+        let simpler = match (spec.shape, spec.count) {
+            (CallShape::Realloc, None) => stub_of("malloc"),
+            (CallShape::Realloc, Some(_)) => stub_of("realloc"),
+            _ => None,
+        };
+        if spec.shape == CallShape::Realloc && simpler.is_none() {
+            continue;
+        }
+        let number = (0..).zip(heaps).find(|(_, other)| **other == heap).map_or(0, |(number, _)| number);
+        let replaced = StubFunction {
+            shape: spec.shape,
+            size: spec.size,
+            count: spec.count,
+            pointer: spec.pointer,
+            page_rounded: spec.page_rounded,
+            throw_safe_bytes: spec.may_throw.then(memory::throw_safe_bytes),
+            address: *function,
+            prefix,
+            slots: layout.heap_address(number),
+            simpler,
+        };
+        let (stub, places) = match code.add_stub(&replaced) {
+            Ok(added) => added,
+            Err(error) => {
+                debug!("process {pid}: `{}`: {error}", spec.function);
+                continue;
+            }
+        };
+        let register = |argument: usize| Register::ARGUMENTS[argument];
+        let cookie = HookCookie {
+            size: register(spec.size),
+            count: spec.count.map(register),
+            pointer: spec.pointer.map(register),
+            scope: ProbeScope::Any,
+            ..planned.cookie().map_err(Clone::clone)?
+        };
+        let site = |place: stub::StubSite| {
+            let cookie = HookCookie { site: place.site, ..cookie }.pack();
+            Site { offset: place.offset, cookie, returns: false }
+        };
+        sites.extend(places.into_iter().map(site));
+        functions.push(Replaced { stub, ..replaceable.unplaced() });
+    }
+    let entries: Vec<[u64; 2]> = functions.iter().map(|function| [function.stub, function.address]).collect();
+    let mut image = code.finish(&entries)?;
+    let size_bytes = usize::try_from(layout.code_bytes)?;
+    ensure!(image.len() <= size_bytes, "internal error: the stubs are larger than expected; please report it");
+    image.resize(size_bytes, 0);
+    Ok(Assembled { image, functions, sites })
+}
+
+/// Finds a place for stubs: that of equal ones if the process has them, whose addresses it may have copied. Returns whether it
+/// has.
+pub(super) fn place(
+    pid: Pid,
+    layout: Layout,
+    previous: &Previous,
+    near: u64,
+    assembled: impl Fn(Layout) -> Result<Assembled>,
+) -> Result<(Layout, bool, Assembled)> {
+    for address in previous.addresses() {
+        let layout = Layout { address, ..layout };
+        let again = assembled(layout).ok();
+        let is_same = |it: &Assembled| previous.has(address, &it.image, layout.data_bytes, Layout::FILTER_BYTES);
+        if let Some(again) = again.filter(is_same) {
+            return Ok((layout, true, again));
+        }
+    }
+    let address = free_range(&regions(pid)?, near, layout.size_bytes());
+    let layout = Layout { address: address.context("it has no free addresses near the allocator")?, ..layout };
+    Ok((layout, false, assembled(layout)?))
+}
+
+/// Preferred distance of the stubs from the allocator, so that modules that are loaded later are mapped in between.
+const DISTANCE_BYTES: u64 = 256 << 20;
+/// Jumps reach 2 GiB.
+const DISTANCE_BYTES_MAX: u64 = (2 << 30) - (64 << 20);
+/// Lowest address that a process may map (`vm.mmap_min_addr` is below), with room for programs at their linked address.
+const ADDRESS_MIN: u64 = 1 << 20;
+/// First address above those of user space.
+const ADDRESS_END: u64 = 0x7fff_ffff_f000;
+
+/// Finds free addresses near the allocator, best below it: the kernel maps new modules downwards from the lowest.
+fn free_range(mapped: &[Region], near: u64, size_bytes: u64) -> Option<u64> {
+    let page = |address: u64| address / PAGE_BYTES * PAGE_BYTES;
+    let starts = mapped.iter().map(|region| region.start.0).chain([ADDRESS_END]);
+    let ends = [ADDRESS_MIN].into_iter().chain(mapped.iter().map(|region| region.end.0));
+    let gaps: Vec<(u64, u64)> = ends.zip(starts).filter(|(start, end)| start < end).collect();
+    let lowest = near.saturating_sub(DISTANCE_BYTES_MAX);
+    let preferred = gaps.iter().rev().find_map(|&(start, end)| {
+        let end = end.min(near.saturating_sub(DISTANCE_BYTES));
+        // Not next to other mappings, which may grow.
+        (end.checked_sub(start)? >= 4 * size_bytes).then(|| page(end - 2 * size_bytes))
+    });
+    preferred.filter(|address| *address >= lowest).or_else(|| {
+        let inside = gaps.iter().filter_map(|&(start, end)| {
+            let (start, end) = (start.max(lowest), end.min(near.saturating_add(DISTANCE_BYTES_MAX)));
+            let address = page(start + end.checked_sub(start)?.checked_sub(size_bytes)? / 2);
+            (address >= start).then_some(address)
+        });
+        inside.min_by_key(|address| address.abs_diff(near))
+    })
+}
+
+/// A file that nobody can change.
+pub(super) fn sealed(code: &[u8], size_bytes: u64) -> Result<File> {
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    let mut file = File::from(memfd_create(STUBS_NAME, flags)?);
+    file.write_all(code)?;
+    file.set_len(size_bytes)?;
+    fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::WRITE | SealFlags::SEAL)?;
+    Ok(file)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::linux::proc::maps::RegionKind;
+
+    const MIB: u64 = 1 << 20;
+    const NEAR: u64 = 0x7f00_0000_0000;
+
+    fn mapped(ranges: &[(u64, u64)]) -> Vec<Region> {
+        let anonymous = || RegionKind::Anonymous { name: None };
+        ranges.iter().map(|&(start, end)| Region::synthetic(start, end - start, anonymous())).collect()
+    }
+
+    #[test]
+    fn stubs_are_below_the_allocator_with_room_for_modules() {
+        let libc = (NEAR, NEAR + 2 * MIB);
+        assert_eq!(free_range(&mapped(&[libc]), NEAR, 2 * MIB), Some(NEAR - 260 * MIB));
+        // Behind what is mapped there already.
+        let arena = (NEAR - 512 * MIB, NEAR - 200 * MIB);
+        assert_eq!(free_range(&mapped(&[arena, libc]), NEAR, 2 * MIB), Some(NEAR - 516 * MIB));
+    }
+
+    #[test]
+    fn any_gap_within_reach_of_jumps_is_used_if_there_is_no_better() {
+        let below = (NEAR - 4096 * MIB, NEAR - 3 * MIB);
+        let libc = (NEAR, NEAR + 2 * MIB);
+        let above = (NEAR + 2 * MIB, ADDRESS_END);
+        let found = free_range(&mapped(&[below, libc, above]), NEAR, 2 * MIB).expect("3 MiB below");
+        assert!((below.1..=NEAR - 2 * MIB).contains(&found), "{found:#x}");
+        let full = (below.0, NEAR);
+        let found = free_range(&mapped(&[full, libc]), NEAR, 2 * MIB).expect("above");
+        assert!(found >= libc.1 && found <= NEAR + DISTANCE_BYTES_MAX, "{found:#x}");
+        assert_eq!(free_range(&mapped(&[full, libc, above]), NEAR, 2 * MIB), None);
+    }
+}

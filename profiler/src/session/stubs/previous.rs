@@ -1,0 +1,166 @@
+//! Stubs that a process has before this session: of a recording that has ended, of one that was killed, or of a running one.
+
+use std::fs::File;
+use std::io::Read;
+
+use rustc_hash::FxHashMap;
+use tracing::debug;
+
+use crate::address::TargetAddr;
+use crate::bpf::load::LinkKind;
+use crate::ids::Pid;
+use crate::keeper::{Installation, Keeper, KeeperError, Patch, SlotChange};
+use crate::linux::proc::maps::{Mapping, Region, regions};
+use crate::linux::proc::process::entry_path;
+use crate::linux::process_memory;
+use crate::probe::{leftover, stub};
+use crate::process::address_space::AddressSpace;
+
+/// All of one process.
+#[derive(Debug, Default)]
+pub(super) struct Previous {
+    mapped: Vec<MappedStubs>,
+    functions: FxHashMap<u64, u64>,
+}
+
+#[derive(Debug)]
+struct MappedStubs {
+    address: u64,
+    image: Vec<u8>,
+    data_bytes: u64,
+    filter_bytes: u64,
+    file: File,
+    /// Offsets of probes: a running session's, or those that a killed one could not remove.
+    breakpoints: Vec<u64>,
+    /// All stubs jump to their functions at once.
+    is_bypassed: bool,
+}
+
+/// The instruction that the kernel writes at a probe (`UPROBE_SWBP_INSN`).
+const BREAKPOINT: u8 = 0xcc;
+
+impl Previous {
+    /// Cheap without stubs. `is_own` recognises those of this session.
+    pub(super) fn find(space: &AddressSpace, is_own: impl Fn(&Mapping) -> bool) -> Self {
+        let mappings = || space.mappings().iter().map(|mapped| &mapped.mapping);
+        let mut previous = Self::default();
+        if !mappings().any(Mapping::is_stubs) {
+            return previous;
+        }
+        let pid = space.pid();
+        let Ok(regions) = regions(pid) else { return previous };
+        for mapping in mappings().filter(|mapping| mapping.is_stubs() && !is_own(mapping)) {
+            let Some(at) = regions.iter().position(|region| region.start == mapping.start && region.is_stubs()) else {
+                continue;
+            };
+            match MappedStubs::read(pid, &regions[at..]) {
+                Ok(Some(found)) => {
+                    previous.functions.extend(stub::entries(&found.image));
+                    previous.mapped.push(found);
+                }
+                Ok(None) => {}
+                Err(error) => debug!("process {pid}: cannot read its stubs: {error}"),
+            }
+        }
+        previous
+    }
+
+    /// Whether a running session uses stubs of the process, which hide calls from all other probes.
+    pub(super) fn is_in_use(&self) -> bool {
+        self.mapped.iter().any(|stubs| !stubs.breakpoints.is_empty())
+    }
+
+    /// Removes the breakpoints that a killed session has left; those of a running one remain.
+    pub(super) fn remove_breakpoints(&self, pid: Pid, keeper: &Keeper) -> Result<(), KeeperError> {
+        for stubs in self.mapped.iter().filter(|stubs| !stubs.breakpoints.is_empty()) {
+            leftover::remove_from(keeper, LinkKind::Multi, &stubs.file, &stubs.breakpoints, pid)?;
+        }
+        Ok(())
+    }
+
+    /// Whether nothing is to be removed.
+    pub(super) fn is_neutral(&self) -> bool {
+        self.mapped.iter().all(|stubs| stubs.is_bypassed)
+    }
+
+    pub(super) fn function(&self, stub: u64) -> Option<u64> {
+        self.functions.get(&stub).copied()
+    }
+
+    pub(super) fn addresses(&self) -> impl Iterator<Item = u64> {
+        self.mapped.iter().map(|stubs| stubs.address)
+    }
+
+    /// Whether these stubs are mapped at this address, so that they can be mapped again: the process may have copied their
+    /// addresses.
+    pub(super) fn has(&self, address: u64, image: &[u8], data_bytes: u64, filter_bytes: u64) -> bool {
+        self.mapped.iter().any(|stubs| {
+            let places = (stubs.address, stubs.data_bytes, stubs.filter_bytes);
+            places == (address, data_bytes, filter_bytes) && stubs.image == image
+        })
+    }
+
+    /// What makes them neutral, and restores these slots.
+    pub(super) fn removals(&self, pid: Pid, slots: &[SlotChange]) -> Vec<Installation> {
+        let removal = |stubs: &MappedStubs| {
+            let code = stubs.address..stubs.address + stubs.image.len() as u64;
+            let (list, bypasses) = patches(stubs.address, &stubs.image);
+            Installation {
+                pid,
+                address: stubs.address,
+                code_bytes: stubs.image.len() as u64,
+                data: Vec::new(),
+                neutral: stub::neutral(usize::try_from(stubs.data_bytes).unwrap_or(0)),
+                filter_bytes: stubs.filter_bytes,
+                list,
+                bypasses,
+                is_mapped: true,
+                slots: slots.iter().filter(|slot| code.contains(&slot.after)).copied().collect(),
+            }
+        };
+        self.mapped.iter().map(removal).collect()
+    }
+}
+
+impl MappedStubs {
+    /// From the regions that begin with the code: countdowns and filter follow. `None` for a mapping of other parts.
+    fn read(pid: Pid, regions: &[Region]) -> std::io::Result<Option<Self>> {
+        let [code, data, filter, ..] = regions else { return Ok(None) };
+        if code.offset.0 != 0 || (data.start, filter.start) != (code.end, data.end) {
+            return Ok(None);
+        }
+        let size_bytes = |region: &Region| usize::try_from(region.size_bytes()).unwrap_or(0);
+        let (mut memory, mut image) = (vec![0; size_bytes(code)], Vec::new());
+        let range = format!("map_files/{:x}-{:x}", code.start, code.end);
+        let file = File::open(entry_path(pid, &range))?;
+        (&file).take(code.size_bytes()).read_to_end(&mut image)?;
+        let read = process_memory::read(pid, &[(code.start.0, memory.len())], &mut memory)?;
+        let inside = |address: u64| usize::try_from(address.wrapping_sub(code.start.0)).unwrap_or(usize::MAX);
+        let mut bypasses = Vec::new();
+        let mut is_bypassed = true;
+        for (stub, function) in stub::entries(&image) {
+            let (at, jump) = stub::bypass(stub, function);
+            let is_jump = memory.get(inside(at)..).is_some_and(|code| code.starts_with(&jump));
+            is_bypassed &= is_jump;
+            // Any byte of a jump may look like a breakpoint.
+            bypasses.extend(is_jump.then(|| inside(at)..inside(at) + jump.len()));
+        }
+        let changed = memory[..read].iter().zip(&image).enumerate().filter(|(_, (now, before))| now != before);
+        let breakpoints = changed.filter(|(_, (now, _))| **now == BREAKPOINT).map(|(at, _)| at);
+        let breakpoints = breakpoints.filter(|at| !bypasses.iter().any(|bypass| bypass.contains(at)));
+        let breakpoints = breakpoints.map(|at| at as u64).collect();
+        let (TargetAddr(address), data_bytes) = (code.start, data.size_bytes());
+        Ok(Some(Self { address, image, data_bytes, filter_bytes: filter.size_bytes(), file, breakpoints, is_bypassed }))
+    }
+}
+
+/// Fields of an installation: what identifies an image at this address, and what makes it neutral.
+pub(super) fn patches(address: u64, image: &[u8]) -> (Patch, Vec<Patch>) {
+    let (offset, list) = stub::list(image);
+    let bypass = |(stub, function)| {
+        let (address, jump) = stub::bypass(stub, function);
+        Patch { address, bytes: jump.to_vec() }
+    };
+    let list = Patch { address: address + offset, bytes: list.to_vec() };
+    (list, stub::entries(image).map(bypass).collect())
+}
