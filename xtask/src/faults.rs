@@ -15,7 +15,7 @@ const PAGE: &str = "docs/reliability.md";
 #[derive(clap::Args)]
 #[command(after_help = "Examples:
   cargo xtask faults                                   60 kills of all kinds
-  cargo xtask faults --long --write                    1,500 kills; counts go to docs/reliability.md
+  cargo xtask faults --long --write                    1,600 kills; counts go to docs/reliability.md
   cargo xtask faults --mode leaks-fork --role agent    one mode
   cargo xtask faults --mode record --backend perf --role agent --at detach+50000us --kills 20")]
 pub(crate) struct Arguments {

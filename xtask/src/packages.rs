@@ -50,6 +50,7 @@ const PACKAGES: &[Package] = &[
     ("google-perftools", "google-pprof", "reads gperftools' heap profiles"),
     ("graphviz", "dot", "draws the graphs of `go tool pprof`"),
     ("heaptrack", "heaptrack_print", "reads heaptrack's data"),
+    ("bpftrace", "bpftrace", "a tool to compare with"),
     ("python3-venv", "/usr/lib/python3.11/ensurepip", "makes room for readers from PyPI"),
     ("qemu-system-x86", "qemu-system-x86_64", "emulates a machine"),
     ("busybox-static", "busybox", "the virtual machine's programs"),
@@ -65,7 +66,8 @@ pub(crate) const VIEWERS: &str =
     "chromium golang-go golang-1.19-src google-perftools graphviz heaptrack python3-venv valgrind";
 pub(crate) const BENCH_UNWIND: &str =
     "gcc libc6-dev redis-server redis-tools nginx-light wrk postgresql python3 git sqlite3 ffmpeg";
-pub(crate) const BENCH_OVERHEAD: &str = "gcc libc6-dev g++ python3 redis-server redis-tools";
+pub(crate) const BENCH_OVERHEAD: &str = "gcc libc6-dev g++ python3 redis-server redis-tools sqlite3 git libjemalloc2 \
+    libgoogle-perftools-dev heaptrack bpftrace valgrind";
 pub(crate) const BENCH_C: &str = "gcc libc6-dev";
 pub(crate) const VM: &str = "qemu-system-x86 busybox-static cpio gcc libc6-dev";
 pub(crate) const FUZZ: &str = "g++";

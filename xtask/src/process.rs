@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use procfs::process::{MMPermissions, MMapPath, Process};
-use rustix::process::{Pid, Signal, kill_process, kill_process_group};
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, kill_process_group, waitid};
 
 use crate::command;
 
@@ -142,6 +142,13 @@ impl Program {
 
     pub(crate) fn wait(&mut self) -> Result<ExitStatus> {
         self.child.wait().with_context(|| format!("cannot wait for `{}`", self.name))
+    }
+
+    /// Waits until the program has exited, and leaves its exit status and its CPU time readable.
+    pub(crate) fn until_exited(&self) -> Result<()> {
+        let options = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
+        let status = waitid(WaitId::Pid(raw(self.pid())?), options);
+        status.with_context(|| format!("cannot wait for `{}`", self.name)).map(drop)
     }
 
     /// `None` if the program still runs after this time.

@@ -9,8 +9,7 @@ use anyhow::{Context as _, Result};
 use super::figures::{self, Spread, alternate, ratios, verdict};
 use super::programs::{self, Churn};
 use super::tool::{self, Setup, Tool, Variant};
-use crate::command;
-use crate::process::{Program, bound};
+use crate::process::Program;
 
 const DEPTH: usize = 5;
 
@@ -39,7 +38,6 @@ const MALLOC: &[Variant] = &[
     ("`--interval 1GiB --placement entry`", Tool::Heapbpf(&["--interval", "1GiB", "--placement", "entry"])),
     MEMLEAK,
     ("bcc memleak `-s 100`", Tool::Memleak(&["-s", "100"])),
-    ("bpftrace counting malloc, its return and free", Tool::Bpftrace),
 ];
 
 const OTHERS: &[Variant] = &[NOTHING, FLOOR, UNSAMPLED, DEFAULT, EVERYTHING_FP];
@@ -54,7 +52,7 @@ struct Costs {
 
 pub(super) fn measure(setup: &Setup) -> Result<String> {
     let costs = Costs::measure(setup, "malloc", MALLOC)?;
-    let mut text = costs.malloc_table(heaptrack(setup)?);
+    let mut text = costs.malloc_table();
     text.push_str(&costs.limits());
     for reason in MALLOC.iter().filter_map(|(_, tool)| tool.missing(setup)) {
         text.push_str(&format!("- Not measured: {reason}.\n"));
@@ -98,16 +96,12 @@ impl Costs {
         Some(ratios(self.of(variant)?, self.of(to)?))
     }
 
-    fn malloc_table(&self, heaptrack: Option<(Spread, Spread)>) -> String {
+    fn malloc_table(&self) -> String {
         let mut rows: Vec<Vec<String>> = Vec::new();
         for (&variant, ns) in self.variants.iter().zip(&self.ns) {
             let over = |to| self.ratio(variant, to).map_or_else(String::new, |ratio| format!("{ratio:.2}"));
             let spread = Spread::of(ns.iter().copied());
             rows.push(vec![variant.0.to_owned(), format!("{spread:.0}"), over(FLOOR), over(MEMLEAK)]);
-        }
-        if let Some((cpu, wall)) = heaptrack {
-            let name = format!("heaptrack, preloaded at the start ({:.0} ns of wall-clock time)", wall.median());
-            rows.push(vec![name, format!("{cpu:.0}"), String::new(), String::new()]);
         }
         let head = ["one malloc (64 to 1087 bytes) and its free", "CPU ns, median (extremes)", "÷ floor", "÷ memleak"];
         figures::table(&head, &rows)
@@ -125,24 +119,6 @@ impl Costs {
         });
         format!("\n{}", lines.collect::<String>())
     }
-}
-
-/// CPU time and wall-clock time of a call in the target started by heaptrack, in nanoseconds: the target waits for the process
-/// that it writes to. `None` where heaptrack is not installed.
-fn heaptrack(setup: &Setup) -> Result<Option<(Spread, Spread)>> {
-    if command::find("heaptrack").is_none() {
-        return Ok(None);
-    }
-    let program = programs::build(&setup.bench, "churn")?;
-    let (mut cpu_ns, mut wall_ns) = (Vec::new(), Vec::new());
-    for _ in 0..setup.bench.rounds {
-        let mut command = bound("heaptrack");
-        command.arg("-o").arg(setup.bench.folder.join("heaptrack")).arg(&program).arg("malloc");
-        let churn = Churn::run(&mut command)?;
-        cpu_ns.push(churn.call_ns(setup.window)?);
-        wall_ns.push(1e9 / churn.calls_per_second(setup.window)?);
-    }
-    Ok(Some((Spread::of(cpu_ns), Spread::of(wall_ns))))
 }
 
 const CALLS: u32 = 100_000;

@@ -28,6 +28,10 @@ impl Spread {
         f64::midpoint(self.sorted[(count - 1) / 2], self.sorted[count / 2])
     }
 
+    pub(crate) fn min(&self) -> f64 {
+        self.sorted[0]
+    }
+
     pub(crate) fn max(&self) -> f64 {
         self.sorted[self.sorted.len() - 1]
     }
@@ -36,7 +40,7 @@ impl Spread {
 impl fmt::Display for Spread {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let digits = f.precision().unwrap_or(0);
-        write!(f, "{:.digits$} ({:.digits$} to {:.digits$})", self.median(), self.sorted[0], self.max())
+        write!(f, "{:.digits$} ({:.digits$} to {:.digits$})", self.median(), self.min(), self.max())
     }
 }
 

@@ -1,15 +1,19 @@
 //! `cargo xtask bench`: the measurements behind the figures in docs/, one file for each subject.
 
+mod attach;
 mod calls;
+mod chart;
+mod compared;
 pub(crate) mod figures;
+mod launched;
 mod leaks;
 mod many;
 mod overhead;
 mod programs;
 mod synthetic;
-mod throughput;
 mod tool;
 mod unwind;
+mod workload;
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

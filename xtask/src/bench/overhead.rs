@@ -7,26 +7,28 @@ use std::{fs, thread};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use clap::ValueEnum;
+use clap::builder::PossibleValuesParser;
 use heapbpf_tests::report::Report;
 use procfs::Current as _;
 
 use super::figures::{self, Spread, mib, verdict};
 use super::programs::{self, Churn};
 use super::tool::{self, Agent, Setup, Tool};
-use super::{Bench, Page, calls, many, throughput};
+use super::{Bench, Page, attach, calls, compared, many, workload};
 use crate::process::{self, PATIENCE, Program, bound, cpu_seconds};
 use crate::{command, packages};
 
-/// Shows what a profiled call costs compared with other tools, how much slower real programs are, how many events can be
+/// Compares the cost of heapbpf with that of other tools, for a call and for real programs; shows how many events can be
 /// processed, and how long attaching and symbolizing take.
 ///
-/// Requires root. All compared tools alternate in one run, round by round, and figures are medians of rounds. bpftrace,
-/// heaptrack and bcc's memleak are measured where they are installed.
+/// Requires root. All compared tools alternate in one run, round by round, and figures are medians of rounds. bcc's memleak
+/// is measured where it is installed.
 #[derive(clap::Args)]
 #[command(after_help = "Examples:
-  cargo xtask bench overhead                                everything: an hour
+  cargo xtask bench overhead                                everything: several hours
   cargo xtask bench overhead --write                        and into docs/overhead.md
   cargo xtask bench overhead --part calls --memleak libbpf-tools/memleak
+  cargo xtask bench overhead --part programs --only sqlite3 git --rounds 3 --short
   cargo xtask bench overhead --part sustained --seconds 5
   cargo xtask bench overhead --part hot-path --against ./heapbpf-before
 HEAPBPF_BIN=PATH measures that binary instead of building one.")]
@@ -49,10 +51,20 @@ pub(super) struct Arguments {
     /// Another heapbpf, such as one built before a change: the part `hot-path` alternates between both.
     #[arg(long, value_name = "PATH")]
     against: Option<PathBuf>,
-    /// Write the tables into docs/overhead.md.
+    /// Program of the part `programs` to measure. May be given several times. Default: all.
+    #[arg(long, num_args = 1.., value_name = "PROGRAM", conflicts_with = "write",
+        value_parser = PossibleValuesParser::new(workload::ALL.map(|workload| workload.name)))]
+    only: Vec<String>,
+    /// Leave out the slowest tools of the part `programs`: every block, bpftrace and DHAT.
+    #[arg(long)]
+    short: bool,
+    /// Write the tables into docs/overhead.md, and the picture of the programs.
     #[arg(long)]
     write: bool,
 }
+
+/// Shown in README.md.
+const PICTURE: &str = "docs/cost.svg";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Part {
@@ -62,8 +74,8 @@ enum Part {
     Targets,
     /// The programs in the kernel, without the traps.
     HotPath,
-    /// Real programs, with and without heapbpf.
-    Throughput,
+    /// Real programs, under both engines and other tools. Two thirds of the time of all parts.
+    Programs,
     /// Every allocation of two busy threads.
     Sustained,
     /// Memory for each live block.
@@ -89,10 +101,16 @@ pub(super) fn run(arguments: &Arguments) -> Result<()> {
             Part::Calls => calls::measure(&setup),
             Part::Targets => many::measure(&setup),
             Part::HotPath => calls::measure_hot_path(&setup),
-            Part::Throughput => throughput::measure(&setup),
+            Part::Programs => {
+                let compared = compared::measure(&setup, &arguments.only, arguments.short)?;
+                if arguments.write {
+                    fs::write(setup.bench.repository.root.join(PICTURE), &compared.picture)?;
+                }
+                Ok(compared.text)
+            }
             Part::Sustained => sustained(&setup),
             Part::Memory => memory(&setup),
-            Part::Attach => throughput::measure_attaching(&setup),
+            Part::Attach => attach::measure(&setup),
             Part::Naming => naming(&setup),
         };
         Ok(text?.into())

@@ -41,7 +41,7 @@ pub(super) fn numbers<const N: usize>(line: &str) -> Result<[u64; N]> {
     numbers.try_into().map_err(|_| anyhow::anyhow!("`{line}` has {count} numbers instead of {N}"))
 }
 
-/// A program that calls the allocator in a loop, and times each batch of calls: churn.c, documents.py or words.cpp.
+/// A program that calls the allocator in a loop, and times each batch of calls: churn.c.
 pub(super) struct Churn {
     program: Program,
     calls_per_batch: f64,
@@ -92,7 +92,8 @@ impl Churn {
 
     /// CPU time of one call in nanoseconds: the median batch of a window.
     pub(super) fn call_ns(&self, window: Duration) -> Result<f64> {
-        Ok(self.batch_seconds(window)?.1 * 1e9 / self.calls_per_batch)
+        let batches = self.batches(window)?;
+        Ok(Spread::of(batches.iter().map(|batch| batch.cpu as f64)).median() / self.calls_per_batch)
     }
 
     /// Calls per second of all threads together.
@@ -101,15 +102,6 @@ impl Churn {
         let started = batches.iter().map(|batch| batch.started).min().unwrap_or(0);
         let ended = batches.iter().map(|batch| batch.ended).max().unwrap_or(0);
         Ok(self.calls_per_batch * batches.len() as f64 / Duration::from_nanos(ended - started).as_secs_f64())
-    }
-
-    /// Wall-clock time and CPU time in seconds: the median batch of a window.
-    pub(super) fn batch_seconds(&self, window: Duration) -> Result<(f64, f64)> {
-        let batches = self.batches(window)?;
-        let median = |ns: fn(&Batch) -> u64| {
-            Spread::of(batches.iter().map(|batch| Duration::from_nanos(ns(batch)).as_secs_f64())).median()
-        };
-        Ok((median(|batch| batch.ended - batch.started), median(|batch| batch.cpu)))
     }
 }
 
@@ -301,27 +293,34 @@ const FILES: usize = 300;
 const LINES: usize = 120;
 
 fn git(folder: &Path) -> Result<Running> {
-    let git = || {
-        let mut git = bound("git");
-        git.arg("-C").arg(folder).env("GIT_CONFIG_GLOBAL", "/dev/null").env("GIT_CONFIG_SYSTEM", "/dev/null");
-        git
-    };
-    command::output(git().args(["init", "-q", "-b", "main"]))?;
-    let mut import = Program::start(git().args(["fast-import", "--quiet"]), Output::Standard)?;
+    git_history(folder, COMMITS)?;
+    let mut log = git_in(folder);
+    log.args(["--no-pager", "log", "-p", "--stat", "-M", "-C"]);
+    Running::start(&mut log)
+}
+
+fn git_in(folder: &Path) -> Command {
+    let mut git = bound("git");
+    git.arg("-C").arg(folder).env("GIT_CONFIG_GLOBAL", "/dev/null").env("GIT_CONFIG_SYSTEM", "/dev/null");
+    git
+}
+
+/// Makes a repository with this number of commits in the branch `main`.
+pub(super) fn git_history(folder: &Path, commits: usize) -> Result<()> {
+    command::output(git_in(folder).args(["init", "-q", "-b", "main"]))?;
+    let mut import = Program::start(git_in(folder).args(["fast-import", "--quiet"]), Output::Standard)?;
     let mut input = BufWriter::new(import.input()?);
-    write_history(&mut input)?;
+    write_history(&mut input, commits)?;
     input.flush()?;
     drop(input);
     import.close_input();
     let status = import.wait()?;
     ensure!(status.success(), "git fast-import failed: {status}");
-    let mut log = git();
-    log.args(["--no-pager", "log", "-p", "--stat", "-M", "-C"]);
-    Running::start(&mut log)
+    Ok(())
 }
 
 /// Writes commits that each change a few lines of a file, for `git fast-import`.
-fn write_history(out: &mut impl Write) -> Result<()> {
+fn write_history(out: &mut impl Write, commits: usize) -> Result<()> {
     let mut random = 1_u64;
     let mut random_below = |below: usize| {
         // Knuth's MMIX generator: each run makes the same repository.
@@ -329,7 +328,7 @@ fn write_history(out: &mut impl Write) -> Result<()> {
         usize::try_from(random >> 33).unwrap_or(0) % below
     };
     let mut files: Vec<Vec<u32>> = vec![vec![0; LINES]; FILES];
-    for commit in 0..COMMITS {
+    for commit in 0..commits {
         let file = if commit < FILES { commit } else { random_below(FILES) };
         for _ in 0..4 {
             files[file][random_below(LINES)] = u32::try_from(commit)?;
@@ -350,7 +349,7 @@ const FUNCTIONS: usize = 12_000;
 
 fn cc1(folder: &Path) -> Result<Running> {
     let source = folder.join("big.c");
-    fs::write(&source, c_source())?;
+    fs::write(&source, c_source(FUNCTIONS))?;
     let mut gcc = bound("gcc");
     gcc.args(["-O2", "-g", "-c", "-o"]).arg(folder.join("big.o")).arg(&source);
     let mut gcc = Program::start(&mut gcc, Output::None)?;
@@ -368,7 +367,7 @@ fn rustc(folder: &Path) -> Result<Running> {
     Running::start(&mut rustc)
 }
 
-fn c_source() -> String {
+pub(super) fn c_source(functions: usize) -> String {
     let function = |i: usize| {
         format!(
             "struct s{i} {{ int a, b[{n}]; double c; struct s{i} *next; }};
@@ -391,7 +390,7 @@ int walk{i}(struct s{i} *s, int key) {{
             n = i % 13 + 3
         )
     };
-    (0..FUNCTIONS).map(function).collect()
+    (0..functions).map(function).collect()
 }
 
 fn rust_source() -> String {

@@ -1,7 +1,7 @@
 //! Profilers under measurement, attached to a running process: heapbpf, empty probes, and other tools. Breakpoints in
 //! the process's code show when a tool is attached and detached.
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::BufReader;
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
@@ -164,7 +164,8 @@ impl Tool {
                      uprobe:{module}:free {{ @frees = count(); }}"
                 );
                 let mut command = bound("bpftrace");
-                Attached::Other(Program::start(command.args(["-p", &pid.to_string(), "-e", &program]), Output::Errors)?)
+                command.arg("-o").arg(bpftrace_output(setup)).args(["-p", &pid.to_string(), "-e", &program]);
+                Attached::Other(Program::start(&mut command, Output::Errors)?)
             }
         };
         if matches!(attached, Attached::Other(_)) {
@@ -201,24 +202,40 @@ impl Attached {
 
     /// Detaches the tool, and waits until the process has its original code. Returns heapbpf's report.
     pub(super) fn detach(self, pid: u32) -> Result<Option<Report>> {
-        let report = match self {
-            Self::Nothing => None,
-            Self::Agent(agent) => {
-                agent.interrupt()?;
-                Some(agent.finish()?)
-            }
-            Self::Floor(mut program) => {
-                program.close_input();
-                program.wait().map(|_| None)?
-            }
-            Self::Other(mut program) => {
-                program.interrupt()?;
-                program.wait().map(|_| None)?
-            }
-        };
+        if let Self::Agent(agent) = &self {
+            agent.interrupt()?;
+        }
+        let report = self.finish()?;
         wait_until_detached(pid)?;
         Ok(report)
     }
+
+    /// Waits until the tool has finished after the process has exited. Returns heapbpf's report.
+    pub(super) fn finish(self) -> Result<Option<Report>> {
+        match self {
+            Self::Nothing => Ok(None),
+            Self::Agent(agent) => agent.finish().map(Some),
+            Self::Floor(mut program) => {
+                program.close_input();
+                program.wait().map(|_| None)
+            }
+            Self::Other(mut program) => {
+                program.interrupt()?;
+                program.wait().map(|_| None)
+            }
+        }
+    }
+}
+
+fn bpftrace_output(setup: &Setup) -> PathBuf {
+    setup.bench.folder.join("bpftrace.txt")
+}
+
+/// Calls of malloc that bpftrace has counted, once it has finished.
+pub(super) fn bpftrace_calls(setup: &Setup) -> Result<u64> {
+    let text = fs::read_to_string(bpftrace_output(setup)).context("bpftrace has written nothing")?;
+    let calls = text.lines().find_map(|line| line.strip_prefix("@calls:")?.trim().parse().ok());
+    calls.with_context(|| format!("bpftrace has not counted calls: {}", text.trim()))
 }
 
 /// Measures a running process under each tool, in alternation. `measure` detaches the tool.
@@ -247,7 +264,8 @@ pub(super) fn hooks(setup: &Setup, pid: u32) -> Result<Vec<Hook>> {
 fn breakpoints(pid: u32) -> Result<usize> {
     let memory = memory(pid)?;
     let mut count = 0;
-    for mapping in mappings(pid)? {
+    // The inline engine maps its stubs from a file without a name.
+    for mapping in mappings(pid)?.into_iter().filter(|mapping| !mapping.path.starts_with("/memfd:")) {
         let mut current = vec![0; mapping.bytes];
         memory.read_exact_at(&mut current, mapping.start)?;
         let mut original = vec![0; mapping.bytes];

@@ -1,8 +1,6 @@
-//! `bench overhead --part throughput` and `--part attach`: real programs with and without heapbpf, and attaching to
-//! many modules and processes.
+//! `bench overhead --part attach`: attaching to many modules and processes, and detaching.
 
 use std::fs::File;
-use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -10,120 +8,8 @@ use anyhow::{Context as _, Result};
 
 use super::figures::{self, Spread, ms, ratios, verdict};
 use super::programs::Churn;
-use super::tool::{self, Agent, Setup, Tool, Variant};
-use crate::command;
-use crate::process::{Output, Program, bound, cpu_seconds, thread_cpu_ms};
-
-const DEFAULT: &str = "default";
-
-const VARIANTS: [Variant; 4] = [
-    ("not profiled", Tool::Nothing),
-    ("`512KiB`", Tool::Heapbpf(&["--interval", "512KiB"])),
-    (DEFAULT, Tool::Heapbpf(&[])),
-    ("`1`", Tool::Heapbpf(&["--interval", "1", "--on-overload", "drop"])),
-];
-
-const LOADS: [(&str, &[&str]); 3] = [
-    ("SET, one at a time", &["-t", "set", "-n", "60000"]),
-    ("SET, 16 in a pipeline", &["-t", "set", "-n", "300000", "-P", "16"]),
-    ("LPUSH, 16 in a pipeline", &["-t", "lpush", "-n", "300000", "-P", "16"]),
-];
-
-/// A port that no well-known service has.
-const PORT: &str = "47391";
-
-#[derive(Clone, Copy, Debug)]
-struct Work {
-    wall_seconds: f64,
-    cpu_seconds: f64,
-    /// Allocations per second of CPU time, as heapbpf has recorded them.
-    allocations: Option<f64>,
-}
-
-pub(super) fn measure(setup: &Setup) -> Result<String> {
-    let mut rows = Vec::new();
-    for (name, allocator) in [("", "default"), (", `PYTHONMALLOC=malloc`", "malloc")] {
-        let mut command = bound("/usr/bin/python3");
-        command.arg(setup.bench.repository.root.join("tests/targets/documents.py")).env("PYTHONMALLOC", allocator);
-        rows.push(row_of_churn(setup, &format!("python3, JSON{name}"), &mut command)?);
-    }
-    let words = setup.bench.folder.join("words");
-    let source = setup.bench.repository.root.join("tests/targets/words.cpp");
-    command::compile("g++", "-O2 -g -pthread", &source, &words)?;
-    rows.push(row_of_churn(setup, "C++, counting words in a map, 2 threads", &mut bound(words))?);
-    for (name, options) in LOADS {
-        let server = start_redis()?;
-        let load = || redis_seconds(server.pid(), options);
-        rows.push(row(setup, &format!("redis-server (jemalloc), {name}"), server.pid(), load)?);
-    }
-    let mut head = vec!["program".to_owned(), "allocations per s of CPU, not profiled".to_owned()];
-    for (name, _) in &VARIANTS[1..] {
-        head.extend([format!("{name}: CPU"), format!("{name}: time")]);
-    }
-    let head: Vec<_> = head.iter().map(String::as_str).collect();
-    Ok(format!(
-        "{}\nThe program's CPU time, and the wall-clock time, for the same work, as multiples of those without heapbpf: \
-         medians and extremes of {} rounds.\n",
-        figures::table(&head, &rows),
-        setup.bench.rounds
-    ))
-}
-
-fn row_of_churn(setup: &Setup, name: &str, command: &mut Command) -> Result<Vec<String>> {
-    let churn = Churn::run(command)?;
-    row(setup, name, churn.pid(), || churn.batch_seconds(setup.window))
-}
-
-/// `load` lets the program work, and returns the wall-clock time and the CPU time of the work.
-fn row(setup: &Setup, name: &str, pid: u32, load: impl Fn() -> Result<(f64, f64)>) -> Result<Vec<String>> {
-    let measured = tool::compare(setup, pid, &VARIANTS, |(variant, _), attached| {
-        let cpu = cpu_seconds(pid)?;
-        let (wall_seconds, work_cpu_seconds) = load()?;
-        let mut work = Work { wall_seconds, cpu_seconds: work_cpu_seconds, allocations: None };
-        let cpu = cpu_seconds(pid)? - cpu;
-        if let Some(report) = attached.detach(pid)? {
-            let count: f64 = tool::callsites(&report).map(tool::alloc_count).sum();
-            work.allocations = Some(count / cpu);
-        }
-        eprintln!("{work:.3?}, {variant}: {name}");
-        Ok(work)
-    })?;
-    let of = |variant: usize, value: fn(&Work) -> f64| measured[variant].iter().map(value).collect::<Vec<f64>>();
-    let cpu_bare = of(0, |work| work.cpu_seconds);
-    let default = VARIANTS.iter().position(|(name, _)| *name == DEFAULT).context("there is a default")?;
-    // The rate without heapbpf: of the recorded rate, as much more as the work took less CPU time.
-    let rates = measured[default].iter().zip(&cpu_bare);
-    let rates = rates.map(|(work, bare)| work.allocations.unwrap_or(0.0) * work.cpu_seconds / bare);
-    let mut row = vec![name.to_owned(), format!("{:.0}", Spread::of(rates).median())];
-    for variant in 1..VARIANTS.len() {
-        for value in [|work: &Work| work.cpu_seconds, |work: &Work| work.wall_seconds] {
-            row.push(format!("{:.2}", ratios(&of(variant, value), &of(0, value))));
-        }
-    }
-    Ok(row)
-}
-
-fn redis_seconds(server: u32, options: &[&str]) -> Result<(f64, f64)> {
-    let mut load = Command::new("redis-benchmark");
-    load.args(["-p", PORT, "-q", "-c", "16", "-r", "100000", "-d", "100"]).args(options);
-    let (started, cpu) = (Instant::now(), cpu_seconds(server)?);
-    command::output(&mut load).context("redis-benchmark")?;
-    let used = (started.elapsed().as_secs_f64(), cpu_seconds(server)? - cpu);
-    // Otherwise the lists of LPUSH grow from round to round.
-    command::output(Command::new("redis-cli").args(["-p", PORT, "flushall"]))?;
-    Ok(used)
-}
-
-fn start_redis() -> Result<Program> {
-    let mut command = bound("redis-server");
-    command.args(["--port", PORT, "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]);
-    let mut server = Program::start(&mut command, Output::None)?;
-    server.until(|_| {
-        let answer = command::output(Command::new("redis-cli").args(["-p", PORT, "ping"]));
-        answer.is_ok_and(|answer| answer.trim() == "PONG").then_some(())
-    })?;
-    Ok(server)
-}
+use super::tool::{self, Agent, Setup, Tool};
+use crate::process::{Output, Program, bound, thread_cpu_ms};
 
 const ATTACH_MS_MAX: f64 = 150.0;
 const MODULES_MS_MAX: f64 = 300.0;
@@ -182,7 +68,7 @@ struct Times {
     exit: f64,
 }
 
-pub(super) fn measure_attaching(setup: &Setup) -> Result<String> {
+pub(super) fn measure(setup: &Setup) -> Result<String> {
     let (python, modules) = python(30, EXTENSIONS)?;
     // Also fills the cache, and brings files into memory.
     let hooks = tool::hooks(setup, python.pid())?;
