@@ -140,6 +140,8 @@ pub const STUB_INTERVAL: Register = Register::R10;
 ///     24..32  heap                                20      it may throw a C++ exception instead of returning
 ///     32..48  hook                                21      it frees the old block when it fails
 ///                                             22..24      scope
+///                                             51          the function calls other hooked functions if the block is null
+///                                             52          nested calls of it are recognised by their return addresses
 ///                                             48..50      site
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -158,6 +160,10 @@ pub struct HookCookie {
     /// The function may throw a C++ exception instead of returning (`operator new`). The C++ unwinder fails at a return address
     /// that a probe has replaced, and terminates the program.
     pub may_throw: bool,
+    /// As `delegates`, but only if the pointer is null (glibc's `realloc`).
+    pub delegates_null: bool,
+    /// Calls that return into other hooked functions are nested in these: see [`NestedCallers`].
+    pub has_nested_callers: bool,
     /// A failed call has freed the old block (`reallocf`).
     pub frees_on_failure: bool,
     pub scope: ProbeScope,
@@ -176,6 +182,8 @@ const MAY_THROW: u64 = 1 << 20;
 const FREES_ON_FAILURE: u64 = 1 << 21;
 const SCOPE_SHIFT: u32 = 22;
 const SITE_SHIFT: u32 = 48;
+const DELEGATES_NULL: u64 = 1 << 51;
+const NESTED_CALLERS: u64 = 1 << 52;
 
 impl HookCookie {
     pub const fn pack(self) -> u64 {
@@ -200,6 +208,12 @@ impl HookCookie {
         if self.frees_on_failure {
             bits |= FREES_ON_FAILURE;
         }
+        if self.delegates_null {
+            bits |= DELEGATES_NULL;
+        }
+        if self.has_nested_callers {
+            bits |= NESTED_CALLERS;
+        }
         bits
     }
 
@@ -215,6 +229,8 @@ impl HookCookie {
             delegates: raw.delegates(),
             may_throw: raw.may_throw(),
             frees_on_failure: raw.frees_on_failure(),
+            delegates_null: raw.delegates_null(),
+            has_nested_callers: raw.has_nested_callers(),
             scope: match raw.scope() {
                 0 => ProbeScope::Any,
                 1 => ProbeScope::Process,
@@ -230,6 +246,14 @@ impl HookCookie {
         }
     }
 }
+
+/// Return addresses of a hooked function's calls by other hooked functions whose unsampled calls are not followed to their return.
+/// Such a call is nested, and its block is the other function's: it was sampled there, or decided not to be.
+///
+/// Each as the distance from the probed instruction, which does not depend on where the module is mapped. Unused ones are 0.
+pub type NestedCallers = [i32; NESTED_CALLERS_MAX];
+
+pub const NESTED_CALLERS_MAX: usize = 8;
 
 /// A packed cookie, read field by field: the kernel side decodes only the fields that it needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -275,6 +299,16 @@ impl RawCookie {
     #[inline(always)]
     pub const fn delegates(self) -> bool {
         self.0 & DELEGATES != 0
+    }
+
+    #[inline(always)]
+    pub const fn delegates_null(self) -> bool {
+        self.0 & DELEGATES_NULL != 0
+    }
+
+    #[inline(always)]
+    pub const fn has_nested_callers(self) -> bool {
+        self.0 & NESTED_CALLERS != 0
     }
 
     #[inline(always)]
@@ -365,6 +399,8 @@ mod tests {
             delegates: bool,
             may_throw: bool,
             frees_on_failure: bool,
+            delegates_null: bool,
+            has_nested_callers: bool,
             scope in prop_oneof![Just(ProbeScope::Any), Just(ProbeScope::Process), Just(ProbeScope::Shared)],
             site in prop_oneof![Just(Site::Function), Just(Site::StubEntry), Just(Site::StubReturn)],
             heap: u8,
@@ -379,6 +415,8 @@ mod tests {
                 delegates,
                 may_throw,
                 frees_on_failure,
+                delegates_null,
+                has_nested_callers,
                 scope,
                 site,
                 heap,

@@ -13,6 +13,7 @@ pub mod live;
 #[cfg(feature = "user")]
 mod pod;
 pub mod record;
+pub mod rule_cache;
 pub mod sampling;
 pub mod stack;
 pub mod step;

@@ -11,8 +11,14 @@ pub const HEAPS_MAX: u32 = 64;
 /// [`sampling`](crate::sampling).
 pub const INTERVAL_BYTES_MAX: u64 = 1 << 30;
 
-/// Maximum number of hooked calls between entry and return, over all targets. One per thread.
-pub const INFLIGHT_MAX: u32 = 65_536;
+/// Hooks of a session: a cookie stores their number in 16 bits.
+pub const HOOKS_MAX: u32 = 1 << 16;
+
+/// Buckets of hooked calls between entry and return, over all targets; a power of two. A thread has at most one such call.
+pub const INFLIGHT_BUCKETS: u32 = 1 << 14;
+
+/// Calls in a bucket. More fail to be stored.
+pub const INFLIGHT_WAYS: usize = 4;
 
 /// Default capacity of the live set.
 pub const LIVE_BLOCKS_DEFAULT: u32 = 1 << 20;
@@ -21,8 +27,11 @@ pub const LIVE_BLOCKS_DEFAULT: u32 = 1 << 20;
 /// are not live end there, without a search.
 pub const LIVE_FILTER_SLOTS: u32 = 1 << 18;
 
-/// Stacks whose frames have been sent. The table evicts the least recently used, whose frames are then sent again.
-pub const STACKS_SEEN: u32 = 65_536;
+/// Buckets of ids of stacks whose frames have been sent; a power of two.
+pub const STACK_BUCKETS: u32 = 1 << 16;
+
+/// Ids in a bucket; a power of two. Further ids replace others, whose frames are then sent again.
+pub const STACK_WAYS: usize = 4;
 
 /// Processes whose last exec is remembered for the other copies of the program. Exceeds the number of tasks that can be in an
 /// exec at once on one machine.
@@ -56,6 +65,9 @@ pub const TARGETS_MAX: u32 = 16_384;
 /// Pages of 64 KiB of code that have unwind rows: 8 GiB.
 pub const UNWIND_PAGES_MAX: u32 = 1 << 17;
 
+/// Slots of the cache of unwind rules, each for one address of one process; a power of two.
+pub const RULE_CACHE_SLOTS: u32 = 1 << 15;
+
 /// Rules that all unwind tables share: a row stores 16-bit rule numbers.
 pub const UNWIND_RULES_MAX: u32 = 1 << 16;
 
@@ -64,6 +76,9 @@ pub const PAGE_BYTES: u64 = 4096;
 
 const _: () = assert!(INTERVAL_BYTES_MAX <= u32::MAX as u64, "records carry the interval in 32 bits");
 const _: () = assert!(LIVE_FILTER_SLOTS.is_power_of_two());
+const _: () = assert!(INFLIGHT_BUCKETS.is_power_of_two());
+const _: () = assert!(STACK_BUCKETS.is_power_of_two() && STACK_WAYS.is_power_of_two());
+const _: () = assert!(RULE_CACHE_SLOTS.is_power_of_two());
 const _: () = assert!(SCRATCH_SHARED.is_power_of_two());
 const _: () = assert!(STACK_FRAMES_MAX <= u16::MAX as usize, "records carry the depth in 16 bits");
 const _: () = assert!(HEAPS_MAX <= u8::MAX as u32 + 1, "records carry the heap in 8 bits");

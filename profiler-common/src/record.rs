@@ -53,8 +53,10 @@ impl RecordKind {
 pub struct RecordHeader {
     /// A [`RecordKind`].
     pub kind: u8,
+    /// Always 0. Not an array, which the kernel side's compiler would clear byte by byte in a subprogram.
+    pub reserved: u8,
     /// Always 0.
-    pub reserved: [u8; 3],
+    pub reserved_too: u16,
     /// Process id in the initial PID namespace.
     pub tgid: u32,
 }
@@ -62,7 +64,7 @@ pub struct RecordHeader {
 impl RecordHeader {
     #[inline(always)]
     pub const fn new(kind: RecordKind, tgid: u32) -> Self {
-        Self { kind: kind as u8, reserved: [0; 3], tgid }
+        Self { kind: kind as u8, reserved: 0, reserved_too: 0, tgid }
     }
 }
 
@@ -115,8 +117,10 @@ pub struct StackHeader {
     pub depth: u16,
     /// A [`StackEnd`](crate::stack::StackEnd).
     pub end: u8,
+    /// Always 0. Not an array: see [`RecordHeader`].
+    pub reserved: u8,
     /// Always 0.
-    pub reserved: [u8; 5],
+    pub reserved_too: u32,
 }
 
 /// The fixed part of a raw stack record: the registers at the call's entry.

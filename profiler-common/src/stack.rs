@@ -1,6 +1,7 @@
 //! Ends and ids of stacks.
 
 use crate::counter::Counter;
+use crate::limits::STACK_BUCKETS;
 
 /// Why unwinding stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -94,6 +95,13 @@ impl StackHasher {
     pub const fn finish(self) -> u64 {
         if self.0 == 0 { 1 } else { self.0 }
     }
+}
+
+/// Bucket of a stack in the kernel side's table of stacks whose frames have been sent.
+#[inline(always)]
+#[expect(clippy::cast_possible_truncation, reason = "the mask leaves the bits of a bucket")]
+pub const fn seen_bucket(stack_id: u64) -> u32 {
+    stack_id as u32 & (STACK_BUCKETS - 1)
 }
 
 #[cfg(test)]

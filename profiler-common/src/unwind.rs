@@ -107,10 +107,12 @@ impl ProcessMapping {
 pub struct ProcessMappings {
     pub first: u32,
     pub count: u32,
+    /// Number of this registration, from 1 on: distinguishes it from all others, also of the same process.
+    pub serial: u32,
 }
 
 const _: () = assert!(size_of::<ProcessMapping>() == 32 && align_of::<ProcessMapping>() == 8);
-const _: () = assert!(size_of::<ProcessMappings>() == 8);
+const _: () = assert!(size_of::<ProcessMappings>() == 12);
 const _: () = assert!(size_of::<UnwindRow>() == 4 && align_of::<UnwindRow>() == 2);
 const _: () = assert!(size_of::<RowCell>() == 8);
 const _: () = assert!(size_of::<PageRows>() == 8 && align_of::<PageRows>() == 4);
@@ -296,6 +298,28 @@ impl Rule {
     pub const fn to_bytes(&self) -> [u8; 8] {
         let (o, b) = (self.cfa_offset.to_le_bytes(), self.bp_offset.to_le_bytes());
         [o[0], o[1], o[2], o[3], b[0], b[1], self.kind, self.bp]
+    }
+
+    /// For storing a rule in one access.
+    #[inline(always)]
+    #[expect(clippy::cast_sign_loss, reason = "bits are packed")]
+    pub(crate) const fn to_word(self) -> u64 {
+        self.cfa_offset as u32 as u64
+            | (self.bp_offset as u16 as u64) << 32
+            | (self.kind as u64) << 48
+            | (self.bp as u64) << 56
+    }
+
+    /// The inverse of [`to_word`](Self::to_word).
+    #[inline(always)]
+    #[expect(clippy::cast_possible_truncation, reason = "fields are cut out of the word by truncation")]
+    pub(crate) const fn from_word(word: u64) -> Self {
+        Self {
+            cfa_offset: word as i32,
+            bp_offset: (word >> 32) as i16,
+            kind: (word >> 48) as u8,
+            bp: (word >> 56) as u8,
+        }
     }
 
     /// Decodes stored bytes; `None` unless they are the encoding of a rule.

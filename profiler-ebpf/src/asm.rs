@@ -34,3 +34,21 @@ pub(crate) fn exchange(target: *mut u64, value: u64) -> u64 {
     }
     value
 }
+
+/// Atomically replaces `*target`, an aligned word in a map value, by `value` if it is 0. Returns whether it was.
+#[inline(always)]
+pub(crate) fn claim(target: *mut u64, value: u64) -> bool {
+    let mut previous = 0u64;
+    // SAFETY: the callers' pointers come from successful lookups.
+    unsafe {
+        asm!("r0 = cmpxchg_64({target} + 0, r0, {value})", inout("r0") previous, target = in(reg) target, value = in(reg) value);
+    }
+    previous == 0
+}
+
+/// Stores an aligned word in a map value after all accesses before it: the optimiser moves none past it.
+#[inline(always)]
+pub(crate) fn store(target: *mut u64, value: u64) {
+    // SAFETY: the callers' pointers come from successful lookups.
+    unsafe { asm!("*(u64 *)({target} + 0) = {value}", target = in(reg) target, value = in(reg) value) };
+}

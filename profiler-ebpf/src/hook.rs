@@ -1,5 +1,7 @@
 //! Entry and return of hooked functions, by call shape.
 
+use core::mem::MaybeUninit;
+
 use aya_ebpf::helpers::bpf_probe_read_user;
 use profiler_common::counter::Counter;
 use profiler_common::hook::{CallShape, Site};
@@ -55,30 +57,51 @@ fn alloc(call: &Call, shape: u8) -> bool {
         count(Counter::MayThrow);
         return false;
     }
-    let interval = match size_bytes {
-        Some(size_bytes) => sample::sample(call, size_bytes),
-        None => None,
+    let sampled = match size_bytes {
+        Some(size_bytes) => sampled(call, size_bytes),
+        None => Sampled::NO,
     };
     // A function that calls other hooked functions is stored even if it is not sampled; otherwise these would be sampled for
     // the same block.
-    if interval.is_none() && !call.cookie.delegates() {
+    if sampled.interval_code == 0 && !call.cookie.delegates() {
         return false;
     }
-    let stack_id = if interval.is_some() { stack::take(call) } else { 0 };
     inflight::enter(
         call,
         &Inflight {
             sp: call.sp(),
             size_bytes: size_bytes.unwrap_or(0),
             pointer: if shape == ALLOC_OUT { call.pointer() } else { 0 },
-            stack_id,
-            old: LiveBlock::NONE,
-            interval_code: interval.unwrap_or(0),
+            stack_id: sampled.stack_id,
+            old: MaybeUninit::uninit(),
+            interval_code: sampled.interval_code,
             hook: call.cookie.hook(),
             shape,
             old_tracked: 0,
         },
     )
+}
+
+struct Sampled {
+    /// 0 if the call is not sampled.
+    interval_code: u32,
+    stack_id: u64,
+}
+
+impl Sampled {
+    const NO: Self = Self { interval_code: 0, stack_id: 0 };
+}
+
+/// Samples the call and captures its stack. A call by another hooked function is not sampled: its block is that function's.
+#[inline(always)]
+fn sampled(call: &Call, size_bytes: u64) -> Sampled {
+    match sample::sample(call, size_bytes) {
+        Some(interval_code) => match stack::take(call) {
+            Some(stack_id) => Sampled { interval_code, stack_id },
+            None => Sampled::NO,
+        },
+        None => Sampled::NO,
+    }
 }
 
 /// Whether a function that throws where others return null may do so for this size. An exception cannot be unwound past a
@@ -101,16 +124,16 @@ fn realloc(call: &Call, shape: u8) -> bool {
     }
     let Some(size_bytes) = call.size_bytes() else {
         // The call will fail and keep the old block. It is stored nevertheless, because it may call others first.
-        return enter_realloc(call, shape, u64::MAX, 0, 0, 0, None);
+        return enter_realloc(call, shape, u64::MAX, 0, &Sampled::NO, None);
     };
     let pointer = call.pointer();
     let old = if pointer == 0 { None } else { live::take(call, pointer) };
-    let interval = sample::sample(call, size_bytes);
-    if interval.is_none() && old.is_none() && !call.cookie.delegates() {
+    let sampled = sampled(call, size_bytes);
+    let delegates = call.cookie.delegates() || (call.cookie.delegates_null() && pointer == 0);
+    if sampled.interval_code == 0 && old.is_none() && !delegates {
         return false;
     }
-    let stack_id = if interval.is_some() { stack::take(call) } else { 0 };
-    enter_realloc(call, shape, size_bytes, pointer, stack_id, interval.unwrap_or(0), old)
+    enter_realloc(call, shape, size_bytes, pointer, &sampled, old)
 }
 
 #[inline(always)]
@@ -119,8 +142,7 @@ fn enter_realloc(
     shape: u8,
     size_bytes: u64,
     pointer: u64,
-    stack_id: u64,
-    interval_code: u32,
+    sampled: &Sampled,
     old: Option<LiveBlock>,
 ) -> bool {
     inflight::enter(
@@ -129,9 +151,9 @@ fn enter_realloc(
             sp: call.sp(),
             size_bytes,
             pointer,
-            stack_id,
-            old: old.unwrap_or(LiveBlock::NONE),
-            interval_code,
+            stack_id: sampled.stack_id,
+            old: old.map_or(MaybeUninit::uninit(), MaybeUninit::new),
+            interval_code: sampled.interval_code,
             hook: call.cookie.hook(),
             shape,
             old_tracked: old.is_some() as u8,
@@ -194,6 +216,6 @@ fn block_address(call: &Call, inflight: &Inflight) -> Option<u64> {
 #[inline(always)]
 fn restore_old(call: &Call, inflight: &Inflight) {
     if inflight.old_tracked != 0 && inflight.size_bytes != 0 && !call.cookie.frees_on_failure() {
-        live::enter(call, RecordKind::Restore, inflight.pointer, inflight.old);
+        live::enter(call, RecordKind::Restore, inflight.pointer, inflight.old());
     }
 }

@@ -1,53 +1,117 @@
 //! Hooked calls between entry and return: the outermost of each thread. Calls nested in it are internal to the allocator
 //! (`realloc` calls `malloc`) and are not counted again.
+//!
+//! Every call of an allocating function searches for its thread. The calls are therefore in an array of buckets instead of a
+//! hash map: the search reads one cache line and calls no helper, and a bucket needs no lock, because only the thread itself
+//! changes its entry. Thread ids are unique and mostly consecutive, so buckets fill evenly.
 
-use aya_ebpf::bindings::BPF_ANY;
 use profiler_common::counter::Counter;
 use profiler_common::hook::Site;
+use profiler_common::limits::{INFLIGHT_BUCKETS, INFLIGHT_WAYS};
 
+use crate::asm;
 use crate::call::Call;
-use crate::layout::Inflight;
-use crate::maps::{INFLIGHT, count};
+use crate::layout::{Inflight, InflightBucket};
+use crate::maps::{INFLIGHT, NESTED, count};
+
+/// The entry of a thread in its bucket.
+struct Entry {
+    thread: *mut u64,
+    call: *mut Inflight,
+}
+
+#[inline(always)]
+fn bucket(thread: u64) -> Option<*mut InflightBucket> {
+    INFLIGHT.get_ptr_mut(thread as u32 & (INFLIGHT_BUCKETS - 1))
+}
+
+#[inline(always)]
+fn find(thread: u64) -> Option<Entry> {
+    let bucket = bucket(thread)?;
+    for way in 0..INFLIGHT_WAYS {
+        // SAFETY: the pointer comes from a successful lookup, and the index is below the arrays' length.
+        let owner = unsafe { (&raw mut (*bucket).threads).cast::<u64>().add(way) };
+        // SAFETY: as above.
+        if unsafe { owner.read_volatile() } == thread {
+            // SAFETY: as above.
+            let call = unsafe { (&raw mut (*bucket).calls).cast::<Inflight>().add(way) };
+            return Some(Entry { thread: owner, call });
+        }
+    }
+    None
+}
 
 /// Whether the call is made by a hooked function that has not returned. Removes a call whose return was missed.
 #[inline(always)]
 pub(crate) fn nested(call: &Call) -> bool {
-    let Some(outer) = INFLIGHT.get_ptr(&call.thread) else {
+    let Some(outer) = find(call.thread) else {
         return false;
     };
     // SAFETY: the pointer comes from a successful lookup. Only this thread changes the entry.
-    let outer_sp = unsafe { (*outer).sp };
+    let outer_sp = unsafe { (*outer.call).sp };
     // A nested call is deeper on the stack, or at the same depth after a tail jump.
     if call.sp() <= outer_sp {
         return true;
     }
     count(Counter::MissedReturn);
-    let _ = INFLIGHT.remove(&call.thread);
+    asm::store(outer.thread, 0);
     false
 }
 
-/// Stores the call until its return. Returns whether the return must be handled.
+/// Whether this return address of the call is in a hooked function whose calls are followed to their return only if they are
+/// sampled. The call is then nested in it, although it may not be stored.
+#[inline(always)]
+pub(crate) fn is_caller_hooked(call: &Call, caller: u64) -> bool {
+    if !call.cookie.has_nested_callers() || call.cookie.site() != Site::Function as u8 {
+        return false;
+    }
+    let Some(callers) = NESTED.get(u32::from(call.cookie.hook())) else {
+        return false;
+    };
+    let distance = caller.wrapping_sub(call.ip()) as i64;
+    distance != 0 && callers.iter().any(|&listed| i64::from(listed) == distance)
+}
+
+/// Stores the call until its return. Returns whether the return must be handled. The thread must have no entry: see [`nested`].
 #[inline(always)]
 pub(crate) fn enter(call: &Call, inflight: &Inflight) -> bool {
-    let entered = INFLIGHT.insert(&call.thread, inflight, u64::from(BPF_ANY)).is_ok();
-    if !entered {
-        count(Counter::InflightFull);
+    let Some(bucket) = bucket(call.thread) else {
+        return false;
+    };
+    for way in 0..INFLIGHT_WAYS {
+        // SAFETY: the pointer comes from a successful lookup, and the index is below the arrays' length.
+        let owner = unsafe { (&raw mut (*bucket).threads).cast::<u64>().add(way) };
+        // SAFETY: as above.
+        if unsafe { owner.read_volatile() } == 0 && asm::claim(owner, call.thread) {
+            // SAFETY: as above; the entry is this thread's now.
+            unsafe { (&raw mut (*bucket).calls).cast::<Inflight>().add(way).write(*inflight) };
+            return true;
+        }
     }
-    entered
+    count(Counter::InflightFull);
+    false
 }
 
 /// Removes and returns the stored call that this return belongs to.
 #[inline(always)]
 pub(crate) fn leave(call: &Call) -> Option<Inflight> {
-    let entered = INFLIGHT.get_ptr(&call.thread)?;
+    let entry = find(call.thread)?;
     // SAFETY: as in `nested`.
-    let inflight = unsafe { *entered };
+    let inflight = unsafe { *entry.call };
     // The return of a nested call, or of a tail call of the outer one, is not the return of the outer call.
     // In a stub, the return address is still on the stack.
     let popped = if call.cookie.site() == Site::StubReturn as u8 { 0 } else { 8 };
     if inflight.hook != call.cookie.hook() || inflight.sp + popped != call.sp() {
         return None;
     }
-    let _ = INFLIGHT.remove(&call.thread);
+    asm::store(entry.thread, 0);
     Some(inflight)
+}
+
+/// Removes the call that a thread is in: it will not return.
+#[inline(always)]
+pub(crate) fn abandon(thread: u64) {
+    if let Some(entry) = find(thread) {
+        asm::store(entry.thread, 0);
+    }
 }

@@ -1,9 +1,10 @@
 //! Types of map values that only the kernel side reads and writes.
 
-use profiler_common::limits::{PAGE_BYTES, RAW_STACK_PAGES_MAX, STACK_FRAMES_MAX};
+use core::mem::MaybeUninit;
+
+use profiler_common::limits::{INFLIGHT_WAYS, PAGE_BYTES, RAW_STACK_PAGES_MAX, STACK_FRAMES_MAX};
 use profiler_common::live::LiveBlock;
 use profiler_common::record::{RawStackHeader, StackHeader};
-use profiler_common::unwind::ProcessMapping;
 
 /// A hooked call between entry and return.
 #[derive(Clone, Copy)]
@@ -17,8 +18,8 @@ pub(crate) struct Inflight {
     pub(crate) pointer: u64,
     /// The stack, if sampled.
     pub(crate) stack_id: u64,
-    /// The old block as it was in the live set, if `old_tracked`. Mapping calls store other words here.
-    pub(crate) old: LiveBlock,
+    /// The old block as it was in the live set, if `old_tracked`; else not initialised. Mapping calls store other words here.
+    pub(crate) old: MaybeUninit<LiveBlock>,
     /// Code of the sampling interval, or 0 if the call was not sampled.
     pub(crate) interval_code: u32,
     pub(crate) hook: u16,
@@ -26,6 +27,23 @@ pub(crate) struct Inflight {
     pub(crate) shape: u8,
     /// 1 if `old` was live and sampled.
     pub(crate) old_tracked: u8,
+}
+
+impl Inflight {
+    /// The words of `old`.
+    #[inline(always)]
+    pub(crate) fn old(&self) -> LiveBlock {
+        // SAFETY: integers in a map value, which the kernel has initialised.
+        unsafe { self.old.assume_init() }
+    }
+}
+
+/// The calls of threads whose ids have the same low bits.
+#[repr(C)]
+pub(crate) struct InflightBucket {
+    /// `bpf_get_current_pid_tgid` of the thread that each call belongs to, or 0.
+    pub(crate) threads: [u64; INFLIGHT_WAYS],
+    pub(crate) calls: [Inflight; INFLIGHT_WAYS],
 }
 
 /// State of the unwinder between frames.
@@ -36,15 +54,14 @@ pub(crate) struct Walk {
     pub(crate) bp: u64,
     /// Frames written so far.
     pub(crate) depth: u64,
-    /// The last frame's mapping: usually the next frame's too.
-    pub(crate) mapping: ProcessMapping,
+    /// The process's executable mappings.
     pub(crate) mapping_first: u32,
     pub(crate) mapping_count: u32,
-    /// Hash of the frames so far.
-    pub(crate) hash: u64,
+    pub(crate) mapping_serial: u32,
     /// 1 if `ip` is a return address.
     pub(crate) is_return_address: u32,
-    pub(crate) reserved: u32,
+    /// Hash of the frames so far.
+    pub(crate) hash: u64,
 }
 
 /// A stack record under construction.

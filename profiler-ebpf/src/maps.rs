@@ -4,16 +4,18 @@ use aya_ebpf::bindings::{BPF_F_MMAPABLE, BPF_F_NO_PREALLOC};
 use aya_ebpf::macros::map;
 use aya_ebpf::maps::{Array, HashMap, LruHashMap, PerCpuArray, ProgramArray, RingBuf};
 use profiler_common::counter::Counter;
+use profiler_common::hook::NestedCallers;
 use profiler_common::limits::{
-    EXECS_SEEN, HEAPS_MAX, INFLIGHT_MAX, LIVE_FILTER_SLOTS, MAPPINGS_MAX, PROCESSES_MAX, STACKS_SEEN, TARGETS_MAX,
-    UNWIND_PAGES_MAX, UNWIND_RULES_MAX,
+    EXECS_SEEN, HEAPS_MAX, HOOKS_MAX, INFLIGHT_BUCKETS, LIVE_FILTER_SLOTS, MAPPINGS_MAX, PROCESSES_MAX,
+    RULE_CACHE_SLOTS, STACK_BUCKETS, STACK_WAYS, TARGETS_MAX, UNWIND_PAGES_MAX, UNWIND_RULES_MAX,
 };
 use profiler_common::live::{LiveBlock, LiveKey};
+use profiler_common::rule_cache::CachedRule;
 use profiler_common::sampling::SamplingRate;
 use profiler_common::unwind::{PageRows, ProcessMapping, ProcessMappings, RowCell, Rule};
 
 use crate::asm;
-use crate::layout::{Inflight, RawRecord, Scratch};
+use crate::layout::{InflightBucket, RawRecord, Scratch};
 
 /// Records for the agent.
 #[map]
@@ -28,9 +30,13 @@ pub(crate) static LIVE: HashMap<LiveKey, LiveBlock> = HashMap::with_max_entries(
 #[map]
 pub(crate) static LIVE_FILTER: Array<u64> = Array::with_max_entries(LIVE_FILTER_SLOTS, BPF_F_MMAPABLE);
 
-/// Hooked calls between entry and return, by thread (`bpf_get_current_pid_tgid`).
+/// Hooked calls between entry and return, by the low bits of the thread id: see [`inflight`](crate::inflight).
 #[map]
-pub(crate) static INFLIGHT: HashMap<u64, Inflight> = HashMap::with_max_entries(INFLIGHT_MAX, 0);
+pub(crate) static INFLIGHT: Array<InflightBucket> = Array::with_max_entries(INFLIGHT_BUCKETS, 0);
+
+/// Return addresses that identify nested calls, by hook.
+#[map]
+pub(crate) static NESTED: Array<NestedCallers> = Array::with_max_entries(HOOKS_MAX, 0);
 
 /// Flags of targets by process. Maintained by the agent; the kernel side adds forks of targets and removes exiting processes.
 /// Preallocated, as [`PROCESSES`]: forks are added under a run queue's lock, where kernels before 6.1 must not allocate.
@@ -46,9 +52,10 @@ pub(crate) static TRAPPED: HashMap<u32, u64> = HashMap::with_max_entries(TARGETS
 #[map]
 pub(crate) static EXECS: LruHashMap<u32, u64> = LruHashMap::with_max_entries(EXECS_SEEN, 0);
 
-/// Stacks whose frames have been sent.
+/// Ids of stacks whose frames have been sent, by [`seen_bucket`](profiler_common::stack::seen_bucket). An array instead of a
+/// hash map, because every sampled call searches it. The agent removes ids.
 #[map]
-pub(crate) static STACKS: LruHashMap<u64, u8> = LruHashMap::with_max_entries(STACKS_SEEN, 0);
+pub(crate) static STACKS: Array<[u64; STACK_WAYS]> = Array::with_max_entries(STACK_BUCKETS, BPF_F_MMAPABLE);
 
 /// Sampling rate by heap.
 #[map]
@@ -75,6 +82,10 @@ pub(crate) static PAGES: Array<PageRows> = Array::with_max_entries(UNWIND_PAGES_
 /// Unwind rules by number.
 #[map]
 pub(crate) static RULES: Array<Rule> = Array::with_max_entries(UNWIND_RULES_MAX, 0);
+
+/// Rules of addresses that stacks were unwound at: see [`rule_cache`](profiler_common::rule_cache).
+#[map]
+pub(crate) static RULE_CACHE: Array<CachedRule> = Array::with_max_entries(RULE_CACHE_SLOTS, 0);
 
 /// Executable mappings of all targets.
 #[map]

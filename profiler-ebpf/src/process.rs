@@ -20,8 +20,8 @@ use profiler_common::counter::Counter;
 use profiler_common::record::{ExecRecord, ForkRecord, RecordHeader, RecordKind};
 use profiler_common::target::{BORROWS_MEMORY, FOLLOWS_FORKS};
 
-use crate::maps::{EXECS, INFLIGHT, PROCESSES, TARGETS, count};
-use crate::{config, emit};
+use crate::maps::{EXECS, PROCESSES, TARGETS, count};
+use crate::{config, emit, inflight};
 
 /// The arguments of a raw tracepoint: words, in the order of its prototype.
 pub(crate) struct Arguments(*const u64);
@@ -148,7 +148,7 @@ pub(crate) fn executed(arguments: &Arguments, copy: u32) {
     count(Counter::ExecsSeen);
     // An exec by a thread other than the first gives that thread the first one's id.
     let tid = arguments.second() as u32;
-    abandon_call(u64::from(tgid) << 32 | u64::from(tid));
+    inflight::abandon(u64::from(tgid) << 32 | u64::from(tid));
     if TARGETS.get_ptr(&tgid).is_none() && !config::all_execs() {
         return;
     }
@@ -183,7 +183,8 @@ fn is_handled(tgid: u32, arguments: &Arguments) -> bool {
 #[inline(always)]
 pub(crate) fn exited(arguments: &Arguments, _copy: u32) {
     let thread = bpf_get_current_pid_tgid();
-    abandon_call(thread);
+    // It will not return, so it allocates no block and nothing is lost.
+    inflight::abandon(thread);
     let tgid = (thread >> 32) as u32;
     // The agent does not learn of all processes in these maps: a child of `vfork` may exit without an exec. For threads of
     // other processes this costs two lock-free lookups.
@@ -192,16 +193,5 @@ pub(crate) fn exited(arguments: &Arguments, _copy: u32) {
         let _ = TARGETS.remove(&tgid);
         let _ = PROCESSES.remove(&tgid);
         let _ = EXECS.remove(&tgid);
-    }
-}
-
-/// Removes the hooked call that a thread is in: it will not return, so it allocates no block and nothing is lost.
-///
-/// Every exiting thread of the machine gets here, and nearly all are in no call. The lookup costs these no lock; deleting
-/// unconditionally would take the bucket's lock for each, and checking for targets first would add a lookup for targets.
-#[inline(always)]
-fn abandon_call(thread: u64) {
-    if INFLIGHT.get_ptr(&thread).is_some() {
-        let _ = INFLIGHT.remove(&thread);
     }
 }

@@ -4,6 +4,8 @@
 //! The record is written at the return and contains the time of the entry: before the return, another thread may have got the
 //! range that this call unmaps.
 
+use core::mem::MaybeUninit;
+
 use profiler_common::hook::CallShape;
 use profiler_common::limits::PAGE_BYTES;
 use profiler_common::live::LiveBlock;
@@ -59,9 +61,9 @@ pub(crate) fn entry(call: &Call, shape: u8) -> bool {
             sp: call.sp(),
             size_bytes,
             pointer: if call.cookie.has_pointer() { call.pointer() } else { 0 },
-            stack_id: if may_map { stack::take(call) } else { 0 },
+            stack_id: if may_map { stack::take(call).unwrap_or(0) } else { 0 },
             // There is no old block, so its words hold what else the return needs.
-            old: LiveBlock::from_words([began_ns, argument, 0]),
+            old: MaybeUninit::new(LiveBlock::from_words([began_ns, argument, 0])),
             interval_code: 0,
             hook: call.cookie.hook(),
             shape,
@@ -78,7 +80,7 @@ const EMPTY: Range = (0, 0);
 /// Handles the return. A failed call has changed nothing.
 #[inline(always)]
 pub(crate) fn finish(call: &Call, inflight: &Inflight) {
-    let [began_ns, argument, _] = inflight.old.words();
+    let [began_ns, argument, _] = inflight.old().words();
     let Some((old, new)) = ranges(call.result(), inflight, argument) else {
         return;
     };

@@ -2,27 +2,34 @@
 
 use core::mem::size_of;
 
-use aya_ebpf::bindings::BPF_ANY;
 use aya_ebpf::helpers::{bpf_probe_read_user, generated};
-use profiler_common::limits::{PAGE_BYTES, STACK_FRAMES_MAX};
+use profiler_common::limits::{PAGE_BYTES, STACK_FRAMES_MAX, STACK_WAYS};
 use profiler_common::record::{RawStackHeader, RecordHeader, RecordKind, StackHeader};
-use profiler_common::stack::{StackEnd, StackHasher};
+use profiler_common::stack::{StackEnd, StackHasher, seen_bucket};
 
+use crate::asm::masked;
 use crate::call::Call;
 use crate::maps::{RAW, STACKS, count};
 use crate::scratch::Claim;
-use crate::{config, emit, walk};
+use crate::{config, emit, inflight, walk};
 
-/// Captures the call's stack and returns its id. Must be called at entry: at the return, the trampoline has replaced the
-/// return address.
+/// Captures the call's stack and returns its id, or `None` if the caller is a hooked function: see [`inflight::is_caller_hooked`].
+/// Must be called at entry: at the return, the trampoline has replaced the return address.
 #[inline(always)]
-pub(crate) fn take(call: &Call) -> u64 {
+pub(crate) fn take(call: &Call) -> Option<u64> {
     let Some(claim) = Claim::take(call.tid()) else {
         return caller_only(call);
     };
     let scratch = claim.scratch;
+    let caller = walk::caller(call, &claim);
+    if let Some(caller) = caller
+        && inflight::is_caller_hooked(call, caller)
+    {
+        claim.release();
+        return None;
+    }
     let hasher = StackHasher::new(config::stack_seed(), call.tgid());
-    let unwound = walk::unwind(call, &claim, hasher);
+    let unwound = walk::unwind(call, &claim, caller, hasher);
     count(unwound.end.counter());
     let stack_id = id(unwound.hasher, unwound.end);
     if is_new(stack_id) {
@@ -40,23 +47,26 @@ pub(crate) fn take(call: &Call) -> u64 {
         send_raw(claim.area, call, stack_id);
     }
     claim.release();
-    stack_id
+    Some(stack_id)
 }
 
 /// A stack of one frame, used if no scratch area is free.
 #[inline(always)]
-fn caller_only(call: &Call) -> u64 {
-    let end = StackEnd::NoScratch;
-    count(end.counter());
+fn caller_only(call: &Call) -> Option<u64> {
     // SAFETY: the helper checks the address.
     let caller = unsafe { bpf_probe_read_user(call.sp() as *const u64) }.unwrap_or(0);
+    if inflight::is_caller_hooked(call, caller) {
+        return None;
+    }
+    let end = StackEnd::NoScratch;
+    count(end.counter());
     let mut hasher = StackHasher::new(config::stack_seed(), call.tgid());
     hasher.add(caller);
     let stack_id = id(hasher, end);
     if is_new(stack_id) && !emit::record((header(call, stack_id, 1, end), caller)) {
         forget(stack_id);
     }
-    stack_id
+    Some(stack_id)
 }
 
 /// Equal frames that ended for different reasons are different stacks.
@@ -73,25 +83,49 @@ fn header(call: &Call, stack_id: u64, depth: u64, end: StackEnd) -> StackHeader 
         stack_id,
         depth: depth as u16,
         end: end as u8,
-        reserved: [0; 5],
+        reserved: 0,
+        reserved_too: 0,
     }
 }
 
-/// Whether the stack's frames must be sent; marks them as sent.
+/// Whether the stack's frames must be sent; marks them as sent. The mark replaces another one if the bucket is full, and concurrent
+/// calls may overwrite each other's: then frames are sent again, which is harmless.
 #[inline(always)]
 fn is_new(stack_id: u64) -> bool {
-    if STACKS.get_ptr(&stack_id).is_some() {
-        return false;
+    let Some(bucket) = STACKS.get_ptr_mut(seen_bucket(stack_id)) else {
+        return true;
+    };
+    let mut free = masked::<{ STACK_WAYS as u64 - 1 }>(stack_id >> 32) as usize;
+    for way in 0..STACK_WAYS {
+        // SAFETY: the pointer comes from a successful lookup, and the index is below the array's length.
+        let seen = unsafe { bucket.cast::<u64>().add(way).read_volatile() };
+        if seen == stack_id {
+            return false;
+        }
+        if seen == 0 {
+            free = way;
+        }
     }
-    // If this fails, or the entry is evicted, the frames are sent again, which is harmless.
-    let _ = STACKS.insert(&stack_id, &1, u64::from(BPF_ANY));
+    // SAFETY: as above.
+    unsafe { bucket.cast::<u64>().add(free).write_volatile(stack_id) };
     true
 }
 
 /// Has the next event with this stack send its frames again, because they were dropped.
 #[inline(always)]
 fn forget(stack_id: u64) {
-    let _ = STACKS.remove(&stack_id);
+    let Some(bucket) = STACKS.get_ptr_mut(seen_bucket(stack_id)) else {
+        return;
+    };
+    for way in 0..STACK_WAYS {
+        // SAFETY: as in `is_new`.
+        let seen = unsafe { bucket.cast::<u64>().add(way) };
+        // SAFETY: as in `is_new`.
+        if unsafe { seen.read_volatile() } == stack_id {
+            // SAFETY: as in `is_new`.
+            unsafe { seen.write_volatile(0) };
+        }
+    }
 }
 
 /// Sends the memory that the stack was unwound from, for checking the unwinder against another one. Disabled in ordinary use:

@@ -12,15 +12,18 @@ use core::mem::size_of;
 
 use aya_ebpf::helpers::generated::bpf_probe_read_user;
 use profiler_common::limits::STACK_FRAMES_MAX;
+use profiler_common::rule_cache::CacheKey;
 use profiler_common::stack::{StackEnd, StackHasher};
 use profiler_common::step::{ReadMemory, Registers, Step, step};
-use profiler_common::unwind::{PageRows, ProcessMapping, ReadTables, Rule, SEARCH_STEPS, UnwindRow, find_rule};
+use profiler_common::unwind::{
+    PageRows, ProcessMapping, ProcessMappings, ReadTables, Rule, SEARCH_STEPS, UnwindRow, find_rule,
+};
 
 use crate::asm::masked;
 use crate::call::Call;
 use crate::config;
 use crate::layout::{Scratch, WINDOW_WORDS, Walk};
-use crate::maps::{MAPPINGS, PAGES, PROCESSES, ROWS, RULES, SCRATCH};
+use crate::maps::{MAPPINGS, PAGES, PROCESSES, ROWS, RULE_CACHE, RULES, SCRATCH};
 use crate::scratch::Claim;
 
 /// Result of a walk; the frames are in the area's record.
@@ -33,13 +36,19 @@ pub(crate) struct Unwound {
 /// Result of [`unwind_step`] if there is a caller; any other is a [`StackEnd`] plus 1.
 const CONTINUE: u32 = 0;
 
-/// Unwinds from a function's entry, where the return address is on top of the stack.
+/// The return address of a call at its function's entry, where it is on top of the stack. Fills the window.
 #[inline(always)]
-pub(crate) fn unwind(call: &Call, claim: &Claim, hasher: StackHasher) -> Unwound {
-    let scratch = claim.scratch;
+pub(crate) fn caller(call: &Call, claim: &Claim) -> Option<u64> {
     // SAFETY: this program has claimed the area.
-    unsafe { (*scratch).window_words = 0 };
-    let end = match start(call, scratch, hasher) {
+    unsafe { (*claim.scratch).window_words = 0 };
+    Window(claim.scratch).read(call.sp())
+}
+
+/// Unwinds from the return address, as of [`caller`].
+#[inline(always)]
+pub(crate) fn unwind(call: &Call, claim: &Claim, caller: Option<u64>, hasher: StackHasher) -> Unwound {
+    let scratch = claim.scratch;
+    let end = match start(call, scratch, caller, hasher) {
         Ok(()) => walk(claim.area),
         Err(end) => end,
     };
@@ -50,36 +59,31 @@ pub(crate) fn unwind(call: &Call, claim: &Claim, hasher: StackHasher) -> Unwound
 
 /// Initialises the state: the caller's registers after the call has returned.
 #[inline(always)]
-fn start(call: &Call, scratch: *mut Scratch, hasher: StackHasher) -> Result<(), StackEnd> {
+fn start(call: &Call, scratch: *mut Scratch, caller: Option<u64>, hasher: StackHasher) -> Result<(), StackEnd> {
     // SAFETY: this program has claimed the area.
     let walk = unsafe { &mut (*scratch).walk };
     walk.depth = 0;
     walk.hash = hasher.state();
-    let ip = Window(scratch).read(call.sp()).ok_or(StackEnd::Unreadable)?;
-    let tgid = call.tgid();
-    let (first, count) = if config::unwind_by_tables() { mappings_of(tgid) } else { (0, 0) };
-    *walk = Walk {
-        ip,
-        sp: call.sp().wrapping_add(8),
-        bp: call.bp(),
-        depth: 0,
-        mapping: ProcessMapping::NONE,
-        mapping_first: first,
-        mapping_count: count,
-        hash: hasher.state(),
-        is_return_address: 1,
-        reserved: 0,
-    };
+    walk.ip = caller.ok_or(StackEnd::Unreadable)?;
+    walk.sp = call.sp().wrapping_add(8);
+    walk.bp = call.bp();
+    walk.is_return_address = 1;
+    if config::unwind_by_tables() {
+        let mappings = mappings_of(call.tgid());
+        walk.mapping_first = mappings.first;
+        walk.mapping_count = mappings.count;
+        walk.mapping_serial = mappings.serial;
+    }
     Ok(())
 }
 
-/// Index of the process's first mapping, and their number.
+/// The process's executable mappings.
 #[inline(always)]
-fn mappings_of(tgid: u32) -> (u32, u32) {
+fn mappings_of(tgid: u32) -> ProcessMappings {
     match PROCESSES.get_ptr(&tgid) {
         // SAFETY: the pointer comes from a successful lookup.
-        Some(process) => unsafe { ((*process).first, (*process).count) },
-        None => (0, 0),
+        Some(process) => unsafe { *process },
+        None => ProcessMappings { first: 0, count: 0, serial: 0 },
     }
 }
 
@@ -166,16 +170,30 @@ fn write_frame(scratch: *mut Scratch, index: usize, address: u64) {
 
 /// The unwind rule of the current frame.
 #[inline(always)]
-fn rule(walk: &mut Walk, registers: &Registers) -> Result<Rule, StackEnd> {
+fn rule(walk: &Walk, registers: &Registers) -> Result<Rule, StackEnd> {
     if !config::unwind_by_tables() {
         return Ok(Rule::FRAME_POINTER);
     }
     let address = registers.lookup_address();
-    if !walk.mapping.contains(address) {
-        let found = find_mapping(walk.mapping_first, walk.mapping_count, address);
-        walk.mapping = found.ok_or(StackEnd::MissingModule)?;
+    let key = CacheKey::new(walk.mapping_serial, address);
+    let slot = RULE_CACHE.get_ptr_mut(key.slot());
+    // SAFETY: the pointer comes from a successful lookup. The words need not be of one write: see `CacheKey::rule`.
+    if let Some(rule) = slot.and_then(|slot| key.rule(unsafe { slot.read_volatile() })) {
+        return Ok(rule);
     }
-    let table = &walk.mapping.table;
+    let rule = search(walk, address)?;
+    if let Some(slot) = slot {
+        // SAFETY: as above.
+        unsafe { slot.write_volatile(key.entry(rule)) };
+    }
+    Ok(rule)
+}
+
+/// Searches the tables for the rule of an address.
+#[inline(always)]
+fn search(walk: &Walk, address: u64) -> Result<Rule, StackEnd> {
+    let mapping = find_mapping(walk.mapping_first, walk.mapping_count, address).ok_or(StackEnd::MissingModule)?;
+    let table = &mapping.table;
     if table.is_table() {
         find_rule(&Maps, table, address).ok_or(StackEnd::NoRow)
     } else if table.is_frame_pointer() {
@@ -229,8 +247,11 @@ impl ReadTables for Maps {
 
 const PAGE_BYTES: u64 = 4096;
 
-/// A window shorter than this is extended by the next page.
-const SHORT_BYTES: u64 = 1024;
+/// Length of the first window. Most stacks are shallow, and copying a page takes as long as unwinding several frames.
+const FIRST_BYTES: u64 = 1024;
+
+/// A window shorter than this is extended into the next page.
+const SHORT_BYTES: u64 = 512;
 
 /// Bytes of the window below the requested word: saved registers of a frame are sometimes read downwards.
 const BELOW_BYTES: u64 = 64;
@@ -281,7 +302,9 @@ fn fill(scratch: *mut Scratch, address: u64) {
     let scratch = unsafe { &mut *scratch };
     let page = address & !(PAGE_BYTES - 1);
     let start = if address - page > BELOW_BYTES { address - BELOW_BYTES } else { page };
-    let length = PAGE_BYTES - (start & (PAGE_BYTES - 1));
+    let left = PAGE_BYTES - (start & (PAGE_BYTES - 1));
+    let wanted = if scratch.window_words == 0 { FIRST_BYTES } else { PAGE_BYTES };
+    let length = if left < wanted { left } else { wanted };
     scratch.window_start = start;
     scratch.window_words = 0;
     let window = scratch.window.as_mut_ptr();
@@ -294,10 +317,10 @@ fn fill(scratch: *mut Scratch, address: u64) {
         let next = start.wrapping_add(length);
         // SAFETY: starts less than a page in, so a page fits; the helper checks the address.
         let read = unsafe {
-            bpf_probe_read_user(window.cast::<u8>().add(length as usize).cast(), PAGE_BYTES as u32, next as *const _)
+            bpf_probe_read_user(window.cast::<u8>().add(length as usize).cast(), wanted as u32, next as *const _)
         };
         if read == 0 {
-            scratch.window_words += PAGE_BYTES / WORD;
+            scratch.window_words += wanted / WORD;
         }
     }
 }

@@ -11,11 +11,19 @@ SITE(callocs, (void), calloc(4, BYTES / 4), BYTES)
 SITE(reallocs_nothing, (void), realloc(NULL, BYTES), BYTES)
 SITE(reallocarrays_nothing, (void), reallocarray(NULL, 4, BYTES / 4), BYTES)
 SITE(posix_memaligns, (void), ({ void *made = NULL; posix_memalign(&made, 64, BYTES) ? NULL : made; }), BYTES)
+/* glibc calls malloc for this alignment. */
+SITE(posix_memaligns_little, (void), ({ void *made = NULL; posix_memalign(&made, 8, BYTES) ? NULL : made; }), BYTES)
 SITE(aligned_allocs, (void), aligned_alloc(64, BYTES), BYTES)
 SITE(memaligns_little, (void), memalign(8, BYTES), BYTES)
 
-static struct block (*const calls[])(void) = {mallocs,         callocs,        reallocs_nothing, reallocarrays_nothing,
-                                              posix_memaligns, aligned_allocs, memaligns_little};
+static struct block (*const calls[])(void) = {mallocs,
+                                              callocs,
+                                              reallocs_nothing,
+                                              reallocarrays_nothing,
+                                              posix_memaligns,
+                                              posix_memaligns_little,
+                                              aligned_allocs,
+                                              memaligns_little};
 
 static void work(const char *line) {
     (void)line;

@@ -35,6 +35,8 @@ fn hooks() -> Vec<(&'static str, HookCookie)> {
         pointer: None,
         page_rounded: false,
         delegates: false,
+        delegates_null: false,
+        has_nested_callers: false,
         may_throw: false,
         frees_on_failure: false,
         scope: ProbeScope::Any,

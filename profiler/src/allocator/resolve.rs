@@ -89,6 +89,10 @@ pub(crate) struct ResolvedHook {
     pub size_bytes: u64,
     pub heap: String,
     pub aliases: Vec<&'static str>,
+    /// Code that the function reaches through pointers calls no hooked function.
+    pub calls_known: bool,
+    /// Return addresses of nested calls, by hooked functions that are not followed unless sampled; relative to the entry.
+    pub nested_returns: Vec<i64>,
     /// Ordinary calls of its name reach it, or it is user-defined. A heap without such a hook is in use only if it has events.
     pub reached_by_default: bool,
     pub required: bool,
@@ -246,6 +250,8 @@ impl<'a> Found<'a> {
             size_bytes: function.size_bytes,
             heap: role.heap.to_owned(),
             aliases: Vec::new(),
+            calls_known: self.identity.calls_known && self.identity.is_c_library(),
+            nested_returns: Vec::new(),
             reached_by_default: role.reached_by_default,
             required: role.required,
         });

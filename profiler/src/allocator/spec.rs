@@ -88,6 +88,8 @@ pub struct HookSpec {
     pub page_rounded: bool,
     /// It calls another function of the tables, in at least one allocator.
     pub delegates: bool,
+    /// As `delegates`, but only if the old block is null.
+    pub delegates_null: bool,
     pub may_throw: bool,
     pub frees_on_failure: bool,
 }
@@ -103,6 +105,7 @@ impl HookSpec {
             pointer: None,
             page_rounded: false,
             delegates: true,
+            delegates_null: false,
             may_throw: false,
             frees_on_failure: false,
         }

@@ -2,11 +2,14 @@
 //! kernel reports the maximum size of a map. Tested against what a newer kernel reports.
 
 use profiler_common::counter::Counter;
+use profiler_common::hook::NestedCallers;
 use profiler_common::limits::{
-    EXECS_SEEN, INFLIGHT_MAX, LIVE_FILTER_SLOTS, MAPPINGS_MAX, PAGE_BYTES, PROCESSES_MAX, RAW_STACK_PAGES_MAX,
-    SCRATCH_SHARED, STACK_FRAMES_MAX, STACKS_SEEN, TARGETS_MAX, UNWIND_PAGES_MAX, UNWIND_RULES_MAX,
+    EXECS_SEEN, HOOKS_MAX, INFLIGHT_BUCKETS, INFLIGHT_WAYS, LIVE_FILTER_SLOTS, MAPPINGS_MAX, PAGE_BYTES, PROCESSES_MAX,
+    RAW_STACK_PAGES_MAX, RULE_CACHE_SLOTS, SCRATCH_SHARED, STACK_BUCKETS, STACK_FRAMES_MAX, STACK_WAYS, TARGETS_MAX,
+    UNWIND_PAGES_MAX, UNWIND_RULES_MAX,
 };
 use profiler_common::live::LiveBlock;
+use profiler_common::rule_cache::CachedRule;
 use profiler_common::unwind::{PageRows, ProcessMapping, RowCell, Rule};
 
 /// Bytes of a live block: key, value and kernel header, in a slab of this size.
@@ -21,7 +24,7 @@ const WORD_BYTES: u64 = 8;
 /// Bytes of the kernel side's `Inflight`.
 const INFLIGHT_BYTES: u64 = 40 + size_of::<LiveBlock>() as u64;
 /// Bytes of a scratch area without the stack window and the frames.
-const SCRATCH_REST_BYTES: u64 = 136;
+const SCRATCH_REST_BYTES: u64 = 104;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct KernelMaps {
@@ -66,11 +69,15 @@ impl KernelMaps {
 
     fn fixed_bytes(&self) -> u64 {
         let filter = u64::from(LIVE_FILTER_SLOTS) * WORD_BYTES;
-        let inflight = preallocated(INFLIGHT_MAX, WORD_BYTES + INFLIGHT_BYTES);
-        let stacks = preallocated(STACKS_SEEN, 2 * WORD_BYTES) + preallocated(EXECS_SEEN, 2 * WORD_BYTES);
-        let processes = preallocated(TARGETS_MAX, 2 * WORD_BYTES) + preallocated(PROCESSES_MAX, 2 * WORD_BYTES);
+        let inflight = u64::from(INFLIGHT_BUCKETS) * INFLIGHT_WAYS as u64 * (WORD_BYTES + INFLIGHT_BYTES);
+        let stacks = u64::from(STACK_BUCKETS) * STACK_WAYS as u64 * WORD_BYTES;
+        let processes = preallocated(TARGETS_MAX, 2 * WORD_BYTES)
+            + preallocated(PROCESSES_MAX, 3 * WORD_BYTES)
+            + preallocated(EXECS_SEEN, 2 * WORD_BYTES)
+            + u64::from(HOOKS_MAX) * size_of::<NestedCallers>() as u64;
         let unwinding = u64::from(UNWIND_PAGES_MAX) * size_of::<PageRows>() as u64
             + u64::from(UNWIND_RULES_MAX) * size_of::<Rule>() as u64
+            + u64::from(RULE_CACHE_SLOTS) * size_of::<CachedRule>() as u64
             + u64::from(MAPPINGS_MAX) * size_of::<ProcessMapping>() as u64;
         let area = 2 * STACK_FRAMES_MAX as u64 * WORD_BYTES + SCRATCH_REST_BYTES;
         let scratch = (self.cpus + u64::from(SCRATCH_SHARED)) * area;
@@ -140,6 +147,7 @@ mod tests {
             "LIVE",
             "LIVE_FILTER",
             "INFLIGHT",
+            "NESTED",
             "TARGETS",
             "TRAPPED",
             "STACKS",
@@ -151,6 +159,7 @@ mod tests {
             "ROWS",
             "PAGES",
             "RULES",
+            "RULE_CACHE",
             "MAPPINGS",
             "PROCESSES",
         ];

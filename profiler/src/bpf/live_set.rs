@@ -6,8 +6,9 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use aya::maps::{Map, MapData, MapError};
-use profiler_common::limits::LIVE_FILTER_SLOTS;
+use profiler_common::limits::{LIVE_FILTER_SLOTS, STACK_BUCKETS, STACK_WAYS};
 use profiler_common::live::{FILTER_ONE, LiveBlock, LiveKey};
+use profiler_common::stack::seen_bucket;
 
 use super::load::{Kernel, LoadError};
 use crate::address::TargetAddr;
@@ -86,9 +87,14 @@ impl Kernel {
     /// Has the kernel side send the frames of these stacks again with the next call that has them.
     pub fn forget_stacks(&self, stacks: &[StackId]) -> Result<(), LoadError> {
         let failed = |error| LoadError::Map { name: STACKS, source: MapError::IoError(error) };
-        let Map::LruHashMap(data) = self.map(STACKS)? else { return Err(LoadError::Missing(STACKS)) };
-        let ids: Vec<u64> = stacks.iter().map(|stack| stack.0).collect();
-        remove_hash(data.fd(), &ids, |_| ()).map_err(failed)
+        let Map::Array(data) = self.map(STACKS)? else { return Err(LoadError::Missing(STACKS)) };
+        let ways = u32::try_from(STACK_WAYS).unwrap_or(u32::MAX);
+        let sent = SharedWords::new(data.fd(), STACK_BUCKETS * ways).map_err(failed)?;
+        for id in stacks.iter().map(|stack| stack.0) {
+            let first = seen_bucket(id) * ways;
+            (first..first + ways).for_each(|index| sent.clear(index, id));
+        }
+        Ok(())
     }
 
     /// Descriptor of the filter, which targets of the inline engine map.

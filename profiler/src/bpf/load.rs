@@ -8,6 +8,7 @@ use std::time::Duration;
 use aya::maps::{Array, MapData};
 use aya::programs::{Program, ProgramError, ProgramFd, UProbe};
 use aya::{Ebpf, EbpfLoader};
+use profiler_common::hook::NestedCallers;
 use profiler_common::limits::SCRATCH_SHARED;
 use profiler_common::sampling::SamplingRate;
 use serde::{Deserialize, Serialize};
@@ -18,7 +19,7 @@ use super::error::{OBJECT_VARIABLE, refused};
 use super::kernel_types::{LayoutError, TaskLayout};
 use super::program::{RelocatedObject, private_stack_absent, refuse_private_stack};
 use super::ring::Ring;
-use crate::ids::HeapId;
+use crate::ids::{HeapId, HookId};
 use crate::linux::bpf::{AttachType, UPROBE_SOURCE, supports};
 use crate::linux::feature;
 
@@ -161,6 +162,14 @@ impl Kernel {
         let failed = |source| LoadError::Map { name: "RATES", source };
         let mut rates: Array<&mut MapData, SamplingRate> = Array::try_from(map).map_err(failed)?;
         rates.set(u32::from(heap.0), rate, 0).map_err(failed)
+    }
+
+    /// Sets the return addresses that identify nested calls of a hook. Must precede attaching it.
+    pub fn set_nested_callers(&mut self, hook: HookId, callers: NestedCallers) -> Result<(), LoadError> {
+        let map = self.map_mut("NESTED")?;
+        let failed = |source| LoadError::Map { name: "NESTED", source };
+        let mut nested: Array<&mut MapData, NestedCallers> = Array::try_from(map).map_err(failed)?;
+        nested.set(u32::from(hook.0), callers, 0).map_err(failed)
     }
 
     /// Takes a map. Succeeds once for each.

@@ -92,7 +92,7 @@ mod tests {
     fn removing_a_process_that_the_kernel_side_removed_succeeds() {
         let mut kernel = fixture::kernel(LinkKind::Perf);
         let mut maps = KernelUnwindMaps::take(&mut kernel).expect("not taken yet");
-        let mappings = ProcessMappings { first: 3, count: 4 };
+        let mappings = ProcessMappings { first: 3, count: 4, serial: 5 };
         let (executed, other) = (Pid(1), Pid(2));
         for pid in [executed, other] {
             maps.set_process(pid, mappings).expect("there is room");

@@ -89,6 +89,8 @@ fn hooks() -> Vec<PlannedHook> {
             size_bytes: 16,
             heap: "libc".to_owned(),
             aliases: Vec::new(),
+            calls_known: false,
+            nested_returns: Vec::new(),
             reached_by_default: true,
             required: true,
         };

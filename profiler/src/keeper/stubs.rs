@@ -124,7 +124,8 @@ fn unmap(plan: &Installation) {
 }
 
 /// Restores all slots that still lead to stubs. Stubs stay mapped, because the process may have copied their addresses, but
-/// jump to their functions at once.
+/// jump to their functions at once. Makes no system calls in the process, which would crash if this were killed meanwhile; so
+/// the filter stays mapped too.
 pub(super) fn remove(pid: Pid, plan: &Installation) -> Result<(), CollectError> {
     let stopped = Stopped::new_while(pid, Vec::new(), &|| true)?;
     let mapped = regions(stopped.living_thread())?;
@@ -138,13 +139,6 @@ pub(super) fn remove(pid: Pid, plan: &Installation) -> Result<(), CollectError> 
     }
     bypass(&stopped, &memory, plan)?;
     let _ = memory.write_all_at(&plan.neutral, plan.data_address());
-    let without_filter = stopped.inject(&mapped, &mut |thread| {
-        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED | libc::MAP_NORESERVE;
-        thread.map(plan.filter_address(), plan.filter_bytes, libc::PROT_READ, flags, None)
-    });
-    if let Err(error) = without_filter {
-        tracing::debug!("process {pid} keeps the filter's mapping: {error}");
-    }
     stopped.release();
     Ok(())
 }

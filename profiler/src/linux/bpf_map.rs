@@ -233,6 +233,16 @@ impl SharedWords {
             word.fetch_add(change.cast_unsigned(), Ordering::SeqCst);
         }
     }
+
+    /// Sets a word to 0 if it has this value. Ignores indexes beyond the last.
+    pub(crate) fn clear(&self, index: u32, value: u64) {
+        let index = index as usize;
+        if index < self.count {
+            // SAFETY: as in `add`; other writers store whole words.
+            let word = unsafe { AtomicU64::from_ptr(self.mapped.as_mut_ptr().cast::<u64>().add(index)) };
+            let _ = word.compare_exchange(value, 0, Ordering::SeqCst, Ordering::Relaxed);
+        }
+    }
 }
 
 #[cfg(test)]
@@ -378,6 +388,12 @@ mod map_memory_tests {
         counts.add(999, 5);
         others.expect("mappable twice").add(999, -2);
         counts.add(1000, 1);
+        counts.add(500, 7);
+        counts.clear(500, 8);
+        assert_eq!(value(&map, 500), 7);
+        counts.clear(500, 7);
+        counts.clear(1000, 1);
+        assert_eq!(value(&map, 500), 0);
         assert_eq!([0, 998, 999].map(|key| value(&map, key)), [0, 0, 3]);
         assert!(SharedWords::new(array(0), 1000).is_err(), "no flag");
     }

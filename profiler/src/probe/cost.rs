@@ -91,6 +91,8 @@ fn cookie(spot: Spot) -> HookCookie {
         pointer: Some(Register::Rdi),
         page_rounded: false,
         delegates: false,
+        delegates_null: false,
+        has_nested_callers: false,
         may_throw: false,
         frees_on_failure: false,
         scope: ProbeScope::Any,

@@ -61,6 +61,7 @@ impl Jumps {
 }
 
 fn takes_the_same(one: &HookSpec, other: &HookSpec) -> bool {
-    let blank = |spec: &HookSpec| HookSpec { function: "", delegates: false, may_throw: false, ..*spec };
+    let blank =
+        |spec: &HookSpec| HookSpec { function: "", delegates: false, delegates_null: false, may_throw: false, ..*spec };
     blank(one) == blank(other)
 }

@@ -1,6 +1,7 @@
 //! Probes: hooks placed at addresses and attached.
 
 mod arch {
+    pub(super) mod flow;
     pub(crate) mod stub;
     mod stub_image;
     mod x86_64;
@@ -9,6 +10,7 @@ mod arch {
     pub(super) use x86_64::*;
 }
 pub(crate) mod attach;
+pub(crate) mod calls;
 pub(crate) mod code;
 pub(crate) mod cost;
 pub(crate) mod foreign;

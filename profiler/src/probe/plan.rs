@@ -1,6 +1,6 @@
 //! Numbers hooks and heaps for a session and makes the cookies of probes. Pure: the caller computes placements.
 
-use profiler_common::hook::{HookCookie, ProbeScope, Site};
+use profiler_common::hook::{HookCookie, NestedCallers, ProbeScope, Site};
 use profiler_common::limits::HEAPS_MAX;
 use rustc_hash::FxHashMap;
 use thiserror::Error;
@@ -34,6 +34,19 @@ impl PlannedHook {
         FileOffset(self.hook.offset.0.saturating_add(inside))
     }
 
+    /// The return addresses that identify nested calls, for the kernel side, if there are any.
+    pub(crate) fn nested_callers(&self) -> Option<(HookId, NestedCallers)> {
+        let mut callers = NestedCallers::default();
+        let inside = self.placement.as_ref().ok()?.offset_in_function;
+        if self.hook.nested_returns.is_empty() {
+            return None;
+        }
+        for (caller, &distance) in callers.iter_mut().zip(&self.hook.nested_returns) {
+            *caller = i32::try_from(distance.checked_sub_unsigned(inside)?).ok()?;
+        }
+        Some((self.id, callers))
+    }
+
     pub(crate) fn cookie(&self) -> Result<HookCookie, &PlaceError> {
         let arguments = self.placement.as_ref()?.arguments;
         Ok(HookCookie {
@@ -43,6 +56,8 @@ impl PlannedHook {
             pointer: arguments.pointer,
             page_rounded: self.hook.spec.page_rounded,
             delegates: self.hook.spec.delegates,
+            delegates_null: self.hook.spec.delegates_null,
+            has_nested_callers: self.nested_callers().is_some(),
             may_throw: self.hook.spec.may_throw,
             frees_on_failure: self.hook.spec.frees_on_failure,
             scope: ProbeScope::Any,
@@ -96,6 +111,10 @@ impl Plan {
         &self.heaps
     }
 
+    pub(crate) fn hooks(&self) -> &[PlannedHook] {
+        &self.hooks
+    }
+
     /// The hook with this number, which must be of this plan.
     pub(crate) fn hook(&self, id: HookId) -> &PlannedHook {
         &self.hooks[usize::from(id.0)]
@@ -121,6 +140,8 @@ mod tests {
             size_bytes: 16,
             heap: heap.to_owned(),
             aliases: Vec::new(),
+            calls_known: false,
+            nested_returns: Vec::new(),
             reached_by_default: true,
             required: false,
         }

@@ -6,10 +6,11 @@ use super::hooks::Hooks;
 use super::target::Target;
 use crate::allocator::hook_set::{CustomFunction, HookSet};
 use crate::allocator::resolve::{NoAllocator, ResolvedHook, resolve, symbols};
-use crate::allocator::selection::HeapSelection;
+use crate::allocator::selection::{HeapSelection, MMAP};
 use crate::ids::{HookId, Pid};
 use crate::model::{Origin, UnfoundHook};
 use crate::object::module::ModuleStore;
+use crate::probe::calls::Calls;
 use crate::probe::jumps::Jumps;
 use crate::probe::place::PlacementMode;
 use crate::probe::plan::Plan;
@@ -23,6 +24,7 @@ pub(super) struct Discovery {
     placement: PlacementMode,
     definitions: Definitions,
     jumps: Jumps,
+    calls: Calls,
     functions: HookSet,
     found: Vec<bool>,
     heaps: HeapSelection,
@@ -36,6 +38,7 @@ impl Discovery {
             placement,
             definitions: Definitions::new(symbols(&functions), functions.named_modules()),
             jumps: Jumps::default(),
+            calls: Calls::default(),
             found: vec![false; functions.functions().len()],
             functions,
             heaps,
@@ -101,7 +104,12 @@ impl Discovery {
             },
             _ => error,
         })?;
-        Ok(self.jumps.merge(hooks, &self.modules))
+        let mut hooks = self.jumps.merge(hooks, &self.modules);
+        // Beside recorded mappings, every call is followed: see `resolve`.
+        if !self.heaps.wants(MMAP) {
+            self.calls.refine(&mut hooks, &self.modules);
+        }
+        Ok(hooks)
     }
 }
 

@@ -32,7 +32,7 @@ use crate::linux::{clock, memory};
 use crate::model::{InlineEngine, Origin, ProbeScope};
 use crate::probe::cost::{self, CostError, Costs};
 use crate::probe::leftover::{self, CodeLocation};
-use crate::probe::plan::Plan;
+use crate::probe::plan::{Plan, PlannedHook};
 use crate::report::text::printable;
 
 pub(super) struct Probes {
@@ -45,6 +45,8 @@ pub(super) struct Probes {
     stubs: Stubs,
     /// Targets that do not fit into the kernel's map of targets: their calls are not sampled.
     targets_unmarked: u64,
+    /// Number of hooks of the plan that the kernel side knows.
+    planned: usize,
 }
 
 impl Probes {
@@ -69,7 +71,7 @@ impl Probes {
         let links = Links::new(keeper, scope);
         let (predictions, foreign) = (Predictions::default(), ForeignProbes::default());
         let stubs = Stubs::new(config.engine, random_seed());
-        Ok(Self { kernel, discovery, unwinding, predictions, links, foreign, stubs, targets_unmarked: 0 })
+        Ok(Self { kernel, discovery, unwinding, predictions, links, foreign, stubs, targets_unmarked: 0, planned: 0 })
     }
 
     /// `is_stopped` if no thread of the target runs meanwhile. Fails if the target cannot be profiled as it is now.
@@ -204,6 +206,10 @@ impl Probes {
         self.remove_leftovers(target);
         let Discovery { plan, modules, .. } = &self.discovery;
         rates.add_heaps(plan, &mut self.kernel)?;
+        for (hook, callers) in plan.hooks()[self.planned..].iter().filter_map(PlannedHook::nested_callers) {
+            self.kernel.set_nested_callers(hook, callers)?;
+        }
+        self.planned = plan.hooks().len();
         target.hooks.attach(target.pid, &self.kernel, &mut self.links, modules, plan)?;
         // It may have been marked before probes were shared.
         if self.links.scope.is_shared() {

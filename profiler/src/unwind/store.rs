@@ -58,6 +58,8 @@ pub(crate) struct TableStore<M> {
     /// Mappings that a walk may still read.
     retired: Vec<(MonotonicNanos, Range<u32>)>,
     uses: u64,
+    /// Of the last registered mappings.
+    serial: u32,
     generated: TableRef,
 }
 
@@ -94,6 +96,7 @@ impl<M: UnwindMaps> TableStore<M> {
             processes: HashMap::new(),
             retired: Vec::new(),
             uses: 0,
+            serial: 0,
             generated,
         }
     }
@@ -175,7 +178,7 @@ impl<M: UnwindMaps> TableStore<M> {
         let Some(mappings) = self.mappings.take(length) else {
             return Err(io::Error::other("more mappings than the kernel's map holds"));
         };
-        let range = ProcessMappings { first: mappings.start, count: length };
+        let range = ProcessMappings { first: mappings.start, count: length, serial: self.next_serial() };
         let written = self.maps.write_mappings(mappings.start, &rows).and_then(|()| self.maps.set_process(pid, range));
         if let Err(error) = written {
             // No walk can be using them.
@@ -183,6 +186,12 @@ impl<M: UnwindMaps> TableStore<M> {
             return Err(error);
         }
         Ok(mappings)
+    }
+
+    /// The kernel side caches rules by serial, so a serial must not be that of other mappings. 2^32 registrations take years.
+    fn next_serial(&mut self) -> u32 {
+        self.serial = self.serial.checked_add(1).unwrap_or(1);
+        self.serial
     }
 
     /// Returns false if the table does not fit.

@@ -7,6 +7,8 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::Duration;
 
 use aya::Pod;
+use aya::maps::Array;
+use profiler_common::limits::{INFLIGHT_BUCKETS, INFLIGHT_WAYS};
 use profiler_common::record::{ExecRecord, ForkRecord, RecordKind};
 use profiler_common::target::FOLLOWS_FORKS;
 
@@ -62,6 +64,30 @@ fn put<K: Pod, V: Pod>(kernel: &mut Kernel, map: &'static str, key: K, value: V)
     let map = kernel.map_mut(map).expect("it exists");
     let mut map: HashMap<_, K, V> = HashMap::try_from(map).expect("of this size");
     map.insert(key, value, 0).expect("there is room");
+}
+
+/// A bucket of calls: the threads' ids, then the calls of 64 bytes each.
+type CallBucket = [u64; INFLIGHT_WAYS * 9];
+
+fn call_bucket(kernel: &Kernel, thread: u64) -> (u32, CallBucket) {
+    let index = u32::try_from(thread & u64::from(INFLIGHT_BUCKETS - 1)).expect("it has few bits");
+    let map = Array::<_, CallBucket>::try_from(kernel.map("INFLIGHT").expect("it exists")).expect("of this size");
+    (index, map.get(&index, 0).expect("the index is below the length"))
+}
+
+fn start_call(kernel: &mut Kernel, thread: u64) {
+    let (index, mut bucket) = call_bucket(kernel, thread);
+    let free = bucket[..INFLIGHT_WAYS].iter().position(|&owner| owner == 0).expect("there is room");
+    bucket[free] = thread;
+    let map = kernel.map_mut("INFLIGHT").expect("it exists");
+    Array::<_, CallBucket>::try_from(map)
+        .expect("of this size")
+        .set(index, bucket, 0)
+        .expect("the index is below the length");
+}
+
+fn is_in_call(kernel: &Kernel, thread: u64) -> bool {
+    call_bucket(kernel, thread).1[..INFLIGHT_WAYS].contains(&thread)
 }
 
 /// A shell that runs a script in steps, one per line of input.
@@ -123,7 +149,7 @@ fn nested_forks_are_reported_and_wake_the_agent() {
         let (mut kernel, mut ring) = monitoring(false);
         let mut shell = Shell::start("read x; ( ( echo in; read y ); echo out; read z ); echo end");
         kernel.set_target(Pid(shell.pid()), FOLLOWS_FORKS).expect("there is room");
-        let mappings = ProcessMappings { first: 3, count: 4 };
+        let mappings = ProcessMappings { first: 3, count: 4, serial: 5 };
         put(&mut kernel, "PROCESSES", shell.pid(), mappings);
         assert_eq!(drain(&mut ring), []);
 
@@ -182,15 +208,16 @@ fn execs_of_targets_are_reported() {
         let (mut shell, mut stranger) = (Shell::start(script), Shell::start(script));
         let pid = shell.pid();
         kernel.set_target(Pid(pid), 0).expect("there is room");
-        put(&mut kernel, "PROCESSES", pid, ProcessMappings { first: 3, count: 4 });
-        put(&mut kernel, "INFLIGHT", u64::from(pid) << 32 | u64::from(pid), [0u8; 64]);
+        put(&mut kernel, "PROCESSES", pid, ProcessMappings { first: 3, count: 4, serial: 5 });
+        let thread = u64::from(pid) << 32 | u64::from(pid);
+        start_call(&mut kernel, thread);
         for shell in [&mut stranger, &mut shell] {
             shell.send();
             assert_eq!(shell.answer(), "new");
         }
         assert_eq!(drain(&mut ring), [Record::Exec(pid)]);
         assert_eq!(get::<u32, ProcessMappings>(&kernel, "PROCESSES", pid), None, "mappings of the old program");
-        assert_eq!(get::<u64, [u8; 64]>(&kernel, "INFLIGHT", u64::from(pid) << 32 | u64::from(pid)), None);
+        assert!(!is_in_call(&kernel, thread));
         assert_eq!(get(&kernel, "TARGETS", pid), Some(0u32), "the agent decides whether it stays a target");
     });
 }
@@ -256,13 +283,15 @@ fn an_exiting_threads_unfinished_call_is_removed() {
     runtime().block_on(async {
         let (mut kernel, mut ring) = monitoring(false);
         let mut shell = Shell::start("read x");
-        let (key, other) = (u64::from(shell.pid()) << 32 | u64::from(shell.pid()), u64::from(shell.pid()) << 32);
-        put(&mut kernel, "INFLIGHT", key, [1u8; 64]);
-        put(&mut kernel, "INFLIGHT", other, [1u8; 64]);
+        // The other thread's call is in the same bucket.
+        let thread = u64::from(shell.pid()) << 32 | u64::from(shell.pid());
+        let other = thread ^ u64::from(INFLIGHT_BUCKETS);
+        start_call(&mut kernel, thread);
+        start_call(&mut kernel, other);
         shell.child.kill().expect("it runs");
         shell.child.wait().expect("it is our child");
-        assert_eq!(get::<u64, [u8; 64]>(&kernel, "INFLIGHT", key), None, "the thread's own");
-        assert_eq!(get(&kernel, "INFLIGHT", other), Some([1u8; 64]), "another thread's");
+        assert!(!is_in_call(&kernel, thread), "the thread's own");
+        assert!(is_in_call(&kernel, other), "another thread's");
         assert_eq!(drain(&mut ring), []);
     });
 }
@@ -273,7 +302,7 @@ fn a_process_is_removed_with_its_last_thread() {
         let (mut kernel, mut ring) = monitoring(false);
         let me = std::process::id();
         let (mut shell, stranger) = (Shell::start("read x; exit 0"), Shell::start("read x"));
-        let mappings = ProcessMappings { first: 3, count: 4 };
+        let mappings = ProcessMappings { first: 3, count: 4, serial: 5 };
         for pid in [me, shell.pid(), stranger.pid()] {
             kernel.set_target(Pid(pid), 0).expect("there is room");
             put(&mut kernel, PROCESSES, pid, mappings);

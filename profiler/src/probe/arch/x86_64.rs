@@ -8,6 +8,10 @@ use profiler_common::hook::Register;
 /// Registers that must have their entry values if a stack is captured: stack and frame pointer.
 pub(crate) const FRAME_REGISTERS: [Register; 2] = [Register::Rsp, Register::Rbp];
 
+/// Registers that a called function preserves (System V psABI for x86-64, 3.2.1).
+const PRESERVED: [Register; 7] =
+    [Register::Rsp, Register::Rbp, Register::Rbx, Register::R12, Register::R13, Register::R14, Register::R15];
+
 pub(crate) struct Instruction<'a> {
     decoded: iced_x86::Instruction,
     /// In bytes from the function's entry.
@@ -139,11 +143,31 @@ impl Origins {
     }
 
     pub(crate) fn step(&mut self, instruction: &Instruction<'_>) {
-        match register_pair(&instruction.decoded) {
+        self.step_over(&instruction.decoded);
+    }
+
+    /// As [`step`](Self::step); a call returns with the registers that the calling convention preserves.
+    pub(super) fn step_over(&mut self, instruction: &iced_x86::Instruction) {
+        match register_pair(instruction) {
             Some((Copy::Move, to, from)) => self.0[to] = self.0[from],
             Some((Copy::Exchange, one, other)) => self.0.swap(one, other),
-            None => self.forget_written(&instruction.decoded),
+            None => self.forget_written(instruction),
         }
+        if matches!(instruction.flow_control(), FlowControl::Call | FlowControl::IndirectCall) {
+            for register in Register::ALL.into_iter().filter(|register| !PRESERVED.contains(register)) {
+                self.0[register as usize] = None;
+            }
+        }
+    }
+
+    /// Whether a register has the entry value of `argument`.
+    pub(super) fn is_copy(&self, register: iced_x86::Register, argument: Register) -> bool {
+        number(register).is_some_and(|number| self.0[number] == Some(argument))
+    }
+
+    /// What both know.
+    pub(super) fn common(&self, other: &Self) -> Self {
+        Self(std::array::from_fn(|register| self.0[register].filter(|_| self.0[register] == other.0[register])))
     }
 
     /// A partial or conditional write invalidates a register too.
