@@ -50,7 +50,7 @@ impl LiveKey {
 }
 
 /// Blocks whose addresses differ in fewer bits share a slot.
-pub const FILTER_GRANULE_BITS: u32 = 6;
+pub const FILTER_GRANULE_BITS: u32 = 8;
 /// Odd, so that different upper bits differ after the multiplication.
 pub const FILTER_SPREAD: u64 = 0x9e37_79b1;
 pub const FILTER_SPREAD_SHIFT: u32 = 14;

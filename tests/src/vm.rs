@@ -115,10 +115,11 @@ struct Session {
     alone: bool,
 }
 
-const SESSIONS: [Session; 4] = [
+const SESSIONS: [Session; 5] = [
     Session { name: "tables", callers: &["work", "main"], complete_min: 1.0, cheapest_links: true, alone: true },
     Session { name: "pointers", callers: &["work", "main"], complete_min: 0.0, cheapest_links: false, alone: true },
     Session { name: "threads", callers: &["thread"], complete_min: 1.0, cheapest_links: true, alone: false },
+    Session { name: "inline", callers: &["thread"], complete_min: 1.0, cheapest_links: true, alone: false },
     Session { name: "ending", callers: &["work", "main"], complete_min: 1.0, cheapest_links: true, alone: true },
 ];
 
@@ -153,6 +154,9 @@ fn sessions(transcript: &Transcript) -> Vec<Check> {
                 add("links are of the expected kind", links(process, session, kernel));
                 add("totals are exact", totals(process, &ledger, session.alone));
                 add("stacks", stacks(&report, &ledger, session));
+                if session.name == "inline" {
+                    add("calls pass stubs since Linux 6.6", stubs(&report, kernel));
+                }
                 if session.name == "ending" {
                     add("the target's exit is recorded", exit(process, kernel));
                 }
@@ -219,6 +223,15 @@ fn complete(report: &Report) -> Outcome {
         return Err(format!("{} hooks, dropped: {lost:?}", hooks.len()));
     }
     Ok(format!("{} hooks, {} events", hooks.len(), report.health.events))
+}
+
+/// The work begins before the stubs are installed, and some of its calls pass none.
+fn stubs(report: &Report, kernel: (u32, u32)) -> Outcome {
+    let engine = report.health.inline_engine.as_ref().ok_or("the report does not have it")?;
+    let expected = u64::from(kernel >= (6, 6));
+    let passed = engine.targets == expected && (engine.passed_calls > 0) == (expected == 1);
+    let is_explained = engine.refused.keys().all(|reason| reason.contains("Linux 6.6"));
+    if passed && is_explained { Ok(format!("{} calls", engine.passed_calls)) } else { Err(format!("{engine:?}")) }
 }
 
 /// Detects kernels whose better links heapbpf does not use.

@@ -166,6 +166,7 @@ fn on_request_every_target_has_its_own() {
 
 #[test]
 fn what_cannot_be_shared_is_refused() {
+    let _alone = alone();
     let target = service("refused");
     let run = |arguments: &str| Heapbpf::of(target.pid(), arguments).run().expect_error(1);
     let error = run("--scope inode --backend perf");

@@ -202,8 +202,9 @@ impl Stopped {
                 return Err(CollectError::Stuck { pid: self.pid, tid, state, seconds: STOP_SECONDS_MAX });
             }
             match now.duration_since(idle_since).as_micros() {
-                0..2000 => std::thread::yield_now(),
-                2000..20_000 => std::thread::sleep(Duration::from_micros(100)),
+                0..100 => std::thread::yield_now(),
+                // Leaves its CPU to the threads that are to stop, whatever its priority.
+                100..20_000 => std::thread::sleep(Duration::from_micros(20)),
                 // The exit of a child is not reaped here, and visible only in its state.
                 _ if self.held.is_empty() && Stat::read(self.pid).map_or(true, |stat| stat.has_ended()) => {
                     return Err(CollectError::Ended(self.pid));

@@ -23,6 +23,7 @@ use crate::linux::proc::maps::{Region, region_of, regions};
 use crate::linux::proc::process::{entry_path, thread_name};
 use crate::linux::proc::stat;
 use crate::linux::ptrace::Tracee;
+use crate::linux::scheduling::RealTime;
 
 /// Space below the stack of the thread that makes the system calls.
 const SCRATCH_BYTES: usize = 256;
@@ -75,11 +76,13 @@ pub(super) fn install(plan: &Installation, descriptors: &[OwnedFd]) -> Result<In
     if let [code, filter] = descriptors {
         map(&Stopped::one_thread(plan.pid)?, plan, code, filter)?;
     }
+    let urgent = RealTime::begin();
     let stopped = Stopped::new_while(plan.pid, Vec::new(), &|| true);
     let changed = stopped.and_then(|stopped| {
         let slots = change_slots(&stopped, plan)?;
         Ok(Installed { slots, stopped: stopped.release() })
     });
+    drop(urgent);
     if changed.is_err() && !descriptors.is_empty() && !plan.is_mapped {
         unmap(plan);
     }
@@ -127,6 +130,7 @@ fn unmap(plan: &Installation) {
 /// jump to their functions at once. Makes no system calls in the process, which would crash if this were killed meanwhile; so
 /// the filter stays mapped too.
 pub(super) fn remove(pid: Pid, plan: &Installation) -> Result<(), CollectError> {
+    let _urgent = RealTime::begin();
     let stopped = Stopped::new_while(pid, Vec::new(), &|| true)?;
     let mapped = regions(stopped.living_thread())?;
     // It may have executed another program.

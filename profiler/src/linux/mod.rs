@@ -13,5 +13,6 @@ pub(crate) mod pidfd;
 pub(crate) mod proc;
 pub(crate) mod process_memory;
 pub(crate) mod ptrace;
+pub(crate) mod scheduling;
 pub(crate) mod signals;
 pub(crate) mod spawn;

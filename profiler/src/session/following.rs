@@ -258,8 +258,7 @@ impl Session {
         }
         ended.close_ledger(exec.time);
         self.processes.keep(ended, &self.probes.discovery.plan);
-        self.probes.unregister(exec.pid);
-        self.probes.remove_stubs(exec.pid);
+        self.probes.forget_program(exec.pid);
         let selection = &self.config.selection;
         let is_selected = || selection::matches_new(exec.pid, selection).unwrap_or(false);
         if !(target.requested || selection.matches_new() && is_selected()) {

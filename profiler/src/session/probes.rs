@@ -176,8 +176,9 @@ impl Probes {
         self.stubs.update(rates);
     }
 
-    /// Also after an exec, for which nothing is left to be removed from the process.
-    pub(super) fn remove_stubs(&mut self, pid: Pid) {
+    /// Forgets what is known of a process's program, whose stubs are removed unless an exec has done so.
+    pub(super) fn forget_program(&mut self, pid: Pid) {
+        self.unwinding.forget(pid);
         self.stubs.remove(pid, &mut self.kernel, &self.links.keeper);
     }
 
@@ -245,6 +246,7 @@ impl Probes {
         }
         if self.links.scope.choose(&pids, &files) {
             targets.iter_mut().for_each(|target| self.share(target));
+            info!("all processes that map a hooked file share its probes: {}", self.links.scope.reason());
         }
     }
 
@@ -292,10 +294,6 @@ impl Probes {
         }
     }
 
-    pub(super) fn unregister(&mut self, pid: Pid) {
-        self.unwinding.forget(pid);
-    }
-
     pub(super) fn by_frame_pointer(&self) -> &[String] {
         self.unwinding.by_frame_pointer()
     }
@@ -313,8 +311,7 @@ impl Probes {
     }
 
     pub(super) fn release(&mut self, target: &mut Target) {
-        self.remove_stubs(target.pid);
-        self.unwinding.forget(target.pid);
+        self.forget_program(target.pid);
         self.forget(target.pid);
         target.hooks.detach();
     }

@@ -9,7 +9,7 @@
 use std::collections::BTreeSet;
 
 use anyhow::{Result, bail};
-use tracing::{debug, info};
+use tracing::debug;
 
 use super::config::{ScopeChoice, SessionConfig};
 use crate::bpf::load::LinkKind;
@@ -91,11 +91,14 @@ impl Scope {
             text::counted(load.targets, "target")
         );
         if is_shared {
-            info!("all processes that map a hooked file share its probes: {}", self.facts.reason);
             self.facts.kind = ScopeKind::Inode;
         }
         self.check_at = (!is_shared).then_some(targets.len() + targets.len().div_ceil(2));
         is_shared
+    }
+
+    pub(super) fn reason(&self) -> &str {
+        &self.facts.reason
     }
 
     pub(super) fn refuse(&mut self, reason: &str) {

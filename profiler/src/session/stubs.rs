@@ -75,6 +75,7 @@ struct Installed {
     functions: Vec<Replaced>,
 }
 
+const MULTI: &str = "it requires links of many probes: Linux 6.6, and not `--backend perf`";
 const THREAD_SLOTS_BITS: u32 = 8;
 /// Time and calls after which a target's share of trapped calls is known.
 const CHECK_AFTER: Duration = Duration::from_millis(100);
@@ -312,7 +313,7 @@ impl Stubs {
         rates: &Rates,
     ) -> Result<Installed> {
         let (pid, space) = (target.pid, &*target.mappings.space);
-        let program = kernel.stub_program().context("it requires Linux 6.6")?;
+        let program = kernel.stub_program().filter(|_| kernel.link_kind() != LinkKind::Perf).context(MULTI)?;
         let mut hooks: Vec<ReplaceableHook<'_>> = target
             .hooks
             .attached_ids()

@@ -123,8 +123,12 @@ mod tests {
         let cases = plan.cases();
         assert_eq!((cases.len(), plan.kills()), (60, 60));
         assert_eq!(cases, plan.cases());
-        for case in Case::all(None, None, Role::Agent) {
-            assert_eq!(cases.iter().filter(|it| **it == case).count(), 2, "{case}");
+        let of_agent = Case::all(None, None, Role::Agent);
+        let fewest = cases.iter().filter(|case| case.role == Role::Agent).count() / of_agent.len();
+        assert!(fewest > 0, "every combination is tested");
+        for case in of_agent {
+            let count = cases.iter().filter(|it| **it == case).count();
+            assert!((fewest..=fewest + 1).contains(&count), "{count} times {case}");
         }
     }
 }

@@ -21,7 +21,8 @@ fn report(outermost: &str, exit_code: &str) -> String {
         "callsites":[{{"stack":[{stack}],"heap":"libc","inherited":false,{TOTALS}}}]}}],
         "others":{{"skipped":[],"skipped_count":0,"short_lived_count":0,"not_inherited_count":0,"folded_count":0}},
         "health":{{"events":3,"lost":{{}},"unwind":{{"complete":2}},"resyncs":0,"interval_changes":[],"agent_cpu_ns":1,"agent_rss_bytes_max":1,
-        "guardrails":{{"memory_bytes_max":null,"memory_bytes_highest":null,"cpu_percent_max":null,"cpu_percent_highest":null,"overhead_percent_max":null,"probe_costs":null,"reached":[]}}}}}}"#
+        "guardrails":{{"memory_bytes_max":null,"memory_bytes_highest":null,"cpu_percent_max":null,"cpu_percent_highest":null,"overhead_percent_max":null,"probe_costs":null,"reached":[]}},
+        "inline_engine":{{"targets":0,"passed_calls":0,"trapped_calls":0,"refused":{{"it requires Linux 6.6":1}}}}}}}}"#
     )
 }
 
@@ -31,7 +32,7 @@ fn transcript(from: &str, to: &str) -> Transcript {
         "value kernel 6.1.0-56-cloud-amd64\nvalue tables.probes_during 9\nvalue tables.probes_after 0\n".to_owned();
     for session in &SESSIONS {
         let name = session.name;
-        let outermost = if name == "threads" { "thread" } else { "main" };
+        let outermost = if ["threads", "inline"].contains(&name) { "thread" } else { "main" };
         data += &format!("value {name}.code 0\nvalue {name}.target_code 7\nvalue {name}.verified 10 400000 30\n");
         let ledger = format!("ready\n{LEDGER}\n{LEDGER}\n").replace(from, to);
         data += &format!("file {name}.ledger {}\n{ledger}\n", ledger.len());
@@ -81,9 +82,12 @@ fn each_error_fails_its_own_check() {
     );
     check("tables.verified 10 400000 30", "tables.verified", &["instructions processed by the verifier"]);
     let links = |session: &str| format!("{session}: links are of the expected kind");
-    let [tables, threads, ending] = ["tables", "threads", "ending"].map(links);
-    check("6.1.0-56", "6.6.0", &[&tables, &threads, &ending]);
-    check("6.1.0-56", "6.15.0", &[&tables, &threads, &ending, "ending: the target's exit is recorded"]);
+    let [tables, threads, inline, ending] = ["tables", "threads", "inline", "ending"].map(links);
+    let stubs = "inline: calls pass stubs since Linux 6.6";
+    check("6.1.0-56", "6.6.0", &[&tables, &threads, &inline, stubs, &ending]);
+    let exit = "ending: the target's exit is recorded";
+    check("6.1.0-56", "6.15.0", &[&tables, &threads, &inline, stubs, &ending, exit]);
+    check("requires Linux 6.6", "is refused", &[stubs]);
 }
 
 #[test]
@@ -110,7 +114,11 @@ fn one_byte_too_many_is_an_error() {
 
 #[test]
 fn stacks_that_end_early_are_errors_by_tables_only() {
-    check("\"complete\":2", "\"complete\":1,\"no_row\":1", &["tables: stacks", "threads: stacks", "ending: stacks"]);
+    check(
+        "\"complete\":2",
+        "\"complete\":1,\"no_row\":1",
+        &["tables: stacks", "threads: stacks", "inline: stacks", "ending: stacks"],
+    );
 }
 
 #[test]

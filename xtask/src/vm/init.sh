@@ -121,6 +121,13 @@ await threads.ledger '{' 2 $target
 file threads.ledger
 leave
 
+# The same by the inline engine, where the kernel has what it needs.
+begin inline threads --interval 1 --engine inline
+kill -TERM $heapbpf
+finish
+file inline.ledger
+leave
+
 # More threads than processors, for long enough that programs are preempted at each of their instructions.
 if [ "$soak" -gt 0 ]; then
     for count in 8 64; do
