@@ -73,7 +73,15 @@ impl Image {
             let registers = (0..REGISTERS).map(|_| bytes.word()).collect::<Option<Vec<u64>>>()?;
             let stack_pointer = TargetAddr(registers[0]);
             let tid = Tid(u32::from(number) + 1);
-            self.threads.push(ThreadState { tid, registers, instruction, stack_pointer, thread_pointer });
+            self.threads.push(ThreadState {
+                tid,
+                in_syscall: instruction.0 & 1 == 1,
+                registers,
+                instruction,
+                stack_pointer,
+                thread_pointer,
+                exit_status: None,
+            });
         }
         Some(())
     }

@@ -51,6 +51,10 @@ pub const SCRATCH_STRIDE: u32 = 37;
 /// Maximum pages of a raw stack copy: 128 KiB. An interpreter needs most of it for 170 frames.
 pub const RAW_STACK_PAGES_MAX: usize = 32;
 
+/// Maximum pages of the copy of a stack whose walk ended in code that is not registered: 64 KiB. A quarter of the ring buffer
+/// holds 60 of them.
+pub const STACK_COPY_PAGES_MAX: u64 = 16;
+
 /// Executable mappings of all targets together.
 pub const MAPPINGS_MAX: u32 = 65_536;
 

@@ -5,6 +5,7 @@
 //! it. The frames of a stack ([`Stack`](RecordKind::Stack)) may follow the first record that refers to it, if two threads
 //! capture the same new stack at once.
 
+use crate::limits::PAGE_BYTES;
 use crate::live::LiveBlock;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,6 +29,13 @@ pub enum RecordKind {
     Exec = 7,
     /// Memory was mapped, unmapped or moved: [`RemapRecord`].
     Remap = 8,
+    /// A page of a stack whose walk ended at an address outside the registered mappings, because they have changed:
+    /// [`StackPageRecord`]. The pages of a stack are written by rising address, followed by its [`Stack`](Self::Stack), so
+    /// that the agent can continue the walk. No other call has this stack's id.
+    StackPage = 9,
+    /// A block that is not in the live set is about to be freed: a [`FreeRecord`] of age 0. Only of targets that
+    /// [report frees](crate::target::REPORTS_FREES).
+    UnknownFree = 10,
 }
 
 impl RecordKind {
@@ -42,6 +50,8 @@ impl RecordKind {
             6 => Self::Fork,
             7 => Self::Exec,
             8 => Self::Remap,
+            9 => Self::StackPage,
+            10 => Self::UnknownFree,
             _ => return None,
         })
     }
@@ -86,7 +96,7 @@ pub struct AllocRecord {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub struct FreeRecord {
-    /// Kind `Free`.
+    /// Kind `Free` or `UnknownFree`.
     pub header: RecordHeader,
     pub address: u64,
     /// Time at the entry of the free, in nanoseconds of `CLOCK_MONOTONIC`.
@@ -139,6 +149,27 @@ pub struct RawStackHeader {
     pub start: u64,
     /// Bytes that follow: whole pages, up to the first unmapped one.
     pub length: u64,
+}
+
+#[expect(clippy::cast_possible_truncation, reason = "a few thousand")]
+const STACK_PAGE_BYTES: usize = PAGE_BYTES as usize;
+
+/// A page of a stack, and the registers of the last frame that was unwound.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub struct StackPageRecord {
+    /// Kind `StackPage`.
+    pub header: RecordHeader,
+    pub stack_id: u64,
+    /// The frame's address, which is the last one of the stack's record.
+    pub ip: u64,
+    pub sp: u64,
+    pub bp: u64,
+    /// 1 if `ip` is a return address.
+    pub is_return_address: u64,
+    /// Address of the page: in the first record that of `sp`.
+    pub start: u64,
+    pub page: [u8; STACK_PAGE_BYTES],
 }
 
 /// A fork, written before the child runs, by the forking thread.
@@ -197,6 +228,7 @@ const _: () = assert!(size_of::<AllocRecord>() == 48);
 const _: () = assert!(size_of::<FreeRecord>() == 32);
 const _: () = assert!(size_of::<StackHeader>() == 24);
 const _: () = assert!(size_of::<RawStackHeader>() == 48);
+const _: () = assert!(size_of::<StackPageRecord>() == 56 + STACK_PAGE_BYTES);
 
 #[cfg(test)]
 mod tests {

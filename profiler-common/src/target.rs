@@ -9,3 +9,7 @@ pub const BORROWS_MEMORY: u32 = 2;
 
 /// Calls of the target are recorded by the probes that all processes share, no longer by those of its own.
 pub const SHARES_PROBES: u32 = 4;
+
+/// Frees of blocks that are not in the live set are reported too, unless the filter excludes them: the agent is about to insert
+/// the blocks that the process had before the recording. Forked children do not inherit the flag.
+pub const REPORTS_FREES: u32 = 8;

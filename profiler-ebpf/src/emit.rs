@@ -52,11 +52,12 @@ fn put<T: 'static>(value: T, flags: impl FnOnce() -> u64) -> bool {
 }
 
 /// Writes `length` bytes from `start`, which must point into a map value or the stack with at least that much space.
+/// `is_urgent` wakes the agent.
 #[inline(always)]
-pub(crate) fn bytes(start: *const c_void, length: u64) -> bool {
+pub(crate) fn bytes(start: *const c_void, length: u64, is_urgent: bool) -> bool {
+    let flags = if is_urgent { u64::from(BPF_RB_FORCE_WAKEUP) } else { wakeup_flags() };
     // SAFETY: the caller guarantees the range, and the verifier checks it.
-    let result =
-        unsafe { bpf_ringbuf_output((&raw const EVENTS).cast_mut().cast(), start.cast_mut(), length, wakeup_flags()) };
+    let result = unsafe { bpf_ringbuf_output((&raw const EVENTS).cast_mut().cast(), start.cast_mut(), length, flags) };
     if result < 0 {
         count(Counter::RingFull);
         return false;

@@ -48,7 +48,10 @@ pub(crate) fn take(call: &Call, address: u64) -> Option<LiveBlock> {
     if key.is_excluded_by(unsafe { LIVE_FILTER.get_ptr(key.filter_slot())?.read_volatile() }) {
         return None;
     }
-    let block = LIVE.get_ptr(&key)?;
+    let Some(block) = LIVE.get_ptr(&key) else {
+        report_unknown(call, address);
+        return None;
+    };
     // SAFETY: the pointer comes from a successful lookup, and the value is not changed in place.
     let block = unsafe { *block };
     // After the recording has ended, the live set stays as it is: the agent may still be reading it, and records may be
@@ -67,6 +70,21 @@ pub(crate) fn take(call: &Call, address: u64) -> Option<LiveBlock> {
         age_us: FreeRecord::age_us(block.time_us(), now_ns / 1000),
     });
     Some(block)
+}
+
+/// Reports the free of a block that is not in the live set, for targets whose earlier blocks are about to be inserted.
+#[inline(always)]
+fn report_unknown(call: &Call, address: u64) {
+    if !sample::reports_frees(call) || !sample::is_on(call.cookie.heap()) {
+        return;
+    }
+    emit::record(FreeRecord {
+        header: RecordHeader::new(RecordKind::UnknownFree, call.tgid()),
+        address,
+        time_ns: emit::now_ns(),
+        tid: call.tid(),
+        age_us: 0,
+    });
 }
 
 /// Inserts a block unless its key is present.

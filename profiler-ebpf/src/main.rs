@@ -5,7 +5,7 @@
 //! which a session probe needs to skip the return.
 //!
 //! Layers, each using only those before it: `asm`, `config`, `layout`, `arch` ← `maps` ← `call`, `scratch`, `emit`, `inflight` ← `sample`,
-//! `walk` ← `live`, `stack` ← `remap`, `process` ← `hook`.
+//! `walk` ← `copy` ← `live`, `stack` ← `remap`, `process` ← `hook`.
 
 #![no_std]
 #![no_main]
@@ -15,6 +15,7 @@ mod arch;
 mod asm;
 mod call;
 mod config;
+mod copy;
 mod emit;
 mod hook;
 mod inflight;

@@ -18,7 +18,7 @@ use aya_ebpf::helpers::generated::bpf_get_current_task;
 use aya_ebpf::helpers::{bpf_get_current_pid_tgid, bpf_probe_read_kernel};
 use profiler_common::counter::Counter;
 use profiler_common::record::{ExecRecord, ForkRecord, RecordHeader, RecordKind};
-use profiler_common::target::{BORROWS_MEMORY, FOLLOWS_FORKS};
+use profiler_common::target::{BORROWS_MEMORY, FOLLOWS_FORKS, REPORTS_FREES};
 
 use crate::maps::{EXECS, PROCESSES, TARGETS, count};
 use crate::{config, emit, inflight};
@@ -109,7 +109,7 @@ pub(crate) fn forked(arguments: &Arguments) {
 fn follow(tgid: u32, flags: u32, child: u32, shares_memory: bool) {
     // The child may fork before the agent knows it.
     let memory_flag = if shares_memory { BORROWS_MEMORY } else { 0 };
-    if TARGETS.insert(&child, &(flags & !BORROWS_MEMORY | memory_flag), u64::from(BPF_ANY)).is_err() {
+    if TARGETS.insert(&child, &(flags & !(BORROWS_MEMORY | REPORTS_FREES) | memory_flag), u64::from(BPF_ANY)).is_err() {
         count(Counter::TargetsFull);
     }
     // A child with a copy of the memory has its parent's code at the same addresses, so its stacks unwind from the first

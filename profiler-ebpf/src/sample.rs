@@ -5,7 +5,7 @@ use profiler_common::counter::Counter;
 use profiler_common::hook::{ProbeScope, STUB_INTERVAL, Site};
 use profiler_common::interval::Interval;
 use profiler_common::sampling::SamplingRate;
-use profiler_common::target::{BORROWS_MEMORY, SHARES_PROBES};
+use profiler_common::target::{BORROWS_MEMORY, REPORTS_FREES, SHARES_PROBES};
 
 use crate::call::Call;
 use crate::maps::{RATES, TARGETS, TRAPPED, count};
@@ -60,6 +60,16 @@ pub(crate) fn is_recorded(call: &Call) -> bool {
     match TARGETS.get_ptr(&call.tgid()) {
         // SAFETY: the pointer comes from a successful lookup.
         Some(flags) => is_recorded_by(call.cookie.scope(), unsafe { *flags }),
+        None => false,
+    }
+}
+
+/// Whether frees of blocks that are not in the live set are reported.
+#[inline(always)]
+pub(crate) fn reports_frees(call: &Call) -> bool {
+    match TARGETS.get_ptr(&call.tgid()) {
+        // SAFETY: the pointer comes from a successful lookup.
+        Some(flags) => (unsafe { *flags }) & REPORTS_FREES != 0,
         None => false,
     }
 }

@@ -11,7 +11,7 @@ use crate::asm::masked;
 use crate::call::Call;
 use crate::maps::{RAW, STACKS, count};
 use crate::scratch::Claim;
-use crate::{config, emit, inflight, walk};
+use crate::{config, copy, emit, inflight, walk};
 
 /// Captures the call's stack and returns its id, or `None` if the caller is a hooked function: see [`inflight::is_caller_hooked`].
 /// Must be called at entry: at the return, the trampoline has replaced the return address.
@@ -31,7 +31,16 @@ pub(crate) fn take(call: &Call) -> Option<u64> {
     let hasher = StackHasher::new(config::stack_seed(), call.tgid());
     let unwound = walk::unwind(call, &claim, caller, hasher);
     count(unwound.end.counter());
-    let stack_id = id(unwound.hasher, unwound.end);
+    let mut stack_id = id(unwound.hasher, unwound.end);
+    let mut is_urgent = false;
+    if config::unwind_by_tables() && unwound.end == StackEnd::MissingModule {
+        // Equal frames up to the end can have different callers.
+        let own_id = unique_id(call, unwound.hasher);
+        is_urgent = copy::send_pages(claim.area, call.tgid(), own_id) != 0;
+        if is_urgent {
+            stack_id = own_id;
+        }
+    }
     if is_new(stack_id) {
         // SAFETY: this program has claimed the area.
         let record = unsafe { &raw mut (*scratch).record };
@@ -39,7 +48,7 @@ pub(crate) fn take(call: &Call) -> Option<u64> {
         unsafe { (*record).header = header(call, stack_id, unwound.depth, unwound.end) };
         let depth = if unwound.depth > STACK_FRAMES_MAX as u64 { STACK_FRAMES_MAX as u64 } else { unwound.depth };
         let length = size_of::<StackHeader>() as u64 + depth * 8;
-        if !emit::bytes(record.cast_const().cast(), length) {
+        if !emit::bytes(record.cast_const().cast(), length, is_urgent) {
             forget(stack_id);
         }
     }
@@ -73,6 +82,14 @@ fn caller_only(call: &Call) -> Option<u64> {
 #[inline(always)]
 fn id(mut hasher: StackHasher, end: StackEnd) -> u64 {
     hasher.add(end as u64);
+    hasher.finish()
+}
+
+/// The id of a stack of this call alone.
+#[inline(always)]
+fn unique_id(call: &Call, mut hasher: StackHasher) -> u64 {
+    hasher.add(call.thread);
+    hasher.add(emit::now_ns());
     hasher.finish()
 }
 
@@ -164,5 +181,5 @@ fn copy_and_send(area: u32, header: &RawStackHeader) {
     }
     record.header.length = length;
     // The loop over the pages computed the length, so the verifier knows that it fits.
-    let _ = emit::bytes((&raw const *record).cast(), size_of::<RawStackHeader>() as u64 + length);
+    let _ = emit::bytes((&raw const *record).cast(), size_of::<RawStackHeader>() as u64 + length, false);
 }

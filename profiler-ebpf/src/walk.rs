@@ -83,7 +83,7 @@ fn mappings_of(tgid: u32) -> ProcessMappings {
     match PROCESSES.get_ptr(&tgid) {
         // SAFETY: the pointer comes from a successful lookup.
         Some(process) => unsafe { *process },
-        None => ProcessMappings { first: 0, count: 0, serial: 0 },
+        None => ProcessMappings::NONE,
     }
 }
 
@@ -205,7 +205,7 @@ fn search(walk: &Walk, address: u64) -> Result<Rule, StackEnd> {
 
 /// Finds the process's mapping that contains the address, by binary search over `count` mappings from index `first`.
 #[inline(always)]
-fn find_mapping(first: u32, count: u32, address: u64) -> Option<ProcessMapping> {
+pub(crate) fn find_mapping(first: u32, count: u32, address: u64) -> Option<ProcessMapping> {
     let mut low = first;
     let mut high = first.wrapping_add(count);
     for _ in 0..SEARCH_STEPS {

@@ -2,6 +2,7 @@
 
 #![expect(missing_docs, reason = "no stable interface: `internals` re-exports internal items")]
 
+mod account;
 mod address;
 mod allocator;
 mod bpf;

@@ -12,7 +12,7 @@ use crate::ledger::curve::CurvePoint;
 use crate::ledger::snapshot::TargetSnapshot;
 use crate::ledger::timeline::Timeline;
 pub(crate) use crate::model::TargetFacts;
-use crate::model::{Health, HookStatus, Leaks, Others, Window, WindowReason};
+use crate::model::{Health, HookStatus, Leaks, MemoryAccount, Others, Window, WindowReason};
 use crate::object::module::Modules;
 use crate::process::address_space::AddressSpace;
 use crate::units::{Amounts, MonotonicNanos};
@@ -71,6 +71,7 @@ pub struct TargetState {
     /// Totals over time, in the order of time.
     pub curve: Vec<CurvePoint>,
     pub timeline: Arc<Timeline>,
+    pub memory: Arc<MemoryAccount>,
     /// End of both: the exit of the target, or now.
     pub until: MonotonicNanos,
     /// Live blocks older than [`Snapshot::older_than`], by callsite; `None` without that.

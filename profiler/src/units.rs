@@ -70,6 +70,14 @@ estimate! {
 }
 
 estimate! {
+    /// Third cumulant of the error of an estimate, in units of [`CUBE`] cubic bytes or cubic blocks; 0 if exact.
+    EstimatedCube
+}
+
+/// Keeps sums of cubes within 128 bits at the largest interval; rounds each to an integer.
+const CUBE: f64 = ONE;
+
+estimate! {
     /// Sum of block lifetimes, in microseconds.
     EstimatedMicros
 }
@@ -83,10 +91,40 @@ impl EstimatedCount {
     }
 }
 
+/// Variances of estimates, and the third cumulants of their errors: what confidence intervals are computed from.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, AddAssign, SubAssign, Serialize, Deserialize)]
 pub struct Variance {
     pub bytes: EstimatedVariance,
     pub count: EstimatedVariance,
+    // Written apart: the layout of folded recordings is older.
+    #[serde(skip)]
+    pub cubes: Cubes,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, AddAssign, SubAssign, Serialize, Deserialize)]
+pub struct Cubes {
+    pub bytes: EstimatedCube,
+    pub count: EstimatedCube,
+}
+
+impl Variance {
+    pub const ZERO: Self = Self {
+        bytes: EstimatedVariance::ZERO,
+        count: EstimatedVariance::ZERO,
+        cubes: Cubes { bytes: EstimatedCube::ZERO, count: EstimatedCube::ZERO },
+    };
+}
+
+impl EstimatedCube {
+    /// `cube` in cubic bytes or cubic blocks.
+    pub fn of(cube: f64) -> Self {
+        Self::from_f64(cube / CUBE)
+    }
+
+    /// In cubic bytes or cubic blocks.
+    pub fn cubic(self) -> f64 {
+        self.to_f64() * CUBE
+    }
 }
 
 /// Estimated amounts of one sampled block (its weight) or of several, with their variances.
@@ -103,7 +141,9 @@ impl Amounts {
     /// Returns the weight of a block of `size_bytes` sampled at `interval`.
     ///
     /// A block of value v, sampled with probability p, has the weight w = v/p and the variance v²(1 − p)/p, estimated
-    /// from the sampled blocks as v²(1 − p)/p² = w(w − v) (Horvitz and Thompson, 1952).
+    /// from the sampled blocks as v²(1 − p)/p² = w(w − v) (Horvitz and Thompson, 1952). That is also the variance of the
+    /// number of blocks that one sample represents, which has a negative binomial distribution; its third cumulant is
+    /// v³(1 − p)(2 − p)/p³ = w(w − v)(2w − v).
     #[expect(clippy::cast_precision_loss, reason = "sizes below the interval have at most 30 bits")]
     pub fn of(size_bytes: u64, interval: Interval) -> Self {
         let interval_bytes = u64::from(interval.bytes());
@@ -112,13 +152,19 @@ impl Amounts {
         }
         let bytes = sampling::estimated_bytes(size_bytes, interval_bytes);
         let count = sampling::estimated_count(size_bytes, interval_bytes);
+        let size = size_bytes as f64;
+        let variance = [bytes * (bytes - size), count * (count - 1.0)];
         Self {
             count: EstimatedCount::from_f64(count),
             bytes: EstimatedBytes::from_f64(bytes),
             samples: 1,
             variance: Variance {
-                bytes: EstimatedVariance::from_f64(bytes * (bytes - size_bytes as f64)),
-                count: EstimatedVariance::from_f64(count * (count - 1.0)),
+                bytes: EstimatedVariance::from_f64(variance[0]),
+                count: EstimatedVariance::from_f64(variance[1]),
+                cubes: Cubes {
+                    bytes: EstimatedCube::of(variance[0] * (2.0 * bytes - size)),
+                    count: EstimatedCube::of(variance[1] * (2.0 * count - 1.0)),
+                },
             },
         }
     }
@@ -129,7 +175,7 @@ impl Amounts {
             count: EstimatedCount::exact(blocks),
             bytes: EstimatedBytes::exact(bytes),
             samples: blocks,
-            variance: Variance { bytes: EstimatedVariance::ZERO, count: EstimatedVariance::ZERO },
+            variance: Variance::ZERO,
         }
     }
 }
@@ -149,6 +195,24 @@ impl MonotonicNanos {
     pub fn since(self, earlier: Self) -> std::time::Duration {
         std::time::Duration::from_nanos(self.0.saturating_sub(earlier.0))
     }
+}
+
+/// Memory of a mapping, in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub struct MappedAmounts {
+    /// Resident bytes, each divided by the number of processes that map it.
+    pub pss_bytes: u64,
+    /// Resident bytes that no other process maps, and that equal the file.
+    pub private_clean_bytes: u64,
+    /// Resident bytes that no other process maps, and that have been written.
+    pub private_dirty_bytes: u64,
+    /// Resident bytes that other processes map too, and that equal the file.
+    pub shared_clean_bytes: u64,
+    /// Resident bytes that other processes map too, and that have been written.
+    pub shared_dirty_bytes: u64,
+    /// Swapped out bytes.
+    pub swap_bytes: u64,
 }
 
 #[cfg(test)]
@@ -184,6 +248,10 @@ mod tests {
         // A small block represents T bytes, with a standard deviation of T.
         let deviation = Amounts::of(16, interval).variance.bytes.to_f64().sqrt();
         assert!((deviation - 4096.0).abs() < 20.0, "{deviation}");
+        // The third cumulant of a gamma distribution with the scale T.
+        let cube = Amounts::of(16, interval).variance.cubes;
+        assert!((cube.bytes.cubic() / 2.0 / 4096_f64.powi(3) - 1.0).abs() < 0.01, "{cube:?}");
+        assert!((cube.count.cubic() / 2.0 / 256_f64.powi(3) - 1.0).abs() < 0.01, "{cube:?}");
     }
 
     #[test]

@@ -46,8 +46,19 @@ pub struct Process {
     pub overhead: Option<Overhead>,
     pub leak_candidates: Option<Leaks>,
     pub totals: Totals,
+    pub inventory: Option<Inventory>,
     pub heaps: Vec<Heap>,
     pub callsites: Vec<Callsite>,
+}
+
+#[derive(Debug, Deserialize)]
+pub struct Inventory {
+    pub blocks: u64,
+    pub bytes: u64,
+    pub interval_bytes: u64,
+    pub pause_ns: u64,
+    pub gaps: Vec<String>,
+    pub error: Option<String>,
 }
 
 #[derive(Debug, Deserialize)]

@@ -88,11 +88,23 @@ impl Truth {
         for made in self.made.iter().filter(|made| made.fate != Fate::Held) {
             let bytes = made.bytes(known);
             sums.0 = Sum::of(sums.0.count + 1, sums.0.bytes + bytes);
-            if made.fate != Fate::Under {
-                sums.1 = Sum::of(sums.1.count + 1, sums.1.bytes + bytes);
-            }
+        }
+        for first in self.direct() {
+            sums.1 = Sum::of(sums.1.count + 1, sums.1.bytes + first.bytes(known));
         }
         sums
+    }
+
+    /// Blocks that no other leaked one references, and the first one of each cycle.
+    fn direct(&self) -> Vec<&Made> {
+        let mut cycles: BTreeMap<&str, &Made> = BTreeMap::new();
+        for made in self.made.iter().filter(|made| made.fate == Fate::Circle) {
+            let first = cycles.entry(cycle(&made.function)).or_insert(made);
+            if made.address < first.address {
+                *first = made;
+            }
+        }
+        self.made.iter().filter(|made| made.fate == Fate::Leaked).chain(cycles.into_values()).collect()
     }
 
     /// Returns the addresses of leaked blocks.
@@ -132,6 +144,9 @@ impl Truth {
             let entry = place.map(|place| expected.swap_remove(place));
             let entry = entry.unwrap_or_else(|| panic!("{} is reported and did not leak: {leak:#?}", self.say(leak)));
             assert_eq!(leak.similar.count, entry.count - 1, "{entry:?}");
+            if entry.cycle_count == 1 && entry.count <= 100 {
+                assert_eq!(leak.addresses(), entry.addresses, "{entry:?}");
+            }
             // A container may be in a cycle with its elements, which is not part of the truth.
             assert!(leak.cycle_count == entry.cycle_count || entry.cycle_count == 1, "{entry:?}: {leak:?}");
             assert_eq!(leak.watched, known == Known::Watched, "{leak:?}");
@@ -160,7 +175,8 @@ impl Truth {
             let name = match (made.fate, known) {
                 (Fate::Circle, _) => format!("cycle {}", cycle(&made.function)),
                 (_, Known::Watched) => made.function.clone(),
-                (_, Known::Walked) => format!("{:x}", made.address),
+                // Without a stack and a type, blocks of one size are one entry.
+                (_, Known::Walked) => format!("{} bytes", made.bytes(known)),
             };
             groups.entry(name).or_default().push(made);
         }

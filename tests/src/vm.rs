@@ -145,7 +145,9 @@ fn sessions(transcript: &Transcript) -> Vec<Check> {
     let soak: &[Session] = if transcript.value("soak").is_some() { &SOAK } else { &[] };
     for session in SESSIONS.iter().chain(soak) {
         let mut add = |what: &str, outcome| checks.push(Check::new(format!("{}: {what}", session.name), outcome));
-        add("heapbpf exits with 0", exited(transcript, session.name));
+        // Stacks that are cut make a profile incomplete.
+        let code = if session.complete_min > 0.0 { "0" } else { "3" };
+        add(&format!("heapbpf exits with {code}"), exited_with(transcript, session.name, code));
         match read(transcript, session.name) {
             Err(reason) => add("there is a report", Err(reason)),
             Ok((report, ledger)) => {
@@ -185,7 +187,11 @@ fn expect(transcript: &Transcript, name: &str, expected: &str, otherwise: &str) 
 }
 
 fn exited(transcript: &Transcript, session: &str) -> Outcome {
-    expect(transcript, &format!("{session}.code"), "0", "exit code {}").map_err(|reason| {
+    exited_with(transcript, session, "0")
+}
+
+fn exited_with(transcript: &Transcript, session: &str, code: &str) -> Outcome {
+    expect(transcript, &format!("{session}.code"), code, "exit code {}").map_err(|reason| {
         let texts = ["log", "summary"].map(|kind| transcript.text(&format!("{session}.{kind}")).unwrap_or_default());
         format!("{reason}\n{}\n{}", texts[0].trim(), texts[1].trim())
     })

@@ -115,6 +115,32 @@ fn eight_threads_at_once_are_counted_to_the_byte() {
 }
 
 #[test]
+fn few_missed_frees_are_tolerated_unless_strict() {
+    for (option, code, verdict) in [("", 0, "complete except for"), ("--strict", 3, "incomplete:")] {
+        let mut target = Target::start("unseen_free.c");
+        let mut heapbpf = Heapbpf::of(target.pid(), &format!("{option} --interval 1 -o out.json -o out.heapbpf"));
+        let session = heapbpf.start();
+        let _ = target.work("after 5000");
+        let outcome = session.interrupt().expect_code(code);
+        let first = format!("health: {verdict} 1 event dropped (<0.1%)");
+        assert!(outcome.stdout.lines().any(|line| line == first), "no `{first}` in {}", outcome.stdout);
+        assert_eq!(heapbpf.report("out.json").health.lost.get("missed_free"), Some(&1));
+        for input in ["out.json", "out.heapbpf"] {
+            let input = heapbpf.file(input).display().to_string();
+            let words = ["convert", &input].into_iter().chain(option.split_ascii_whitespace());
+            let _ = Heapbpf::new(words).run().expect_code(code);
+        }
+    }
+}
+
+#[test]
+fn a_recording_of_no_process_is_incomplete() {
+    let outcome = Heapbpf::new(["--cmdline", "nosuchprogram", "--duration", "1s"]).run().expect_code(3);
+    let verdict = "health: incomplete: no process was profiled";
+    assert!(outcome.stdout.lines().any(|line| line == verdict), "{}", outcome.stdout);
+}
+
+#[test]
 fn a_missed_free_makes_the_profile_incomplete() {
     let mut target = Target::start("unseen_free.c");
     let mut heapbpf = Heapbpf::of(target.pid(), "--interval 1 -o out.json");

@@ -33,7 +33,7 @@ fn recorded_at_once(arguments: &str) -> (Target, Heapbpf, Session) {
     let target = Target::spawn(&mut at_once(&build("family.c")));
     let mut command = at_once(&binary());
     command
-        .args(["--pid", &target.pid().to_string()])
+        .args(["--no-inventory", "--pid", &target.pid().to_string()])
         .args(ARGUMENTS.split(' '))
         .args(arguments.split_ascii_whitespace());
     let mut heapbpf = Heapbpf::with_command(command);
@@ -230,7 +230,7 @@ fn an_exec_ends_the_ledger_and_starts_a_new_one() {
         target.exec(&format!("{how} {}", build("family.c").display()));
         session.wait_for("is being recorded");
         let ledger = target.work("keep 50 3");
-        let _ = session.interrupt().expect_code(0);
+        let _ = session.interrupt().expect_counted();
         target.assert_running();
 
         let report = heapbpf.report("out.json");

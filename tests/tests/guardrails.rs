@@ -52,7 +52,7 @@ fn a_target_whose_probes_cost_too_much_is_detached() {
     let pairs_max = (overhead.cpu_ns as f64 + 1e9) / 100.0;
     assert!(estimates.alloc_count < pairs_max, "{estimates:?} in {overhead:?}");
     assert!(estimates.live_count < 0.01 * estimates.alloc_count + 5000.0, "{estimates:?}");
-    for text in ["detached after", "this profile is incomplete"] {
+    for text in ["detached after", "health: incomplete: 1 process detached by a limit"] {
         assert!(outcome.stdout.contains(text), "{}", outcome.stdout);
     }
     assert!(outcome.stderr.contains("detached from process"), "{}", outcome.stderr);

@@ -56,7 +56,7 @@ fn start(target: &Target, arguments: &str) -> (Heapbpf, Session) {
 /// Ends a session, which must have dropped nothing, and returns its report.
 #[track_caller]
 fn finish(heapbpf: &Heapbpf, session: Session, target: &mut Target) -> Report {
-    let _ = session.interrupt().expect_code(0);
+    let _ = session.interrupt().expect_counted();
     assert_unharmed(target);
     let report = heapbpf.report("out.json");
     report.assert_complete();

@@ -58,7 +58,8 @@ fn check_losses(report: &Report, outcome: &Outcome) {
     let code = outcome.status.code();
     assert_eq!(report.others.skipped_count, 0, "{:?}", report.others.skipped);
     assert!(
-        code == Some(0) && lost == 0 || code == Some(3) && outcome.stdout.contains("incomplete"),
+        code == Some(0) && lost * 1000 <= report.health.events
+            || code == Some(3) && outcome.stdout.contains("incomplete"),
         "{lost} lost: {outcome:?}"
     );
 }

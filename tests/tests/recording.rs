@@ -153,8 +153,9 @@ fn forks_and_execs_are_replayed() {
     target.exec(&format!("exec {}", heapbpf_tests::target::build("family.c").display()));
     session.wait_for("is being recorded");
     target.work("keep 13 3");
-    let _ = session.interrupt().expect_code(0);
-    let report = assert_same(&heapbpf, &[]).report();
+    let outcome = session.interrupt().expect_counted();
+    let code = outcome.status.code().expect("it was not killed");
+    let report = assert_same_with_code(&heapbpf, &[], code).report();
     assert_eq!(report.targets.len(), 3, "{:?}", report.targets);
     let child = report.child_of(target.pid());
     assert_eq!(child.totals.inherited_bytes.as_u64(), Some(3000));

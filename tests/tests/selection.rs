@@ -128,7 +128,7 @@ fn a_program_behind_wrappers_is_one_target() {
             target
         })
         .collect();
-    let _ = session.interrupt().expect_code(0);
+    let _ = session.interrupt().expect_counted();
     let report = heapbpf.report("out.json");
     report.assert_complete();
     for target in &mut targets {

@@ -63,6 +63,6 @@ fn assert_unharmed(target: &mut Target) {
 /// Starts heapbpf from a shell that runs `preparation` first.
 fn prepared(preparation: &str, pid: u32, arguments: &str) -> Heapbpf {
     let mut command = std::process::Command::new("sh");
-    command.args(["-c", &format!("{preparation}; exec {} --pid {pid} {arguments}", binary().display())]);
+    command.args(["-c", &format!("{preparation}; exec {} --no-inventory --pid {pid} {arguments}", binary().display())]);
     Heapbpf::with_command(command)
 }

@@ -203,7 +203,7 @@ fn debug_links_chosen_by_the_target_are_not_opened() {
     let mut strace = Command::new("strace");
     strace.args(["-f", "-y", "--seccomp-bpf", "-e", "trace=open,openat,openat2", "-o", "trace"]).arg(binary());
     strace.args(pids.iter().flat_map(|pid| ["--pid".to_owned(), pid.to_string()]));
-    strace.args(["--interval", "1", "--duration", "3s", "-o", "report.json"]);
+    strace.args(["--no-inventory", "--interval", "1", "--duration", "3s", "-o", "report.json"]);
     let mut heapbpf = Heapbpf::with_command(strace);
     let session = heapbpf.start();
     hosted.iter_mut().for_each(Hosted::allocate);

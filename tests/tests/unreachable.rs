@@ -2,6 +2,8 @@
 
 #[path = "unreachable/attached.rs"]
 mod attached;
+#[path = "unreachable/ends.rs"]
+mod ends;
 #[path = "unreachable/errors.rs"]
 mod errors;
 #[path = "unreachable/intrusion.rs"]
@@ -18,9 +20,12 @@ mod owners;
 mod roots;
 #[path = "unreachable/runs.rs"]
 mod runs;
+#[path = "unreachable/unusual.rs"]
+mod unusual;
 
 /// Exit codes of the command.
 const CLEAN: i32 = 0;
 const FAILED: i32 = 1;
 const WRONG_USAGE: i32 = 2;
+const INCOMPLETE: i32 = 3;
 const LEAKS: i32 = 4;

@@ -106,6 +106,8 @@ fn walks(said: &Said) -> (Vec<Region>, Vec<Walk>) {
         instruction: TargetAddr(0),
         stack_pointer: TargetAddr(0),
         thread_pointer: TargetAddr(pointer),
+        in_syscall: true,
+        exit_status: None,
     };
     let threads: Vec<ThreadState> = said.threads.iter().map(state).collect();
     let walks = walk(&Scene { memory: &memory, regions: &regions, threads: &threads });

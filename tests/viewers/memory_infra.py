@@ -32,6 +32,7 @@ IMPORT = """async text => {
   });
   const dump = one => ({
     time_ms: one.start,
+    mappings: one.vmRegions ? { size: one.vmRegions.sizeInBytes, ...one.vmRegions.byteStats } : null,
     allocators: Object.fromEntries((one.memoryAllocatorDumps || []).map(one => [one.fullName, scalars(one)])),
     heaps: Object.fromEntries(
         Object.entries(one.heapDumps || {}).map(([name, heap]) => [name, heap.entries.map(entry)])),

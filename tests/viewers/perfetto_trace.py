@@ -92,8 +92,8 @@ def main(path):
     trace = protos.Trace()
     with open(path, "rb") as file:
         trace.ParseFromString(file.read())
-    answer = {"clocks": {}, "flags": {}, "kinds": [], "indices": [], "continued": [], "processes": {}, "threads": {}, "dumps": [], "counters": {}}
-    names = Names()
+    answer = {"clocks": {}, "flags": {}, "kinds": [], "indices": [], "continued": [], "processes": {}, "threads": {}, "dumps": [], "counters": {}, "smaps": {}}
+    names, pids, counters = Names(), {}, {}
     for packet in trace.packet:
         assert packet.trusted_packet_sequence_id
         answer["flags"].setdefault(packet.trusted_packet_sequence_id, []).append(packet.sequence_flags)
@@ -114,19 +114,25 @@ def main(path):
         if packet.HasField("track_descriptor"):
             track = packet.track_descriptor
             if track.HasField("counter"):
-                parent = answer["counters"][track.parent_uuid]
-                parent.update(uuid=track.uuid, name=track.name, unit=track.counter.unit, description=track.description, values=[])
+                counter = {"name": track.name, "unit": track.counter.unit, "description": track.description, "values": []}
+                counters[track.uuid] = {"pid": pids[track.parent_uuid], **counter}
             else:
-                answer["counters"][track.uuid] = {"pid": track.process.pid}
+                assert track.uuid not in pids and track.uuid not in counters
+                pids[track.uuid] = track.process.pid
         if packet.HasField("track_event"):
-            (counter,) = [one for one in answer["counters"].values() if one.get("uuid") == packet.track_event.track_uuid]
+            counter = counters[packet.track_event.track_uuid]
             assert packet.track_event.type == protos.TrackEvent.TYPE_COUNTER and packet.timestamp_clock_id == 3
             counter["values"].append([packet.timestamp, packet.track_event.counter_value])
+        if packet.HasField("smaps_packet"):
+            assert packet.smaps_packet.pid not in answer["smaps"]
+            answer["smaps"][packet.smaps_packet.pid] = [
+                {field.name: value for field, value in entry.ListFields()} for entry in packet.smaps_packet.entries
+            ]
         if packet.HasField("module_symbols"):
             names.add_symbols(packet.module_symbols)
     # Lines of code come last, so stacks are read when all is known.
     answer["stacks"] = {number: names.stack(number) for number in names.tables["callstacks"]}
-    answer["counters"] = list(answer["counters"].values())
+    answer["counters"] = list(counters.values())
     mappings = names.tables["mappings"].values()
     answer["mappings"] = [
         {

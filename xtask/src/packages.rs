@@ -31,6 +31,9 @@ const PACKAGES: &[Package] = &[
     ("redis-tools", "redis-benchmark", "puts load on redis"),
     ("python3", "/usr/bin/python3", "a target: an interpreter"),
     ("perl", "perl", "a target: an interpreter"),
+    ("nodejs", "node", "a target: an interpreter that generates code"),
+    ("php-cli", "php", "a target: an interpreter with an allocator of its own"),
+    ("default-jdk-headless", "javac", "a target: a virtual machine that generates code"),
     ("sqlite3", "sqlite3", "a target: a database in one process"),
     ("git", "git", "a target: reads a repository's history"),
     ("postgresql", "/usr/lib/postgresql", "a target: a server that forks, and pgbench"),
@@ -41,7 +44,7 @@ const PACKAGES: &[Package] = &[
     ("valgrind", "/usr/libexec/valgrind/dh_view.html", "reads DHAT's and massif's files"),
     ("strace", "strace", "shows which files are opened"),
     ("chromium", "chromium", "opens what is drawn by scripts"),
-    ("golang-go", "go", "reads profiles with `go tool pprof`"),
+    ("golang-go", "go", "reads profiles with `go tool pprof`, and builds a target"),
     (
         "golang-1.19-src",
         "/usr/share/go-1.19/src/cmd/trace/static/trace_viewer_full.html",
@@ -60,8 +63,8 @@ const PACKAGES: &[Package] = &[
 pub(crate) const RUST: &str = "rustc-web cargo-web rust-web-src";
 pub(crate) const LLVM: &str = "llvm-22-dev";
 pub(crate) const TESTS: &str = "gcc libc6-dev g++ binutils libjemalloc2 libtcmalloc-minimal4 libmimalloc2.0 libjemalloc-dev \
-    libgoogle-perftools-dev libmimalloc-dev musl-tools musl-dev redis-server redis-tools python3 perl sqlite3 git postgresql \
-    nginx-light valgrind strace";
+    libgoogle-perftools-dev libmimalloc-dev musl-tools musl-dev redis-server redis-tools python3 perl nodejs sqlite3 git \
+    postgresql nginx-light valgrind strace golang-go default-jdk-headless";
 pub(crate) const VIEWERS: &str =
     "chromium golang-go golang-1.19-src google-perftools graphviz heaptrack python3-venv valgrind";
 pub(crate) const BENCH_UNWIND: &str =

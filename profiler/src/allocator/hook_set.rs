@@ -21,8 +21,16 @@ const FILE_BYTES_MAX: u64 = 1 << 20;
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct HookSet {
     functions: Vec<CustomFunction>,
-    /// Heaps and their intervals, in the order in which they were defined.
-    heaps: Vec<(String, Option<u32>)>,
+    /// In the order in which they were defined.
+    heaps: Vec<Heap>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Heap {
+    name: String,
+    interval_bytes: Option<u32>,
+    /// What users can do if the functions are inlined, for which they are checked.
+    if_inlined: Option<String>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -66,17 +74,18 @@ struct File {
 }
 
 #[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
 struct FileHeap {
     name: String,
     interval: Option<String>,
+    if_inlined: Option<String>,
     modules: Vec<String>,
     functions: Vec<String>,
 }
 
 impl HookSet {
     pub fn add(&mut self, hook: CustomHook) {
-        self.add_heap(&hook.heap, hook.interval_bytes);
+        self.add_heap(&hook.heap, hook.interval_bytes, None);
         self.functions.push(CustomFunction {
             heap: hook.heap,
             modules: vec![hook.modules],
@@ -122,7 +131,8 @@ impl HookSet {
             return Err(bad(format!("heap `{}` needs `modules` and `functions`, at least one of each", heap.name)));
         }
         let interval = heap.interval.as_deref().map(interval_bytes).transpose();
-        self.add_heap(&heap.name, interval.map_err(|error| bad(error.to_string()))?);
+        let interval = interval.map_err(|error| bad(error.to_string()))?;
+        self.add_heap(&heap.name, interval, heap.if_inlined.as_deref());
         let modules: Vec<ModulePattern> = heap.modules.iter().map(|text| ModulePattern::new(text)).collect();
         for text in &heap.functions {
             let spec = custom::function(text)
@@ -137,10 +147,14 @@ impl HookSet {
         Ok(())
     }
 
-    fn add_heap(&mut self, name: &str, interval: Option<u32>) {
-        match self.heaps.iter_mut().find(|(known, _)| known == name) {
-            Some((_, known)) => *known = interval.or(*known),
-            None => self.heaps.push((name.to_owned(), interval)),
+    fn add_heap(&mut self, name: &str, interval_bytes: Option<u32>, if_inlined: Option<&str>) {
+        let if_inlined = if_inlined.map(str::to_owned);
+        match self.heaps.iter_mut().find(|heap| heap.name == name) {
+            Some(heap) => {
+                heap.interval_bytes = interval_bytes.or(heap.interval_bytes);
+                heap.if_inlined = if_inlined.or(heap.if_inlined.take());
+            }
+            None => self.heaps.push(Heap { name: name.to_owned(), interval_bytes, if_inlined }),
         }
     }
 
@@ -150,11 +164,20 @@ impl HookSet {
 
     #[cfg(test)]
     fn heaps(&self) -> impl Iterator<Item = &str> {
-        self.heaps.iter().map(|(name, _)| name.as_str())
+        self.heaps.iter().map(|heap| heap.name.as_str())
     }
 
     pub fn interval_bytes(&self, heap: &str) -> Option<u32> {
-        self.heaps.iter().find(|(name, _)| name == heap)?.1
+        self.heap(heap)?.interval_bytes
+    }
+
+    /// What to do instead if functions of the heap are inlined; `None` if they are not to be checked for it.
+    pub fn advice_if_inlined(&self, heap: &str) -> Option<&str> {
+        self.heap(heap)?.if_inlined.as_deref()
+    }
+
+    fn heap(&self, name: &str) -> Option<&Heap> {
+        self.heaps.iter().find(|heap| heap.name == name)
     }
 
     /// Modules that are named explicitly, so that their local functions are searched too.

@@ -10,6 +10,12 @@ const COUNTERS: &str = "COUNTERS";
 #[derive(Clone, Debug)]
 pub struct Counters([u64; Counter::COUNT as usize]);
 
+impl Default for Counters {
+    fn default() -> Self {
+        Self([0; Counter::COUNT as usize])
+    }
+}
+
 impl Counters {
     pub fn read(kernel: &Kernel) -> Result<Self, LoadError> {
         let map = map(kernel)?;
@@ -29,6 +35,13 @@ impl Counters {
     /// Adds events that the agent has counted itself.
     pub fn add(&mut self, counter: Counter, count: u64) {
         self.0[counter as usize] += count;
+    }
+
+    /// Counts `count` events of one counter as those of another.
+    pub fn recount(&mut self, from: Counter, to: Counter, count: u64) {
+        let count = count.min(self.get(from));
+        self.0[from as usize] -= count;
+        self.0[to as usize] += count;
     }
 
     pub fn get(&self, counter: Counter) -> u64 {

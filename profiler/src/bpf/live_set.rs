@@ -4,8 +4,10 @@
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
 
-use aya::maps::{Map, MapData, MapError};
+use aya::maps::{HashMap, Map, MapData, MapError};
+use aya_obj::generated::BPF_NOEXIST;
 use profiler_common::limits::{LIVE_FILTER_SLOTS, STACK_BUCKETS, STACK_WAYS};
 use profiler_common::live::{FILTER_ONE, LiveBlock, LiveKey};
 use profiler_common::stack::seen_bucket;
@@ -79,9 +81,41 @@ impl Kernel {
         refused
     }
 
+    /// Inserts blocks that a running process had before the recording, so that their frees are tracked: all or, without
+    /// space for all, none. Returns whether they were inserted. Blocks at addresses of live blocks are left out: they were
+    /// freed, and others allocated there.
+    pub fn insert_earlier_blocks(&mut self, pid: Pid, blocks: &[(TargetAddr, LiveBlock)]) -> Result<bool, LoadError> {
+        let filter = self.filter()?;
+        let mut live: HashMap<_, LiveKey, LiveBlock> =
+            HashMap::try_from(self.map_mut(LIVE)?).map_err(|source| LoadError::Map { name: LIVE, source })?;
+        let mut inserted: Vec<LiveKey> = Vec::with_capacity(blocks.len());
+        // One by one: batches cannot leave existing elements as they are.
+        let refused = blocks.iter().find_map(|&(address, block)| {
+            let key = LiveKey::new(pid.0, address.0);
+            filter.add(key.filter_slot(), key.filter_word().cast_signed());
+            let error = match live.insert(key, block, BPF_NOEXIST.into()) {
+                Ok(()) => {
+                    inserted.push(key);
+                    return None;
+                }
+                Err(error) => error,
+            };
+            remove(&filter, &key);
+            match errno(&error) {
+                Some(libc::EEXIST) => None,
+                Some(libc::E2BIG | libc::ENOMEM) => Some(Ok(false)),
+                _ => Some(Err(LoadError::Map { name: LIVE, source: error })),
+            }
+        });
+        let Some(refused) = refused else { return Ok(true) };
+        remove_hash(self.live()?.fd(), &inserted, |keys| keys.iter().for_each(|key| remove(&filter, key)))
+            .map_err(failed)?;
+        refused
+    }
+
     pub fn live_reader(&self) -> Result<LiveReader, LoadError> {
         let live = self.live()?.fd().as_fd().try_clone_to_owned().map_err(failed)?;
-        Ok(LiveReader { live, filter: self.filter()? })
+        Ok(LiveReader { live, filter: self.filter()?, is_open: AtomicBool::new(false) })
     }
 
     /// Has the kernel side send the frames of these stacks again with the next call that has them.
@@ -125,12 +159,28 @@ impl Kernel {
 pub struct LiveReader {
     live: OwnedFd,
     filter: SharedWords,
+    /// The filter excludes no block.
+    is_open: AtomicBool,
 }
+
+/// Blocks that are added to each slot of the filter to open it: a single one would exclude others.
+const OPEN_BLOCKS: u64 = 2;
 
 impl LiveReader {
     /// Approximate number of blocks: includes blocks that are being inserted or removed.
     pub fn count(&self) -> u64 {
-        self.filter.sum_above(FILTER_ONE.ilog2())
+        let counted = self.filter.sum_above(FILTER_ONE.ilog2());
+        let opened = if self.is_open.load(Ordering::Relaxed) { OPEN_BLOCKS * u64::from(LIVE_FILTER_SLOTS) } else { 0 };
+        counted.saturating_sub(opened)
+    }
+
+    /// Has the filter exclude no block, so that each free searches the live set, or ends that. Takes two milliseconds.
+    pub fn set_filter_open(&self, is_open: bool) {
+        if self.is_open.swap(is_open, Ordering::Relaxed) != is_open {
+            let change = (OPEN_BLOCKS * FILTER_ONE).cast_signed();
+            let change = if is_open { change } else { -change };
+            (0..LIVE_FILTER_SLOTS).for_each(|slot| self.filter.add(slot, change));
+        }
     }
 
     /// Passes all live blocks of all processes to `keep`, in no order, and removes those for which it returns false.
@@ -160,6 +210,13 @@ impl LiveReader {
 
 fn remove(filter: &SharedWords, key: &LiveKey) {
     filter.add(key.filter_slot(), key.filter_word().cast_signed().wrapping_neg());
+}
+
+fn errno(error: &MapError) -> Option<i32> {
+    match error {
+        MapError::SyscallError(error) => error.io_error.raw_os_error(),
+        _ => None,
+    }
 }
 
 fn failed(error: io::Error) -> LoadError {
@@ -237,6 +294,38 @@ mod tests {
         assert_eq!(live(&kernel), (1..=5).map(|address| (1, address, 1)).collect::<Vec<_>>());
         assert!(kernel.inherit_blocks(Pid(2), blocks(fixture::LIVE_BLOCKS_MAX - 5)).expect("the map is there"));
         assert_eq!(live(&kernel).len(), fixture::LIVE_BLOCKS_MAX as usize);
+    }
+
+    #[test]
+    fn earlier_blocks_leave_later_ones_as_they_are() {
+        let mut kernel = fixture::kernel(LinkKind::Perf);
+        let blocks = |numbers: std::ops::Range<u64>, stack_id| -> Vec<(TargetAddr, LiveBlock)> {
+            numbers.map(|number| (TargetAddr(number * 16), block(stack_id))).collect()
+        };
+        assert!(kernel.insert_earlier_blocks(Pid(1), &blocks(2..4, 7)).expect("the map is there"));
+        assert!(kernel.insert_earlier_blocks(Pid(1), &blocks(1..5, 8)).expect("the map is there"));
+        assert_eq!(live(&kernel), [(1, 16, 8), (1, 32, 7), (1, 48, 7), (1, 64, 8)]);
+        let too_many = blocks(1..u64::from(fixture::LIVE_BLOCKS_MAX) + 2, 9);
+        assert!(!kernel.insert_earlier_blocks(Pid(2), &too_many).expect("a full map is no error"));
+        assert_eq!(live(&kernel).len(), 4, "all or none");
+    }
+
+    #[test]
+    fn an_open_filter_excludes_nothing_and_counts_the_same() {
+        let mut kernel = fixture::kernel(LinkKind::Perf);
+        let blocks = (1..=10).map(|number| (TargetAddr(number * 16), block(1)));
+        assert!(kernel.inherit_blocks(Pid(1), blocks).expect("the map is there"));
+        let reader = kernel.live_reader().expect("the map is there");
+        for _ in 0..2 {
+            reader.set_filter_open(true);
+            assert_eq!(reader.count(), 10);
+        }
+        let counts: Array<_, u64> = Array::try_from(kernel.map(FILTER).expect("the map is there")).expect("an array");
+        let key = LiveKey::new(1, 0x7f00_0000_1000);
+        let excludes = |slot: Result<u64, MapError>| key.is_excluded_by(slot.expect("it is there"));
+        assert!(!counts.iter().any(excludes));
+        reader.set_filter_open(false);
+        assert_eq!((live(&kernel).len(), reader.count()), (10, 10));
     }
 
     #[test]

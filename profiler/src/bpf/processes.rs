@@ -5,7 +5,7 @@ use std::time::Duration;
 use aya::maps::{HashMap, MapData, MapError};
 use aya::programs::RawTracePoint;
 use profiler_common::counter::Counter;
-use profiler_common::target::SHARES_PROBES;
+use profiler_common::target::{REPORTS_FREES, SHARES_PROBES};
 use profiler_common::unwind::ProcessMappings;
 use thiserror::Error;
 
@@ -104,14 +104,23 @@ impl Kernel {
         self.targets()?.insert(pid.0, flags, 0).map_err(failed)
     }
 
-    /// Makes shared probes record a target from now on, instead of its own ones. Does nothing to other processes.
-    pub fn share_probes(&mut self, pid: Pid) -> Result<(), LoadError> {
+    /// Has the kernel side report frees of blocks that are not in the live set, or ends that. Does nothing to other processes.
+    pub fn report_frees(&mut self, pid: Pid, is_on: bool) -> Result<(), LoadError> {
+        self.change_flags(pid, |flags| if is_on { flags | REPORTS_FREES } else { flags & !REPORTS_FREES })
+    }
+
+    fn change_flags(&mut self, pid: Pid, change: impl Fn(u32) -> u32) -> Result<(), LoadError> {
         let mut targets = self.targets()?;
         match targets.get(&pid.0, 0) {
-            Ok(flags) => targets.insert(pid.0, flags | SHARES_PROBES, 0).map_err(failed),
+            Ok(flags) => targets.insert(pid.0, change(flags), 0).map_err(failed),
             Err(error) if is_missing(&error) => Ok(()),
             Err(error) => Err(failed(error)),
         }
+    }
+
+    /// Makes shared probes record a target from now on, instead of its own ones. Does nothing to other processes.
+    pub fn share_probes(&mut self, pid: Pid) -> Result<(), LoadError> {
+        self.change_flags(pid, |flags| flags | SHARES_PROBES)
     }
 
     /// Removes a target: its calls are not sampled from now on. Succeeds for other processes.

@@ -9,7 +9,7 @@ use profiler_common::unwind::{PageRows, ProcessMapping, ProcessMappings, RowCell
 use super::load::{Kernel, LoadError};
 use super::processes::{PROCESSES, is_missing};
 use crate::ids::Pid;
-use crate::linux::bpf_map::{write_array, write_mapped};
+use crate::linux::bpf_map::{read_array, write_array, write_mapped};
 use crate::unwind::store::UnwindMaps;
 
 #[derive(Debug)]
@@ -70,6 +70,14 @@ impl UnwindMaps for KernelUnwindMaps {
         write_array(self.mappings.fd(), first, mappings)
     }
 
+    fn read_cell(&self, index: u32) -> Option<RowCell> {
+        read_array(self.rows.fd(), index).ok()
+    }
+
+    fn read_page(&self, index: u32) -> Option<PageRows> {
+        read_array(self.pages.fd(), index).ok()
+    }
+
     fn set_process(&mut self, pid: Pid, mappings: ProcessMappings) -> io::Result<()> {
         self.processes.insert(pid.0, mappings, 0).map_err(io::Error::other)
     }
@@ -92,7 +100,7 @@ mod tests {
     fn removing_a_process_that_the_kernel_side_removed_succeeds() {
         let mut kernel = fixture::kernel(LinkKind::Perf);
         let mut maps = KernelUnwindMaps::take(&mut kernel).expect("not taken yet");
-        let mappings = ProcessMappings { first: 3, count: 4, serial: 5 };
+        let mappings = ProcessMappings { first: 3, count: 4, serial: 5, copies: 6 };
         let (executed, other) = (Pid(1), Pid(2));
         for pid in [executed, other] {
             maps.set_process(pid, mappings).expect("there is room");

@@ -33,6 +33,8 @@ pub struct HeapSnapshot {
     /// `None` if the process was not recorded.
     pub coverage: Option<Coverage>,
     pub at_exit: bool,
+    /// Number of processes that a launched command has created, and that are not targets.
+    pub unchecked_children: u64,
 }
 
 /// Maximum number of tries on a process with a thread in allocator code each time.
@@ -124,6 +126,7 @@ pub(crate) fn take_unrecorded(pid: Pid, method: Method, keeper: &Keeper) -> Resu
         growths: Leaks::default(),
         curve: Vec::new(),
         timeline: Arc::default(),
+        memory: Arc::default(),
         until: now.monotonic,
         older: None,
         base: Base::Beginning,
@@ -145,5 +148,6 @@ pub(crate) fn take_unrecorded(pid: Pid, method: Method, keeper: &Keeper) -> Resu
         recorded: Vec::new(),
         coverage: None,
         at_exit: false,
+        unchecked_children: 0,
     })
 }

@@ -12,7 +12,7 @@ use rustc_hash::FxHashMap;
 
 use crate::address::TargetAddr;
 use crate::collect::roots::root_spans;
-use crate::collect::{CollectError, Method};
+use crate::collect::{CollectError, Method, ThreadState};
 use crate::ids::HeapId;
 use crate::leak::blocks::{Block, BlockId, Blocks};
 use crate::leak::fold::{BlockTotals, Folded, RootLeak, fold};
@@ -21,18 +21,23 @@ use crate::ledger::details::Details;
 use crate::ledger::snapshot::{CallsiteSnapshot, SelectedBlock, Stack, TargetSnapshot};
 use crate::ledger::totals::Totals;
 use crate::linux::proc::maps::{Region, region_of};
-use crate::memory::Span;
+use crate::memory::{Span, joined, without};
 use crate::model::{Frame, FrameId, Leaks, Profile};
 use crate::report::suppressions::Suppressions;
-use crate::report::unreachable::{CONTENTS_BYTES_MAX, HeapKnowledge, Leak, Precision, Unreachable, merge};
+use crate::report::unreachable::{
+    CONTENTS_BYTES_MAX, HeapKnowledge, Leak, Precision, Unreachable, displayed_rows, merge,
+};
 use crate::snapshot::{HeapFacts, Scope, Snapshot, TargetState};
 use crate::symbolize::Resolve;
 use crate::symbolize::profile::profile;
 use crate::symbolize::types::TypeNames;
 use crate::walk::Walk;
 
+pub(crate) mod absence;
+mod exit_frames;
 pub(crate) mod heap_snapshot;
 
+use exit_frames::dead_frames;
 use heap_snapshot::{HeapSnapshot, RecordedBlock};
 
 #[derive(Clone, Debug)]
@@ -51,7 +56,8 @@ pub(crate) fn check(
 ) -> Result<Unreachable, CollectError> {
     snapshot.recorded.sort_unstable_by_key(|block| block.address);
     let memory = &*snapshot.collected.memory;
-    let known = KnownBlocks::of(&snapshot.recorded, &snapshot.walks, &snapshot.collected.regions);
+    let mut known = KnownBlocks::of(&snapshot.recorded, &snapshot.walks, &snapshot.collected.regions);
+    known.blocks.find_empty_arrays(memory);
     let marks = mark(&known.blocks, &roots(&snapshot, &known), memory);
     let mut folded = fold(&known.blocks, &marks, memory);
     let profiles = LeakedProfiles::new(&snapshot);
@@ -75,6 +81,7 @@ pub(crate) fn check(
         types: TypeNames::new(&snapshot.collected.regions, &state.space, &snapshot.state.modules),
         profile: &profile,
         indices: &indices,
+        rows: displayed_rows(&profile),
         plan,
     };
     let leaks: Vec<Leak> =
@@ -92,6 +99,8 @@ pub(crate) fn check(
         },
         watched_ns: snapshot.coverage.map(|coverage| coverage.duration_ns),
         at_exit: snapshot.at_exit,
+        signal: signal(&snapshot),
+        unchecked_children: snapshot.unchecked_children,
         known: BlockTotals::of(&known.blocks, known.blocks.ids()),
         leaked: folded.leaked,
         direct: folded.direct,
@@ -104,9 +113,16 @@ pub(crate) fn check(
     })
 }
 
+/// The signal that killed an exiting program, if any.
+fn signal(snapshot: &HeapSnapshot) -> Option<String> {
+    let mut signals = snapshot.collected.threads.iter().filter_map(ThreadState::fatal_signal);
+    signals.next().filter(|_| snapshot.at_exit)
+}
+
 fn roots(snapshot: &HeapSnapshot, known: &KnownBlocks) -> Roots {
     let collected = &snapshot.collected;
     let ranges = root_spans(&collected.threads, &collected.regions, &*collected.memory, &known.heap_areas);
+    let ranges = without(ranges, &joined(dead_frames(snapshot)));
     let registers = collected.threads.iter().flat_map(|thread| thread.registers.iter().copied());
     Roots { ranges, words: registers.chain(collected.kernel_words.iter().copied()).collect() }
 }
@@ -137,6 +153,8 @@ struct Entries<'a> {
     profile: &'a Profile,
     /// By callsite of the profile.
     indices: &'a [u32],
+    /// By callsite of the profile.
+    rows: Vec<usize>,
     plan: &'a Plan,
 }
 
@@ -153,7 +171,8 @@ impl Entries<'_> {
         Some(Leak {
             address: block.start.0,
             size_bytes: block.size_bytes,
-            callsite,
+            usable_size: block.origin.checked_sub(WALKED).is_some_and(|walk| self.has_usable_sizes(walk)),
+            callsite: self.rows.get(callsite).copied().unwrap_or(callsite),
             watched: block.origin < WALKED,
             type_name: self.types.of(memory.word(block.start), stack, &self.profile.frames),
             age_ns: self.snapshot.born(block.start).map(|born| self.snapshot.now.0.saturating_sub(born.0)),
@@ -161,8 +180,13 @@ impl Entries<'_> {
             cycle_count: root.members.len() as u64,
             referenced: root.reached.without(BlockTotals { count: 1, bytes: block.size_bytes }),
             similar: BlockTotals::default(),
+            similar_addresses: Vec::new(),
             similar_referenced: BlockTotals::default(),
         })
+    }
+
+    fn has_usable_sizes(&self, walk: u32) -> bool {
+        self.snapshot.walks.get(walk as usize).is_some_and(|walk| !walk.has_exact_sizes)
     }
 }
 
@@ -217,6 +241,8 @@ fn caveats(snapshot: &HeapSnapshot, known: &KnownBlocks, folded: &Folded) -> Vec
     let bounded = folded.roots.iter().filter(|root| root.is_lower_bound).count();
     let (lost, unread) = (snapshot.state.health.lost_total(), snapshot.collected.unread_bytes);
     let (stale, overlapping) = (known.stale_count, known.overlapping_count);
+    let secret = snapshot.collected.regions.iter().filter(|region| region.is_secret());
+    let secret_bytes = secret.fold(0_u64, |sum, region| sum.saturating_add(region.size_bytes()));
     let is_busy = snapshot.walks.iter().any(|walk| walk.busy);
     let caveats = [
         (
@@ -233,6 +259,12 @@ fn caveats(snapshot: &HeapSnapshot, known: &KnownBlocks, folded: &Folded) -> Vec
             unread > 0,
             format!(
                 "{unread} bytes of its memory could not be read: blocks reachable only from there are reported as leaked"
+            ),
+        ),
+        (
+            secret_bytes > 0,
+            format!(
+                "{secret_bytes} bytes of secret memory (memfd_secret) cannot be read: blocks reachable only from there are reported as leaked"
             ),
         ),
         (stale > 0, format!("{stale} blocks were freed, alone or with their heap, without a record, and are left out")),

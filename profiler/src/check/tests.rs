@@ -100,6 +100,7 @@ fn snapshot(is_complete: bool) -> Snapshot {
         growths: Leaks::default(),
         curve: Vec::new(),
         timeline: Arc::default(),
+        memory: Arc::default(),
         until: NOW,
         older: None,
         base: Base::Beginning,
@@ -125,6 +126,8 @@ fn heap_snapshot(memory: Copied, watched: &[(u64, u64, u32)], walks: Vec<Walk>, 
         instruction: TargetAddr(0),
         stack_pointer: TargetAddr(0),
         thread_pointer: TargetAddr(0),
+        in_syscall: true,
+        exit_status: None,
     };
     let block = |&(address, size_bytes, callsite): &(u64, u64, u32)| {
         RecordedBlock::new(TargetAddr(address), size_bytes, callsite, MonotonicNanos(90 << 24))
@@ -146,6 +149,7 @@ fn heap_snapshot(memory: Copied, watched: &[(u64, u64, u32)], walks: Vec<Walk>, 
         recorded: watched.iter().map(block).collect(),
         coverage: Some(Coverage { duration_ns: 9, is_complete }),
         at_exit: false,
+        unchecked_children: 0,
     }
 }
 

@@ -18,7 +18,6 @@ use crate::allocator::hook_set::built_in_names;
 use crate::allocator::resolve::ALLOCATORS;
 use crate::allocator::selection::HeapInterval;
 use crate::bpf::load::{BackendChoice, LinkKind};
-use crate::collect::Method;
 use crate::ids::Pid;
 use crate::linux::files;
 use crate::model::ScopeKind;
@@ -59,7 +58,6 @@ const SCOPE: [(&str, ScopeChoice); 3] = [
 ];
 const ENGINE: [(&str, Engine); 2] = [("trap", Engine::Trap), ("inline", Engine::Inline)];
 const PLACEMENT: [(&str, PlacementMode); 2] = [("auto", PlacementMode::Auto), ("entry", PlacementMode::Entry)];
-const SNAPSHOT: [(&str, Method); 2] = [("read", Method::Read), ("fork", Method::Fork)];
 const WIDTHS: [(&str, Widths); 2] = [("after", Widths::After), ("before", Widths::Before)];
 const MEMORY_BYTES_MIN: u64 = 1 << 20;
 
@@ -100,6 +98,16 @@ pub(super) struct RecordArgs {
     /// Do not follow forks.
     #[arg(help_heading = TARGETS, long)]
     pub(super) no_follow_fork: bool,
+
+    /// Leave out the inventory: blocks that the targets of `--pid`, `--cmdline` and `--cgroup` allocated before the recording.
+    /// By default, heapbpf walks the heap of each (glibc, musl, jemalloc), so that live bytes are those of the whole process
+    /// and frees of old blocks count; the process is stopped while its memory is copied, about 0.2 s per GiB.
+    #[arg(help_heading = TARGETS, long)]
+    pub(super) no_inventory: bool,
+
+    /// Take no inventory of a process with more resident memory, so that it is not stopped for long.
+    #[arg(help_heading = TARGETS, long, value_name = "BYTES", default_value = "1GiB", value_parser = values::size, conflicts_with = "no_inventory")]
+    pub(super) inventory_max: u64,
 
     /// Stop new processes for about 10 ms until their probes are attached, so that their first allocations are recorded:
     /// `execs` stops started programs, `forks` also forked copies of targets, `never` none. With `--all`, none is stopped.
@@ -145,6 +153,9 @@ pub(super) struct RecordArgs {
     /// `convert` cannot select times. Unlimited by default.
     #[arg(help_heading = OUTPUT, long, value_name = "BYTES", value_parser = values::size_from(SIZE_BYTES_MIN))]
     pub(super) max_size: Option<u64>,
+
+    #[command(flatten)]
+    pub(super) verdict: VerdictArgs,
 
     #[command(flatten)]
     pub(super) dumps: DumpArgs,
@@ -241,56 +252,6 @@ impl DumpArgs {
     }
 }
 
-#[derive(Args, Clone, Debug)]
-#[command(
-    mut_arg("interval", |interval| interval.default_value("1").hide_default_value(false).help(
-        "Mean bytes between recorded allocations. 1 records each; others cost less, and leave leaked blocks without a stack",
-    )),
-    mut_arg("ring_size", |size| size.default_value("64MiB")),
-    mut_arg("live_blocks", |blocks| blocks.default_value("16777216")),
-    mut_arg("suppressions", |suppressions| suppressions.help(
-        "Read suppressions in LeakSanitizer's syntax (`leak:PATTERN`) from FILE. Leaks with a frame whose function, module \
-         or source file matches, and blocks reachable from them, are counted and not listed. May be given several times",
-    )),
-    mut_arg("output", |output| output.help(
-        "Write a report to FILE; `-` is standard output, as folded text. May be given several times. The extension selects \
-         the format: `.json` lists each leak; all others (`.svg`, `.html`, `.pb.gz`, …) show leaked bytes by callsite",
-    )),
-)]
-pub(super) struct LeaksArgs {
-    /// Check the process PID.
-    #[arg(short, long, value_name = "PID", value_parser = values::pid(), conflicts_with = "command")]
-    pub(super) pid: Option<Pid>,
-
-    /// Record allocations for TIME (30s, 10m) before the check, so that blocks allocated meanwhile have a stack and an
-    /// age. Ctrl-C ends it early. Without it, no probe is attached.
-    #[arg(short, long, value_name = "TIME", value_parser = values::period, allow_hyphen_values = true, conflicts_with = "command")]
-    pub(super) watch: Option<Duration>,
-
-    /// Maximum number of leaks to list, the largest first. All are counted.
-    #[arg(short, long, value_name = "LEAKS", default_value_t = 100)]
-    pub(super) limit: usize,
-
-    /// Take the heap snapshot with HOW: `read` copies memory while the process is stopped; `fork` makes the process fork
-    /// and reads the copy, which shortens the pause for large heaps and costs memory for pages written meanwhile.
-    #[arg(long, value_name = "HOW", default_value = "read", value_parser = named(SNAPSHOT), hide_possible_values = true)]
-    pub(super) snapshot: Method,
-
-    /// Do not print the first bytes of leaked blocks, which may contain secrets.
-    #[arg(long)]
-    pub(super) no_contents: bool,
-
-    #[command(flatten)]
-    pub(super) common: CommonArgs,
-
-    #[command(flatten)]
-    pub(super) kernel: KernelArgs,
-
-    /// Start a program with its arguments and check it when it exits.
-    #[arg(last = true, value_name = "COMMAND")]
-    pub(super) command: Vec<OsString>,
-}
-
 // Options of all commands that attach probes.
 #[derive(Args, Clone, Debug)]
 pub(super) struct CommonArgs {
@@ -334,6 +295,15 @@ pub(super) struct KernelArgs {
     /// Maximum number of sampled blocks that are live at once. Memory is used only for blocks that exist.
     #[arg(help_heading = KERNEL, long, value_name = "BLOCKS", default_value_t = LIVE_BLOCKS_DEFAULT)]
     pub(super) live_blocks: u32,
+}
+
+// Options of all commands whose exit code is 3 for incomplete profiles.
+#[derive(Args, Clone, Copy, Debug)]
+pub(super) struct VerdictArgs {
+    /// Exit with 3 if anything is missing from the profile, however little, and with `-- COMMAND` also instead of its 0. See
+    /// docs/exit-codes.md.
+    #[arg(help_heading = OUTPUT, long)]
+    pub(super) strict: bool,
 }
 
 // Options of all commands that write reports of one profile.
@@ -410,6 +380,9 @@ pub(super) struct ConvertArgs {
     pub(super) presentation: PresentationArgs,
 
     #[command(flatten)]
+    pub(super) verdict: VerdictArgs,
+
+    #[command(flatten)]
     pub(super) output: OutputArgs,
 }
 
@@ -435,6 +408,9 @@ pub(super) struct DiffArgs {
     /// frames, `before` removed ones.
     #[arg(long, value_name = "WHICH", default_value = "after", value_parser = named(WIDTHS), hide_possible_values = true)]
     pub(super) widths: Widths,
+
+    #[command(flatten)]
+    pub(super) verdict: VerdictArgs,
 
     /// Draw flame graphs upside down, with the outermost frames at the top.
     #[arg(long)]

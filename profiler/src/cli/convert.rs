@@ -49,10 +49,11 @@ pub(super) fn convert(args: &ConvertArgs) -> Result<u8> {
         quiet: args.output.quiet,
         events: outputs.iter().any(|output| output.format().needs_recording()),
     };
-    let input = match read_report(&args.recording)? {
+    let mut input = match read_report(&args.recording)? {
         None => read_recording(&args.recording, options)?,
         Some(profile) => from_report(args, profile, &outputs)?.into(),
     };
+    input.judge(args.verdict.strict);
     write(args, options, &input, outputs)?;
     let is_complete = !input.profile.incomplete() && !input.is_damaged;
     Ok(if is_complete { exit::DONE } else { exit::INCOMPLETE })
@@ -122,7 +123,8 @@ fn clock(ns: u64) -> String {
 pub(super) fn diff(args: &DiffArgs) -> Result<u8> {
     // Mistyped output paths are reported before the profiles are read.
     let outputs = args.output.iter().map(|path| open_for_diff(path)).collect::<Result<Vec<_>>>()?;
-    let (before, after) = (read_whole(&args.before, args.quiet)?, read_whole(&args.after, args.quiet)?);
+    let (mut before, mut after) = (read_whole(&args.before, args.quiet)?, read_whole(&args.after, args.quiet)?);
+    [&mut before, &mut after].into_iter().for_each(|input| input.judge(args.verdict.strict));
     let [before_name, after_name] = [&args.before, &args.after].map(|path| path.display().to_string());
     let diff = Diff::new(
         Side { name: &before_name, profile: &before.profile },
@@ -169,6 +171,15 @@ struct Input {
 impl From<Profile> for Input {
     fn from(profile: Profile) -> Self {
         Self { profile, is_damaged: false, folded_until_ns: None, events: None }
+    }
+}
+
+impl Input {
+    fn judge(&mut self, strict: bool) {
+        self.profile.strict = strict;
+        if let Some(events) = &mut self.events {
+            events.profile.strict = strict;
+        }
     }
 }
 
@@ -323,7 +334,9 @@ impl EventNames {
                 let Some(&callsite) = callsites.get(&flow.callsite) else { return Ok(()) };
                 // Bytes that were not freed after all, or a larger weight of live bytes, are frees of a negative size.
                 match flow.movement {
-                    Movement::In(weight) => events.allocate(*target, callsite, weight.bytes.rounded())?,
+                    Movement::In(weight) | Movement::Opening(weight) => {
+                        events.allocate(*target, callsite, weight.bytes.rounded())?
+                    }
                     Movement::Out(weight) => events.free(*target, callsite, weight.bytes.rounded())?,
                     Movement::Back(weight) => events.free(*target, callsite, weight.bytes.rounded().wrapping_neg())?,
                     Movement::Reweighed { from, to } => {

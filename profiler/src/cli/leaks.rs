@@ -1,19 +1,24 @@
 //! `heapbpf leaks`: takes heap snapshots, and checks them on a worker thread.
 
+use std::collections::BTreeMap;
+use std::ffi::OsString;
 use std::io::Write;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use anyhow::{Result, anyhow, bail};
 use bytesize::ByteSize;
+use clap::Args;
 
-use super::args::{CommonArgs, LeaksArgs};
+use super::args::{CommonArgs, KernelArgs};
 use super::exit::{self, is_broken_pipe, usage};
 use super::output::{self, Access, Output};
 use super::runtime::{Worker, async_runtime, run_session, start_session, wait_for_command};
 use super::terminal::{self, ProgressLine, say};
+use super::values::{self, named};
 use crate::address::TargetAddr;
 use crate::check::heap_snapshot::HeapSnapshot;
-use crate::check::{Plan, check, heap_snapshot};
+use crate::check::{Plan, absence, check, heap_snapshot};
 use crate::collect::Method;
 use crate::ids::Pid;
 use crate::keeper::Keeper;
@@ -25,9 +30,64 @@ use crate::report::unreachable::{Unreachable, write_json};
 use crate::report::{Format, Presentation, View};
 use crate::session::{Listener, OverloadPolicy, Progress, SessionConfig};
 use crate::symbolize::resolver::Resolver;
-use crate::walk;
 
-type Checker = Worker<HeapSnapshot, Option<bool>>;
+const SNAPSHOT: [(&str, Method); 2] = [("read", Method::Read), ("fork", Method::Fork)];
+
+#[derive(Args, Clone, Debug)]
+#[command(
+    mut_arg("interval", |interval| interval.default_value("1").hide_default_value(false).help(
+        "Mean bytes between recorded allocations. 1 records each; others cost less, and leave leaked blocks without a stack",
+    )),
+    mut_arg("ring_size", |size| size.default_value("64MiB")),
+    mut_arg("live_blocks", |blocks| blocks.default_value("16777216")),
+    mut_arg("suppressions", |suppressions| suppressions.help(
+        "Read suppressions in LeakSanitizer's syntax (`leak:PATTERN`) from FILE. Leaks with a frame whose function, module \
+         or source file matches, and blocks reachable from them, are counted and not listed. May be given several times",
+    )),
+    mut_arg("output", |output| output.help(
+        "Write a report to FILE; `-` is standard output, as folded text. May be given several times. The extension selects \
+         the format: `.json` lists each leak; all others (`.svg`, `.html`, `.pb.gz`, …) show leaked bytes by callsite",
+    )),
+)]
+pub(super) struct LeaksArgs {
+    /// Check the process PID.
+    #[arg(short, long, value_name = "PID", value_parser = values::pid(), conflicts_with = "command")]
+    pub(super) pid: Option<Pid>,
+
+    /// Record allocations for TIME (30s, 10m) before the check, so that blocks allocated meanwhile have a stack and an
+    /// age. Ctrl-C ends it early. Without it, no probe is attached.
+    #[arg(short, long, value_name = "TIME", value_parser = values::period, allow_hyphen_values = true, conflicts_with = "command")]
+    pub(super) watch: Option<Duration>,
+
+    /// Maximum number of leaks to list, the largest first. All are counted.
+    #[arg(short, long, value_name = "LEAKS", default_value_t = 100)]
+    pub(super) limit: usize,
+
+    /// Take the heap snapshot with HOW: `read` copies memory while the process is stopped; `fork` makes the process fork
+    /// and reads the copy, which shortens the pause for large heaps and costs memory for pages written meanwhile.
+    #[arg(long, value_name = "HOW", default_value = "read", value_parser = named(SNAPSHOT), hide_possible_values = true)]
+    pub(super) snapshot: Method,
+
+    /// Print the first 32 bytes of leaked blocks, which may contain secrets.
+    #[arg(long)]
+    pub(super) contents: bool,
+
+    /// Also check each process that COMMAND creates, directly or not, when it exits. Without it, they are counted.
+    #[arg(long, requires = "command")]
+    pub(super) follow_forks: bool,
+
+    #[command(flatten)]
+    pub(super) common: CommonArgs,
+
+    #[command(flatten)]
+    pub(super) kernel: KernelArgs,
+
+    /// Start a program with its arguments and check it when it exits.
+    #[arg(last = true, value_name = "COMMAND")]
+    pub(super) command: Vec<OsString>,
+}
+
+type Checker = Worker<HeapSnapshot, Option<Verdict>>;
 
 pub(super) fn run(args: &LeaksArgs, inherited: Inherited) -> Result<u8> {
     if args.pid.is_none() && args.command.is_empty() {
@@ -39,7 +99,7 @@ pub(super) fn run(args: &LeaksArgs, inherited: Inherited) -> Result<u8> {
     let plan = Plan {
         limit: args.limit,
         suppressions: args.common.read_suppressions()?,
-        with_contents: !args.no_contents,
+        with_contents: args.contents,
         trims: output.trim,
     };
     let open = |path: &PathBuf| Output::open_for_profile(path, output.format, Access::Owner);
@@ -61,13 +121,14 @@ async fn check_unrecorded(pid: Pid, method: Method, plan: Plan, reports: Reports
 async fn record(args: &LeaksArgs, plan: Plan, reports: Reports, inherited: Inherited) -> Result<u8> {
     let config = SessionConfig {
         selection: Selection { pids: args.pid.into_iter().collect(), ..Selection::default() },
-        follow_forks: false,
+        follow_forks: args.follow_forks,
         interval: args.common.interval,
         duration: args.watch,
         ring_bytes: args.kernel.ring_size,
         live_blocks_max: args.kernel.live_blocks,
         // At a higher interval, more blocks would have no stack.
         on_overload: OverloadPolicy::Drop,
+        inventory_bytes_max: 0,
         checks: Some(args.snapshot),
         ..SessionConfig::default()
     };
@@ -95,17 +156,26 @@ async fn record(args: &LeaksArgs, plan: Plan, reports: Reports, inherited: Inher
         None if has_lost_keeper => exit::INCOMPLETE,
         None => exit::DONE,
     };
-    let has_leaks = events.checker.finish(stops.next(None)).await;
+    let verdict = events.checker.finish(stops.next(None)).await;
     match events.failure {
         Some(error) => Err(error),
-        None => exit_code(has_leaks?, code),
+        None => exit_code(verdict?, code),
     }
 }
 
-fn exit_code(has_leaks: Option<bool>, without_leaks: u8) -> Result<u8> {
-    match has_leaks {
-        Some(true) => Ok(exit::LEAKS),
-        Some(false) => Ok(without_leaks),
+/// Result of the last check of each process.
+#[derive(Clone, Copy, Debug)]
+struct Verdict {
+    has_leaks: bool,
+    /// Of children of the command nothing is known.
+    is_incomplete: bool,
+}
+
+fn exit_code(verdict: Option<Verdict>, without_leaks: u8) -> Result<u8> {
+    match verdict {
+        Some(Verdict { has_leaks: true, .. }) => Ok(exit::LEAKS),
+        Some(Verdict { is_incomplete: true, .. }) if without_leaks == exit::DONE => Ok(exit::INCOMPLETE),
+        Some(_) => Ok(without_leaks),
         None if without_leaks == exit::INCOMPLETE => bail!("no heap was inspected: the keeper process exited before"),
         None => bail!("no heap was inspected: the process exited before"),
     }
@@ -149,12 +219,16 @@ struct Reports {
 fn start_checker(plan: Plan, reports: Reports) -> Checker {
     Worker::start(move |snapshots, resolver| {
         let mut last: Option<Unreachable> = None;
+        let mut leaking: BTreeMap<Pid, bool> = BTreeMap::new();
+        let mut is_incomplete = false;
         for ((snapshot, _pending), count) in snapshots.into_iter().zip(0..) {
             if let Some(earlier) = last.take() {
                 reports.write_numbered(&earlier, count, plan.with_contents)?;
             }
             let found = check_snapshot(snapshot, &plan, &resolver, reports.quiet || reports.to_stderr)?;
             reports.print(&found, count == 0, plan.with_contents)?;
+            leaking.insert(found.target().map_or(Pid(0), |target| target.facts.pid), found.leak_count > 0);
+            is_incomplete |= found.unchecked_children > 0;
             last = Some(found);
             resolver.release();
         }
@@ -162,7 +236,7 @@ fn start_checker(plan: Plan, reports: Reports) -> Checker {
         for output in reports.outputs {
             write(output, &found, plan.with_contents)?;
         }
-        Ok(Some(found.leak_count > 0))
+        Ok(Some(Verdict { has_leaks: leaking.values().any(|leaks| *leaks), is_incomplete }))
     })
 }
 
@@ -171,23 +245,13 @@ fn check_snapshot(snapshot: HeapSnapshot, plan: &Plan, resolver: &Resolver, quie
     let parts = snapshot.collected.memory.present(TargetAddr(0)..TargetAddr(u64::MAX));
     let bytes: u64 = parts.iter().map(|part| part.end.0 - part.start.0).sum();
     let comm = snapshot.state.targets.first().map_or("the process", |target| target.facts.comm.as_str());
+    if let Some(why) = absence::explain(&snapshot) {
+        return Err(anyhow!(why));
+    }
     line.begin(format!("searching {} of {}'s memory for leaks", ByteSize(bytes), printable(comm)));
     let found = check(snapshot, plan, resolver);
     line.clear();
-    let found = found?;
-    if found.watched_ns.is_none() && found.known.count == 0 {
-        let pid = found.target().map_or(Pid(0), |target| target.facts.pid);
-        let gaps: Vec<&str> = found.heaps.iter().flat_map(|heap| &heap.gaps).map(String::as_str).collect();
-        let reason = if gaps.is_empty() {
-            format!("unsupported allocator: heapbpf can walk heaps of {}", walk::allocators())
-        } else {
-            gaps.join("; ")
-        };
-        return Err(anyhow!(
-            "no block of process `{pid}` is known: {reason}; to record its allocations first: `heapbpf leaks --pid {pid} --watch 60s`"
-        ));
-    }
-    Ok(found)
+    Ok(found?)
 }
 
 impl Reports {
@@ -207,7 +271,8 @@ impl Reports {
         let (width, colour) = terminal::layout();
         let style = Style { width, colour: colour && !to_stderr, contents };
         let write_text = |out: &mut dyn Write| {
-            if !is_first {
+            // The last line of a command's own output may have no end.
+            if !is_first || self.to_stderr {
                 writeln!(out)?;
             }
             write_text(found, style, out)

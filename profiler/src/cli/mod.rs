@@ -16,7 +16,8 @@ use std::process::ExitCode;
 use anyhow::Result;
 use clap::{CommandFactory, Parser, Subcommand};
 
-use args::{ConvertArgs, DiffArgs, DoctorArgs, LeaksArgs, RecordArgs};
+use args::{ConvertArgs, DiffArgs, DoctorArgs, RecordArgs};
+use leaks::LeaksArgs;
 
 use crate::doctor::{Diagnosis, TARGET_COMMAND, report, serve};
 use crate::linux::signals::{self, Inherited};
@@ -52,7 +53,7 @@ Examples:
 const RECORD_NOTES: &str = "
 
 Exit codes:
-  0  done                                   3    done, but the profile is incomplete; the summary lists why
+  0  done                                   3    done, but the profile is incomplete: see docs/exit-codes.md, `--strict`
   1  failed                                 130  interrupted before anything was written, or while waiting for COMMAND
   2  wrong usage                            with `-- COMMAND`: the command's own (126, 127: it could not be run)
 
@@ -70,7 +71,7 @@ Examples:
 
 Needs no privileges, and works on any machine. A truncated or damaged recording is read up to the damage.
 
-Exit codes: 0 done, 1 failed, 2 wrong usage, 3 done, but the recording is damaged, or events were dropped while recording.";
+Exit codes: 0 done, 1 failed, 2 wrong usage, 3 done, but the recording is damaged, or the profile is incomplete (see docs/exit-codes.md).";
 
 const DIFF_EXAMPLES: &str = "\
 Examples:
@@ -90,7 +91,7 @@ The extension selects the format: .svg, .folded, .json. In an HTML report, two w
 Callsites are equal if program, heap, and the names of all functions and their modules are equal; PIDs, addresses and line numbers are ignored. See docs/diff.md.
 
 Exit codes:
-  0  done          1  failed          2  wrong usage          3  done, but one of the profiles is incomplete; the table lists why";
+  0  done          1  failed          2  wrong usage          3  done, but one of the profiles is incomplete (docs/exit-codes.md); the table lists why";
 
 const LEAKS_HELP: &str = "\
 Examples:
@@ -98,6 +99,7 @@ Examples:
   sudo heapbpf leaks --pid 1234 --watch 60s          record for a minute first: blocks allocated meanwhile have a stack
   sudo heapbpf leaks --pid 1234 --watch 1h --interval 64KiB   cheaper: a stack for a sample of blocks; all leaks are found
   sudo heapbpf leaks -- ./server --port 80           from the first allocation to the exit, each block with its stack
+  sudo heapbpf leaks --follow-forks -- make test     also each process that the command creates, at its exit
   sudo pkill -USR1 -x heapbpf                        check now, while recording
   sudo heapbpf leaks --pid 1234 --snapshot fork      for large heaps: a pause of milliseconds
   sudo heapbpf leaks -o leaks.json -o leaks.svg -- ./test    for programs, and as a flame graph of leaked bytes
@@ -109,7 +111,8 @@ The process is stopped while the heap snapshot is taken; the report includes the
 
 Exit codes:
   0  no leaks, or with `-- COMMAND` the command's own        2    wrong usage
-  1  failed                                                  4    leaks found
+  1  failed                                                  3    no leaks, but children were not checked
+                                                             4    leaks found
                                                              130  interrupted before the heap was inspected";
 
 /// Shows which code of a running process holds its heap memory, without restarting or changing the process.

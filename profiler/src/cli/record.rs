@@ -94,6 +94,7 @@ fn config(args: &RecordArgs) -> Result<SessionConfig> {
         scope: args.scope,
         unwind_bytes_max: args.unwind_memory,
         by_thread: args.presentation.by_thread(),
+        inventory_bytes_max: if args.no_inventory { 0 } else { args.inventory_max },
         recording: recording_path(args).map(|path| (path.clone(), args.max_size)),
         older_than: args.older_than,
         limits: Limits {
@@ -142,7 +143,11 @@ async fn record(
     match command {
         Some(command) => {
             let command_code = wait_for_command(command, &mut stops, quiet).await;
-            Ok(if reports.failed { exit::FAILED } else { command_code })
+            Ok(match command_code {
+                _ if reports.failed => exit::FAILED,
+                exit::DONE if args.verdict.strict => code,
+                code => code,
+            })
         }
         None => Ok(code),
     }
@@ -153,6 +158,9 @@ fn announce(args: &RecordArgs, session: &Session) {
     say(&format!("heapbpf: recording {}{until}", session.describe()));
     if let Some(unmatched) = session.unmatched() {
         say(&format!("heapbpf: no running process matches {unmatched}; processes started later are recorded"));
+    }
+    for inlined in session.inlined() {
+        say(&format!("heapbpf: {}", describe::inlined(&inlined)));
     }
     let unfound = session.unfound();
     if !unfound.is_empty() {
@@ -315,6 +323,7 @@ impl State {
         let mut profile = profile(snapshot, scope, &self.resolver, self.args.common.output.trim);
         tracing::debug!(elapsed = ?start.elapsed(), frames = profile.frames.len(), "symbolized");
         profile.suppress(&self.suppressions);
+        profile.strict = self.args.verdict.strict;
         profile
     }
 

@@ -10,6 +10,7 @@ use crate::linux::signals::Deferral;
 use crate::memory::Memory;
 
 pub(crate) mod fork;
+pub(crate) mod inject;
 pub(crate) mod memory;
 pub(crate) mod pages;
 pub(crate) mod process;

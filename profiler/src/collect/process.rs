@@ -9,9 +9,11 @@ use serde::{Deserialize, Serialize};
 
 use crate::address::TargetAddr;
 use crate::ids::{Pid, Tid};
+use crate::linux::arch::{FRAME_POINTER_INDEX, RED_ZONE_BYTES};
 use crate::linux::proc::ProcError;
 use crate::linux::proc::maps::Region;
 use crate::linux::ptrace::{Stop, Tracee};
+use crate::linux::signals;
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ThreadState {
@@ -22,6 +24,26 @@ pub struct ThreadState {
     pub stack_pointer: TargetAddr,
     /// Its control block and, below it, its thread-local storage (`fs_base`).
     pub thread_pointer: TargetAddr,
+    /// It waits in a system call, or was stopped at the return from one.
+    pub in_syscall: bool,
+    /// Wait status of the process, if the thread is held at the exit of the process.
+    pub exit_status: Option<i32>,
+}
+
+impl ThreadState {
+    pub(crate) fn frame_pointer(&self) -> Option<u64> {
+        self.registers.get(FRAME_POINTER_INDEX).copied()
+    }
+
+    /// Lowest address of its stack that code may use without moving the stack pointer.
+    pub(crate) fn stack_start(&self) -> TargetAddr {
+        TargetAddr(self.stack_pointer.0.saturating_sub(RED_ZONE_BYTES))
+    }
+
+    /// The signal that kills the process.
+    pub(crate) fn fatal_signal(&self) -> Option<String> {
+        self.exit_status.map(|status| status & 0x7f).filter(|number| *number != 0).map(signals::name)
+    }
 }
 
 #[derive(Debug)]

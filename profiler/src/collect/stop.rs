@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 use rustc_hash::FxHashSet;
 use rustix::process::{WaitId, WaitIdOptions, waitid};
 
-use super::fork::{self, ForkCopy, InjectedThread};
+use super::fork::ForkCopy;
+use super::inject::{self, InjectedThread};
 use super::process::{CollectError, ForkError, Release, StoppedThread, ThreadState};
 use crate::address::TargetAddr;
 use crate::ids::{Pid, Tid};
@@ -67,6 +68,7 @@ impl Stopped {
         let (held, running, ended, since) = (Vec::new(), Vec::new(), Vec::new(), Instant::now());
         let mut stopped = Self { pid, held, running, ended, is_child: false, reaper: None, since };
         stopped.seize(first)?;
+        stopped.interrupt_running();
         stopped.wait(since + Duration::from_secs(STOP_SECONDS_MAX), &|| true)?;
         if stopped.held.is_empty() { Err(CollectError::Ended(pid)) } else { Ok(stopped) }
     }
@@ -83,24 +85,29 @@ impl Stopped {
 
     /// State of all threads. Fails when the process was killed meanwhile, or runs 32-bit code.
     pub(crate) fn states(&self) -> Result<Vec<ThreadState>, CollectError> {
-        self.held.iter().map(|held| self.state(&held.tracee)).collect()
+        self.held.iter().map(|held| self.state(held)).collect()
     }
 
-    fn state(&self, tracee: &Tracee) -> Result<ThreadState, CollectError> {
+    fn state(&self, held: &StoppedThread) -> Result<ThreadState, CollectError> {
+        let tracee = &held.tracee;
         let registers = tracee.registers().map_err(|source| match source.raw_os_error() {
             Some(libc::EINVAL) => CollectError::Is32Bit(self.pid),
             _ => CollectError::refused(self.pid, "read the registers of")(source),
         })?;
         let registers = registers.ok_or(CollectError::Ended(self.pid))?;
         let mut words = registers.general().to_vec();
+        words.push(registers.spare_base());
         // Compilers keep pointers in vector registers too. Processors without them fail.
         words.extend(tracee.extended_words().unwrap_or_default());
+        let status = if held.stop == Stop::Exiting { tracee.event_message().ok().flatten() } else { None };
         Ok(ThreadState {
             tid: tracee.tid(),
             registers: words,
             instruction: TargetAddr(registers.instruction()),
             stack_pointer: TargetAddr(registers.stack_pointer()),
             thread_pointer: TargetAddr(registers.thread_pointer()),
+            in_syscall: registers.syscall().is_some(),
+            exit_status: status.and_then(|status| i32::try_from(status).ok()),
         })
     }
 
@@ -114,7 +121,7 @@ impl Stopped {
         mapped: &[Region],
         work: &mut dyn FnMut(&mut InjectedThread) -> io::Result<()>,
     ) -> Result<(), ForkError> {
-        fork::inject(self.pid, &self.held, mapped, &mut |thread| {
+        inject::inject(self.pid, &self.held, mapped, &mut |thread| {
             work(thread).map_err(|error| ForkError::Trace(self.pid, error))
         })
     }
@@ -140,9 +147,13 @@ impl Stopped {
                 self.reaper =
                     Some(Reaper::start(self.pid).map_err(CollectError::refused(self.pid, "start a thread to stop"))?);
             }
-            for tid in new {
-                self.seize(tid)?;
+            // Traces all before it stops any, so that they are stopped for a shorter time.
+            let seized = new.into_iter().try_for_each(|tid| self.seize(tid));
+            if self.held.is_empty() {
+                self.since = Instant::now();
             }
+            self.interrupt_running();
+            seized?;
             self.wait(deadline, is_wanted)?;
             if Instant::now() >= deadline {
                 return Err(CollectError::StillForking { pid: self.pid, seconds: STOP_SECONDS_MAX });
@@ -166,9 +177,17 @@ impl Stopped {
                 Err(error) => return Err(CollectError::refused(self.pid, "trace")(error)),
             }
         };
-        // From here on, `Drop` detaches it.
-        self.running.push(tracee.clone());
-        tracee.interrupt().map_err(CollectError::refused(self.pid, "stop"))
+        self.running.push(tracee);
+        Ok(())
+    }
+
+    /// From here on, `Drop` detaches them. One that has exited is found by [`gather`](Self::gather).
+    fn interrupt_running(&self) {
+        for tracee in &self.running {
+            if let Err(error) = tracee.interrupt() {
+                tracing::debug!("cannot stop thread {} of process {}: {error}", tracee.tid().0, self.pid);
+            }
+        }
     }
 
     /// Determines why a thread cannot be traced. `Ok` if it exits.
@@ -191,7 +210,9 @@ impl Stopped {
     fn wait(&mut self, deadline: Instant, is_wanted: &dyn Fn() -> bool) -> Result<(), CollectError> {
         let mut idle_since = Instant::now();
         loop {
-            if self.gather()? {
+            // They stop in about this order; polling each of many would take the CPU time that they need to stop.
+            let only_next = idle_since.elapsed() < Duration::from_millis(1);
+            if self.gather(only_next)? {
                 idle_since = Instant::now();
             }
             let Some(first) = self.running.first() else { return Ok(()) };
@@ -202,9 +223,8 @@ impl Stopped {
                 return Err(CollectError::Stuck { pid: self.pid, tid, state, seconds: STOP_SECONDS_MAX });
             }
             match now.duration_since(idle_since).as_micros() {
-                0..100 => std::thread::yield_now(),
                 // Leaves its CPU to the threads that are to stop, whatever its priority.
-                100..20_000 => std::thread::sleep(Duration::from_micros(20)),
+                0..20_000 => std::thread::sleep(Duration::from_micros(20)),
                 // The exit of a child is not reaped here, and visible only in its state.
                 _ if self.held.is_empty() && Stat::read(self.pid).map_or(true, |stat| stat.has_ended()) => {
                     return Err(CollectError::Ended(self.pid));
@@ -243,10 +263,16 @@ impl Stopped {
         Ok(())
     }
 
-    fn gather(&mut self) -> Result<bool, CollectError> {
+    /// Returns whether any has stopped or ended. `only_next` leaves those after the first one that has not.
+    fn gather(&mut self, only_next: bool) -> Result<bool, CollectError> {
         let (mut has_moved, mut has_ended) = (false, false);
-        for tracee in std::mem::take(&mut self.running) {
+        let mut left = std::mem::take(&mut self.running).into_iter();
+        for tracee in left.by_ref() {
             let stop = self.stop_of(&tracee);
+            if only_next && matches!(stop, Ok(None)) {
+                self.running.push(tracee);
+                break;
+            }
             has_moved |= !matches!(stop, Ok(None));
             match stop {
                 Ok(None) => self.running.push(tracee),
@@ -262,6 +288,7 @@ impl Stopped {
                 Err(_) => self.follow_exec(),
             }
         }
+        self.running.extend(left);
         if has_ended { Err(CollectError::Ended(self.pid)) } else { Ok(has_moved) }
     }
 
@@ -295,7 +322,7 @@ impl Stopped {
         let pause = self.since.elapsed();
         // Running threads cannot be detached before they stop, which was requested.
         let deadline = Instant::now() + RELEASE_LIMIT;
-        while !self.running.is_empty() && self.gather().is_ok() && Instant::now() < deadline {
+        while !self.running.is_empty() && self.gather(false).is_ok() && Instant::now() < deadline {
             tracees.extend(self.detach_held());
             std::thread::yield_now();
         }
@@ -358,11 +385,7 @@ pub(crate) fn living_thread(pid: Pid) -> Result<Pid, CollectError> {
     match Stat::read(pid)? {
         stat if stat.kernel_thread => Err(CollectError::Kernel(pid)),
         stat if !stat.has_ended() => Ok(pid),
-        _ => {
-            let lives = |tid: &Tid| stat::status(pid, *tid).is_some_and(|status| !matches!(status.state, 'Z' | 'X'));
-            let tid = stat::threads(pid)?.into_iter().find(lives).ok_or(CollectError::Ended(pid))?;
-            Ok(Pid(tid.0))
-        }
+        _ => stat::living_thread(pid).ok_or(CollectError::Ended(pid)),
     }
 }
 

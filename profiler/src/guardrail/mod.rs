@@ -2,7 +2,8 @@
 
 use std::collections::VecDeque;
 
-use crate::ledger::totals::{Totals, Z_95};
+use crate::ledger::confidence::Z_95;
+use crate::ledger::totals::Totals;
 use crate::units::MonotonicNanos;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq)]

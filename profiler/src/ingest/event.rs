@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use profiler_common::interval::Interval;
 use profiler_common::stack::StackEnd;
+use profiler_common::step::Registers;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::address::TargetAddr;
@@ -14,6 +15,8 @@ use crate::units::MonotonicNanos;
 pub enum Event {
     Alloc(Allocation),
     Free(Free),
+    /// A block that is not in the kernel's live set was freed.
+    UnknownFree(Free),
     /// Undoes the preceding free, which was part of a failed realloc.
     Restore(Allocation),
     /// The frames of a stack. May arrive after events that refer to it.
@@ -24,17 +27,19 @@ pub enum Event {
     Remap(Remap),
     /// The memory that a stack was unwound from. Sent on request only, and possibly before the frames.
     RawStack(Pid, StackId, RawStack),
+    /// A page of a stack that the kernel side did not unwind completely; all pages precede the frames.
+    StackPage(Pid, StackId, StackPage),
 }
 
 impl Event {
     pub fn pid(&self) -> Pid {
         match self {
             Self::Alloc(allocation) | Self::Restore(allocation) => allocation.pid,
-            Self::Free(free) => free.pid,
+            Self::Free(free) | Self::UnknownFree(free) => free.pid,
             Self::Fork(fork) => fork.parent,
             Self::Exec(exec) => exec.pid,
             Self::Remap(remap) => remap.pid,
-            Self::Stack(pid, ..) | Self::RawStack(pid, ..) => *pid,
+            Self::Stack(pid, ..) | Self::RawStack(pid, ..) | Self::StackPage(pid, ..) => *pid,
         }
     }
 }
@@ -130,4 +135,13 @@ impl RawStack {
         let offset = usize::try_from(address.checked_sub(self.start.0)?).ok()?;
         self.bytes.get(offset..)?.first_chunk().map(|word| u64::from_ne_bytes(*word))
     }
+}
+
+/// A page of a stack, with the registers of the last frame that was unwound.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StackPage {
+    pub registers: Registers,
+    /// Address of the first byte.
+    pub start: TargetAddr,
+    pub bytes: Arc<[u8]>,
 }

@@ -8,11 +8,13 @@ use profiler_common::limits::STACK_FRAMES_MAX;
 use profiler_common::live::LiveBlock;
 use profiler_common::record::{
     AllocRecord, ExecRecord, ForkRecord, FreeRecord, RawStackHeader, RecordKind, RemapRecord, StackHeader,
+    StackPageRecord,
 };
 use profiler_common::stack::StackEnd;
+use profiler_common::step::Registers;
 use thiserror::Error;
 
-use self::event::{Allocation, Event, Exec, Fork, Free, RawStack, Remap, Stack};
+use self::event::{Allocation, Event, Exec, Fork, Free, RawStack, Remap, Stack, StackPage};
 use crate::address::TargetAddr;
 use crate::ids::{HeapId, HookId, Pid, StackId, Tid};
 use crate::units::MonotonicNanos;
@@ -34,11 +36,13 @@ pub fn decode(bytes: &[u8]) -> Result<Event, DecodeError> {
         RecordKind::Alloc => allocation(bytes).map(Event::Alloc),
         RecordKind::Restore => allocation(bytes).map(Event::Restore),
         RecordKind::Free => free(bytes).map(Event::Free),
+        RecordKind::UnknownFree => free(bytes).map(Event::UnknownFree),
         RecordKind::Stack => stack(bytes),
         RecordKind::RawStack => raw_stack(bytes),
         RecordKind::Fork => fork(bytes).map(Event::Fork),
         RecordKind::Exec => exec(bytes).map(Event::Exec),
         RecordKind::Remap => remap(bytes).map(Event::Remap),
+        RecordKind::StackPage => stack_page(bytes),
     }
 }
 
@@ -141,6 +145,22 @@ fn raw_stack(bytes: &[u8]) -> Result<Event, DecodeError> {
     Ok(Event::RawStack(pid, StackId(field!(bytes, RawStackHeader, stack_id, u64)), raw))
 }
 
+fn stack_page(bytes: &[u8]) -> Result<Event, DecodeError> {
+    const PAGE: std::ops::Range<usize> = std::mem::offset_of!(StackPageRecord, page)..size_of::<StackPageRecord>();
+    let page = StackPage {
+        registers: Registers {
+            ip: field!(bytes, StackPageRecord, ip, u64),
+            sp: field!(bytes, StackPageRecord, sp, u64),
+            bp: field!(bytes, StackPageRecord, bp, u64),
+            is_return_address: field!(bytes, StackPageRecord, is_return_address, u64) != 0,
+        },
+        start: TargetAddr(field!(bytes, StackPageRecord, start, u64)),
+        bytes: bytes.get(PAGE).ok_or(DecodeError::Short)?.into(),
+    };
+    let pid = Pid(field!(bytes, StackPageRecord, header.tgid, u32));
+    Ok(Event::StackPage(pid, StackId(field!(bytes, StackPageRecord, stack_id, u64)), page))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -231,12 +251,33 @@ mod tests {
         assert_eq!(outside, [None; 5]);
     }
 
+    fn page_bytes() -> Vec<u8> {
+        let mut bytes = vec![9, 0, 0, 0];
+        bytes.extend(42u32.to_ne_bytes());
+        for word in [7u64, 0x7f00_5678, 0x7ffc_1010, 9, 1, 0x7ffc_1000] {
+            bytes.extend(word.to_ne_bytes());
+        }
+        bytes.extend((0..512u64).flat_map(u64::to_ne_bytes));
+        bytes
+    }
+
+    #[test]
+    fn stack_pages_decode() {
+        let Ok(Event::StackPage(Pid(42), StackId(7), page)) = decode(&page_bytes()) else {
+            panic!("not a page");
+        };
+        let registers = Registers { ip: 0x7f00_5678, sp: 0x7ffc_1010, bp: 9, is_return_address: true };
+        assert_eq!((page.registers, page.start), (registers, TargetAddr(0x7ffc_1000)));
+        assert_eq!(*page.bytes, (0..512u64).flat_map(u64::to_ne_bytes).collect::<Vec<_>>()[..]);
+    }
+
     #[test]
     fn unknown_and_truncated_records_are_refused() {
         assert_eq!(decode(&raw_stack_bytes(24, &[1, 2])), Err(DecodeError::Short));
         assert_eq!(decode(&raw_stack_bytes(u64::MAX, &[1, 2])), Err(DecodeError::Short));
         assert_eq!(decode(&[]), Err(DecodeError::Short));
-        assert_eq!(decode(&[9]), Err(DecodeError::UnknownKind(9)));
+        assert_eq!(decode(&[99]), Err(DecodeError::UnknownKind(99)));
+        assert_eq!(decode(&page_bytes()[..4151]), Err(DecodeError::Short));
         assert_eq!(decode(&stack_bytes(0, 200, &[])), Err(DecodeError::UnknownEnd(200)));
         assert_eq!(decode(&stack_bytes(3, 0, &[1, 2])), Err(DecodeError::Short));
         assert_eq!(decode(&alloc_bytes(1)[..47]), Err(DecodeError::Short));
@@ -244,7 +285,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_bytes_panic(bytes in proptest::collection::vec(any::<u8>(), 0..1200), kind in 0u8..7) {
+        fn no_bytes_panic(bytes in proptest::collection::vec(any::<u8>(), 0..5000), kind in 0u8..11) {
             let mut bytes = bytes;
             if let Some(first) = bytes.first_mut() {
                 *first = kind;

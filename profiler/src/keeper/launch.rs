@@ -62,6 +62,21 @@ impl Launch {
         Ok(launch)
     }
 
+    /// Like [`hold`](Self::hold) and [`hold_at_exit`](Self::hold_at_exit). `events` is readable when one of several such
+    /// processes may be held.
+    pub(crate) fn hold_child(keeper: &Keeper, pid: Pid, events: &OwnedFd) -> Result<Self, LaunchError> {
+        let tracer = Tracer::start(keeper)?;
+        let events = events.try_clone().map_err(|error| LaunchError::Trace(format!("process {pid}"), error))?;
+        let mut launch = Self { pid, tracer: Some(tracer), status: None, events };
+        launch.command_with(Command::Hold(pid), true)?;
+        Ok(launch)
+    }
+
+    /// Whether it has exited, or is not traced any more.
+    pub(crate) fn is_over(&self) -> bool {
+        self.tracer.is_none() || self.status.is_some()
+    }
+
     pub(crate) fn pid(&self) -> Pid {
         self.pid
     }
@@ -151,8 +166,12 @@ impl Launch {
     }
 
     fn command(&mut self, command: Command) -> Result<Outcome, LaunchError> {
-        let Some(tracer) = &self.tracer else { return Ok(Outcome::Done) };
         let has_events = matches!(command, Command::Start(..));
+        self.command_with(command, has_events)
+    }
+
+    fn command_with(&mut self, command: Command, has_events: bool) -> Result<Outcome, LaunchError> {
+        let Some(tracer) = &self.tracer else { return Ok(Outcome::Done) };
         let descriptors: &[BorrowedFd<'_>] = if has_events { &[self.events.as_fd()] } else { &[] };
         let answer = tracer.ask(&command, descriptors);
         self.handle(answer)

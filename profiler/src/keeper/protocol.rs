@@ -51,6 +51,12 @@ pub(crate) struct Installation {
 }
 
 impl Installation {
+    /// Adds changed slots. A module may have been mapped where another was.
+    pub(crate) fn add_slots(&mut self, slots: Vec<SlotChange>) {
+        self.slots.retain(|known| slots.iter().all(|slot| slot.address != known.address));
+        self.slots.extend(slots);
+    }
+
     pub(crate) fn data_address(&self) -> u64 {
         self.address + self.code_bytes
     }
@@ -139,6 +145,7 @@ pub(super) enum Command {
     Resume,
     /// Trace a waiting child of the agent; answered when it is traced, and when it is at its exec. Has an eventfd.
     Start(Pid, String),
+    /// With an eventfd also at its exit, for a child of a program.
     Hold(Pid),
     HoldAtExit,
     /// Answered by any number of [`Answer::NewCode`], each followed by `Continue` or `Abandon`, and by the outcome.

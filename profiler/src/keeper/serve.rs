@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -144,7 +144,7 @@ impl Worker {
         let limit = (retry_releases() > 0).then_some(Timespec { tv_sec: 0, tv_nsec: RELEASE_PERIOD_NS });
         let readable = |fd| PollFd::from_borrowed_fd(fd, PollFlags::IN);
         let channel = with_channel.then_some(self.agent.channel.as_fd());
-        let changes = self.program.as_ref().and_then(TracedProgram::changes);
+        let changes = self.program.as_ref().and_then(|program| program.changes.as_ref()).map(AsFd::as_fd);
         let agent = self.agent.process.as_ref().map(AsFd::as_fd);
         let pipes = self.copies.iter().map(|lent| lent.pipe.as_fd());
         let all = pipes.chain(changes).chain(channel).chain(agent);
@@ -235,7 +235,7 @@ impl Worker {
                 let events = descriptors.into_iter().next();
                 self.program = Some(TracedProgram::start(*pid, program.clone(), events, &self.agent)?);
             }
-            Command::Hold(pid) => self.program = Some(TracedProgram::hold(*pid)?),
+            Command::Hold(pid) => self.program = Some(TracedProgram::hold(*pid, descriptors.into_iter().next())?),
             _ => {
                 if let Some(program) = &mut self.program {
                     return program.execute(command, &self.agent);
@@ -257,8 +257,11 @@ struct TracedProgram {
 }
 
 impl TracedProgram {
-    fn hold(pid: Pid) -> Result<Self, LaunchError> {
-        Ok(Self { launch: Launch::hold(pid)?, events: None, changes: None, is_stopped: false })
+    fn hold(pid: Pid, events: Option<OwnedFd>) -> Result<Self, LaunchError> {
+        let changes = events.as_ref().map(|_| ChildSignal::listen()).transpose();
+        let changes = changes.map_err(|error| LaunchError::Trace(format!("process {pid}"), error))?;
+        let launch = if events.is_some() { Launch::hold_child(pid)? } else { Launch::hold(pid)? };
+        Ok(Self { launch, events, changes, is_stopped: false })
     }
 
     fn start(pid: Pid, program: String, events: Option<OwnedFd>, agent: &Agent) -> Result<Self, LaunchError> {
@@ -297,10 +300,6 @@ impl TracedProgram {
             _ => {}
         }
         Ok(Outcome::Done)
-    }
-
-    fn changes(&self) -> Option<BorrowedFd<'_>> {
-        self.changes.as_ref().map(AsFd::as_fd)
     }
 
     /// Passes signals on and traces new threads. Notifies the agent when the program is held or has exited.

@@ -14,7 +14,7 @@ use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg}
 use super::protocol::{Installation, Installed};
 use crate::address::TargetAddr;
 use crate::collect::CollectError;
-use crate::collect::fork::InjectedThread;
+use crate::collect::inject::InjectedThread;
 use crate::collect::stop::Stopped;
 use crate::ids::{Pid, Tid};
 use crate::linux::arch::RED_ZONE_BYTES;
@@ -22,6 +22,7 @@ use crate::linux::pidfd::PidFd;
 use crate::linux::proc::maps::{Region, region_of, regions};
 use crate::linux::proc::process::{entry_path, thread_name};
 use crate::linux::proc::stat;
+use crate::linux::process_memory::read_words;
 use crate::linux::ptrace::Tracee;
 use crate::linux::scheduling::RealTime;
 
@@ -37,11 +38,7 @@ impl Stubs {
     pub(super) fn install(&mut self, plan: Installation, descriptors: &[OwnedFd]) -> io::Result<Installed> {
         let installed = install(&plan, descriptors).map_err(io::Error::other)?;
         match self.0.entry(plan.pid) {
-            Entry::Occupied(mut known) if descriptors.is_empty() => {
-                let slots = &mut known.get_mut().slots;
-                slots.retain(|known| plan.slots.iter().all(|slot| slot.address != known.address));
-                slots.extend(plan.slots);
-            }
+            Entry::Occupied(mut known) if descriptors.is_empty() => known.get_mut().add_slots(plan.slots),
             Entry::Occupied(mut known) => *known.get_mut() = plan,
             Entry::Vacant(vacant) => drop(vacant.insert(plan)),
         }
@@ -108,7 +105,10 @@ fn change_slots(stopped: &Stopped, plan: &Installation) -> Result<usize, Collect
     if memory.read_exact_at(&mut list, plan.list.address).is_err() || list != plan.list.bytes {
         return Ok(0);
     }
-    let changed = plan.slots.iter().filter(|slot| replace(&memory, slot.address, slot.before, slot.after));
+    let addresses: Vec<u64> = plan.slots.iter().map(|slot| slot.address).collect();
+    let values = read_words(stopped.living_thread(), &addresses);
+    let unchanged = plan.slots.iter().zip(values).filter(|(slot, value)| *value == Some(slot.before));
+    let changed = unchanged.filter(|(slot, _)| memory.write_all_at(&slot.after.to_ne_bytes(), slot.address).is_ok());
     Ok(changed.count())
 }
 

@@ -7,7 +7,10 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::ops::Range;
 
+use rustc_hash::FxHashMap;
+
 use crate::address::TargetAddr;
+use crate::memory::{Memory, WORD_BYTES};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Block {
@@ -40,6 +43,8 @@ pub struct Blocks {
     records: Vec<Record>,
     huge: Vec<(u32, u64)>,
     index: Index,
+    /// Blocks of empty arrays, by the address after their end.
+    empty_arrays: FxHashMap<u64, u32>,
 }
 
 impl Blocks {
@@ -103,6 +108,25 @@ impl Blocks {
     /// The address after a block's end does not count.
     pub fn find(&self, address: TargetAddr) -> Option<BlockId> {
         self.holding(address.0).map(BlockId)
+    }
+
+    /// Finds blocks of `new T[0]` with a destructor, to which a program points one past their end: they consist of the
+    /// number of elements alone ("array cookie", <https://itanium-cxx-abi.github.io/cxx-abi/abi.html#array-cookies>).
+    /// LeakSanitizer does the same.
+    pub fn find_empty_arrays(&mut self, memory: &dyn Memory) {
+        let is_small = |(_, record): &(u32, &Record)| u64::from(record.size) == WORD_BYTES;
+        let records = (0..).zip(&self.records).filter(is_small);
+        let empty = records.filter(|(_, record)| memory.word(TargetAddr(record.start)) == Some(0));
+        self.empty_arrays = empty.map(|(number, record)| (record.start + WORD_BYTES, number)).collect();
+    }
+
+    pub(super) fn has_empty_arrays(&self) -> bool {
+        !self.empty_arrays.is_empty()
+    }
+
+    #[inline]
+    pub(super) fn empty_array_before(&self, address: u64) -> Option<u32> {
+        self.empty_arrays.get(&address).copied()
     }
 
     /// The first block that ends after an address, or the number of blocks.

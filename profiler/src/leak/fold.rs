@@ -58,7 +58,7 @@ pub struct RootLeak {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Folded {
     pub leaked: BlockTotals,
-    /// Those in root leaks.
+    /// The first block of each root leak: the others of a cycle are referenced by leaked blocks.
     pub direct: BlockTotals,
     /// By address of their first blocks. What is reachable from two of them counts in both.
     pub roots: Vec<RootLeak>,
@@ -88,8 +88,9 @@ fn fold_graph(blocks: &Blocks, graph: Graph, steps_max: u64) -> Folded {
         let (reached, is_lower_bound) = reach.of(component);
         roots.push(RootLeak { members: first..members.len(), reached, is_lower_bound });
     }
-    let totals = |ids: &[BlockId]| BlockTotals::of(blocks, ids.iter().copied());
-    Folded { leaked: totals(&graph.blocks), direct: totals(&members), roots, members, unreached: graph.blocks }
+    let leaked = BlockTotals::of(blocks, graph.blocks.iter().copied());
+    let direct = BlockTotals::of(blocks, roots.iter().map(|root: &RootLeak| members[root.members.start]));
+    Folded { leaked, direct, roots, members, unreached: graph.blocks }
 }
 
 /// Edges that visits follow, apart from the first pass.

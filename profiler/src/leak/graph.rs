@@ -32,8 +32,12 @@ impl Graph {
             let block = blocks.get(id);
             words.each(&(block.start.0..block.end().0), &mut near, |bytes| {
                 let words = bytes.as_chunks::<8>().0.iter().map(|word| u64::from_le_bytes(*word));
-                let words = words.filter(|word| (lowest..end).contains(word));
-                found.extend(words.filter_map(|word| numbering.number_of(blocks.find(TargetAddr(word))?)));
+                let words = words.filter(|word| (lowest..=end).contains(word));
+                let blocks_at = |word: u64| {
+                    let empty_array = blocks.empty_array_before(word).map(BlockId);
+                    blocks.find(TargetAddr(word)).into_iter().chain(empty_array)
+                };
+                found.extend(words.flat_map(blocks_at).filter_map(|id| numbering.number_of(id)));
             });
             found.sort_unstable();
             found.dedup();

@@ -1,8 +1,8 @@
 //! Ranks callsites by the certainty that their live bytes grow without bound: see docs/leak-candidates.md.
 
 use crate::ledger::Ledger;
+use crate::ledger::confidence::Z_95;
 use crate::ledger::timeline::{Sample, Timeline};
-use crate::ledger::totals::Z_95;
 use crate::model::{LeakCandidate, Leaks};
 use crate::units::{Amounts, MonotonicNanos};
 
@@ -33,7 +33,7 @@ impl Leaks {
         let mut candidates = Vec::new();
         for (index, totals) in ledger.callsite_totals().enumerate() {
             let is_young = older.is_some_and(|older| older.get(index).is_none_or(|old| *old == Amounts::default()));
-            if totals.live_samples == 0 || is_young {
+            if totals.live_samples == 0 || is_young || ledger.is_inventory(index) {
                 continue;
             }
             let even = timeline.series(index).zip(&is_even).filter(|(_, is_even)| **is_even);

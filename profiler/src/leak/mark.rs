@@ -138,7 +138,8 @@ impl<'a> Scanner<'a> {
             candidates: Box::new([0; CANDIDATES]),
             candidate_count: 0,
             lowest,
-            extent: end - lowest,
+            // A pointer to an empty array may be at the end of the last block.
+            extent: (end - lowest).saturating_add(u64::from(blocks.has_empty_arrays())),
             near: 0,
         }
     }
@@ -237,18 +238,29 @@ impl<'a> Scanner<'a> {
 
     fn flush(&mut self) {
         let count = self.candidate_count.min(CANDIDATES);
-        for group in self.candidates[..count].chunks(GROUP) {
+        for first in (0..count).step_by(GROUP) {
+            let group = first..count.min(first + GROUP);
             let mut numbers = [0; GROUP];
-            let held = self.blocks.holding_of(group, &mut numbers);
-            for &number in &numbers[..held] {
-                if self.marks.set(number)
-                    && let Some(many) = self.stacks.push(number)
-                {
-                    self.pool.add_blocks(many);
+            let held = self.blocks.holding_of(&self.candidates[group.clone()], &mut numbers);
+            numbers[..held].iter().for_each(|&number| self.reach(number));
+            if self.blocks.has_empty_arrays() {
+                for at in group {
+                    if let Some(number) = self.blocks.empty_array_before(self.candidates[at]) {
+                        self.reach(number);
+                    }
                 }
             }
         }
         self.candidate_count = 0;
+    }
+
+    #[inline]
+    fn reach(&mut self, number: u32) {
+        if self.marks.set(number)
+            && let Some(many) = self.stacks.push(number)
+        {
+            self.pool.add_blocks(many);
+        }
     }
 
     fn share(&mut self) {

@@ -54,6 +54,10 @@ impl Callsite {
         &mut self.totals
     }
 
+    pub(super) fn totals_mut(&mut self) -> &mut Totals {
+        &mut self.totals
+    }
+
     pub(super) fn totals_now(&self) -> &Totals {
         &self.totals
     }

@@ -6,7 +6,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::totals::{HeapUsage, Totals};
-use crate::units::{EstimatedBytes, EstimatedCount, MonotonicNanos};
+use crate::units::{Amounts, EstimatedBytes, EstimatedCount, MonotonicNanos};
 
 pub(crate) const POINTS_MAX: usize = 512;
 const PERIOD_NS: u64 = 10_000_000;
@@ -56,6 +56,15 @@ impl Curve {
         }
         self.held.resize(count, held);
         self.due = self.time_of(self.held.len());
+    }
+
+    /// Adds a block that has been live since before the origin.
+    pub(super) fn raise(&mut self, block: &Amounts) {
+        let (bytes, count) = (block.bytes.to_f64(), block.count.to_f64());
+        for held in &mut self.held {
+            held.live_bytes += bytes;
+            held.live_count += count;
+        }
     }
 
     fn index_of(&self, time: MonotonicNanos) -> usize {

@@ -7,13 +7,14 @@ use serde::{Deserialize, Serialize};
 use super::callsite::{BEFORE_PEAKS, Callsite, PeakEpoch};
 use super::curve::{Curve, PeakDetails};
 use super::details::AgesByCallsite;
+use super::inventory;
 use super::live::{Correction, FreedBlock, LiveAllocation, LiveBlock, LiveBlocks, Threads};
 use super::ranges::{Freed, Ranges};
 use super::totals::{Flow, HeapUsage, Movement, Totals};
 use crate::address::TargetAddr;
 use crate::ids::{HeapId, LedgerId, Pid, StackId, Tid};
 use crate::ingest::event::{Allocation, Event, Free, Remap, Stack};
-use crate::units::{Amounts, MonotonicNanos};
+use crate::units::{Amounts, Cubes, MonotonicNanos};
 
 /// The order of the fields is part of the recording format.
 #[derive(Debug, Default, Serialize, Deserialize)]
@@ -57,6 +58,15 @@ impl Ledger {
         Self { pid, peak: BEFORE_PEAKS + 1, ..Self::default() }
     }
 
+    /// Third cumulants of all totals, in an order that follows from the serialized state.
+    pub(crate) fn cubes_mut(&mut self) -> impl Iterator<Item = &mut Cubes> {
+        let mut heaps: Vec<_> = self.heaps.iter_mut().collect();
+        heaps.sort_by_key(|(heap, _)| **heap);
+        let heaps = heaps.into_iter().map(|(_, totals)| totals);
+        let callsites = self.callsites.iter_mut().map(Callsite::totals_mut);
+        std::iter::once(&mut self.totals).chain(heaps).chain(callsites).flat_map(Totals::cubes_mut)
+    }
+
     pub fn empty(&self, pid: Pid) -> Self {
         Self { distinguished: self.distinguished.as_ref().map(|_| FxHashSet::default()), ..Self::new(pid) }
     }
@@ -84,6 +94,10 @@ impl Ledger {
     /// Creates separate callsites for the threads of later allocations.
     pub fn distinguish_threads(&mut self) {
         self.distinguished.get_or_insert_default();
+    }
+
+    pub fn has_stack(&self, id: StackId) -> bool {
+        self.stacks.contains_key(&id)
     }
 
     pub fn id(&self) -> Option<LedgerId> {
@@ -134,7 +148,7 @@ impl Ledger {
             }
             Event::Remap(remap) => self.remap(&remap),
             // The session acts on these.
-            Event::Fork(_) | Event::Exec(_) | Event::RawStack(..) => {}
+            Event::Fork(_) | Event::Exec(_) | Event::RawStack(..) | Event::StackPage(..) | Event::UnknownFree(_) => {}
         }
     }
 
@@ -152,11 +166,29 @@ impl Ledger {
         let LiveAllocation { address, size_bytes, interval, time: born, .. } = *block;
         self.live.insert(address, LiveBlock { size_bytes, interval, callsite, time: born });
         let weight = Amounts::of(size_bytes, interval);
+        if inventory::is_inventory(block.stack) {
+            return self.open(block.stack, callsite, weight, time);
+        }
         self.callsites[callsite as usize].sizes.add(block.size_bytes, weight.count);
         self.change(callsite, Movement::In(weight), time);
         if block.interval != Interval::EXACT {
             self.sampled.insert(block.heap);
         }
+    }
+
+    /// Enters a live block from before the recording. The block must not be known.
+    pub fn enter_earlier(&mut self, block: &LiveAllocation) {
+        if !self.is_live(block.address) {
+            self.insert_found(block);
+        }
+    }
+
+    /// Counts a block as live from the start.
+    fn open(&mut self, stack: StackId, callsite: u32, weight: Amounts, time: MonotonicNanos) {
+        self.stacks.entry(stack).or_insert_with(|| inventory::stack(stack));
+        self.callsites[callsite as usize].inherited = true;
+        self.curve.raise(&weight);
+        self.change(callsite, Movement::Opening(weight), time);
     }
 
     fn free(&mut self, free: &Free) {
@@ -272,6 +304,7 @@ impl Ledger {
         let inherited = callsite.inherited;
         let change = |totals: &mut Totals| match movement {
             Movement::In(weight) => totals.allocate(weight, time),
+            Movement::Opening(weight) => totals.open(weight, time),
             Movement::Out(weight) => totals.free(weight),
             Movement::Back(weight) => totals.restore(weight, time),
             Movement::Reweighed { from, to } => totals.reweigh(from, to, inherited),

@@ -2,8 +2,10 @@
 //! stack may arrive after the first event that names it, or never. Pure: no clock, file or map.
 
 mod callsite;
+pub(crate) mod confidence;
 pub(crate) mod curve;
 pub(crate) mod details;
+pub(crate) mod inventory;
 #[expect(clippy::module_inception, reason = "the type of that name")]
 mod ledger;
 pub(crate) mod live;

@@ -6,6 +6,7 @@ use rustc_hash::FxHashMap;
 use super::callsite::{COUNT_MAX, Callsite};
 use super::curve::CurvePoint;
 use super::details::{Ages, AgesByCallsite};
+use super::inventory;
 use super::ledger::Ledger;
 use super::live::{LiveAllocation, LiveBlock};
 use super::snapshot::{CallsiteSnapshot, TargetSnapshot, sorted_heaps};
@@ -37,6 +38,14 @@ impl Ledger {
         self.live.iter().map(|(address, block)| self.allocation(address, block))
     }
 
+    /// Start, size and heap of recorded mappings, by ascending address.
+    pub fn mapped_pieces(&self) -> impl Iterator<Item = (TargetAddr, u64, HeapId)> {
+        let heap = |callsite: u32| self.callsites[callsite as usize].heap;
+        self.ranges
+            .addresses()
+            .map(move |(range, callsite)| (TargetAddr(range.start), range.end - range.start, heap(callsite)))
+    }
+
     /// Address, size, callsite and allocation time, in no particular order.
     pub fn blocks(&self) -> impl Iterator<Item = (TargetAddr, u64, u32, MonotonicNanos)> {
         self.live.iter().map(|(address, block)| (address, block.size_bytes, block.callsite, block.time))
@@ -46,6 +55,16 @@ impl Ledger {
         let LiveBlock { size_bytes, interval, time, callsite } = block;
         let &Callsite { stack, heap, .. } = &self.callsites[callsite as usize];
         LiveAllocation { address, size_bytes, interval, stack, heap, time }
+    }
+
+    /// Whether a callsite stands for blocks from before the recording.
+    pub fn is_inventory(&self, callsite: usize) -> bool {
+        self.callsites.get(callsite).is_some_and(|callsite| inventory::is_inventory(callsite.stack))
+    }
+
+    /// Whether a block from before the recording is live at this address.
+    pub fn is_earlier(&self, address: TargetAddr) -> bool {
+        self.live.get(address).is_some_and(|block| self.is_inventory(block.callsite as usize))
     }
 
     pub fn is_live(&self, address: TargetAddr) -> bool {

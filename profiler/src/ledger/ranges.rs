@@ -135,6 +135,11 @@ impl Ranges {
         })
     }
 
+    /// With callsites, by ascending address.
+    pub(super) fn addresses(&self) -> impl Iterator<Item = (Addresses, u32)> {
+        self.pieces.iter().map(|(&start, piece)| (start..piece.end, piece.callsite))
+    }
+
     pub(super) fn is_sound(&self, has_callsite: impl Fn(u32) -> bool) -> bool {
         let mut end = 0;
         let in_order = self.pieces.iter().all(|(&start, piece)| {

@@ -73,7 +73,7 @@ impl Ledger {
         reconciled
     }
 
-    fn insert_found(&mut self, block: &LiveAllocation) {
+    pub(super) fn insert_found(&mut self, block: &LiveAllocation) {
         self.record(Correction::Inserted(*block));
         // An address that is twice in the set would be a defect of the kernel side; keep the ledger consistent.
         self.remove(block.address);

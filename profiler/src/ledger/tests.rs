@@ -3,6 +3,7 @@
 mod accuracy;
 mod apart;
 mod details;
+mod earlier;
 mod journal;
 mod mapped;
 mod model;

@@ -3,15 +3,15 @@
 use derive_more::Add;
 use serde::{Deserialize, Serialize};
 
-use crate::units::{Amounts, EstimatedBytes, EstimatedCount, EstimatedVariance, MonotonicNanos, Variance};
-
-/// Standard deviations on either side of the mean that cover 95 % of a normal distribution.
-pub(crate) const Z_95: f64 = 1.959_963_984_540_054;
+use super::confidence::Z_95;
+use crate::units::{Amounts, Cubes, EstimatedBytes, EstimatedCount, MonotonicNanos, Variance};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Movement {
     /// A block was allocated, or memory mapped.
     In(Amounts),
+    /// A block turned out to be live since before the recording.
+    Opening(Amounts),
     /// A block was freed, or memory unmapped; a part of a mapping counts as no block unless it is the last.
     Out(Amounts),
     /// A free was undone: the block is still live.
@@ -30,7 +30,8 @@ pub struct Flow {
 /// Estimates over a time span: since the recording began, or of a window (see [`since`](Self::since)).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Totals {
-    /// Blocks live at the start. For a whole recording these are the blocks that a forked process inherited.
+    /// Blocks live at the start. For a whole recording these are the blocks that a forked process inherited, and those of
+    /// the inventory.
     pub opening_count: EstimatedCount,
     pub opening_bytes: EstimatedBytes,
     pub alloc_count: EstimatedCount,
@@ -130,21 +131,9 @@ impl Totals {
         self.opening_bytes + self.alloc_bytes - self.free_bytes
     }
 
-    /// The 95 % confidence interval of an estimate y with variance v: the true values μ from which y is at most 1.96
-    /// standard deviations away, with a variance of v·μ/y at μ, since the variance is proportional to the amount
-    /// sampled (Wilson's score interval, 1927, for a compound Poisson sum). With few samples it covers the true value
-    /// more often than y ± 1.96·√v does, and stays above 0; with many both are the same. Without samples it is [y, y].
-    pub fn confidence(estimate: f64, variance: EstimatedVariance) -> [f64; 2] {
-        let variance = variance.to_f64();
-        if estimate <= 0.0 || variance <= 0.0 {
-            return [estimate; 2];
-        }
-        let half_shift = Z_95 * Z_95 * variance / estimate / 2.0;
-        let margin = (2.0 * half_shift * estimate + half_shift * half_shift).sqrt();
-        [estimate + half_shift - margin, estimate + half_shift + margin]
-    }
-
-    /// Inverse of [`confidence`](Self::confidence); 0 for an empty interval.
+    /// The variance behind an interval of reports that lack variances, which have the score interval after Wilson
+    /// (1927): the true values μ from which the estimate is at most 1.96 standard deviations away, if the variance is
+    /// proportional to μ. Returns 0 for an empty interval.
     pub fn variance_of(estimate: f64, [low, high]: [f64; 2]) -> f64 {
         let margin = (high - low) / 2.0;
         if estimate <= 0.0 || margin <= 0.0 {
@@ -162,6 +151,10 @@ impl Totals {
 
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
+    }
+
+    pub(super) fn cubes_mut(&mut self) -> [&mut Cubes; 3] {
+        [&mut self.alloc_variance, &mut self.live_variance, &mut self.at_peak.variance].map(|it| &mut it.cubes)
     }
 
     /// The result has no peak: the two peaked at different times.
@@ -190,6 +183,15 @@ impl Totals {
         self.alloc_bytes += block.bytes;
         self.alloc_samples += block.samples;
         self.alloc_variance += block.variance;
+        self.live_samples += block.samples;
+        self.live_variance += block.variance;
+        self.raise_peak(time);
+    }
+
+    /// The block has been live since the start.
+    pub fn open(&mut self, block: Amounts, time: MonotonicNanos) {
+        self.opening_count += block.count;
+        self.opening_bytes += block.bytes;
         self.live_samples += block.samples;
         self.live_variance += block.variance;
         self.raise_peak(time);

@@ -61,6 +61,19 @@ pub(crate) fn write_array<V: Pod>(map: impl AsFd, first: u32, values: &[V]) -> i
     Ok(())
 }
 
+/// Reads an element of an array map. `V` must have the size of its values.
+pub(crate) fn read_array<V: Pod>(map: impl AsFd, index: u32) -> io::Result<V> {
+    let mut value = std::mem::MaybeUninit::<V>::uninit();
+    let mut attr = attributes();
+    attr.__bindgen_anon_2.map_fd = number(&map);
+    attr.__bindgen_anon_2.key = (&raw const index) as u64;
+    attr.__bindgen_anon_2.__bindgen_anon_1.value = value.as_mut_ptr() as u64;
+    // SAFETY: `index` and `value` outlive the call, and the caller guarantees the map's sizes.
+    unsafe { command(bpf_cmd::BPF_MAP_LOOKUP_ELEM, &mut attr)? };
+    // SAFETY: the kernel has written it, and `Pod` guarantees that any bytes are a value.
+    Ok(unsafe { value.assume_init() })
+}
+
 /// Replaces existing elements, and returns how many fit: the first so many. Errors: `ENOTSUPP` (524) before Linux 5.6.
 pub(crate) fn write_hash<K: Pod, V: Pod>(map: impl AsFd, keys: &[K], values: &[V]) -> io::Result<usize> {
     if keys.len() != values.len() {

@@ -26,6 +26,23 @@ pub(crate) fn read(pid: Pid, ranges: &[(u64, usize)], buffer: &mut [u8]) -> io::
     usize::try_from(copied).map_err(|_| io::Error::last_os_error())
 }
 
+/// Reads words at many addresses with few system calls; `None` for those that are not mapped.
+pub(crate) fn read_words(pid: Pid, addresses: &[u64]) -> Vec<Option<u64>> {
+    let mut words = Vec::with_capacity(addresses.len());
+    while words.len() < addresses.len() {
+        let rest = &addresses[words.len()..];
+        let ranges: Vec<(u64, usize)> = rest.iter().take(RANGES_MAX).map(|&address| (address, 8)).collect();
+        let mut bytes = vec![0; ranges.len() * 8];
+        let read = read(pid, &ranges, &mut bytes).unwrap_or(0);
+        let (complete, _) = bytes[..read].as_chunks::<8>();
+        words.extend(complete.iter().map(|word| Some(u64::from_ne_bytes(*word))));
+        if complete.len() < ranges.len() {
+            words.push(None);
+        }
+    }
+    words
+}
+
 /// Also copies `PROT_NONE` memory. Fails where nothing is mapped, or with `proc_mem.force_override=never`.
 pub(crate) fn read_protected(pid: Pid, address: u64, buffer: &mut [u8]) -> io::Result<usize> {
     File::open(format!("/proc/{pid}/mem"))?.read_at(buffer, address)

@@ -16,10 +16,16 @@ pub struct Health {
     pub frame_pointer_modules: Vec<String>,
     /// User-defined hooks whose function was in no process.
     pub unfound: Vec<UnfoundHook>,
+    /// Heaps that were not hooked in a module, because its compiler inlined their functions.
+    #[serde(with = "in_text")]
+    pub inlined_heaps: Vec<InlinedHeap>,
     /// Number of times the ledger was resynced from the kernel's live set.
     pub resyncs: u64,
     pub interval_changes: Vec<IntervalChange>,
     pub agent_cpu_ns: u64,
+    /// Of it, for samples of the targets' resident memory.
+    #[serde(with = "in_text")]
+    pub memory_sampling_ns: u64,
     pub agent_rss_bytes_max: u64,
     pub guardrails: Guardrails,
     /// `None` where a recording does not have it.
@@ -53,6 +59,7 @@ impl Health {
             unwind: since(&self.unwind, &base.unwind),
             resyncs: self.resyncs.saturating_sub(base.resyncs),
             agent_cpu_ns: self.agent_cpu_ns.saturating_sub(base.agent_cpu_ns),
+            memory_sampling_ns: self.memory_sampling_ns.saturating_sub(base.memory_sampling_ns),
             ..self.clone()
         }
     }
@@ -224,6 +231,23 @@ pub struct UnfoundHook {
     pub required: bool,
 }
 
+/// A user-defined heap whose functions the compiler has inlined in other functions of their module, so that hooks would see
+/// few calls: it is not hooked there.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub struct InlinedHeap {
+    /// Name of the heap.
+    pub heap: String,
+    /// Path of the module.
+    pub module: String,
+    /// Its function with the most copies.
+    pub function: String,
+    /// Number of functions that contain a copy of it.
+    pub copies: u64,
+    /// What to do instead.
+    pub advice: String,
+}
+
 /// A change of a heap's interval.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
@@ -359,6 +383,13 @@ pub enum Excess {
     Keeper,
 }
 
+impl Reached {
+    /// Whether later events are missing. Larger intervals leave nothing out.
+    pub fn leaves_out(&self) -> bool {
+        self.action != Action::IntervalsRaised
+    }
+}
+
 /// Response to an exceeded limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -376,11 +407,6 @@ pub enum Action {
 }
 
 impl Guardrails {
-    /// Whether the profile is incomplete because a limit was exceeded.
-    pub fn cut_short(&self) -> bool {
-        self.reached.iter().any(|reached| reached.action != Action::IntervalsRaised)
-    }
-
     pub fn stopped(&self) -> bool {
         self.reached.iter().any(|reached| reached.action == Action::Stopped)
     }

@@ -6,6 +6,7 @@ use profiler_common::stack::StackEnd;
 use serde::{Deserialize, Serialize};
 
 use super::health::Health;
+use super::memory::MemoryAccount;
 use super::process::{HookStatus, Others, TargetFacts};
 use crate::ids::Tid;
 pub use crate::ledger::curve::CurvePoint;
@@ -31,6 +32,8 @@ pub struct Profile {
     pub older_than_ns: Option<u64>,
     /// The live blocks are the unreachable ones only: a leak report.
     pub unreachable: bool,
+    /// Anything missing makes the profile incomplete.
+    pub strict: bool,
     pub targets: Vec<TargetProfile>,
     /// Processes that match the selection and are not in `targets`.
     pub others: Others,
@@ -52,6 +55,8 @@ pub struct TargetProfile {
     pub threads: Vec<ThreadProfile>,
     /// Empty where unknown.
     pub history: History,
+    /// Where its resident memory was; empty where unknown.
+    pub memory: Arc<MemoryAccount>,
     /// Growing callsites; `None` where growth was not computed.
     pub leaks: Option<Leaks>,
     /// By stack and heap.
@@ -227,14 +232,6 @@ pub(crate) fn base_name(path: &str) -> &str {
 }
 
 impl Profile {
-    /// Data is missing: exit code 3.
-    pub fn incomplete(&self) -> bool {
-        self.health.lost_total() > 0
-            || self.health.guardrails.cut_short()
-            || self.health.unfound.iter().any(|hook| hook.required)
-            || self.hooks().any(|(_, hook)| hook.is_missing())
-    }
-
     pub fn hooks(&self) -> impl Iterator<Item = (&HeapProfile, &HookStatus)> {
         self.targets
             .iter()
@@ -255,6 +252,21 @@ impl Profile {
         heaps.all(HeapProfile::is_exact) && folded.is_none_or(|bytes| bytes <= 1)
     }
 
+    /// The largest interval that was requested for a target, in bytes; 1 if it is exact.
+    pub fn interval_bytes_of(&self, target: &TargetProfile) -> u64 {
+        target.heaps.iter().map(|heap| heap.interval_bytes).max().unwrap_or(self.interval_bytes)
+    }
+
+    /// The largest interval that was requested for any target.
+    pub fn interval_bytes_of_all(&self) -> u64 {
+        let targets = self.targets.iter().map(|target| self.interval_bytes_of(target));
+        targets.chain(self.others.folded_interval_bytes).max().unwrap_or(self.interval_bytes)
+    }
+
+    pub fn interval_bytes_of_folded(&self) -> u64 {
+        self.others.folded_interval_bytes.unwrap_or(self.interval_bytes)
+    }
+
     pub fn is_exact_of(&self, target: &TargetProfile) -> bool {
         match target.heaps.as_slice() {
             [] => self.interval_bytes <= 1,
@@ -263,7 +275,7 @@ impl Profile {
     }
 
     pub fn is_exact_of_folded(&self) -> bool {
-        self.others.folded_interval_bytes.unwrap_or(self.interval_bytes) <= 1
+        self.interval_bytes_of_folded() <= 1
     }
 
     pub fn unix_ns(&self, time: MonotonicNanos) -> u64 {

@@ -17,7 +17,7 @@ const SECTIONS_MAX: u64 = 4096;
 const SECTION_NAME_BYTES_MAX: usize = 128;
 const NOTES_BYTES_MAX: u64 = 1 << 16;
 const NOTES_MAX: usize = 64;
-const DYNAMIC_BYTES_MAX: u64 = 1 << 20;
+const DYNAMIC_BYTES_MAX: u64 = 1 << 16;
 /// The linkers' longest is a SHA-1 of 20.
 const BUILD_ID_BYTES_MAX: usize = 64;
 const PAGE_BYTES: u64 = profiler_common::limits::PAGE_BYTES;
@@ -32,6 +32,10 @@ pub struct Segment {
 }
 
 impl Segment {
+    pub fn contains(&self, address: LinkAddr) -> bool {
+        self.file_offset(address).is_some()
+    }
+
     fn link_addr(&self, offset: FileOffset) -> Option<LinkAddr> {
         let inside = offset.0.checked_sub(self.offset.0).filter(|&inside| inside < self.size_bytes)?;
         self.address.0.checked_add(inside).map(LinkAddr)
@@ -58,6 +62,12 @@ pub struct Section {
     pub address: LinkAddr,
     /// Index of an associated section, such as a symbol table's strings.
     pub link: u32,
+}
+
+impl Section {
+    pub fn contains(&self, address: LinkAddr) -> bool {
+        address.0.checked_sub(self.address.0).is_some_and(|inside| inside < self.size_bytes)
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -93,6 +103,8 @@ pub struct Elf {
     pub entry: LinkAddr,
     /// The index of `.eh_frame` (`PT_GNU_EH_FRAME`).
     pub eh_frame_index: Option<Segment>,
+    /// The dynamic section (`PT_DYNAMIC`).
+    pub dynamic: Option<Segment>,
     /// No interpreter, and not a shared object (static-pie counts as static).
     pub is_static: bool,
     /// Built by the Go toolchain, whose code allocates without malloc.
@@ -116,14 +128,17 @@ impl Elf {
         let (build_id, has_go_note) = read_notes(image, programs, &sections);
         let of_kind = |kind| programs.iter().filter(move |program| program.p_type.get(LE) == kind).map(segment);
         let has = |kind| of_kind(kind).next().is_some();
-        let is_pie = dynamic_flags(image, programs) & u64::from(elf::DF_1_PIE) != 0;
+        let dynamic = of_kind(elf::PT_DYNAMIC).next();
+        let flags = dynamic.map(|dynamic| Dynamic::read(image, &dynamic).get(elf::DT_FLAGS_1));
+        let is_pie = flags.unwrap_or(0) & u64::from(elf::DF_1_PIE) != 0;
         Ok(Self {
             segments: of_kind(elf::PT_LOAD).collect(),
             machine: header.e_machine.get(LE),
             kind: header.e_type.get(LE),
             entry: LinkAddr(header.e_entry.get(LE)),
             eh_frame_index: of_kind(elf::PT_GNU_EH_FRAME).next(),
-            is_static: !has(elf::PT_INTERP) && (!has(elf::PT_DYNAMIC) || is_pie),
+            dynamic,
+            is_static: !has(elf::PT_INTERP) && (dynamic.is_none() || is_pie),
             is_go: has_go_note
                 || sections.iter().any(|section| matches!(&*section.name, ".go.buildinfo" | ".gopclntab")),
             build_id,
@@ -203,13 +218,22 @@ fn read_sections(image: &Image, header: &FileHeader64<LE>) -> Result<Vec<Section
         .collect())
 }
 
-fn dynamic_flags(image: &Image, programs: &[ProgramHeader64<LE>]) -> u64 {
-    let Some(dynamic) = programs.iter().find(|program| program.p_type.get(LE) == elf::PT_DYNAMIC) else { return 0 };
-    let offset = FileOffset(dynamic.p_offset.get(LE));
-    let Ok(bytes) = image.read(offset, dynamic.p_filesz.get(LE), DYNAMIC_BYTES_MAX) else { return 0 };
-    let Ok(entries) = slice_from_all_bytes::<Dyn64<LE>>(&bytes) else { return 0 };
-    let flags = entries.iter().find(|entry| entry.d_tag.get(LE) == elf::DT_FLAGS_1);
-    flags.map_or(0, |entry| entry.d_val.get(LE))
+/// Entries of the dynamic section; none if it is malformed.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Dynamic(Vec<(i64, u64)>);
+
+impl Dynamic {
+    pub(super) fn read(image: &Image, section: &Segment) -> Self {
+        let bytes = image.read(section.offset, section.size_bytes, DYNAMIC_BYTES_MAX).unwrap_or_default();
+        let entries = slice_from_all_bytes::<Dyn64<LE>>(&bytes).unwrap_or_default();
+        let entries = entries.iter().map(|entry| (entry.d_tag.get(LE), entry.d_val.get(LE)));
+        Self(entries.take_while(|&(tag, _)| tag != elf::DT_NULL).collect())
+    }
+
+    /// 0 if it is missing.
+    pub(super) fn get(&self, tag: i64) -> u64 {
+        self.0.iter().find(|(its, _)| *its == tag).map_or(0, |(_, value)| *value)
+    }
 }
 
 /// The build id, and whether Go has left a note. Segments are read first: they exist without section headers, and in

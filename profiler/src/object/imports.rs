@@ -2,14 +2,11 @@
 //! pointers in data. Reads the dynamic section; section headers may be stripped.
 
 use object::LittleEndian as LE;
-use object::elf::{
-    self, DT_JMPREL, DT_NULL, DT_PLTRELSZ, DT_RELA, DT_RELASZ, DT_STRSZ, DT_STRTAB, DT_SYMTAB, Dyn64, FileHeader64,
-    ProgramHeader64, Rela64, Sym64,
-};
-use object::pod::{from_bytes, slice_from_all_bytes};
+use object::elf::{self, DT_JMPREL, DT_PLTRELSZ, DT_RELA, DT_RELASZ, DT_STRSZ, DT_STRTAB, DT_SYMTAB, Rela64, Sym64};
+use object::pod::slice_from_all_bytes;
 
 use super::ObjectError;
-use super::elf::Elf;
+use super::elf::{Dynamic, Elf};
 use super::image::Image;
 use crate::address::{FileOffset, LinkAddr};
 
@@ -23,14 +20,14 @@ pub(crate) struct Import {
     pub lazy: bool,
 }
 
-const DYNAMIC_BYTES_MAX: u64 = 1 << 16;
 /// Of relocations, symbols or names. Chromium's are 40 MiB.
 const TABLE_BYTES_MAX: u64 = 256 << 20;
 const SLOT_BYTES: u64 = 8;
 
 /// Returns the slots of functions with these names. A module without a dynamic section has none.
 pub(crate) fn imports(image: &Image, elf: &Elf, names: &[&'static str]) -> Result<Vec<Import>, ObjectError> {
-    let Some(dynamic) = Dynamic::read(image)? else { return Ok(Vec::new()) };
+    let Some(section) = &elf.dynamic else { return Ok(Vec::new()) };
+    let dynamic = Dynamic::read(image, section);
     let table = |address: u64, size_bytes: u64| -> Result<Vec<u8>, ObjectError> {
         if size_bytes == 0 {
             return Ok(Vec::new());
@@ -72,28 +69,4 @@ pub(crate) fn imports(image: &Image, elf: &Elf, names: &[&'static str]) -> Resul
 
 fn malformed() -> ObjectError {
     ObjectError::Malformed("a dynamic table has incomplete entries")
-}
-
-struct Dynamic(Vec<(i64, u64)>);
-
-impl Dynamic {
-    fn read(image: &Image) -> Result<Option<Self>, ObjectError> {
-        let header = image.read(FileOffset(0), 64, 64)?;
-        let (header, _) = from_bytes::<FileHeader64<LE>>(&header).map_err(|()| ObjectError::NotElf)?;
-        let count = u64::from(header.e_phnum.get(LE));
-        let programs = image.read(FileOffset(header.e_phoff.get(LE)), count * 56, u64::MAX)?;
-        let programs = slice_from_all_bytes::<ProgramHeader64<LE>>(&programs).map_err(|()| malformed())?;
-        let Some(dynamic) = programs.iter().find(|program| program.p_type.get(LE) == elf::PT_DYNAMIC) else {
-            return Ok(None);
-        };
-        let bytes = image.read(FileOffset(dynamic.p_offset.get(LE)), dynamic.p_filesz.get(LE), DYNAMIC_BYTES_MAX)?;
-        let entries = slice_from_all_bytes::<Dyn64<LE>>(&bytes).map_err(|()| malformed())?;
-        let entries = entries.iter().map(|entry| (entry.d_tag.get(LE), entry.d_val.get(LE)));
-        Ok(Some(Self(entries.take_while(|&(tag, _)| tag != DT_NULL).collect())))
-    }
-
-    /// 0 if it is missing.
-    fn get(&self, tag: i64) -> u64 {
-        self.0.iter().find(|(its, _)| *its == tag).map_or(0, |(_, value)| *value)
-    }
 }

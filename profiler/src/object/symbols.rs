@@ -201,6 +201,24 @@ impl Table {
     }
 }
 
+/// Link addresses of defined functions with these names, sorted; of static executables also local ones. Malformed symbol tables
+/// count as empty.
+pub(crate) fn addresses(image: &Image, elf: &Elf, names: &[&[u8]]) -> Vec<u64> {
+    let longest = names.iter().map(|name| name.len()).max().unwrap_or(0);
+    let source = if elf.is_static { SymbolSource::Static } else { SymbolSource::Dynamic };
+    let Some(table) = Table::read(image, elf, source, EXTRA_BYTES_MAX) else { return Vec::new() };
+    let is_named = |symbol: &&Sym64<LE>| {
+        symbol.st_shndx.get(LE) != abi::SHN_UNDEF
+            && symbol.st_type() == abi::STT_FUNC
+            && table.name(symbol.st_name.get(LE), longest).is_some_and(|(name, _)| names.contains(&name))
+    };
+    let mut addresses: Vec<u64> =
+        table.symbols().iter().filter(is_named).map(|symbol| symbol.st_value.get(LE)).collect();
+    addresses.sort_unstable();
+    addresses.dedup();
+    addresses
+}
+
 /// Prefix of the symbols of virtual tables (Itanium C++ ABI, 5.1.4.1).
 const VTABLE_PREFIX: &[u8] = b"_ZTV";
 /// Bytes before the first function: offset to top and type information (Itanium C++ ABI, 2.5.2).

@@ -7,15 +7,16 @@
 //! - Functions that reach hooked ones only by calls from their own code. The return addresses of these calls identify nested calls
 //!   without it. (glibc's `realloc`, unless the block is null, and `posix_memalign`.)
 //!
-//! What a function does that never returns, such as one that reports an error and aborts, does not matter. Code that is reached through
-//! pointers is unknown, as are calls of other modules except for functions that are known not to
-//! allocate. If anything is unknown, the function is followed.
+//! What a function does that never returns, such as one that reports an error and aborts, does not matter. Code that is
+//! reached through pointers is unknown, as are calls of other modules except for functions that are known not to allocate.
+//! If anything is unknown, the function is followed.
 
+use gimli::{BaseAddresses, EhFrameHdr, LittleEndian};
 use profiler_common::hook::{CallShape, NESTED_CALLERS_MAX, Register};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::arch::flow::{Flow, ReadCode, follow};
-use crate::address::FileOffset;
+use crate::address::{FileOffset, LinkAddr};
 use crate::allocator::resolve::ResolvedHook;
 use crate::ids::ModuleId;
 use crate::object::imports::imports;
@@ -268,9 +269,7 @@ impl<'a> ModuleCode<'a> {
         let elf = self.module.elf().ok()?;
         let start =
             page.max(elf.code().find(|segment| page < segment.address.0.saturating_add(segment.size_bytes))?.address.0);
-        let segment = elf
-            .code()
-            .find(|segment| start.checked_sub(segment.address.0).is_some_and(|inside| inside < segment.size_bytes))?;
+        let segment = elf.code().find(|segment| segment.contains(LinkAddr(start)))?;
         let inside = start - segment.address.0;
         let length = (page + PAGE_BYTES + INSTRUCTION_BYTES).saturating_sub(start).min(segment.size_bytes - inside);
         let offset = FileOffset(segment.offset.0.checked_add(inside)?);
@@ -301,26 +300,22 @@ impl ReadCode for ModuleCode<'_> {
     }
 }
 
-/// Encoding of the table in `.eh_frame_hdr` that linkers write: pairs of 32-bit distances from the section's start
-/// (`DW_EH_PE_datarel | DW_EH_PE_sdata4`; Linux Standard Base 5.0, 10.6.2).
-const TABLE_ENCODING: [u8; 4] = [1, 0x1b, 0x03, 0x3b];
 const INDEX_BYTES_MAX: u64 = 64 << 20;
 
 /// Addresses of functions with unwind information; empty if unknown.
-fn function_starts(module: &Module) -> FxHashSet<u64> {
+pub(super) fn function_starts(module: &Module) -> FxHashSet<u64> {
     let read = || {
         let (elf, image) = (module.elf().ok()?, module.image().ok()?);
         let index = elf.eh_frame_index.as_ref()?;
         let bytes = image.read(index.offset, index.size_bytes, INDEX_BYTES_MAX).ok()?;
-        if bytes.get(..4)? != TABLE_ENCODING {
-            return None;
+        let bases = BaseAddresses::default().set_eh_frame_hdr(index.address.0);
+        let header = EhFrameHdr::new(&bytes, LittleEndian).parse(&bases, 8).ok()?;
+        let (table, mut starts) = (header.table()?, FxHashSet::default());
+        let mut entries = table.iter(&bases);
+        while let Some((start, _)) = entries.next().ok()? {
+            starts.insert(start.direct().ok()?);
         }
-        let entries = bytes.get(12..)?.chunks_exact(8);
-        let start = |entry: &[u8]| {
-            let distance = i32::from_le_bytes(entry.get(..4)?.try_into().ok()?);
-            Some(index.address.0.wrapping_add_signed(i64::from(distance)))
-        };
-        entries.map(start).collect()
+        Some(starts)
     };
     read().unwrap_or_default()
 }

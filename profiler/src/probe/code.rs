@@ -56,8 +56,7 @@ impl Code {
         let address = elf.link_addr(offset).ok_or(ObjectError::Malformed("the function is not in executable code"))?;
         let linkage = elf.sections.iter().find(|section| {
             let name = &*section.name;
-            (name == INDIRECT_LINKAGE_SECTION || name.starts_with(LINKAGE_SECTIONS))
-                && address.0.checked_sub(section.address.0).is_some_and(|inside| inside < section.size_bytes)
+            (name == INDIRECT_LINKAGE_SECTION || name.starts_with(LINKAGE_SECTIONS)) && section.contains(address)
         });
         if let Some(section) = linkage {
             return Err(PlaceError::Linkage(address.0, section.name.to_string()));

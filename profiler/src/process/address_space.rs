@@ -5,6 +5,7 @@ use crate::address::{FileOffset, TargetAddr};
 use crate::ids::{ModuleId, Pid};
 use crate::linux::proc::ProcError;
 use crate::linux::proc::maps::{Mapping, executable_mappings};
+use crate::linux::proc::stat::living_thread;
 use crate::object::module::ModuleStore;
 
 /// Maximum number of remembered unmapped ranges, which just-in-time compilers create; the oldest are dropped.
@@ -53,15 +54,16 @@ pub struct AddressSpace {
     current: Vec<MappedModule>,
     /// Unmapped, oldest first.
     retired: Vec<MappedModule>,
+    version: u64,
 }
 
 impl AddressSpace {
     pub fn new(pid: Pid) -> Self {
-        Self { pid, current: Vec::new(), retired: Vec::new() }
+        Self { pid, current: Vec::new(), retired: Vec::new(), version: 0 }
     }
 
     pub fn of(pid: Pid, current: Vec<MappedModule>, retired: Vec<MappedModule>) -> Self {
-        Self { pid, current, retired }
+        Self { pid, current, retired, version: 0 }
     }
 
     pub fn for_child(&self, child: Pid) -> Self {
@@ -74,7 +76,15 @@ impl AddressSpace {
 
     /// Returns the modules that were not mapped before, in mapping order. On errors, the former mappings are kept.
     pub fn refresh(&mut self, modules: &mut ModuleStore) -> Result<Vec<ModuleId>, ProcError> {
-        let mappings = executable_mappings(self.pid)?;
+        let mut living = self.pid;
+        let mut mappings = executable_mappings(living)?;
+        // If the first thread has exited before others, only these have the mappings.
+        if mappings.is_empty()
+            && let Some(other) = living_thread(self.pid).filter(|other| *other != self.pid)
+        {
+            living = other;
+            mappings = executable_mappings(living)?;
+        }
         if mappings.is_empty() {
             // A zombie has no memory any more. Its former mappings are needed for its stacks.
             return Ok(Vec::new());
@@ -87,11 +97,12 @@ impl AddressSpace {
                 let same = known.binary_search_by_key(&mapping.start, |old| old.mapping.start).ok();
                 let module = match same.map(|at| &known[at]).filter(|old| old.mapping == mapping) {
                     Some(old) => old.module,
-                    None => modules.intern_mapping(self.pid, &mapping),
+                    None => modules.intern_mapping(living, &mapping),
                 };
                 MappedModule { mapping, module }
             })
             .collect();
+        self.version += u64::from(self.current != known);
         self.retire(known);
         Ok(self.modules().into_iter().filter(|module| !before.contains(module)).collect())
     }
@@ -113,6 +124,11 @@ impl AddressSpace {
     /// Whether the address is in mapped code. If not, refresh once for several stacks: mappings may have changed.
     pub fn covers(&self, address: TargetAddr) -> bool {
         self.current_at(address).is_some()
+    }
+
+    /// Increases whenever a refresh finds other mappings than before.
+    pub fn version(&self) -> u64 {
+        self.version
     }
 
     pub fn is_known(&self) -> bool {

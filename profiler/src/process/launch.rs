@@ -10,7 +10,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use tracing::debug;
 
-use crate::ids::Pid;
+use crate::ids::{Pid, Tid};
 use crate::linux::arch::{AUDIT_ARCH, is_probe_syscall};
 use crate::linux::ptrace::{self, Stop, SyscallPhase, Tracee};
 use crate::linux::spawn::run_to_exec;
@@ -91,6 +91,26 @@ impl Launch {
         let mut launch =
             Self { tracee, state: State::Followed, program: name, quiet_max: HOLD_QUIET_MAX, threads: None };
         launch.interrupt()?;
+        Ok(launch)
+    }
+
+    /// Like [`hold`](Self::hold) and [`hold_at_exit`](Self::hold_at_exit); follows a process that waits uninterruptibly, as in
+    /// `vfork`. Its exit is reported even if it is reached before the stop.
+    pub(crate) fn hold_child(pid: Pid) -> Result<Self, LaunchError> {
+        let name = format!("process {pid}");
+        let tracee = Tracee::seize_thread(Tid(pid.0), OPTIONS);
+        let tracee = tracee.map_err(|error| LaunchError::Trace(name.clone(), error))?;
+        let threads = Some(Threads::new(tracee.clone()));
+        let mut launch = Self { tracee, state: State::Followed, program: name, quiet_max: HOLD_QUIET_MAX, threads };
+        match launch.interrupt() {
+            Err(LaunchError::Unstoppable(_)) => launch.state = State::Followed,
+            stopped => stopped?,
+        }
+        if let (State::Held(Stop::Exiting), Some(threads)) = (launch.state, &mut launch.threads) {
+            let added = threads.add_exiting_first();
+            added.map_err(|error| LaunchError::Trace(launch.program.clone(), error))?;
+            launch.state = State::Followed;
+        }
         Ok(launch)
     }
 

@@ -13,7 +13,7 @@ use thiserror::Error;
 use crate::ids::{Identity, Pid, StartTime};
 use crate::linux::companion::is_companion;
 use crate::linux::pidfd::{PidFd, Readiness};
-use crate::linux::proc::stat::Stat;
+use crate::linux::proc::stat::{Stat, living_thread};
 use crate::linux::proc::{ProcError, process};
 use crate::process::cgroup;
 use crate::process::launch::shell_code;
@@ -61,7 +61,7 @@ impl Process {
         })?;
         // All of this belongs to the process of the descriptor: see `PidFd::has_ended`.
         let stat = running(pid)?;
-        let arguments = process::arguments(pid)?;
+        let arguments = process::arguments(living_thread(pid).unwrap_or(pid))?;
         let cgroups = process::cgroups(pid).unwrap_or_default();
         if pidfd.has_ended().map_err(|error| TargetError::Monitor(pid, error))? {
             return Err(TargetError::Ended(pid));
@@ -101,7 +101,7 @@ pub(super) fn running(pid: Pid) -> Result<Stat, TargetError> {
     if stat.kernel_thread {
         return Err(TargetError::KernelThread(pid));
     }
-    if stat.has_ended() { Err(TargetError::Ended(pid)) } else { Ok(stat) }
+    if stat.has_ended() && living_thread(pid).is_none() { Err(TargetError::Ended(pid)) } else { Ok(stat) }
 }
 
 impl AsFd for Process {

@@ -9,7 +9,7 @@ use crate::ids::{LedgerId, ModuleId, Pid, Tid};
 use crate::ledger::live::Correction;
 use crate::ledger::timeline::TimelinePoint;
 use crate::linux::proc::maps::Mapping;
-use crate::model::{Health, Others, Symbolization};
+use crate::model::{Health, MemoryFacts, Others, Symbolization};
 use crate::object::elf::Segment;
 use crate::object::module::Module;
 use crate::process::address_space::MappedModule;
@@ -60,6 +60,8 @@ pub enum Fact {
     Mark(Mark),
     /// Name of a thread; replaces earlier ones.
     Thread(LedgerId, ThreadFacts),
+    /// Samples of where the resident memory is.
+    Memory(LedgerId, MemoryFacts),
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

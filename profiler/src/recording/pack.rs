@@ -130,7 +130,9 @@ impl Packer {
                 let payload = serde_json::to_vec(fact).expect("facts can be written");
                 Packed::Other { kind: FACT, payload }
             }
-            Entry::Event(Event::Fork(_) | Event::Exec(_) | Event::RawStack(..)) => return,
+            Entry::Event(
+                Event::Fork(_) | Event::Exec(_) | Event::RawStack(..) | Event::StackPage(..) | Event::UnknownFree(_),
+            ) => return,
             // These have blocks of their own.
             Entry::Fold(_) | Entry::Names(_) | Entry::Symbolization(_) | Entry::End(_) => return,
         };

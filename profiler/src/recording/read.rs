@@ -136,7 +136,7 @@ impl<R: Read> Reading<R> {
                 return Err(DamageReason::Contents);
             }
         }
-        let replay: Replay = contents(postcard::from_bytes(&bytes))?;
+        let replay: Replay = contents(Replay::from_bytes(&bytes))?;
         if replay.is_sound() { Ok(Entry::Fold(Box::new(replay))) } else { Err(DamageReason::Contents) }
     }
 }

@@ -19,6 +19,7 @@ use crate::ids::{LedgerId, Pid};
 use crate::ingest::event::Event;
 use crate::ledger::Ledger;
 use crate::ledger::timeline::TimelinePoint;
+use crate::model::MemoryFacts;
 use crate::object::module::ModuleStore;
 use crate::process::address_space::AddressSpace;
 use crate::snapshot::ThreadNames;
@@ -204,6 +205,13 @@ impl Recorder {
     pub(crate) fn health(&mut self, health: HealthFacts) {
         self.fact(Fact::Health(Box::new(health)));
         self.facts_due = Instant::now() + FACTS_PERIOD;
+    }
+
+    /// Points may be corrections of earlier ones.
+    pub(crate) fn memory(&mut self, ledger: &Ledger, facts: MemoryFacts) {
+        if let Some(ledger) = ledger.id() {
+            self.fact(Fact::Memory(ledger, facts));
+        }
     }
 
     pub(crate) fn mark(&mut self, time: MonotonicNanos, reason: &str) {

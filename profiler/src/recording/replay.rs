@@ -17,11 +17,11 @@ use crate::ledger::snapshot::TargetSnapshot;
 use crate::ledger::timeline::Timeline;
 use crate::ledger::totals::Flow;
 use crate::linux::proc::maps::{Device, Mapping, MappingName};
-use crate::model::{Health, Leaks, Symbolization, Window};
+use crate::model::{Health, Inventory, Leaks, MemoryAccount, MemoryFacts, Symbolization, Window};
 use crate::object::module::Modules;
 use crate::process::address_space::{AddressSpace, MappedModule};
 use crate::snapshot::{Base, HeapFacts, Snapshot, TargetState, ThreadNames, WindowFacts};
-use crate::units::MonotonicNanos;
+use crate::units::{Cubes, MonotonicNanos};
 
 /// Maximum number of ended targets to keep, as in a session. The sums of others are in the health facts.
 pub(crate) const ENDED_MAX: usize = 1000;
@@ -56,9 +56,12 @@ impl Entry {
                 Fact::Health(health) => MonotonicNanos(health.monotonic_ns),
                 Fact::Mark(mark) => MonotonicNanos(mark.monotonic_ns),
                 // Times are relative to the start of the session, which precedes all entries.
-                Fact::Session(_) | Fact::Target(..) | Fact::Module(_) | Fact::Thread(..) => return None,
+                Fact::Session(_) | Fact::Target(..) | Fact::Module(_) | Fact::Thread(..) | Fact::Memory(..) => {
+                    return None;
+                }
             },
             Self::End(time) => *time,
+            Self::Event(Event::StackPage(..) | Event::UnknownFree(_)) => return None,
             Self::Step(_) | Self::Fold(_) | Self::Names(_) | Self::Symbolization(_) => return None,
         })
     }
@@ -158,7 +161,7 @@ impl Replay {
                     Fact::Thread(id, thread) => {
                         self.accounts.get(id).is_some_and(|account| !account.threads.contains_key(&thread.tid))
                     }
-                    Fact::Session(_) | Fact::Mark(_) => false,
+                    Fact::Session(_) | Fact::Mark(_) | Fact::Memory(..) => false,
                 };
                 if is_missing {
                     self.fact(*fact);
@@ -258,6 +261,7 @@ impl Replay {
             Fact::Health(health) => self.health = *health,
             Fact::Mark(mark) => self.marks.push(mark),
             Fact::Thread(id, thread) => self.change(id, |account| account.set_thread_name(thread)),
+            Fact::Memory(id, facts) => self.change(id, |account| Arc::make_mut(&mut account.memory).extend(facts)),
         }
     }
 
@@ -272,10 +276,51 @@ impl Replay {
         });
     }
 
+    /// The state, followed by the third cumulants of its estimates, the accounts of resident memory and the inventories, which
+    /// readers of minor version 0 ignore.
+    pub(super) fn serialized(&mut self) -> postcard::Result<Vec<u8>> {
+        let state = postcard::to_allocvec(self)?;
+        let cubes: Vec<Cubes> = self.cubes_mut().map(|cubes| *cubes).collect();
+        let memory: Vec<&MemoryAccount> = self.accounts.values().map(|account| &*account.memory).collect();
+        let inventories: Vec<Option<&Inventory>> =
+            self.accounts.values().map(|account| account.memory.inventory()).collect();
+        let with_memory = postcard::to_extend(&memory, postcard::to_extend(&cubes, state)?)?;
+        postcard::to_extend(&inventories, with_memory)
+    }
+
+    pub(super) fn from_bytes(bytes: &[u8]) -> postcard::Result<Self> {
+        let (mut replay, rest) = postcard::take_from_bytes::<Self>(bytes)?;
+        if !rest.is_empty() {
+            let (cubes, rest) = postcard::take_from_bytes::<Vec<Cubes>>(rest)?;
+            let (memory, rest) = postcard::take_from_bytes::<Vec<MemoryAccount>>(rest)?;
+            // Minor version 1 has no inventories.
+            let mut inventories: Vec<Option<Inventory>> =
+                if rest.is_empty() { vec![None; memory.len()] } else { postcard::from_bytes(rest)? };
+            let counts = [memory.len(), inventories.len()];
+            if cubes.len() != replay.cubes_mut().count() || counts != [replay.accounts.len(); 2] {
+                return Err(postcard::Error::DeserializeBadEncoding);
+            }
+            replay.cubes_mut().zip(cubes).for_each(|(to, from)| *to = from);
+            let accounts = replay.accounts.values_mut();
+            for ((account, mut memory), inventory) in accounts.zip(memory).zip(inventories.drain(..)) {
+                memory.extend(MemoryFacts { inventory, ..MemoryFacts::default() });
+                account.memory = Arc::new(memory);
+            }
+        }
+        Ok(replay)
+    }
+
+    /// In an order that follows from the state.
+    pub(super) fn cubes_mut(&mut self) -> impl Iterator<Item = &mut Cubes> {
+        self.accounts.values_mut().flat_map(|account| account.ledger.cubes_mut())
+    }
+
     pub fn is_sound(&self) -> bool {
         let exists = |id: &LedgerId| self.accounts.contains_key(id);
         let in_order = |(at, module): (usize, &ModuleFacts)| module.id.0 as usize == at;
-        self.accounts.values().all(|account| account.ledger.is_sound() && account.timeline.is_sound())
+        self.accounts
+            .values()
+            .all(|account| account.ledger.is_sound() && account.timeline.is_sound() && account.memory.is_sound())
             && self.open.values().all(exists)
             && self.ended.iter().all(exists)
             && self.modules.iter().enumerate().all(in_order)
@@ -362,6 +407,7 @@ impl Replay {
             growths: account.growths(now),
             curve: account.ledger.curve_points(until),
             timeline: Arc::new(account.timeline.clone()),
+            memory: Arc::clone(&account.memory),
             until,
             older: None,
             base,
@@ -397,6 +443,9 @@ struct Account {
     /// When live blocks were last sampled, if the ledger is closed.
     closed: Option<MonotonicNanos>,
     opened: MonotonicNanos,
+    /// Follows the other state in a fold.
+    #[serde(skip)]
+    memory: Arc<MemoryAccount>,
 }
 
 impl Account {

@@ -261,7 +261,7 @@ fn fold(source: &File, end: u64, target: Replacement) -> io::Result<Replacement>
         None => return Err(malformed(&"the recording has ended already")),
     }
     replay.fold();
-    let state = postcard::to_allocvec(&replay).map_err(io::Error::other)?;
+    let state = replay.serialized().map_err(io::Error::other)?;
     drop(replay);
     let mut blocks = BlockWriter::new()?;
     let mut out = target.file();

@@ -3,9 +3,13 @@
 
 use std::collections::HashMap;
 
+use super::cuts::cuts;
 use super::{View, text};
 use crate::ledger::totals::Totals;
-use crate::model::{Beginning, HeapProfile, HookStatus, Origin, Profile, TargetProfile, Window, WindowReason};
+use crate::model::{
+    Beginning, Defect, Finding, HeapProfile, HookStatus, InlinedHeap, Inventory, Origin, Profile, TargetProfile,
+    Window, WindowReason,
+};
 use crate::units::EstimatedBytes;
 
 pub(super) const INHERITED: &str = "[inherited at the fork]";
@@ -109,7 +113,8 @@ pub(super) fn accuracy(profile: &Profile, view: View) -> String {
     if profile.unreachable || profile.is_exact() || view.samples(&totals) == 0 {
         return String::new();
     }
-    let [low, high] = view.confidence(&totals).map(|end| view.amount(end.round() as u64));
+    let bounds = view.confidence(&totals, profile.interval_bytes_of_all());
+    let [low, high] = bounds.map(|end| view.amount(end.round() as u64));
     format!(" (95 %: {low} to {high}, {})", text::counted(view.samples(&totals), "sample"))
 }
 
@@ -130,11 +135,11 @@ pub(super) fn older(profile: &Profile) -> Option<String> {
     Some(format!("of what is live at the end, blocks older than {age} only"))
 }
 
-/// The interval, the accuracy of live bytes, losses, and the restriction to old blocks, for formats with a single text field.
+/// The interval, the accuracy of live bytes, the verdict, and the restriction to old blocks, for formats with a single text field.
 pub(super) fn taken(profile: &Profile) -> String {
     let accuracy = Some(accuracy_of_shown(profile, View::LiveBytes)).filter(|accuracy| !accuracy.is_empty());
     let accuracy = accuracy.map(|accuracy| format!("live bytes{accuracy}"));
-    let words = [Some(interval(profile)), accuracy, Some(losses(profile)), older(profile)];
+    let words = [Some(interval(profile)), accuracy, Some(verdict(profile)), older(profile)];
     words.into_iter().flatten().collect::<Vec<_>>().join("; ")
 }
 
@@ -151,20 +156,61 @@ fn some(count: u64, noun: &str, what: &str) -> Option<String> {
     (count > 0).then(|| format!("{} {what}", text::counted(count, noun)))
 }
 
-pub(super) fn losses(profile: &Profile) -> String {
+/// Why a heap is not hooked in a module, and what to do instead.
+pub(crate) fn inlined(heap: &InlinedHeap) -> String {
+    format!(
+        "heap {} is not recorded in `{}`: its compiler inlined `{}` in {}, whose calls no hook sees; {}",
+        text::printable(&heap.heap),
+        text::printable(&heap.module),
+        text::printable(&heap.function),
+        text::counted(heap.copies, "function"),
+        text::printable(&heap.advice)
+    )
+}
+
+/// Whether the profile is complete, and what is missing: `complete`, `incomplete: 97.5% of stacks are cut`.
+pub(super) fn verdict(profile: &Profile) -> String {
+    let verdict = profile.verdict();
+    let words = |exceeded: bool| {
+        let findings =
+            verdict.findings.iter().filter(|finding| finding.is_exceeded() == exceeded && finding.share > 0.0);
+        findings.flat_map(|finding| missing(profile, finding)).collect::<Vec<_>>().join(", ")
+    };
+    let (exceeded, tolerated) = (words(true), words(false));
+    match (verdict.is_complete(), tolerated.as_str()) {
+        (false, _) => format!("incomplete: {exceeded}"),
+        (true, "") => "complete".to_owned(),
+        (true, tolerated) => format!("complete except for {tolerated}"),
+    }
+}
+
+fn missing(profile: &Profile, finding: &Finding) -> Vec<String> {
     let health = &profile.health;
-    let missing = each_once(profile).iter().filter(|(_, hook)| hook.is_missing()).count();
-    let unfound = health.unfound.iter().filter(|hook| hook.required).count();
-    let detached = profile.targets.iter().filter(|target| target.facts.detached.is_some()).count();
-    let losses = [
-        some(health.lost_total(), "event", "lost"),
-        some(missing as u64, "hook", "not attached"),
-        some(unfound as u64, "hook", "not found"),
-        health.guardrails.stopped().then(|| "stopped by a limit".to_owned()),
-        some(detached as u64, "process", "detached by a limit"),
-    ];
-    let losses: Vec<String> = losses.into_iter().flatten().collect();
-    if losses.is_empty() { "no losses".to_owned() } else { losses.join(", ") }
+    let share = text::share(finding.share, 1.0);
+    let one = match finding.defect {
+        Defect::NoTarget => "no process was profiled".to_owned(),
+        Defect::MissedProcesses => format!("{} missed", text::counted(finding.count, "process")),
+        Defect::UnhookedProcesses => format!("no allocator is hooked in {}", text::counted(finding.count, "process")),
+        Defect::MissingHooks => {
+            let missing = each_once(profile).iter().filter(|(_, hook)| hook.is_missing()).count();
+            let unfound = health.unfound.iter().filter(|hook| hook.required).count();
+            let words = [some(missing as u64, "hook", "not attached"), some(unfound as u64, "hook", "not found")];
+            return words.into_iter().flatten().collect();
+        }
+        Defect::Limits => {
+            let detached = profile.targets.iter().filter(|target| target.facts.detached.is_some()).count();
+            let stopped = health.guardrails.stopped().then(|| "stopped by a limit".to_owned());
+            let words = [stopped, some(detached as u64, "process", "detached by a limit")];
+            return words.into_iter().flatten().collect();
+        }
+        Defect::DroppedEvents => format!("{} dropped ({share})", text::counted(finding.count, "event")),
+        Defect::CutStacks => {
+            let cause = cuts(profile).first().map(|cut| format!(" ({})", cut.cause())).unwrap_or_default();
+            format!("{share} of stacks are cut{cause}")
+        }
+        Defect::UnexplainedGrowth => format!("{share} of a growth in memory is unexplained"),
+    };
+    vec![one]
 }
 
 pub(super) fn beginnings(profile: &Profile) -> Vec<String> {
@@ -192,6 +238,7 @@ pub(super) fn beginnings(profile: &Profile) -> Vec<String> {
     } else if whole > 0 {
         lines.push("recorded from its first allocation on".to_owned());
     }
+    lines.extend(inventories(profile));
     let others = &profile.others;
     lines.extend(some(others.short_lived_count, "process", "exited before probes were attached"));
     if let Some(first) = others.skipped.first() {
@@ -200,6 +247,32 @@ pub(super) fn beginnings(profile: &Profile) -> Vec<String> {
         let reason = text::printable(&first.reason);
         lines.push(format!("{count} could not be profiled, such as `{command}` (pid {}): {reason}", first.pid));
     }
+    lines
+}
+
+/// What is known of blocks from before the recording, if that was requested.
+fn inventories(profile: &Profile) -> Vec<String> {
+    let known = || profile.targets.iter().filter_map(|target| target.memory.inventory());
+    let taken: Vec<&Inventory> = known().filter(|inventory| inventory.error.is_none()).collect();
+    let mut lines = Vec::new();
+    if !taken.is_empty() {
+        let sum = |part: fn(&Inventory) -> u64| taken.iter().map(|it| part(it)).fold(0, u64::saturating_add);
+        let pause_ns = taken.iter().map(|inventory| inventory.pause_ns).max().unwrap_or_default();
+        let of = some(taken.len() as u64, "process", "").filter(|_| taken.len() > 1);
+        lines.push(format!(
+            "allocated before the recording{}: {} in {}; stopped for {}",
+            of.map(|of| format!(" by {}", of.trim_end())).unwrap_or_default(),
+            text::size(sum(|inventory| inventory.bytes)),
+            text::counted(sum(|inventory| inventory.blocks), "block"),
+            text::duration(pause_ns)
+        ));
+    }
+    let gap = taken.iter().flat_map(|inventory| &inventory.gaps).next();
+    lines.extend(gap.map(|gap| format!("of these, some may be missing: {}", text::printable(gap))));
+    let error = known().find_map(|inventory| inventory.error.as_deref());
+    lines.extend(
+        error.map(|error| format!("blocks from before the recording are not included: {}", text::printable(error))),
+    );
     lines
 }
 
@@ -320,7 +393,7 @@ pub(super) struct Caption {
     pub(super) window: String,
     pub(super) total: String,
     pub(super) interval: String,
-    pub(super) losses: String,
+    pub(super) verdict: String,
     /// The part of the total that belongs to no stack: `1.2 MiB of 5 processes that exited`.
     pub(super) left_out: Option<String>,
 }
@@ -340,7 +413,7 @@ impl Caption {
             window,
             total: total(profile, view),
             interval: interval(profile),
-            losses: losses(profile),
+            verdict: verdict(profile),
             left_out: left_out.map(|amount| format!("{amount} of {}", folded_processes(profile))),
         }
     }

@@ -75,7 +75,7 @@ fn facts(profile: &Profile, presentation: &Presentation, caption: Caption) -> Ve
     let only_old = presentation.view.shows_old_blocks_only(profile);
     let mut facts = vec![
         ("Interval", caption.interval),
-        ("Losses", caption.losses),
+        ("Verdict", caption.verdict),
         ("Samples are", caption.title),
         (if only_old { "Total, young blocks too" } else { "Total" }, caption.total),
     ];

@@ -43,7 +43,7 @@ pub(super) fn write(profile: &Profile, presentation: &Presentation, out: &mut dy
         let recorded = format!("recorded for {}", text::duration(describe::duration_ns(profile)));
         vec![caption.total, caption.interval, recorded]
     };
-    parts.push(caption.losses.clone());
+    parts.push(caption.verdict.clone());
     if profile.window.is_some_and(|window| window.number.is_some()) {
         parts.push(format!("live {} in the window", describe::delta(profile)));
     }
@@ -57,7 +57,7 @@ pub(super) fn write(profile: &Profile, presentation: &Presentation, out: &mut dy
     for (heap, bytes) in describe::own_intervals(profile) {
         notes += &format!(", of {} {bytes}", text::printable(heap));
     }
-    notes += &format!("; {}", caption.losses);
+    notes += &format!("; {}", caption.verdict);
     for target in &profile.targets {
         notes += &format!("; pid {}: {}", target.facts.pid, text::printable(&target.facts.command));
     }

@@ -164,7 +164,7 @@ fn operator(rest: &str) -> Option<&str> {
     Some(&rest[.."operator".len() + symbol.len()])
 }
 
-/// Formats a stack on one line, from the leaf outwards: the named functions of the program, or all frames if there are none.
+/// Formats a stack on one line, from the leaf outwards: the functions of the program, or all frames if there are none.
 pub(super) fn chain(profile: &Profile, stack: &[FrameId], end: Option<StackEnd>, inherited: bool) -> String {
     let chain = own_chain(profile, stack, end);
     if inherited { format!("{chain} {INHERITED}") } else { chain }
@@ -185,15 +185,20 @@ fn own_chain(profile: &Profile, stack: &[FrameId], end: Option<StackEnd>) -> Str
     names.join(" ← ")
 }
 
-/// Falls back to the program's frames without names, then to all frames.
+/// Of the program's frames without names, the leaf, and the first of each module. Without named ones all, and without frames of
+/// the program those of its libraries.
 fn program_frames<'a>(frames: &[&'a Frame]) -> Vec<&'a Frame> {
     let program: Vec<&Frame> = frames.iter().copied().filter(|frame| !is_plumbing(frame)).collect();
-    let named: Vec<&Frame> = program.iter().copied().filter(|frame| frame.function.is_some()).collect();
-    match (named.is_empty(), program.is_empty()) {
-        (false, _) => named,
-        (true, false) => program,
-        (true, true) => frames.to_vec(),
+    if program.is_empty() {
+        return frames.to_vec();
     }
+    if program.iter().all(|frame| frame.function.is_none()) {
+        return program;
+    }
+    let enters_module =
+        |at: usize| at == 0 || program[at].module.is_some() && program[at].module != program[at - 1].module;
+    let shown = program.iter().enumerate().filter(|&(at, frame)| frame.function.is_some() || enters_module(at));
+    shown.map(|(_, frame)| *frame).collect()
 }
 
 /// The frames' names, the first with its source line. Runs of one name (recursion) are merged: `f ×3`.

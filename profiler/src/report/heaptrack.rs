@@ -49,8 +49,8 @@ pub(crate) struct Events<'a, W> {
 impl<'a, W: io::Write> Events<'a, W> {
     pub(crate) fn new(mut out: W, profile: &'a Profile, presentation: &'a Presentation) -> io::Result<Self> {
         writeln!(out, "v {VERSIONS}")?;
-        let [interval, losses] = [describe::interval(profile), describe::losses(profile)];
-        writeln!(out, "# heapbpf; {}; {}", printable(&interval), printable(&losses))?;
+        let [interval, verdict] = [describe::interval(profile), describe::verdict(profile)];
+        writeln!(out, "# heapbpf; {}; {}", printable(&interval), printable(&verdict))?;
         writeln!(out, "X {}", printable(&command(profile)))?;
         // Page size, and the machine's memory, which a recording does not contain.
         writeln!(out, "I 1000 0")?;

@@ -13,12 +13,13 @@ use serde_json::{Map, Value, json};
 use sha2::{Digest as _, Sha256};
 use strum::EnumMessage as _;
 
+use super::cuts::{Cut, cuts};
 use super::json::schema::Origin;
 use super::presentation::{Presentation, View};
 use super::summary::health::{describe_reached, explain_stack_end, missing_isolation, missing_names};
-use super::{describe, text};
+use super::{describe, memory, text};
 use crate::ledger::totals::Totals;
-use crate::model::{HeapProfile, HookStatus, Leaks, Profile, TargetProfile};
+use crate::model::{HeapProfile, HookStatus, Leaks, MemoryAccount, Profile, TargetProfile};
 use columns::{CallsiteColumns, Frames, Functions, HistoryColumns, Names, Nodes, Number, Stacks, float, millis};
 
 mod columns;
@@ -49,6 +50,7 @@ const SCRIPT: &str = concat!(
     include_str!("html/page/flame.js"),
     include_str!("html/page/flame_panel.js"),
     include_str!("html/page/timeline.js"),
+    include_str!("html/page/memory.js"),
     include_str!("html/page/histogram.js"),
     include_str!("html/page/callsite.js"),
     include_str!("html/page/table.js"),
@@ -162,7 +164,7 @@ fn facts(profile: &Profile, target: &TargetProfile) -> Value {
             "name": heap.name,
             "interval_bytes": heap.interval_bytes,
             "interval_bytes_max": heap.interval_bytes_max,
-            "estimates": estimates(&heap.totals, heap.is_exact()),
+            "estimates": estimates(&heap.totals, heap.interval_bytes, heap.is_exact()),
         })
     };
     json!({
@@ -177,13 +179,14 @@ fn facts(profile: &Profile, target: &TargetProfile) -> Value {
         "replaced": facts.replaced,
         "exit_code": facts.exit_code,
         "detached": facts.detached.map(|time| millis(profile, time)),
-        "estimates": estimates(totals, profile.is_exact_of(target)),
+        "estimates": estimates(totals, profile.interval_bytes_of(target), profile.is_exact_of(target)),
         "freed_bytes": Number(totals.free_bytes.to_f64()),
         "freed_count": Number(totals.free_count.to_f64()),
         "peak_bytes": Number(totals.peak_bytes.to_f64()),
         "peak_time": totals.peak_time.map(|time| millis(profile, time)),
         "heaps": target.heaps.iter().map(heap).collect::<Vec<_>>(),
         "threads": target.threads,
+        "memory": memory_points(profile, &target.memory),
         "leaks": target.leaks.as_ref().map(|leaks| self::leaks(leaks, target)),
     })
 }
@@ -210,6 +213,20 @@ fn leaks(leaks: &Leaks, target: &TargetProfile) -> Value {
     })
 }
 
+fn unexplained(profile: &Profile) -> Vec<Value> {
+    let json = |it: memory::Unexplained| json!({ "statement": it.statement, "details": it.details });
+    memory::unexplained(profile).into_iter().map(json).collect()
+}
+
+/// Resident bytes by part, over time.
+fn memory_points(profile: &Profile, account: &MemoryAccount) -> Value {
+    let points = account.points().iter().map(|point| {
+        let parts = point.parts.iter().map(|part| json!([part.title(), part.bytes]));
+        json!({ "time": millis(profile, point.time), "parts": parts.collect::<Vec<_>>() })
+    });
+    points.collect()
+}
+
 fn header(profile: &Profile) -> Value {
     let totals = describe::totals(profile);
     let without = View::ALL.into_iter().filter(|&view| !describe::has_stacks(profile, view));
@@ -219,7 +236,7 @@ fn header(profile: &Profile) -> Value {
         "interval": describe::interval(profile),
         "exact": profile.is_exact(),
         "incomplete": profile.incomplete(),
-        "losses": describe::losses(profile),
+        "verdict": describe::verdict(profile),
         "started": text::moment(profile.started_unix_ns),
         // Length of the recording, in milliseconds.
         "span": Number(float(profile.ended_unix_ns.saturating_sub(profile.started_unix_ns)) / 1e6),
@@ -229,23 +246,28 @@ fn header(profile: &Profile) -> Value {
         "older_than": profile.older_than_ns.map(text::duration),
         "unreachable": profile.unreachable,
         "beginnings": describe::beginnings(profile),
-        "estimates": estimates(&totals, profile.is_exact()),
+        "unexplained": unexplained(profile),
+        "estimates": estimates(&totals, profile.interval_bytes_of_all(), profile.is_exact()),
         "freed_bytes": Number(totals.free_bytes.to_f64()),
         "freed_count": Number(totals.free_count.to_f64()),
         "folded": (profile.others.folded_count > 0).then(|| json!({
             "processes": describe::folded_processes(profile),
-            "estimates": estimates(&profile.others.folded_totals, profile.is_exact_of_folded()),
+            "estimates": estimates(
+                &profile.others.folded_totals,
+                profile.interval_bytes_of_folded(),
+                profile.is_exact_of_folded(),
+            ),
         })),
         "nothing": nothing.collect::<Vec<_>>(),
     })
 }
 
 /// Amounts by view; of estimates also the bounds of the 95 % confidence interval, and the number of samples.
-fn estimates(totals: &Totals, is_exact: bool) -> Map<String, Value> {
+fn estimates(totals: &Totals, interval_bytes: u64, is_exact: bool) -> Map<String, Value> {
     let estimate = |view: View| {
         let mut numbers = vec![Number(view.estimate(totals))];
         if !is_exact {
-            let [low, high] = view.confidence(totals);
+            let [low, high] = view.confidence(totals, interval_bytes);
             numbers.extend([low, high, float(view.samples(totals))].map(Number));
         }
         (view.field_name(), json!(numbers))
@@ -269,6 +291,7 @@ fn health(profile: &Profile) -> Value {
     });
     let ends = health.unwind.iter().filter(|(_, count)| *count > 0);
     let ends = ends.map(|(end, count)| json!({ "end": end, "count": count, "meaning": explain_stack_end(end) }));
+    let cut = |cut: &Cut<'_>| json!({ "cause": cut.cause(), "share": cut.share, "advice": cut.advice });
     let hooks = describe::each_once(profile);
     let listed = hooks.iter().take(HOOKS_MAX).map(|(heap, status)| HookFields { heap: &heap.name, status });
     let overheads = profile.targets.iter().filter_map(|target| {
@@ -284,10 +307,12 @@ fn health(profile: &Profile) -> Value {
     json!({
         "lost": lost.collect::<Vec<_>>(),
         "unwind": ends.collect::<Vec<_>>(),
+        "cuts": cuts(profile).iter().map(cut).collect::<Vec<_>>(),
         "frame_pointer_modules": health.frame_pointer_modules,
         "hooks": listed.collect::<Vec<_>>(),
         "hooks_count": hooks.len(),
         "unfound": health.unfound,
+        "inlined": health.inlined_heaps.iter().map(describe::inlined).collect::<Vec<_>>(),
         "resyncs": health.resyncs,
         "interval_changes": describe::interval_changes(profile),
         "reached": guardrails.reached.iter().map(|reached| describe_reached(profile, reached)).collect::<Vec<_>>(),

@@ -2,9 +2,11 @@
 //! Targets and callsites are serialized one by one, so that the report is never in memory as a whole.
 
 pub(super) mod health;
+mod memory;
 pub(crate) mod read;
 pub(super) mod schema;
 pub(super) mod values;
+pub(super) mod verdict;
 
 use std::borrow::Cow;
 use std::cmp::Reverse;
@@ -35,7 +37,7 @@ pub(super) fn write(profile: &Profile, presentation: &Presentation, out: &mut dy
         targets: Each(|| profile.targets.iter().map(|target| self::target(profile, target, presentation.view))),
         others: others(profile),
         modules: profile.modules.iter().map(module).collect(),
-        health: profile.health.clone(),
+        health: verdict::HealthAndVerdict::of(profile),
     };
     write_line(&report, out)
 }
@@ -66,9 +68,11 @@ fn target<'a>(
         replaced: facts.replaced,
         detached_unix_ns: facts.detached.map(|time| profile.unix_ns(time)),
         overhead: facts.overhead,
-        totals: amounts(profile, &target.totals, &Details::sum(details), is_exact),
+        totals: amounts(profile, &target.totals, &Details::sum(details), profile.interval_bytes_of(target), is_exact),
         heaps: (0..).zip(&target.heaps).map(|(index, heap)| self::heap(profile, target, heap, index)).collect(),
         curve: target.history.curve.iter().map(|moment| curve_point(profile, moment, is_exact)).collect(),
+        memory: memory::describe(profile, &target.memory),
+        inventory: target.memory.inventory().map(Cow::Borrowed),
         mappings: target.mappings.iter().filter_map(|mapping| self::mapping(profile, mapping)).collect(),
         threads: Cow::Borrowed(&target.threads),
         leak_candidates: target.leaks.as_ref().map(|leaks| leak_candidates(profile, target, leaks, &order)),
@@ -98,7 +102,7 @@ fn heap<'a>(profile: &Profile, target: &TargetProfile, heap: &'a HeapProfile, in
         interval_bytes: heap.interval_bytes,
         interval_bytes_max: heap.interval_bytes_max.max(heap.interval_bytes),
         hooks: heap.hooks.iter().map(hook).collect(),
-        amounts: amounts(profile, &heap.totals, &details, heap.is_exact()),
+        amounts: amounts(profile, &heap.totals, &details, heap.interval_bytes, heap.is_exact()),
     }
 }
 
@@ -136,7 +140,12 @@ fn others(profile: &Profile) -> schema::Others<'_> {
         not_inherited_count: others.not_inherited_count,
         folded_count: others.folded_count,
         folded_interval_bytes: others.folded_interval_bytes,
-        folded_totals: totals(profile, &others.folded_totals, profile.is_exact_of_folded()),
+        folded_totals: totals(
+            profile,
+            &others.folded_totals,
+            profile.interval_bytes_of_folded(),
+            profile.is_exact_of_folded(),
+        ),
     }
 }
 
@@ -147,13 +156,14 @@ fn callsite<'a>(
 ) -> schema::Callsite<'a> {
     let heap = target.heaps.get(callsite.heap);
     let is_exact = heap.map_or_else(|| profile.is_exact_of(target), HeapProfile::is_exact);
+    let interval_bytes = heap.map_or_else(|| profile.interval_bytes_of(target), |heap| heap.interval_bytes);
     schema::Callsite {
         stack: schema::Frame::of_stack(profile, &callsite.stack),
         end: callsite.end.map(|end| Cow::Borrowed(end.counter().name())),
         heap: heap.map(|heap| Cow::Borrowed(&*heap.name)),
         thread: callsite.thread.filter(|&thread| thread < target.threads.len()),
         inherited: callsite.inherited,
-        amounts: amounts(profile, &callsite.totals, &callsite.details, is_exact),
+        amounts: amounts(profile, &callsite.totals, &callsite.details, interval_bytes, is_exact),
         older_count: callsite.older.map(|older| Amount::of_count(older.count, is_exact)),
         older_bytes: callsite.older.map(|older| Amount::of_bytes(older.bytes, is_exact)),
     }
@@ -191,15 +201,23 @@ fn leak_candidates<'a>(
     }
 }
 
-fn amounts(profile: &Profile, totals: &Totals, details: &Details, exact: bool) -> schema::TotalsAndDetails {
-    schema::TotalsAndDetails { totals: self::totals(profile, totals, exact), details: self::details(details, exact) }
+fn amounts(
+    profile: &Profile,
+    totals: &Totals,
+    details: &Details,
+    interval_bytes: u64,
+    exact: bool,
+) -> schema::TotalsAndDetails {
+    let totals = self::totals(profile, totals, interval_bytes, exact);
+    schema::TotalsAndDetails { totals, details: self::details(details, exact) }
 }
 
-fn totals(profile: &Profile, totals: &Totals, exact: bool) -> schema::Totals {
+fn totals(profile: &Profile, totals: &Totals, interval_bytes: u64, exact: bool) -> schema::Totals {
     let bytes = |bytes| Amount::of_bytes(bytes, exact);
     let count = |count| Amount::of_count(count, exact);
-    let interval = |view: View| (!exact).then(|| view.confidence(totals));
+    let interval = |view: View| (!exact).then(|| view.confidence(totals, interval_bytes));
     let variance = |view: View| (!exact).then(|| view.variance(totals).to_f64());
+    let cube = |view: View| (!exact).then(|| view.cube(totals).cubic());
     let in_window = profile.window.is_some();
     schema::Totals {
         inherited_count: count(totals.opening_count),
@@ -220,6 +238,10 @@ fn totals(profile: &Profile, totals: &Totals, exact: bool) -> schema::Totals {
         alloc_bytes_variance: variance(View::AllocBytes),
         live_count_variance: variance(View::LiveCount),
         live_bytes_variance: variance(View::LiveBytes),
+        alloc_count_third_cumulant: cube(View::AllocCount),
+        alloc_bytes_third_cumulant: cube(View::AllocBytes),
+        live_count_third_cumulant: cube(View::LiveCount),
+        live_bytes_third_cumulant: cube(View::LiveBytes),
         peak_bytes: bytes(totals.peak_bytes),
         peak_count: count(totals.peak_count),
         peak_unix_ns: totals.peak_time.map(|time| profile.unix_ns(time)),

@@ -11,7 +11,7 @@ use super::describe::{self, Caption};
 use super::dumps::{Dump, distinct_pids, dumps, end, held, rounded};
 use super::presentation::{Presentation, View};
 use super::tables::{Intern, Interner, OrderedMap, frame, gap_frames, group_frame, heap_name};
-use crate::model::{CallsiteProfile, Profile, TargetProfile};
+use crate::model::{CallsiteProfile, MemoryMapping, MemoryPoint, Profile, TargetProfile};
 use crate::units::MonotonicNanos;
 
 pub(super) fn write(profile: &Profile, presentation: &Presentation, out: &mut dyn io::Write) -> io::Result<()> {
@@ -39,14 +39,14 @@ fn other_data(profile: &Profile, caption: &Caption) -> Value {
         "targets": describe::subject(profile),
         "interval": caption.interval,
         "accuracy": describe::accuracy_of_shown(profile, View::LiveBytes).trim(),
-        "losses": caption.losses,
+        "verdict": caption.verdict,
         "started_unix_ns": profile.started_unix_ns.to_string(),
     })
 }
 
 fn metadata(profile: &Profile, caption: &Caption, target: &TargetProfile, pid: u32) -> [Value; 2] {
     let event = |name: &str, args: Value| json!({ "ph": "M", "cat": "__metadata", "pid": pid, "tid": 0, "ts": 0, "name": name, "args": args });
-    let labels = [&target.facts.command, &caption.interval, &caption.losses].into_iter().cloned();
+    let labels = [&target.facts.command, &caption.interval, &caption.verdict].into_iter().cloned();
     let labels = labels.chain(describe::older(profile));
     // Commas separate labels.
     let labels: Vec<String> = labels.map(|label| label.replace(", ", " · ").replace(',', "\u{2009}")).collect();
@@ -65,6 +65,10 @@ type Slots = OrderedMap<(u32, u32), Vec<Amount>>;
 #[derive(Serialize)]
 struct ProcessDump<'a> {
     level_of_detail: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    process_totals: Option<Value>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    process_mmaps: Option<Value>,
     allocators: Value,
     heaps_v2: HeapDumps<'a>,
 }
@@ -105,10 +109,13 @@ fn write_dumps(
     // Later dumps reuse the tables of the first one.
     let mut tables = maps.into_tables(ids);
     let times = dumps.iter().map(|dump| (dump.time, format!("dump {}", dump.number)));
+    let times_max = dumps.len();
     for (at, (time, id)) in times.chain([(end(profile), "end".to_owned())]).enumerate() {
         let heaps = allocators.iter().map(|(name, slots)| (name.as_str(), columns(slots, at))).collect();
         let dumps = ProcessDump {
             level_of_detail: "detailed",
+            process_totals: process_totals(target, time),
+            process_mmaps: (at == times_max).then(|| process_mmaps(target)).flatten(),
             allocators: totals(&allocators, at, ids),
             heaps_v2: HeapDumps { version: 1, maps: std::mem::take(&mut tables), allocators: heaps },
         };
@@ -133,6 +140,40 @@ fn write_dumps(
 )]
 fn microseconds(time: MonotonicNanos) -> f64 {
     time.0 as f64 / 1000.0
+}
+
+/// Of the last sample of the resident memory by then.
+fn process_totals(target: &TargetProfile, time: MonotonicNanos) -> Option<Value> {
+    let points = target.memory.points();
+    let at = points.partition_point(|point| point.time <= time).checked_sub(1)?;
+    let peak = points[..=at].iter().map(MemoryPoint::rss_bytes).max().unwrap_or(0);
+    Some(json!({
+        "resident_set_bytes": format!("{:x}", points[at].rss_bytes()),
+        "peak_resident_set_bytes": format!("{peak:x}"),
+    }))
+}
+
+/// Of the mappings with most memory, at the end: bytes in hexadecimal.
+fn process_mmaps(target: &TargetProfile) -> Option<Value> {
+    let region = |mapping: &MemoryMapping| {
+        let amounts = &mapping.amounts;
+        json!({
+            "sa": format!("{:x}", mapping.start),
+            "sz": format!("{:x}", mapping.size_bytes),
+            "pf": mapping.protection_flags(),
+            "mf": mapping.name,
+            "bs": {
+                "pss": format!("{:x}", amounts.pss_bytes),
+                "pc": format!("{:x}", amounts.private_clean_bytes),
+                "pd": format!("{:x}", amounts.private_dirty_bytes),
+                "sc": format!("{:x}", amounts.shared_clean_bytes),
+                "sd": format!("{:x}", amounts.shared_dirty_bytes),
+                "sw": format!("{:x}", amounts.swap_bytes),
+            },
+        })
+    };
+    let regions: Vec<Value> = target.memory.mappings().iter().map(region).collect();
+    (!regions.is_empty()).then(|| json!({ "vm_regions": regions }))
 }
 
 fn allocators(

@@ -27,10 +27,12 @@ mod perfetto;
 mod pprof;
 mod speedscope;
 
+mod cuts;
 pub(crate) mod describe;
 mod dumps;
 mod format;
 mod function;
+mod memory;
 pub(crate) mod page;
 mod presentation;
 mod proto;

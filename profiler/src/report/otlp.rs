@@ -79,7 +79,7 @@ fn profile_attributes(profile: &Profile, dictionary: &mut Dictionary<'_>) -> Vec
     let older_than_ns = profile.older_than_ns.map(|age_ns| Attribute::Int(signed(age_ns)));
     let attributes = [
         ("heapbpf.interval", Some(Attribute::Text(describe::interval(profile)))),
-        ("heapbpf.losses", Some(Attribute::Text(describe::losses(profile)))),
+        ("heapbpf.verdict", Some(Attribute::Text(describe::verdict(profile)))),
         ("heapbpf.incomplete", Some(Attribute::Bool(profile.incomplete()))),
         ("heapbpf.window.reason", window),
         ("heapbpf.older_than_ns", older_than_ns),
@@ -103,7 +103,8 @@ fn of_view(
     let mut attribute_indices = attributes.to_vec();
     // The interval is of all blocks; that of the old ones among them is unknown.
     if !profile.is_exact_of(target) && !view.shows_old_blocks_only(profile) {
-        let [low, high] = view.confidence(&target.totals).map(|end| Attribute::Float(end.to_bits()));
+        let bounds = view.confidence(&target.totals, profile.interval_bytes_of(target));
+        let [low, high] = bounds.map(|end| Attribute::Float(end.to_bits()));
         attribute_indices.push(dictionary.attribute("heapbpf.total_95.low", low));
         attribute_indices.push(dictionary.attribute("heapbpf.total_95.high", high));
     }

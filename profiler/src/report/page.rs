@@ -29,6 +29,16 @@ impl Page {
         }
     }
 
+    /// Breaks the text at blanks; later lines are indented by `indent` and two columns.
+    pub(super) fn wrapped(&mut self, style: Style, indent: &str, text: &str) {
+        let later = format!("{indent}  ");
+        let options = textwrap::Options::new(self.width.unwrap_or(usize::MAX));
+        let options = options.initial_indent(indent).subsequent_indent(&later);
+        for line in textwrap::wrap(text, options) {
+            self.line(style, &line);
+        }
+    }
+
     pub(super) fn gap(&mut self) {
         self.text.push('\n');
     }

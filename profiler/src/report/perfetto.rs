@@ -1,6 +1,7 @@
 //! A Perfetto trace as heapprofd writes it: per process and heap, what each stack allocated and freed, at every dump and at the end,
 //! with a track of live bytes per process. Written for Perfetto's own importer, which silently ignores what it does not expect.
 
+use std::collections::BTreeMap;
 use std::io;
 
 use profiler_common::stack::StackEnd;
@@ -11,11 +12,11 @@ use super::dumps::{distinct_pids, dumps, end, rounded, start};
 use super::presentation::{Presentation, View};
 use super::proto::perfetto::{
     Callstack, Clock, ClockSnapshot, CounterDescriptor, Data, HeapSample, InternedData, InternedString, Process,
-    ProcessDescriptor, ProcessHeapSamples, ProcessStats, ProcessTree, ProfilePacket, Thread, TracePacket,
-    TrackDescriptor, TrackEvent,
+    ProcessDescriptor, ProcessHeapSamples, ProcessStats, ProcessTree, ProfilePacket, SmapsEntry, SmapsPacket, Thread,
+    TracePacket, TrackDescriptor, TrackEvent,
 };
 use super::tables::{self, heap_name};
-use crate::model::{Loss, Origin, Profile, TargetProfile};
+use crate::model::{Loss, MemoryMapping, MemoryPart, Origin, Profile, TargetProfile};
 use crate::units::MonotonicNanos;
 use stacks::{Code, Stacks, Tally, stacks};
 
@@ -27,6 +28,9 @@ const PACKET_BYTES: usize = 400_000;
 /// Maximum bytes of a sample: five numbers with their tags.
 const SAMPLE_BYTES: usize = 64;
 const CLOCK_MONOTONIC: u32 = 3;
+/// Track ids of a process: its own, that of live bytes, and those of the parts of its resident memory.
+const TRACKS: usize = 1024;
+const PARTS_MAX: usize = TRACKS - 2;
 
 pub(super) fn write(profile: &Profile, presentation: &Presentation, out: &mut dyn io::Write) -> io::Result<()> {
     let pids = distinct_pids(profile);
@@ -36,8 +40,10 @@ pub(super) fn write(profile: &Profile, presentation: &Presentation, out: &mut dy
         system.write(None, process_tree(profile, target, pid, &pids))?;
     }
     // Track id 0 has a special meaning, so ids start at 1.
-    for (uuid, (target, &pid)) in (1..).step_by(2).zip(profile.targets.iter().zip(&pids)) {
+    for (uuid, (target, &pid)) in (1..).step_by(TRACKS).zip(profile.targets.iter().zip(&pids)) {
         write_track(profile, target, pid, uuid, &mut system)?;
+        write_resident_memory(target, uuid, &mut system)?;
+        write_mappings(profile, target, pid, &mut system)?;
     }
     write_heaps(profile, presentation, &pids, &mut Sequence::new(2, out))
 }
@@ -151,11 +157,64 @@ fn write_track(
     Ok(())
 }
 
+/// Writes a counter track for each part of the resident memory; the first is `uuid + 2`.
+fn write_resident_memory(target: &TargetProfile, uuid: u64, sequence: &mut Sequence<'_>) -> io::Result<()> {
+    let points = target.memory.points();
+    let key = |part: &MemoryPart| (part.class, part.name.clone());
+    let parts: BTreeMap<_, &MemoryPart> =
+        points.iter().flat_map(|point| &point.parts).map(|part| (key(part), part)).collect();
+    for (track, (key_of_track, part)) in (uuid + 2..).zip(parts.iter().take(PARTS_MAX)) {
+        let counter = TrackDescriptor {
+            uuid: Some(track),
+            parent_uuid: Some(uuid),
+            name: Some(format!("resident: {}", part.title())),
+            counter: Some(CounterDescriptor { unit: Some(UNIT_SIZE_BYTES) }),
+            ..TrackDescriptor::default()
+        };
+        sequence.write(None, Data::TrackDescriptor(counter))?;
+        for point in points {
+            let bytes = point.parts.iter().find(|part| key(part) == *key_of_track).map_or(0, |part| part.bytes);
+            let value = TrackEvent {
+                r#type: Some(TYPE_COUNTER),
+                track_uuid: Some(track),
+                counter_value: Some(tables::signed(bytes)),
+            };
+            sequence.write(Some(point.time), Data::TrackEvent(value))?;
+        }
+    }
+    Ok(())
+}
+
+/// Writes the mappings with most memory.
+fn write_mappings(profile: &Profile, target: &TargetProfile, pid: u32, sequence: &mut Sequence<'_>) -> io::Result<()> {
+    if target.memory.mappings().is_empty() {
+        return Ok(());
+    }
+    let entries = target.memory.mappings().iter().map(smaps_entry).collect();
+    sequence.write(Some(end(profile)), Data::SmapsPacket(SmapsPacket { pid: Some(pid), entries }))
+}
+
+fn smaps_entry(mapping: &MemoryMapping) -> SmapsEntry {
+    let kibibytes = |bytes: u64| Some(bytes / 1024);
+    SmapsEntry {
+        path: Some(mapping.name.to_string()),
+        size_kb: kibibytes(mapping.size_bytes),
+        private_dirty_kb: kibibytes(mapping.amounts.private_dirty_bytes),
+        swap_kb: kibibytes(mapping.amounts.swap_bytes),
+        start_address: Some(mapping.start),
+        protection_flags: Some(mapping.protection_flags()),
+        private_clean_resident_kb: kibibytes(mapping.amounts.private_clean_bytes),
+        shared_dirty_resident_kb: kibibytes(mapping.amounts.shared_dirty_bytes),
+        shared_clean_resident_kb: kibibytes(mapping.amounts.shared_clean_bytes),
+        proportional_resident_kb: kibibytes(mapping.amounts.pss_bytes),
+    }
+}
+
 fn description(profile: &Profile) -> String {
     let interval = describe::interval(profile);
     let accuracy = describe::accuracy(profile, View::LiveBytes);
     let older = describe::older(profile).map(|older| format!("; in the heap profile, {older}"));
-    format!("heapbpf: {interval}{accuracy}; {}{}", describe::losses(profile), older.unwrap_or_default())
+    format!("heapbpf: {interval}{accuracy}; {}{}", describe::verdict(profile), older.unwrap_or_default())
 }
 
 struct TargetStacks<'a> {

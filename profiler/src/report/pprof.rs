@@ -207,7 +207,7 @@ fn comments(profile: &Profile, presentation: &Presentation) -> Vec<String> {
     if let Some(age_ns) = profile.older_than_ns {
         lines.push(format!("inuse: blocks older than {} only", text::duration(age_ns)));
     }
-    lines.push(format!("losses: {}", caption.losses));
+    lines.push(format!("verdict: {}", caption.verdict));
     let lost = profile.health.lost.iter().filter(|(_, count)| *count > 0);
     lines.extend(
         lost.map(|(reason, count)| format!("lost: {} {}", text::printable(reason.name()), text::count(*count))),

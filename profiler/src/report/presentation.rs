@@ -4,9 +4,10 @@ use std::fmt;
 use std::str::FromStr;
 
 use super::text;
+use crate::ledger::confidence::{Estimate, least_weights};
 use crate::ledger::totals::Totals;
 use crate::model::{CallsiteProfile, Profile};
-use crate::units::{Amounts, EstimatedVariance};
+use crate::units::{Amounts, EstimatedCube, EstimatedVariance};
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Presentation {
@@ -112,8 +113,17 @@ impl View {
         if self.shows_old_blocks_only(profile) { 0 } else { self.rounded(&profile.others.folded_totals) }
     }
 
-    pub fn confidence(self, totals: &Totals) -> [f64; 2] {
-        Totals::confidence(self.estimate(totals), self.variance(totals))
+    /// The 95 % confidence interval of totals that were sampled at this interval. Live blocks are some of those that
+    /// were allocated, so these show what one more sample would add.
+    pub fn confidence(self, totals: &Totals, interval_bytes: u64) -> [f64; 2] {
+        let allocated = totals.allocated();
+        let [bytes, count] = least_weights(interval_bytes, allocated.samples);
+        let least_weight = self.with_error(&allocated).weight().max(if self.is_bytes() { bytes } else { count });
+        self.with_error(&self.amounts(totals)).interval_95(least_weight)
+    }
+
+    pub(super) fn with_error(self, amounts: &Amounts) -> Estimate {
+        if self.is_bytes() { Estimate::of_bytes(amounts) } else { Estimate::of_count(amounts) }
     }
 
     pub fn estimate(self, totals: &Totals) -> f64 {
@@ -124,6 +134,11 @@ impl View {
     pub fn variance(self, totals: &Totals) -> EstimatedVariance {
         let variance = self.amounts(totals).variance;
         if self.is_bytes() { variance.bytes } else { variance.count }
+    }
+
+    pub fn cube(self, totals: &Totals) -> EstimatedCube {
+        let cubes = self.amounts(totals).variance.cubes;
+        if self.is_bytes() { cubes.bytes } else { cubes.count }
     }
 
     pub fn samples(self, totals: &Totals) -> u64 {

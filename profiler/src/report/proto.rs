@@ -111,6 +111,8 @@ pub(super) mod perfetto {
         TrackDescriptor(TrackDescriptor),
         #[prost(message, tag = "61")]
         ModuleSymbols(ModuleSymbols),
+        #[prost(message, tag = "68")]
+        SmapsPacket(SmapsPacket),
     }
 
     messages! {
@@ -120,7 +122,25 @@ pub(super) mod perfetto {
             trusted_packet_sequence_id: Option<u32> = [uint32, optional, tag = "10"],
             sequence_flags: Option<u32> = [uint32, optional, tag = "13"],
             interned_data: Option<InternedData> = [message, optional, tag = "12"],
-            data: Option<Data> = [oneof = "Data", tags = "2, 6, 11, 37, 60, 61"],
+            data: Option<Data> = [oneof = "Data", tags = "2, 6, 11, 37, 60, 61, 68"],
+        }
+
+        SmapsPacket {
+            pid: Option<u32> = [uint32, optional, tag = "1"],
+            entries: Vec<SmapsEntry> = [message, repeated, tag = "2"],
+        }
+
+        SmapsEntry {
+            path: Option<String> = [string, optional, tag = "1"],
+            size_kb: Option<u64> = [uint64, optional, tag = "2"],
+            private_dirty_kb: Option<u64> = [uint64, optional, tag = "3"],
+            swap_kb: Option<u64> = [uint64, optional, tag = "4"],
+            start_address: Option<u64> = [uint64, optional, tag = "6"],
+            protection_flags: Option<u32> = [uint32, optional, tag = "10"],
+            private_clean_resident_kb: Option<u64> = [uint64, optional, tag = "11"],
+            shared_dirty_resident_kb: Option<u64> = [uint64, optional, tag = "12"],
+            shared_clean_resident_kb: Option<u64> = [uint64, optional, tag = "13"],
+            proportional_resident_kb: Option<u64> = [uint64, optional, tag = "15"],
         }
 
         ClockSnapshot {

@@ -20,7 +20,7 @@ pub(super) fn write(profile: &Profile, presentation: &Presentation, out: &mut dy
         "$schema": "https://www.speedscope.app/file-format-schema.json",
         "exporter": concat!("heapbpf ", env!("CARGO_PKG_VERSION")),
         // The format has no other place for text about the recording.
-        "name": format!("{}: {}, {}", caption.subject, caption.interval, caption.losses),
+        "name": format!("{}: {}, {}", caption.subject, caption.interval, caption.verdict),
         "activeProfileIndex": View::ALL.iter().position(|view| *view == presentation.view).unwrap_or(0),
     });
     let shared = BTreeMap::from([("frames", frames.iter().collect())]);

@@ -4,7 +4,8 @@ use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
 use super::function::chain;
-use super::page::{Column, HEADING, PLAIN, Page};
+use super::memory::{self, Unexplained};
+use super::page::{Column, HEADING, PLAIN, Page, WARNING};
 use super::presentation::{Group, View};
 use super::tables::group_frame;
 use super::{describe, text};
@@ -22,7 +23,8 @@ const TARGETS_MAX: usize = 10;
 pub fn summary(profile: &Profile, view: View, top: usize, width: Option<usize>, colour: bool) -> String {
     let mut page = Page::new(width, colour);
     page.header(profile);
-    if View::AllocCount.rounded(&describe::totals(profile)) > 0 {
+    let totals = describe::totals(profile);
+    if View::AllocCount.rounded(&totals) > 0 || totals.opening_count > EstimatedCount::ZERO {
         match profile.targets.as_slice() {
             [target] if profile.others.folded_count == 0 => page.totals_of_one(profile, target),
             _ => page.totals_of_several(profile, view),
@@ -59,6 +61,19 @@ impl Page {
         }
         describe::beginnings(profile).iter().for_each(|line| self.line(PLAIN, line));
         self.gap();
+        self.unexplained(profile);
+    }
+
+    /// Precedes the numbers: they do not contain most of what the process needs.
+    fn unexplained(&mut self, profile: &Profile) {
+        let all = memory::unexplained(profile);
+        for Unexplained { statement, details } in &all {
+            self.wrapped(WARNING, "", statement);
+            details.iter().for_each(|line| self.wrapped(PLAIN, "  ", line));
+        }
+        if !all.is_empty() {
+            self.gap();
+        }
     }
 
     fn totals_of_one(&mut self, profile: &Profile, target: &TargetProfile) {
@@ -79,10 +94,17 @@ impl Page {
             row("peak", totals.peak_bytes, after.unwrap_or_default()),
         ];
         if totals.opening_count > EstimatedCount::ZERO {
-            let name = if profile.window.is_some() { "at the start" } else { "inherited" };
+            let name = match target.memory.inventory() {
+                _ if profile.window.is_some() => "at the start",
+                Some(_) => "from before",
+                None => "inherited",
+            };
             rows.insert(0, row(name, totals.opening_bytes, blocks(totals.opening_count)));
         }
         self.table(&[Column::Left(""), Column::Right(""), Column::Right("")], rows);
+        if let Some(line) = memory::resident(target) {
+            self.wrapped(PLAIN, "  ", &line);
+        }
     }
 
     fn totals_of_several(&mut self, profile: &Profile, view: View) {

@@ -9,8 +9,8 @@ use profiler_common::stack::StackEnd;
 use rustc_hash::{FxBuildHasher, FxHashMap};
 use serde::{Serialize, Serializer};
 
-use super::describe;
 use super::presentation::{Group, Presentation};
+use super::{cuts, describe};
 use crate::model::{CallsiteProfile, Frame, FrameId, MappingProfile, ModuleProfile, Profile, TargetProfile};
 
 /// A report that was read from a file can reference frames that it does not contain.
@@ -106,10 +106,10 @@ pub(super) fn gap_frames(callsite: &CallsiteProfile) -> impl DoubleEndedIterator
 pub(super) fn end_frame(end: Option<StackEnd>, stack: &[FrameId]) -> Option<String> {
     match end {
         None if stack.is_empty() => Some("[stack lost]".to_owned()),
-        None => Some("[unwind: unknown]".to_owned()),
+        None => Some("[unwind stopped: unknown reason]".to_owned()),
         Some(StackEnd::Complete) if stack.is_empty() => Some("[no frames]".to_owned()),
         Some(StackEnd::Complete) => None,
-        Some(end) => Some(format!("[unwind: {}]", end.counter().name())),
+        Some(end) => Some(format!("[unwind stopped: {}]", cuts::reason(end))),
     }
 }
 

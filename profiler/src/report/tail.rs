@@ -18,8 +18,16 @@ use crate::model::{CallsiteProfile, Change, Frame, FrameId, HeapUsage, Profile, 
 pub(crate) const OTHER: &str = "<other>";
 
 impl Presentation {
+    /// Also merges callsites with equal stacks: those of stacks that the agent has completed.
     pub fn thinned<'a>(&self, profile: &'a Profile) -> Cow<'a, Profile> {
-        cut(profile, self, merge_target)
+        if !profile.targets.iter().any(has_duplicates) {
+            return cut(profile, self, merge_target);
+        }
+        let mut merged = profile.clone();
+        for target in &mut merged.targets {
+            merge_callsites(target, |_, callsite| !callsite.stack.is_empty());
+        }
+        Cow::Owned(cut(&merged, self, merge_target).into_owned())
     }
 
     /// Like [`Self::thinned`], but keeps the callsites and their indices: for formats that list the events of each.
@@ -85,17 +93,28 @@ fn cut_stack(stack: &mut Vec<FrameId>, other: FrameId, kept: usize) -> bool {
 }
 
 fn merge_target(target: &mut TargetProfile, other: FrameId, kept: &[usize]) {
+    merge_callsites(target, |at, callsite| cut_stack(&mut callsite.stack, other, kept[at]));
+}
+
+fn has_duplicates(target: &TargetProfile) -> bool {
+    let mut seen = FxHashSet::default();
+    let mut stacks = target.callsites.iter().filter(|callsite| !callsite.stack.is_empty());
+    stacks.any(|callsite| !seen.insert(key(callsite)))
+}
+
+/// Merges callsites with equal stacks of those that `is_merged` returns true for. It can change them.
+fn merge_callsites(target: &mut TargetProfile, mut is_merged: impl FnMut(usize, &mut CallsiteProfile) -> bool) {
     let callsites = std::mem::take(&mut target.callsites);
     let mut new_indices = Vec::with_capacity(callsites.len());
-    let mut merged: FxHashMap<Key, usize> = FxHashMap::default();
-    for (mut callsite, &kept) in callsites.into_iter().zip(kept) {
+    let mut merged: FxHashMap<Key<Vec<FrameId>>, usize> = FxHashMap::default();
+    for (at, mut callsite) in callsites.into_iter().enumerate() {
         let next = target.callsites.len();
-        if !cut_stack(&mut callsite.stack, other, kept) {
+        if !is_merged(at, &mut callsite) {
             new_indices.push(next);
             target.callsites.push(callsite);
             continue;
         }
-        let index = *merged.entry(key(&callsite)).or_insert(next);
+        let index = *merged.entry(owned_key(&callsite)).or_insert(next);
         new_indices.push(index);
         match target.callsites.get_mut(index) {
             Some(sum) => add(sum, &callsite, &target.totals),
@@ -108,11 +127,16 @@ fn merge_target(target: &mut TargetProfile, other: FrameId, kept: &[usize]) {
     }
 }
 
-type Key = (Vec<FrameId>, Option<&'static str>, usize, Option<usize>, bool, bool);
+type Key<Stack> = (Stack, Option<&'static str>, usize, Option<usize>, bool, bool);
 
-fn key(callsite: &CallsiteProfile) -> Key {
+fn key(callsite: &CallsiteProfile) -> Key<&[FrameId]> {
     let CallsiteProfile { stack, end, heap, thread, inherited, older, .. } = callsite;
-    (stack.clone(), end.map(|end| end.counter().name()), *heap, *thread, *inherited, older.is_some())
+    (stack, end.map(|end| end.counter().name()), *heap, *thread, *inherited, older.is_some())
+}
+
+fn owned_key(callsite: &CallsiteProfile) -> Key<Vec<FrameId>> {
+    let (stack, end, heap, thread, inherited, has_older) = key(callsite);
+    (stack.to_vec(), end, heap, thread, inherited, has_older)
 }
 
 fn add(sum: &mut CallsiteProfile, more: &CallsiteProfile, target: &Totals) {

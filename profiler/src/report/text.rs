@@ -13,6 +13,12 @@ pub(super) fn size(bytes: u64) -> String {
     ByteSize::b(bytes).display().iec().to_string()
 }
 
+/// With its sign.
+pub(super) fn change(bytes: i64) -> String {
+    let sign = if bytes < 0 { '-' } else { '+' };
+    format!("{sign}{}", size(bytes.unsigned_abs()))
+}
+
 /// Sizes that the user chose are mostly round: `4 KiB` rather than `4.0 KiB`.
 pub(crate) fn round_size(bytes: u64) -> String {
     let size = size(bytes);

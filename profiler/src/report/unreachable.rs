@@ -8,7 +8,7 @@ use std::sync::Arc;
 use rustc_hash::FxHashMap;
 #[cfg(test)]
 use schemars::JsonSchema;
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 
 use super::ReportError;
 use super::json::health::Health;
@@ -17,7 +17,7 @@ use super::json::values::Hex;
 use super::json::write_line;
 use super::tables::{Each, hex};
 pub(crate) use crate::leak::fold::BlockTotals;
-use crate::model::{self, CallsiteProfile, Profile, TargetProfile, TypeEvidence, TypeName};
+use crate::model::{self, CallsiteProfile, Frame as FrameProfile, Profile, TargetProfile, TypeEvidence, TypeName};
 
 pub(crate) mod text;
 
@@ -38,11 +38,16 @@ pub(crate) struct Unreachable {
     pub watched_ns: Option<u64>,
     /// The program was exiting, and was checked before its memory was released.
     pub at_exit: bool,
+    /// The signal that killed the exiting program, such as `SIGSEGV`; null where it was not killed.
+    pub signal: Option<String>,
+    /// Number of processes that the launched command has created: they were not checked.
+    pub unchecked_children: u64,
     /// All known allocations.
     pub known: BlockTotals,
     /// Unreachable allocations, without suppressed ones.
     pub leaked: BlockTotals,
-    /// Leaked allocations that no other leaked allocation references, except those that it references itself.
+    /// Leaked allocations that no other leaked allocation references. Of a cycle, which nothing else references, the first
+    /// allocation by address counts as direct.
     pub direct: BlockTotals,
     /// Allocations that suppressions match, and those reachable from these alone.
     pub suppressed: BlockTotals,
@@ -92,6 +97,8 @@ pub(crate) struct Leak {
     pub address: u64,
     /// Size of the allocation.
     pub size_bytes: u64,
+    /// The size is the one that the allocator reserved (`malloc_usable_size`): the requested size is unknown.
+    pub usable_size: bool,
     /// Index into the callsites of the profile's target.
     #[serde(skip)]
     pub callsite: usize,
@@ -109,13 +116,19 @@ pub(crate) struct Leak {
     pub cycle_count: u64,
     /// Everything reachable from the allocation, without itself. Allocations reachable from several leaks count for each.
     pub referenced: BlockTotals,
-    /// Further leaks of the same callsite, or without a stack, of the same type.
+    /// Further leaks of the same callsite, or without a stack, of the same type or size.
     pub similar: BlockTotals,
+    /// Start addresses of similar leaks, in hexadecimal: the first 100 at most.
+    #[serde(serialize_with = "in_hexadecimal")]
+    #[cfg_attr(test, schemars(with = "Vec<Hex>"))]
+    pub similar_addresses: Vec<u64>,
     /// Everything reachable from the similar leaks.
     pub similar_referenced: BlockTotals,
 }
 
 pub(crate) const CONTENTS_BYTES_MAX: usize = 32;
+
+const SIMILAR_ADDRESSES_MAX: usize = 100;
 
 impl Unreachable {
     /// Leaked blocks that other leaked blocks reference.
@@ -142,33 +155,80 @@ impl Leak {
     }
 }
 
+/// For each callsite of a profile's target the first one that a report displays in the same way: of the same heap, with
+/// frames of the same functions and lines. An unrolled loop has several calls in one line. Without a line, calls differ
+/// by their offset in the module.
+pub(crate) fn displayed_rows(profile: &Profile) -> Vec<usize> {
+    let mut numbers: FxHashMap<FrameKey<'_>, usize> = FxHashMap::default();
+    let frames: Vec<usize> = profile
+        .frames
+        .iter()
+        .map(|frame| {
+            let next = numbers.len();
+            *numbers.entry(FrameKey::of(frame)).or_insert(next)
+        })
+        .collect();
+    let mut rows: FxHashMap<(usize, Vec<usize>), usize> = FxHashMap::default();
+    let callsites = profile.targets.first().map_or(&[][..], |target| &target.callsites);
+    let row = |(index, callsite): (usize, &CallsiteProfile)| {
+        let stack = callsite.stack.iter().filter_map(|id| frames.get(id.0 as usize).copied());
+        *rows.entry((callsite.heap, stack.collect())).or_insert(index)
+    };
+    callsites.iter().enumerate().map(row).collect()
+}
+
+#[derive(PartialEq, Eq, Hash)]
+struct FrameKey<'a> {
+    function: Option<&'a str>,
+    module: Option<&'a str>,
+    file: Option<&'a str>,
+    line: Option<u32>,
+    inlined: bool,
+    /// 0 if the line is known.
+    offset: u64,
+}
+
+impl<'a> FrameKey<'a> {
+    fn of(frame: &'a FrameProfile) -> Self {
+        let (function, module) = (frame.function.as_deref(), frame.module.as_deref());
+        let is_placed = function.is_some() && frame.file.is_some() && frame.line.is_some();
+        let offset = if is_placed { 0 } else { frame.module_offset.unwrap_or(frame.address) };
+        Self { function, module, file: frame.file.as_deref(), line: frame.line, inlined: frame.inlined, offset }
+    }
+}
+
 #[derive(PartialEq, Eq, Hash)]
 struct MergeKey {
     callsite: usize,
     watched: bool,
     vtable: Option<Arc<str>>,
+    /// Of blocks with neither a stack nor a type, which all have the same callsite: size and number in a cycle.
+    class: Option<(u64, u64)>,
 }
 
 impl MergeKey {
-    /// `None` for blocks with neither a stack nor a type: they all have the same callsite.
-    fn of(leak: &Leak) -> Option<Self> {
+    fn of(leak: &Leak) -> Self {
         let known = leak.type_name.as_ref().filter(|known| known.evidence == TypeEvidence::Vtable);
         let vtable = known.map(|known| Arc::clone(&known.name));
-        (leak.watched || vtable.is_some()).then_some(Self { callsite: leak.callsite, watched: leak.watched, vtable })
+        let class = (!leak.watched && vtable.is_none()).then_some((leak.size_bytes, leak.cycle_count));
+        Self { callsite: leak.callsite, watched: leak.watched, vtable, class }
     }
 }
 
 /// At most `limit` entries, and the number without the limit. Leaks of one callsite are one entry, with the first
-/// one's address, unless their virtual tables show different types; blocks without a stack are merged by virtual table.
-/// Sorted by [`total_bytes`](Leak::total_bytes), the largest first, then by address.
+/// one's address, unless their virtual tables show different types; blocks without a stack are merged by virtual table,
+/// or by size. Sorted by [`total_bytes`](Leak::total_bytes), the largest first, then by address.
 pub(crate) fn merge(leaks: Vec<Leak>, limit: usize) -> (Vec<Leak>, u64) {
     let mut indices: FxHashMap<MergeKey, usize> = FxHashMap::default();
     let mut entries: Vec<Leak> = Vec::new();
     for leak in leaks {
-        let index = MergeKey::of(&leak).map(|key| *indices.entry(key).or_insert(entries.len()));
-        match index.and_then(|index| entries.get_mut(index)) {
+        let index = *indices.entry(MergeKey::of(&leak)).or_insert(entries.len());
+        match entries.get_mut(index) {
             Some(first) => {
                 first.similar = first.similar + BlockTotals { count: 1, bytes: leak.size_bytes } + leak.similar;
+                if first.similar_addresses.len() < SIMILAR_ADDRESSES_MAX {
+                    first.similar_addresses.push(leak.address);
+                }
                 first.similar_referenced = first.similar_referenced + leak.referenced + leak.similar_referenced;
             }
             None => entries.push(leak),
@@ -178,6 +238,10 @@ pub(crate) fn merge(leaks: Vec<Leak>, limit: usize) -> (Vec<Leak>, u64) {
     let count = entries.len() as u64;
     entries.truncate(limit);
     (entries, count)
+}
+
+fn in_hexadecimal<S: Serializer>(addresses: &[u64], serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_seq(addresses.iter().map(|address| Hex(*address)))
 }
 
 /// Version of the shape. Raised by incompatible changes; a new field alone does not raise it.
@@ -273,6 +337,7 @@ mod tests {
             Self {
                 address,
                 size_bytes,
+                usable_size: false,
                 callsite,
                 watched: true,
                 type_name: None,
@@ -281,6 +346,7 @@ mod tests {
                 cycle_count: 1,
                 referenced: BlockTotals::default(),
                 similar: BlockTotals::default(),
+                similar_addresses: Vec::new(),
                 similar_referenced: BlockTotals::default(),
             }
         }
@@ -319,12 +385,23 @@ mod tests {
     }
 
     #[test]
-    fn blocks_without_a_stack_are_merged_by_virtual_table_only() {
+    fn the_addresses_of_similar_leaks_are_listed_up_to_a_limit() {
+        let (entries, _) = merge((1..=200).map(|at| Leak::single(16 * at, 8, 0)).collect(), 1);
+        let expected: Vec<u64> = (2..=101).map(|at| 16 * at).collect();
+        assert_eq!((entries[0].similar.count, &entries[0].similar_addresses), (199, &expected));
+    }
+
+    #[test]
+    fn blocks_without_a_stack_are_merged_by_virtual_table_or_size() {
         let (by_vtable, by_stack) = (TypeEvidence::Vtable, TypeEvidence::Stack);
-        check((1..4).map(|at| unwatched(Leak::single(16 * at, 8, 0))).collect(), &[(16, 0), (32, 0), (48, 0)]);
+        check((1..4).map(|at| unwatched(Leak::single(16 * at, 8 * at, 0))).collect(), &[(48, 0), (32, 0), (16, 0)]);
+        check((1..4).map(|at| unwatched(Leak::single(16 * at, 8, 0))).collect(), &[(16, 2)]);
+        let cycle = |at: u64| Leak { cycle_count: 2, ..unwatched(Leak::single(at, 8, 0)) };
+        check(vec![unwatched(Leak::single(16, 8, 0)), cycle(32), cycle(48)], &[(32, 1), (16, 0)]);
+        check(vec![unwatched(Leak::single(16, 8, 0)), unwatched(Leak::single(32, 8, 1))], &[(16, 0), (32, 0)]);
         let of = |at: u64, name: &str, evidence| typed(unwatched(Leak::single(at, 8, 0)), name, evidence);
         check(vec![of(16, "Foo", by_vtable), of(32, "Bar", by_vtable), of(48, "Foo", by_vtable)], &[(16, 1), (32, 0)]);
-        check(vec![of(16, "Foo", by_stack), of(32, "Foo", by_stack)], &[(16, 0), (32, 0)]);
+        check(vec![of(16, "Foo", by_stack), of(32, "Bar", by_stack)], &[(16, 1)]);
         // A recorded block of the same type is not merged with those without a stack.
         check(vec![of(16, "Foo", by_vtable), typed(Leak::single(32, 8, 0), "Foo", by_vtable)], &[(16, 0), (32, 0)]);
     }

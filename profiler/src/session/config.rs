@@ -53,6 +53,9 @@ pub struct SessionConfig {
     /// Minimum age of live blocks in reports; `None` for all blocks.
     pub older_than: Option<Duration>,
     pub limits: Limits,
+    /// Walk the heaps of processes that run already and have no more resident memory, so that the profile contains their live
+    /// blocks. 0 leaves them out.
+    pub inventory_bytes_max: u64,
     /// How to take heap snapshots of targets for leak checks on request; `None` if requests take dumps.
     pub checks: Option<Method>,
     /// Number of raw stack copies to keep for verifying the unwinder; 0 disables copying.
@@ -84,6 +87,7 @@ impl Default for SessionConfig {
             by_thread: false,
             older_than: None,
             limits: Limits::default(),
+            inventory_bytes_max: 1 << 30,
             checks: None,
             raw_stacks_max: 0,
         }

@@ -8,9 +8,10 @@ use crate::allocator::hook_set::{CustomFunction, HookSet};
 use crate::allocator::resolve::{NoAllocator, ResolvedHook, resolve, symbols};
 use crate::allocator::selection::{HeapSelection, MMAP};
 use crate::ids::{HookId, Pid};
-use crate::model::{Origin, UnfoundHook};
+use crate::model::{InlinedHeap, Origin, UnfoundHook};
 use crate::object::module::ModuleStore;
 use crate::probe::calls::Calls;
+use crate::probe::inlined::{Inlined, InlinedFunction};
 use crate::probe::jumps::Jumps;
 use crate::probe::place::PlacementMode;
 use crate::probe::plan::Plan;
@@ -25,6 +26,7 @@ pub(super) struct Discovery {
     definitions: Definitions,
     jumps: Jumps,
     calls: Calls,
+    inlined: Inlined,
     functions: HookSet,
     found: Vec<bool>,
     heaps: HeapSelection,
@@ -39,6 +41,7 @@ impl Discovery {
             definitions: Definitions::new(symbols(&functions), functions.named_modules()),
             jumps: Jumps::default(),
             calls: Calls::default(),
+            inlined: Inlined::default(),
             found: vec![false; functions.functions().len()],
             functions,
             heaps,
@@ -81,11 +84,26 @@ impl Discovery {
         self.definitions.names()
     }
 
+    /// Heaps that are not hooked because their functions are inlined.
+    pub(super) fn inlined(&self) -> Vec<InlinedHeap> {
+        let heaps = self.inlined.found().cloned();
+        heaps
+            .map(|InlinedFunction { heap, module, function, copies, advice }| InlinedHeap {
+                heap,
+                module,
+                function: function.to_owned(),
+                copies,
+                advice,
+            })
+            .collect()
+    }
+
     /// Functions named by the user, of selected heaps, that no target has had yet.
     pub(super) fn unfound(&self) -> Vec<UnfoundHook> {
         let functions = self.functions.functions().iter().zip(&self.found);
         functions
             .filter(|(function, found)| !**found && self.heaps.wants(&function.heap))
+            .filter(|(function, _)| self.inlined.found().all(|inlined| inlined.heap != function.heap))
             .map(|(function, _)| UnfoundHook {
                 heap: function.heap.clone(),
                 function: function.spec.function.to_owned(),
@@ -105,6 +123,7 @@ impl Discovery {
             _ => error,
         })?;
         let mut hooks = self.jumps.merge(hooks, &self.modules);
+        self.inlined.remove(&mut hooks, &self.functions, &self.modules);
         // Beside recorded mappings, every call is followed: see `resolve`.
         if !self.heaps.wants(MMAP) {
             self.calls.refine(&mut hooks, &self.modules);

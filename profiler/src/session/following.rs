@@ -25,7 +25,12 @@ impl Session {
     /// Makes the kernel side sample a process. Must precede attaching its probes: they ignore other processes.
     pub(super) fn mark(&mut self, pid: Pid) {
         self.resync.sweep(pid, &mut self.probes.kernel);
-        self.probes.mark(pid, self.config.follow_forks);
+        self.probes.mark(pid, self.config.follow_forks || self.counts_children());
+    }
+
+    /// Whether children of targets are counted for the report: those of a command, in a leak check.
+    pub(super) fn counts_children(&self) -> bool {
+        self.config.checks.is_some() && self.config.selection.pids.is_empty()
     }
 
     /// Adds a target that was [marked](Self::mark), whose probes are or soon will be attached.
@@ -48,7 +53,7 @@ impl Session {
     /// Attaches to a process that was found. If that fails, nothing of it remains.
     pub(super) fn begin_target(&mut self, mut target: Target) -> Result<()> {
         self.mark(target.pid);
-        self.probes.register(&target);
+        self.probes.register(&mut target);
         let settled = self.probes.settle(&mut target, false, &mut self.rates);
         match settled {
             Ok(()) => self.add_target(target),
@@ -90,6 +95,9 @@ impl Session {
     }
 
     pub(super) fn handle_changes(&mut self) {
+        for pid in self.lifecycle.take_unfollowed() {
+            self.probes.forget(pid);
+        }
         // Attaches probes of all children before entering blocks of any, which takes microseconds each.
         let mut children = Vec::new();
         while let Some(change) = self.lifecycle.take_due() {
@@ -124,7 +132,9 @@ impl Session {
             self.probes.poll_stubs(target, &self.rates);
         }
         self.hint.poll(self.processes.running());
-        self.processes.note(clock::now().monotonic, None);
+        let now = clock::now().monotonic;
+        self.processes.note(now, None);
+        self.memory.poll(&mut self.processes, self.probes.discovery.plan.heaps(), now);
         let mut pids = self.lifecycle.due_settling(true);
         // A third of the targets each time: polling takes about 20 µs per process.
         self.polls = self.polls.wrapping_add(1);
@@ -187,12 +197,13 @@ impl Session {
             return None;
         }
         let is_to_be_held = self.config.hold == Hold::Forks && self.config.grace().is_zero();
-        let hold = || {
-            Launch::hold(self.probes.keeper(), child)
+        let held = match &mut self.followed {
+            Some(followed) => followed.hold(self.probes.keeper(), child),
+            None if is_to_be_held => Launch::hold(self.probes.keeper(), child)
                 .inspect_err(|error| info!("process {child} is not held: {error}"))
-                .ok()
+                .ok(),
+            None => None,
         };
-        let held = is_to_be_held.then(hold).flatten();
         let process = match Process::open(child) {
             Ok(process) => process,
             Err(error) => {
@@ -216,7 +227,7 @@ impl Session {
             self.processes.others.short_lived_count += 1;
             return None;
         }
-        self.probes.register(&target);
+        self.probes.register(&mut target);
         if stopped.is_some() && !self.probes.inherit(&target) {
             self.processes.others.not_inherited_count += 1;
         }
@@ -226,7 +237,10 @@ impl Session {
             target.log_start();
         }
         self.add_target(target);
-        drop(held);
+        match held {
+            Some(held) if self.followed.is_some() => self.follow_child(held),
+            _ => {}
+        }
         stopped.is_none().then_some(child)
     }
 
@@ -363,6 +377,7 @@ impl Session {
     pub(super) fn close(&mut self, pid: Pid) {
         self.lifecycle.settled(pid);
         self.complete_pass_for(pid);
+        self.probes.continue_stacks(pid, true, &mut self.processes);
         let Some(mut target) = self.processes.remove(pid) else { return };
         let unprofilable = target.starting().and_then(|starting| starting.unprofilable.take());
         let exit = target.process.as_ref().and_then(Process::exit_now).unwrap_or(Exit { code: None });

@@ -9,6 +9,7 @@ use tracing::{debug, warn};
 
 use super::command::{Command, FOLLOW, FOLLOW_PERIOD, Held, Launched};
 use super::config::{Hold, Listener};
+use super::followed::Followed;
 use super::session::Session;
 use super::target::Target;
 use crate::collect::Method;
@@ -23,6 +24,9 @@ impl Session {
     /// Starts a command and attaches probes before its code runs. Fails if it cannot be started or has no allocator.
     pub fn launch(&mut self, command: &[OsString], inherited: Inherited) -> Result<()> {
         let child = signal(SignalKind::child()).context("cannot listen for signals")?;
+        if self.config.checks.is_some() && self.config.follow_forks {
+            self.followed = Some(Followed::new()?);
+        }
         let mut launch = Launch::start(self.probes.keeper(), command, inherited)?;
         let stops = Readiness::of(&launch).context("cannot monitor the program")?;
         // Threads of programs that are not held at their exit cannot be stopped.
@@ -69,7 +73,7 @@ impl Session {
         self.command.as_ref().map(Command::launched)
     }
 
-    fn step(&mut self, launch: &mut Launch) -> Result<(), LaunchError> {
+    pub(super) fn step(&mut self, launch: &mut Launch) -> Result<(), LaunchError> {
         let pid = launch.pid();
         self.held = Some(Held { pid, is_alone: launch.is_alone(), since_exec: false });
         let start_up = launch.step_until_loaded(&mut |at_exec| {
@@ -89,24 +93,37 @@ impl Session {
     }
 
     /// Stops a new process, which starts up meanwhile: call this first. `None` if it cannot or should not be stopped.
-    pub(super) fn hold(&self, pid: Pid) -> Option<Launch> {
-        if self.config.hold == Hold::Never
-            || !self.config.grace().is_zero()
-            || self.held.is_some()
-            || self.launched().is_some_and(|launched| launched.0 == pid)
-        {
+    pub(super) fn hold(&mut self, pid: Pid) -> Option<Launch> {
+        let is_never_held = self.config.hold == Hold::Never || !self.config.grace().is_zero();
+        if is_never_held || self.launched().is_some_and(|launched| launched.0 == pid) {
             return None;
         }
-        Launch::hold(self.probes.keeper(), pid).inspect_err(|error| debug!("{error}")).ok()
+        let Some(followed) = &mut self.followed else {
+            let held = self.held.is_none().then(|| Launch::hold(self.probes.keeper(), pid))?;
+            return held.inspect_err(|error| debug!("{error}")).ok();
+        };
+        match self.held {
+            Some(held) if held.pid == pid => None,
+            // While another process is stepped, this one is only traced until its exit.
+            Some(_) => {
+                let launch = followed.hold(self.probes.keeper(), pid)?;
+                self.follow_child(launch);
+                None
+            }
+            None => followed.hold(self.probes.keeper(), pid),
+        }
     }
 
     /// Lets a stopped process run until it has mapped its initial modules, so that no allocation precedes its probes.
     pub(super) fn step_and_release(&mut self, mut launch: Launch) {
-        let result = self.step(&mut launch).and_then(|()| launch.release());
-        if let Err(error) = result {
+        let pid = launch.pid();
+        let stepped = self.step(&mut launch);
+        if self.followed.is_some() && stepped.is_ok() {
+            self.follow_child(launch);
+        } else if let Err(error) = stepped.and_then(|()| launch.release()) {
             debug!("{error}");
         }
-        if let Some(target) = self.processes.get(launch.pid()) {
+        if let Some(target) = self.processes.get(pid) {
             self.probes.poll_stubs(target, &self.rates);
         }
         self.prepare_to_hold();
@@ -130,6 +147,11 @@ impl Session {
     fn follow(&mut self, command: &mut Command, listener: &mut dyn Listener) -> Result<(), LaunchError> {
         let Some(until) = command.followed_until else { return Ok(()) };
         while let Some(stop) = command.launch.next_stop()? {
+            if matches!(stop, ProgramStop::Exiting) {
+                // The last time that its mappings can be read.
+                while !self.drain() {}
+                self.complete_all_stacks();
+            }
             match (stop, self.config.checks) {
                 (ProgramStop::Exec, _) => self.step(&mut command.launch)?,
                 (ProgramStop::Exiting, Some(method)) => {

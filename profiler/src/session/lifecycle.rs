@@ -38,6 +38,10 @@ pub(super) struct Lifecycle {
     started: Vec<Pid>,
     /// New processes whose allocator is not mapped yet, and since when.
     settling: BTreeMap<Pid, Instant>,
+    /// Children of targets that do not become targets, since the last [`take_unfollowed`](Self::take_unfollowed).
+    unfollowed: Vec<Pid>,
+    /// Number of processes that targets have created; with followed forks, also their descendants.
+    created_count: u64,
     polled: Instant,
     next_scan: Instant,
 }
@@ -59,6 +63,8 @@ impl Lifecycle {
             vfork_children: BTreeMap::new(),
             started: Vec::new(),
             settling: BTreeMap::new(),
+            unfollowed: Vec::new(),
+            created_count: 0,
             polled: Instant::now(),
             next_scan: Instant::now() + SCAN_PERIOD,
         }
@@ -67,8 +73,11 @@ impl Lifecycle {
     /// Must be called in the order of events: the child inherits the parent's current ledger.
     pub(super) fn forked(&mut self, fork: Fork, processes: &mut ProcessTable, config: &SessionConfig) {
         if !config.follow_forks {
+            self.unfollowed.push(fork.child);
+            self.created_count += u64::from(processes.get(fork.parent).is_some());
             return;
         }
+        self.created_count += 1;
         // A vfork child runs in its parent's memory until it calls exec.
         if fork.shares_memory {
             if let Some(parent) = processes.get(fork.parent) {
@@ -108,6 +117,15 @@ impl Lifecycle {
 
     pub(super) fn take_started(&mut self) -> Vec<Pid> {
         std::mem::take(&mut self.started)
+    }
+
+    /// The kernel side records children of targets until the session forgets them.
+    pub(super) fn take_unfollowed(&mut self) -> Vec<Pid> {
+        std::mem::take(&mut self.unfollowed)
+    }
+
+    pub(super) fn created_count(&self) -> u64 {
+        self.created_count
     }
 
     /// `grace` is the time that a process must live to become a target.

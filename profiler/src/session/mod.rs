@@ -2,25 +2,35 @@
 
 mod command;
 mod config;
+mod cut_stacks;
+mod descendants;
 mod discovery;
+mod earlier;
+mod followed;
 mod following;
 mod foreign;
 mod guard;
 mod hint;
 mod hooks;
 mod inspection;
+mod inventory;
+mod keeper_monitor;
 mod launching;
 mod lifecycle;
+mod memory;
 mod overload;
+mod passes;
 mod probes;
 mod process_table;
 mod rates;
 mod raw_stacks;
+mod resume;
 mod resync;
 mod scope;
 #[expect(clippy::module_inception, reason = "the session itself")]
 mod session;
 mod snapshot;
+mod stack_copies;
 mod stubs;
 mod target;
 mod threads;

@@ -1,9 +1,8 @@
 //! Kernel side shared by all targets; the session decides when to attach and detach.
 
 use std::collections::{BTreeSet, HashMap};
-use std::io;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use profiler_common::counter::Counter;
 use profiler_common::live::LiveBlock;
 use profiler_common::target::{FOLLOWS_FORKS, SHARES_PROBES};
@@ -16,6 +15,7 @@ use super::hooks::{Hooks, Links};
 use super::overload::random_seed;
 use super::rates::Rates;
 use super::scope::Scope;
+use super::stack_copies::StackCopies;
 use super::stubs::{self, Stubs};
 use super::target::Target;
 use super::unwinding::{Tables, Unwinding};
@@ -25,9 +25,7 @@ use crate::guardrail::CallCosts;
 use crate::ids::{HookId, Pid};
 use crate::keeper::{Keeper, Launch, Stopper};
 use crate::ledger::LiveAllocation;
-use crate::linux::pidfd::{PidFd, Readiness};
 use crate::linux::proc::maps::{self, FileIdentity};
-use crate::linux::proc::stat::Stat;
 use crate::linux::{clock, memory};
 use crate::model::{InlineEngine, Origin, ProbeScope};
 use crate::probe::cost::{self, CostError, Costs};
@@ -38,7 +36,8 @@ use crate::report::text::printable;
 pub(super) struct Probes {
     pub(super) kernel: Kernel,
     pub(super) discovery: Discovery,
-    unwinding: Unwinding,
+    pub(super) unwinding: Unwinding,
+    pub(super) copies: StackCopies,
     predictions: Predictions,
     links: Links,
     foreign: ForeignProbes,
@@ -71,17 +70,33 @@ impl Probes {
         let links = Links::new(keeper, scope);
         let (predictions, foreign) = (Predictions::default(), ForeignProbes::default());
         let stubs = Stubs::new(config.engine, random_seed());
-        Ok(Self { kernel, discovery, unwinding, predictions, links, foreign, stubs, targets_unmarked: 0, planned: 0 })
+        let copies = StackCopies::default();
+        Ok(Self {
+            kernel,
+            discovery,
+            unwinding,
+            copies,
+            predictions,
+            links,
+            foreign,
+            stubs,
+            targets_unmarked: 0,
+            planned: 0,
+        })
     }
 
     /// `is_stopped` if no thread of the target runs meanwhile. Fails if the target cannot be profiled as it is now.
     pub(super) fn settle(&mut self, target: &mut Target, is_stopped: bool, rates: &mut Rates) -> Result<()> {
         let attached_before = target.hooks.attached_ids();
+        target.mappings.note_settled();
         target.refresh_mappings(&mut self.discovery.modules);
         // Includes modules that were added by earlier reads for other reasons.
         let has_mapped = target.mappings.is_unsearched;
         let was_recorded = target.was_recorded();
         if was_recorded && !has_mapped {
+            if target.mappings.is_unregistered() {
+                self.register(target);
+            }
             return Ok(());
         }
         let needed = match self.discovery.discover(target) {
@@ -99,6 +114,7 @@ impl Probes {
         }
         // Probes before unwind tables: an allocation with an incomplete stack is better than none.
         let hooks_before = target.hooks.attached_count();
+        self.unwinding.expect(target.pid);
         self.attach(target, rates)?;
         let hooks_added = target.hooks.attached_count().saturating_sub(hooks_before);
         if was_recorded && hooks_added > 0 {
@@ -109,7 +125,7 @@ impl Probes {
             );
         }
         // Before that, an earlier attempt or `probe_ahead` may have read the mappings first.
-        if has_mapped || !was_recorded {
+        if target.mappings.is_unregistered() || !was_recorded {
             self.register(target);
         }
         if target.hooks.attached_count() == 0 {
@@ -178,6 +194,7 @@ impl Probes {
 
     /// Forgets what is known of a process's program, whose stubs are removed unless an exec has done so.
     pub(super) fn forget_program(&mut self, pid: Pid) {
+        self.copies.forget(pid);
         self.unwinding.forget(pid);
         self.stubs.remove(pid, &mut self.kernel, &self.links.keeper);
     }
@@ -186,6 +203,7 @@ impl Probes {
         let executable = maps::executable_identity(target.pid).ok();
         let likely = self.predictions.of(executable);
         likely.iter().for_each(|&id| target.hooks.want(id));
+        self.unwinding.expect(target.pid);
         if let Err(error) = self.attach(target, rates) {
             debug!("process {}: {error:#}", target.pid);
         }
@@ -288,7 +306,8 @@ impl Probes {
         cost::calibrate(&mut self.kernel, &self.links.keeper)
     }
 
-    pub(super) fn register(&mut self, target: &Target) {
+    pub(super) fn register(&mut self, target: &mut Target) {
+        target.mappings.note_registered();
         if let Err(error) = self.unwinding.register(&target.mappings.space, &self.discovery.modules) {
             warn!("{error:#}");
         }
@@ -349,6 +368,7 @@ impl Probes {
     pub(super) fn counters(&self) -> Result<Counters> {
         let mut counters = Counters::read(&self.kernel)?;
         counters.add(Counter::TargetsFull, self.targets_unmarked);
+        self.copies.correct(&mut counters);
         Ok(counters)
     }
 
@@ -431,33 +451,6 @@ impl Probes {
             }
         }
         Ok(())
-    }
-}
-
-#[derive(Debug)]
-pub(super) struct KeeperMonitor {
-    pid: Pid,
-    process: PidFd,
-    readiness: Readiness,
-}
-
-impl KeeperMonitor {
-    pub(super) fn new(keeper: &Keeper) -> Result<Self> {
-        let process = keeper.pidfd()?;
-        let readiness = Readiness::of(&process).context("cannot monitor the keeper process")?;
-        Ok(Self { pid: keeper.pid(), process, readiness })
-    }
-
-    pub(super) async fn exited(&self) -> io::Result<()> {
-        while !self.has_exited() {
-            self.readiness.readable().await?;
-        }
-        Ok(())
-    }
-
-    /// Also true while it exits: the kernel first closes its links, which takes seconds if there are many.
-    pub(super) fn has_exited(&self) -> bool {
-        self.process.has_ended().unwrap_or(true) || Stat::read(self.pid).is_ok_and(|stat| stat.has_ended())
     }
 }
 

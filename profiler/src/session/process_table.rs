@@ -1,6 +1,6 @@
 //! Targets of a session: running ones by pid, ended ones, and the sums of all others.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -8,13 +8,14 @@ use anyhow::{Context, Result};
 use tracing::warn;
 
 use super::target::{End, ForkedChild, Target};
-use crate::ids::{HeapId, Identity, LedgerId, Pid};
-use crate::ingest::event::{Event, Exec};
+use crate::account::SampleTime;
+use crate::ids::{HeapId, Identity, LedgerId, Pid, StackId};
+use crate::ingest::event::{Event, Exec, Stack};
 use crate::ledger::Ledger;
 use crate::ledger::timeline::{SampleTrigger, TimelinePoint};
 use crate::ledger::totals::Totals;
 use crate::linux::proc::stat::Stat;
-use crate::model::{Others, Skipped};
+use crate::model::{Inventory, Others, Skipped};
 use crate::probe::plan::Plan;
 use crate::process::selection::ProcessFacts;
 use crate::process::target::{Exit, Exits, Process};
@@ -32,6 +33,8 @@ pub(super) struct ProcessTable {
     exits: Option<Exits>,
     /// Records all changes of ledgers; `None` without a recording.
     pub(super) recorder: Option<Recorder>,
+    /// Stacks of processes that are not targets yet: the kernel side sends the frames of a stack once.
+    early_stacks: VecDeque<Event>,
     /// Matching processes that cannot be profiled, or must not be again.
     declined: BTreeSet<Identity>,
     /// Of ended targets of which only sums are kept.
@@ -50,6 +53,9 @@ struct OthersWindow {
 /// Ended targets that are kept individually. Beyond it, those that allocated least are folded into sums.
 const ENDED_MAX: usize = 1000;
 const SKIPPED_MAX: usize = 100;
+
+/// Beyond it, the oldest are dropped: at most 4 MiB.
+const EARLY_STACKS_MAX: usize = 4096;
 
 /// Thread names read at once, so that it takes a millisecond, and for a snapshot.
 const NAMES_READ_MAX: usize = 128;
@@ -137,28 +143,68 @@ impl ProcessTable {
             }
             recorder.join(pid, &target.ledger);
         }
+        let (early, others): (VecDeque<Event>, _) = self.early_stacks.drain(..).partition(|stack| stack.pid() == pid);
+        self.early_stacks = others;
+        for stack in early {
+            Self::enter_into(&mut target, self.recorder.as_mut(), stack);
+        }
         let mut before = self.running.insert(pid, target)?;
         before.set_end(End::Exited(Exit { code: None }));
         Some(before)
     }
 
-    /// Ignores events of processes that are not targets: with perf events, a vfork child hits its parent's probes.
+    /// Ignores events of processes that are not targets, except stacks: with shared probes, a forked child is sampled
+    /// before it is a target, and with perf events, a vfork child hits its parent's probes.
     pub(super) fn enter(&mut self, event: Event) {
         if let Some(target) = self.running.get_mut(&event.pid()) {
-            if let Some(recorder) = &mut self.recorder {
-                recorder.event(&event);
+            Self::enter_into(target, self.recorder.as_mut(), event);
+        } else if matches!(event, Event::Stack(..)) {
+            if self.early_stacks.len() == EARLY_STACKS_MAX {
+                self.early_stacks.pop_front();
             }
-            target.enter(event);
+            self.early_stacks.push_back(event);
         }
+    }
+
+    /// Replaces the frames of a stack that was cut, also in ledgers of children forked since.
+    pub(super) fn complete(&mut self, pid: Pid, id: StackId, stack: &Stack) {
+        let knows = |target: &&Target| target.pid == pid || target.ledger.has_stack(id);
+        let pids: Vec<Pid> = self.running.values().filter(knows).map(|target| target.pid).collect();
+        pids.into_iter().for_each(|pid| self.enter(Event::Stack(pid, id, stack.clone())));
+    }
+
+    fn enter_into(target: &mut Target, recorder: Option<&mut Recorder>, event: Event) {
+        if let Some(recorder) = recorder {
+            recorder.event(&event);
+        }
+        target.enter(event);
     }
 
     /// Adds the live bytes of callsites to the timelines: for a trigger to all, otherwise to those that are due.
     pub(super) fn note(&mut self, time: MonotonicNanos, trigger: Option<SampleTrigger>) {
         self.record_corrections();
         for target in self.running.values_mut() {
-            if trigger.is_some() || target.timeline.is_due(time) {
+            if trigger.is_some() || !target.awaits_inventory && target.timeline.is_due(time) {
                 target.note(TimelinePoint { time, trigger }, self.recorder.as_mut());
             }
+        }
+    }
+
+    pub(super) fn sample_memory(&mut self, pid: Pid, heaps: &[String], when: SampleTime) {
+        let Some(target) = self.running.get_mut(&pid).filter(|target| !target.is_gone()) else { return };
+        let began = target.beginning.from_first_call.then_some(target.beginning.time);
+        let facts = target.memory.sample(pid, &target.ledger, heaps, began, when);
+        if let Some(recorder) = self.recorder.as_mut().filter(|_| !facts.points.is_empty()) {
+            recorder.memory(&target.ledger, facts);
+        }
+    }
+
+    pub(super) fn set_inventory(&mut self, pid: Pid, inventory: Inventory) {
+        let Some(target) = self.running.get_mut(&pid) else { return };
+        target.awaits_inventory = false;
+        let facts = target.memory.set_inventory(inventory);
+        if let Some(recorder) = &mut self.recorder {
+            recorder.memory(&target.ledger, facts);
         }
     }
 
@@ -300,8 +346,16 @@ impl ProcessTable {
 
 #[cfg(test)]
 mod tests {
+    use std::process::Command;
+
+    use profiler_common::interval::Interval;
+    use profiler_common::stack::StackEnd;
+
     use super::*;
-    use crate::ids::StartTime;
+    use crate::address::TargetAddr;
+    use crate::ids::{HookId, StartTime, Tid};
+    use crate::ingest::event::Allocation;
+    use crate::model::Origin;
 
     fn facts(pid: u32) -> ProcessFacts {
         ProcessFacts {
@@ -322,5 +376,45 @@ mod tests {
         processes.retain_new(&mut found);
         assert_eq!(found, [facts(3)]);
         assert_eq!(processes.declined, BTreeSet::from([facts(1).identity]));
+    }
+
+    fn stack(pid: u32, id: u64) -> Event {
+        let frames = Arc::from([TargetAddr(id)]);
+        Event::Stack(Pid(pid), StackId(id), Stack { frames, end: StackEnd::Complete })
+    }
+
+    fn alloc(pid: u32, id: u64) -> Event {
+        Event::Alloc(Allocation {
+            pid: Pid(pid),
+            tid: Tid(1),
+            address: TargetAddr(id),
+            size_bytes: 1,
+            time: MonotonicNanos(id),
+            stack: StackId(id),
+            interval: Interval::EXACT,
+            hook: HookId(0),
+            heap: HeapId(0),
+        })
+    }
+
+    #[test]
+    fn stacks_sent_before_a_process_is_a_target_are_known_afterwards() {
+        let mut child = Command::new("sleep").arg("100").spawn().expect("sleep starts");
+        let pid = child.id();
+        let target = Target::open(Pid(pid), Origin::Running, None);
+        child.kill().expect("it is our child");
+        child.wait().expect("it is our child");
+        let mut processes = ProcessTable::default();
+        for event in [stack(pid, 1), alloc(pid, 1), stack(pid + 1, 3), stack(pid, 2)] {
+            processes.enter(event);
+        }
+        processes.add(target.expect("it can be read"));
+        (1..=3).for_each(|id| processes.enter(alloc(pid, id)));
+        let ledger = &processes.get(Pid(pid)).expect("added").ledger;
+        assert_eq!(ledger.live_blocks(), 3);
+        assert_eq!(ledger.stacks_missing(), [StackId(3)]);
+        assert_eq!(processes.early_stacks.len(), 1, "the other process's");
+        (0..2 * EARLY_STACKS_MAX as u64).for_each(|id| processes.enter(stack(pid + 1, id)));
+        assert_eq!(processes.early_stacks.len(), EARLY_STACKS_MAX);
     }
 }

@@ -90,6 +90,11 @@ impl Resync {
         self.counted.1
     }
 
+    /// Has the kernel side's filter exclude no block, or ends that.
+    pub(super) fn set_filter_open(&self, is_open: bool) {
+        self.reader.set_filter_open(is_open);
+    }
+
     pub(super) fn note_drops(&mut self, drops: u64) {
         self.schedule.note_drops(drops, clock::now().monotonic);
     }

@@ -10,13 +10,17 @@ use tokio::time::{Instant, Interval, MissedTickBehavior, interval_at};
 use tracing::{debug, info, warn};
 
 use super::command::{Command, Held, Launched};
-use super::config::{Control, Engine, Listener, Progress, SessionConfig};
+use super::config::{Control, Engine, Listener, SessionConfig};
 use super::discovery::{Discovery, Own};
+use super::earlier::Inventories;
+use super::followed::Followed;
 use super::guard::Guard;
 use super::hint::Hint;
+use super::keeper_monitor::KeeperMonitor;
 use super::lifecycle::Lifecycle;
+use super::memory::MemorySampler;
 use super::overload::{LiveSizes, Load};
-use super::probes::{KeeperMonitor, Probes};
+use super::probes::Probes;
 use super::process_table::ProcessTable;
 use super::rates::Rates;
 use super::raw_stacks::{RawSample, RawStacks};
@@ -50,10 +54,13 @@ pub struct Session {
     pub(super) windows: Windows,
     pub(super) guard: Guard,
     keeper: KeeperMonitor,
+    pub(super) followed: Option<Followed>,
     pub(super) command: Option<Command>,
     pub(super) held: Option<Held>,
     pub(super) polls: u32,
     pub(super) hint: Hint,
+    pub(super) memory: MemorySampler,
+    pub(super) inventories: Inventories,
     found: VecDeque<Target>,
     own: Option<Own>,
     /// The part of the selection that no process matched at the start.
@@ -67,7 +74,7 @@ const BATCH_MAX: usize = 65_536;
 
 /// Period of draining the ring buffer unless it fills: the longest that an event waits.
 const DRAIN_PERIOD: Duration = Duration::from_millis(20);
-const PROGRESS_PERIOD: Duration = Duration::from_millis(500);
+pub(super) const PROGRESS_PERIOD: Duration = Duration::from_millis(500);
 const GUARD_PERIOD: Duration = Duration::from_millis(500);
 
 /// Period of polling targets for allocators that they have mapped meanwhile.
@@ -129,10 +136,13 @@ impl Session {
             probes,
             config,
             command: None,
+            followed: None,
             held: None,
             polls: 0,
             hint: Hint::new(is_hint_due),
             found,
+            memory: MemorySampler::new(),
+            inventories: Inventories::default(),
             own,
             unmatched,
             first_attached: None,
@@ -165,6 +175,7 @@ impl Session {
                 }
                 return Ok(());
             }
+            let pid = target.pid;
             if target.requested {
                 let attached = self.begin_target(target);
                 if !self.keeper.has_exited() {
@@ -173,6 +184,7 @@ impl Session {
             } else if let Some(identity) = target.identity() {
                 self.begin_found(target, identity);
             }
+            self.begin_inventory(pid);
             let pending = self.found.iter().map(|target| target.pid);
             self.probes.choose_scope(self.processes.running_mut(), pending);
             self.first_attached = self.first_attached.or_else(|| (self.processes.count() > 0).then(Instant::now));
@@ -182,6 +194,7 @@ impl Session {
             self.scan();
         }
         self.probes.check_foreign(false);
+        self.memory.poll(&mut self.processes, self.probes.discovery.plan.heaps(), clock::now().monotonic);
         Ok(())
     }
 
@@ -235,6 +248,7 @@ impl Session {
                 () = tokio::task::yield_now(), if !is_empty => is_empty = self.drain(),
                 () = sleep_until(soon) => self.handle_changes(),
                 () = Command::changed(&mut self.command) => self.attend_command(listener),
+                () = Followed::changed(&self.followed) => self.attend_followed(listener),
                 request = control.next(), if listener.has_room() => self.handle_request(request, listener)?,
                 _ = drain.tick() => {
                     self.drain();
@@ -265,18 +279,6 @@ impl Session {
         self.processes.count() > 0 || self.lifecycle.is_waiting() || self.config.selection.is_open()
     }
 
-    #[expect(clippy::cast_precision_loss, reason = "a rate for display")]
-    fn progress(&self, began: Instant, counters: &Counters, events: u64) -> Progress {
-        Progress {
-            elapsed: began.elapsed(),
-            duration: self.config.duration,
-            targets: self.processes.count(),
-            events_per_second: events as f64 / PROGRESS_PERIOD.as_secs_f64(),
-            live_bytes: self.processes.live_bytes(),
-            lost: counters.losses().map(|(_, count)| count).sum(),
-        }
-    }
-
     fn keep_limits(&mut self) -> Result<bool> {
         for (pid, percent) in self.guard.check_overhead(&mut self.processes, &self.probes) {
             if self.detach_target(pid) {
@@ -300,23 +302,37 @@ impl Session {
         }
         self.handle_changes();
         self.record_facts();
-        let stale: Vec<Pid> =
-            self.processes.running().filter(|target| target.mappings.is_due()).map(|target| target.pid).collect();
-        for pid in stale {
-            self.settle(pid);
-        }
+        self.reload_stale();
+        self.complete_stacks();
         is_empty
     }
 
     /// Enters a batch of records. Returns whether it emptied the ring buffer.
     pub(super) fn take_records(&mut self) -> bool {
-        let Self { ring, raw_stacks, records_unreadable, processes, lifecycle, rates, resync, config, .. } = self;
+        let Self {
+            ring,
+            raw_stacks,
+            records_unreadable,
+            probes,
+            processes,
+            lifecycle,
+            rates,
+            resync,
+            config,
+            inventories,
+            ..
+        } = self;
         processes.record_corrections();
         let count = ring.drain(BATCH_MAX, |record| match decode(record) {
             Ok(Event::Fork(fork)) => lifecycle.forked(fork, processes, config),
-            Ok(Event::Exec(exec)) => lifecycle.executed(exec, processes, config.grace()),
-            Ok(mut event) => {
+            Ok(Event::Exec(exec)) => {
+                probes.continue_stacks(exec.pid, true, processes);
+                lifecycle.executed(exec, processes, config.grace());
+            }
+            Ok(event) => {
+                let Some(event) = inventories.observe(event, processes) else { return };
                 rates.count(record.len(), &event);
+                let Some(mut event) = probes.copies.enter(event) else { return };
                 resync.observe(&mut event);
                 raw_stacks.enter(&event, config.raw_stacks_max);
                 processes.enter(event);
@@ -339,6 +355,9 @@ impl Session {
             debug!("{error}");
         }
         self.probes.update_intervals(&self.rates);
+        if self.inventories.is_walked() {
+            self.finish_inventory();
+        }
         if self.resync.is_read() && self.take_records() {
             self.finish_pass();
         }
@@ -368,7 +387,7 @@ impl Session {
     }
 
     /// Returns the records dropped because the ring buffer was full; `None` if the kernel's counter cannot be read.
-    fn note_drops(&mut self) -> Option<u64> {
+    pub(super) fn note_drops(&mut self) -> Option<u64> {
         let read = Counters::read_one(&self.probes.kernel, Counter::RingFull);
         let ring_dropped = read.inspect_err(|error| debug!("{error}")).ok()?;
         self.resync.note_drops(ring_dropped + self.records_unreadable);
@@ -384,66 +403,23 @@ impl Session {
         }
     }
 
-    fn finish_pass(&mut self) {
-        let started = self.windows.started.monotonic;
-        self.resync.finish(&mut self.processes, &self.lifecycle, &mut self.probes.kernel, started);
-    }
-
-    fn complete_pass(&mut self) {
-        while self.resync.is_running() && !self.resync.is_read() {
-            if self.take_records() {
-                std::thread::sleep(Duration::from_micros(200));
-            }
-        }
-        while !self.take_records() {}
-        self.finish_pass();
-    }
-
-    pub(super) fn complete_pass_for(&mut self, pid: Pid) {
-        if self.resync.covers(pid) {
-            self.complete_pass();
-        }
-    }
-
-    pub(super) fn resync_exited(&mut self) {
-        self.note_drops();
-        if self.resync.is_needed_at_exit(self.processes.count() == 1) {
-            self.complete_pass();
-            self.resync.begin(&self.processes);
-            self.complete_pass();
-        }
-    }
-
-    pub(super) fn settle_drops_of(&mut self, target: &mut Target) {
-        self.note_drops();
-        self.resync.settle_exit(target, &mut self.probes.kernel);
-    }
-
-    pub(super) fn resync_at_end(&mut self) {
-        if self.resync.is_running() {
-            self.complete_pass();
-        }
-        // One pass is enough: no block is allocated any more, and no free is entered.
-        if self.note_drops().is_some() && self.resync.is_needed() {
-            self.resync.begin(&self.processes);
-            self.complete_pass();
-        }
-    }
-
     pub fn take_raw_stacks(&mut self) -> Vec<RawSample> {
         self.raw_stacks.take()
     }
 
     /// Reads counters before it detaches: a call whose return probe is removed first would count as not returning.
     fn stop(&mut self) -> Result<(clock::Instant, Counters)> {
+        self.complete_inventory();
         self.rates.stop(&mut self.probes.kernel)?;
         let now = clock::now();
         while !self.take_records() {}
         // The ring buffer ends at the first record that a preempted program has reserved and not submitted.
         bpf::wait_for_programs();
         while !self.take_records() {}
+        self.complete_all_stacks();
         let ended = (now, self.probes.counters()?);
         self.resync_at_end();
+        self.memory.sample_all(&mut self.processes, self.probes.discovery.plan.heaps(), now.monotonic);
         self.probes.check_foreign(true);
         self.close_replaced();
         let gone: Vec<Pid> =

@@ -3,10 +3,12 @@
 use anyhow::{Context, Result, bail};
 use profiler_common::counter::Counter;
 use profiler_common::interval::Interval;
+use tokio::time::Instant;
 use tracing::debug;
 
-use super::config::{Listener, Request};
-use super::session::Session;
+use super::config::{Listener, Progress, Request};
+use super::followed::Followed;
+use super::session::{PROGRESS_PERIOD, Session};
 use super::target::Target;
 use super::windows::Status;
 use crate::bpf::counters::Counters;
@@ -16,13 +18,13 @@ use crate::ids::Pid;
 use crate::keeper::{self, Launch};
 use crate::ledger::timeline::SampleTrigger;
 use crate::linux::clock;
-use crate::model::{Health, HookStatus, Loss, Others, Symbolization, Window, WindowReason};
+use crate::model::{Health, HookStatus, InlinedHeap, Loss, Others, Symbolization, Window, WindowReason};
 use crate::recording::entry::{HealthFacts, SessionFacts, TargetRecord};
 use crate::recording::recorder::Recorder;
 use crate::report::text::printable;
 use crate::snapshot::{Snapshot, TargetState};
 
-/// A target that allocates permanently must not delay a dump forever. The ring buffer holds at most this many batches.
+/// A target that allocates permanently must not delay a dump or an inventory forever. The ring buffer holds at most this many batches.
 const DRAINS_MAX: u32 = 16;
 
 impl Session {
@@ -43,6 +45,18 @@ impl Session {
         format!("{}: {hooks} hooks on heap {heaps}{later}", names.join(", "))
     }
 
+    #[expect(clippy::cast_precision_loss, reason = "a rate for display")]
+    pub(super) fn progress(&self, began: Instant, counters: &Counters, events: u64) -> Progress {
+        Progress {
+            elapsed: began.elapsed(),
+            duration: self.config.duration,
+            targets: self.processes.count(),
+            events_per_second: events as f64 / PROGRESS_PERIOD.as_secs_f64(),
+            live_bytes: self.processes.live_bytes(),
+            lost: counters.losses().map(|(_, count)| count).sum(),
+        }
+    }
+
     /// The part of the selection that no process matched at the start, if others did.
     pub fn unmatched(&self) -> Option<String> {
         let unmatched = &self.unmatched;
@@ -53,6 +67,10 @@ impl Session {
     pub fn unfound(&self) -> Vec<String> {
         let all = if self.processes.count() > 0 { self.probes.discovery.unfound() } else { Vec::new() };
         all.into_iter().filter(|hook| hook.required).map(|hook| hook.function).collect()
+    }
+
+    pub fn inlined(&self) -> Vec<InlinedHeap> {
+        self.probes.discovery.inlined()
     }
 
     pub(super) fn handle_request(&mut self, request: Request, listener: &mut dyn Listener) -> Result<()> {
@@ -83,11 +101,13 @@ impl Session {
 
     fn end_window(&mut self, reason: WindowReason, now: clock::Instant) -> Window {
         let window = self.windows.end(reason, now, &self.status());
+        self.memory.sample_all(&mut self.processes, self.probes.discovery.plan.heaps(), now.monotonic);
         self.processes.note(now.monotonic, Some(SampleTrigger::Dump(self.windows.ended)));
         window
     }
 
     fn dump(&mut self, reason: WindowReason, listener: &mut dyn Listener) -> Result<()> {
+        self.complete_inventory();
         self.empty_ring();
         let (now, counters) = (clock::now(), self.probes.counters()?);
         self.processes.refresh_thread_names();
@@ -104,6 +124,7 @@ impl Session {
     }
 
     fn set_mark(&mut self, listener: &mut dyn Listener) -> Result<()> {
+        self.complete_inventory();
         self.empty_ring();
         let (now, counters) = (clock::now(), self.probes.counters()?);
         self.processes.note(now.monotonic, Some(SampleTrigger::Mark));
@@ -177,9 +198,11 @@ impl Session {
             unwind: counters.stack_ends().map(|(counter, count)| (counter.name().to_owned(), count)).collect(),
             frame_pointer_modules: self.probes.by_frame_pointer().to_vec(),
             unfound: self.probes.discovery.unfound(),
+            inlined_heaps: self.probes.discovery.inlined(),
             resyncs: self.resync.completed,
             interval_changes: self.rates.changes(self.windows.started),
             agent_cpu_ns: clock::cpu_ns(),
+            memory_sampling_ns: u64::try_from(self.memory.spent().as_nanos()).unwrap_or(u64::MAX),
             agent_rss_bytes_max: clock::rss_bytes_max(),
             guardrails: self.guard.report(),
             scope: Some(self.probes.scope(counters.get(Counter::ForeignCalls))),
@@ -242,7 +265,7 @@ impl Session {
         let ended = ended.filter(|target| is_last || !recorder.is_complete(&target.ledger));
         let changed: Vec<&Target> = ended.chain(self.processes.running()).collect();
         for target in changed {
-            let heaps = target.hooks.heaps(&target.ledger.heaps(), &self.probes.discovery.plan, &self.rates);
+            let heaps = target.heaps(&target.ledger.heaps(), &self.probes.discovery.plan, &self.rates);
             let known = TargetRecord { facts: target.facts(), begun: target.was_recorded(), heaps };
             recorder.target(&target.ledger, known, &target.mappings.space, &target.threads.names);
         }
@@ -258,8 +281,11 @@ impl Session {
     pub fn inspect_all(&mut self, method: Method, listener: &mut dyn Listener) {
         let pids: Vec<Pid> = self.processes.running().map(|target| target.pid).collect();
         self.inspect_command(method, listener);
+        self.inspect_followed(method, listener);
         let launched = self.launched().map(|launched| launched.0);
-        for pid in pids.into_iter().filter(|pid| Some(*pid) != launched) {
+        let is_followed = |pid: Pid| self.followed.as_ref().is_some_and(|followed| followed.contains(pid));
+        let others: Vec<Pid> = pids.into_iter().filter(|pid| Some(*pid) != launched && !is_followed(*pid)).collect();
+        for pid in others {
             listener.inspected(self.inspect(pid, method));
         }
     }
@@ -326,15 +352,27 @@ impl Session {
             state: snapshot,
             coverage: Some(coverage),
             at_exit,
+            unchecked_children: self.unchecked_children(),
         })
     }
 
-    fn catch_up_stopped(&mut self) {
+    /// Number of processes that the command has created, and that were not checked at their exit.
+    fn unchecked_children(&self) -> u64 {
+        let checked = self.followed.as_ref().map_or(0, Followed::checked_count);
+        if self.counts_children() { self.lifecycle.created_count().saturating_sub(checked) } else { 0 }
+    }
+
+    /// Enters what is in the ring buffer.
+    pub(super) fn catch_up(&mut self) {
         for _ in 0..DRAINS_MAX {
             if self.take_records() {
                 break;
             }
         }
+    }
+
+    fn catch_up_stopped(&mut self) {
+        self.catch_up();
         self.resync_at_end();
     }
 }

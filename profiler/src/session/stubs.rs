@@ -81,6 +81,7 @@ const THREAD_SLOTS_BITS: u32 = 8;
 const CHECK_AFTER: Duration = Duration::from_millis(100);
 const CHECK_CALLS_MIN: u64 = 1000;
 const TRAPPED_PERCENT_MAX: f64 = 1.0;
+
 impl Stubs {
     pub(super) fn new(engine: Engine, random: u64) -> Self {
         let cpus = aya::util::nr_cpus().ok().and_then(|cpus| u32::try_from(cpus).ok()).unwrap_or(1);
@@ -102,20 +103,14 @@ impl Stubs {
     /// probes.
     pub(super) fn prepare(&mut self, target: &Target, keeper: &Keeper, discovery: &Discovery) -> Result<()> {
         let pid = target.pid;
-        let mut previous = self.previous(target);
-        if previous.is_in_use() {
-            // Unless the session was killed.
-            if let Err(error) = previous.remove_breakpoints(pid, keeper) {
-                debug!("process {pid}: cannot remove breakpoints from stubs: {error}");
-            }
-            previous = self.previous(target);
-        }
+        let previous = Previous::without_breakpoints(&target.mappings.space, |mapping| self.is_own(mapping), keeper)
+            .with_context(|| format!("cannot remove breakpoints from stubs in process `{pid}`"))?;
         ensure!(
             !previous.is_in_use(),
             "another heapbpf records process `{pid}` with the inline engine, whose stubs hide its calls; end that recording first"
         );
         if self.engine == Engine::Trap && !previous.is_neutral() {
-            let restored = remove_left(target, discovery, keeper).with_context(|| {
+            let restored = restore(target, &previous, discovery, keeper).with_context(|| {
                 format!("cannot remove the stubs that a killed heapbpf has left in process `{pid}`")
             })?;
             warn!("restored {restored} pointers of process {pid} that a killed heapbpf had left");
@@ -394,9 +389,7 @@ impl Stubs {
                 return false;
             }
         }
-        // A module may have been mapped where another was.
-        installed.plan.slots.retain(|known| found.iter().all(|slot| slot.address != known.address));
-        installed.plan.slots.extend(found);
+        installed.plan.add_slots(found);
         true
     }
 
@@ -478,16 +471,13 @@ pub(super) fn are_left(target: &Target) -> bool {
 
 /// Makes stubs neutral that a killed heapbpf has left, and restores the pointers to them. Returns their number.
 pub(super) fn remove_left(target: &Target, discovery: &Discovery, keeper: &Keeper) -> Result<usize> {
+    let previous = Previous::without_breakpoints(&target.mappings.space, |_| false, keeper)?;
+    if previous.is_in_use() { Ok(0) } else { restore(target, &previous, discovery, keeper) }
+}
+
+fn restore(target: &Target, previous: &Previous, discovery: &Discovery, keeper: &Keeper) -> Result<usize> {
     let space = &*target.mappings.space;
-    let mut previous = Previous::find(space, |_| false);
-    if previous.is_in_use() {
-        previous.remove_breakpoints(target.pid, keeper)?;
-        previous = Previous::find(space, |_| false);
-        if previous.is_in_use() {
-            return Ok(0);
-        }
-    }
-    let left = Slots::default().left(&previous, space, &discovery.modules, discovery.names());
+    let left = Slots::default().left(previous, space, &discovery.modules, discovery.names());
     for removal in previous.removals(target.pid, &left) {
         keeper.remove_left_stubs(removal)?;
     }

@@ -1,5 +1,6 @@
 //! One target: process, mappings, ledger and probes.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -8,9 +9,10 @@ use tracing::{debug, info};
 use super::hooks::Hooks;
 use super::rates::Rates;
 use super::threads::Threads;
+use crate::account::MemoryMonitor;
 use crate::bpf::load::Kernel;
 use crate::guardrail::OverheadMonitor;
-use crate::ids::{Identity, Pid};
+use crate::ids::{HeapId, Identity, Pid};
 use crate::ingest::event::{Event, Fork, Stack};
 use crate::ledger::Ledger;
 use crate::ledger::snapshot::TargetSnapshot;
@@ -25,7 +27,7 @@ use crate::process::link_map::LinkMap;
 use crate::process::target::{Exit, Process, TargetError};
 use crate::recording::recorder::Recorder;
 use crate::report::text::printable;
-use crate::snapshot::{Base, TargetFacts, TargetState, ThreadNames};
+use crate::snapshot::{Base, HeapFacts, TargetFacts, TargetState, ThreadNames};
 use crate::units::{Amounts, MonotonicNanos};
 
 pub(super) struct Target {
@@ -51,6 +53,11 @@ pub(super) struct Target {
     /// Minimum age of blocks counted in [`AgeStatistics::older`].
     pub(super) older_than: Option<Duration>,
     pub(super) timeline: Arc<Timeline>,
+    pub(super) memory: MemoryMonitor,
+    /// Blocks from before the recording are about to be entered.
+    pub(super) awaits_inventory: bool,
+    /// Interval of those blocks, by heap, if not all are tracked.
+    pub(super) inventory_intervals: BTreeMap<HeapId, u64>,
     phase: Phase,
     /// Of its live blocks when the ledger was closed.
     pub(super) age_statistics: Option<AgeStatistics>,
@@ -158,6 +165,9 @@ impl Target {
             requested: false,
             older_than: None,
             timeline: Arc::default(),
+            memory: MemoryMonitor::default(),
+            awaits_inventory: false,
+            inventory_intervals: BTreeMap::new(),
             phase: Phase::Starting(Starting::default()),
             age_statistics: None,
             base: Base::Beginning,
@@ -326,6 +336,14 @@ impl Target {
         }
     }
 
+    /// An inventory that was sampled makes live amounts estimates.
+    pub(super) fn heaps(&self, totals: &[(HeapId, Totals)], plan: &Plan, rates: &Rates) -> Vec<HeapFacts> {
+        let mut heaps = self.hooks.heaps(totals, plan, rates);
+        let interval = |heap: &HeapFacts| self.inventory_intervals.get(&heap.id).copied().unwrap_or_default();
+        heaps.iter_mut().for_each(|heap| heap.interval_bytes_max = heap.interval_bytes_max.max(interval(heap)));
+        heaps
+    }
+
     pub(super) fn state(&self, now: MonotonicNanos, plan: &Plan, rates: &Rates) -> TargetState {
         let ledger = self.ledger.snapshot(now);
         let at_end = self.age_statistics.clone();
@@ -334,11 +352,12 @@ impl Target {
             facts: self.facts(),
             space: Arc::clone(&self.mappings.space),
             threads: Arc::clone(&self.threads.names),
-            heaps: self.hooks.heaps(&ledger.heaps, plan, rates),
+            heaps: self.heaps(&ledger.heaps, plan, rates),
             ledger: Arc::new(ledger),
             growths,
             curve: self.ledger.curve_points(counted),
             timeline: Arc::clone(&self.timeline),
+            memory: Arc::clone(self.memory.account()),
             until: counted,
             older,
             base: self.base.clone(),
@@ -370,13 +389,24 @@ pub(super) struct Mappings {
     /// A stack contains code outside all known mappings.
     is_stale: bool,
     pub(super) is_unsearched: bool,
+    /// Version of the address space that the kernel side knows.
+    registered: u64,
     read: Instant,
+    settled: Instant,
+    /// Between searches for allocators due to stale stacks.
     period: Duration,
+    /// Time that the last read for cut stacks took.
+    reload: Duration,
 }
 
 /// Between reads due to stale stacks. Doubles while reads find nothing new: stacks may contain garbage.
 const READ_PERIOD: Duration = Duration::from_millis(100);
 const READ_PERIOD_MAX: Duration = Duration::from_secs(5);
+
+/// Minimum time between reloads for cut stacks, in multiples of the time that reading takes, and its maximum. Tables are
+/// built once per module, so they do not count; and the process may exit while its stacks wait.
+const RELOAD_PAUSE: u32 = 9;
+const RELOAD_PAUSE_MAX: Duration = Duration::from_millis(50);
 
 impl Mappings {
     fn new(space: AddressSpace) -> Self {
@@ -385,13 +415,38 @@ impl Mappings {
             link_map: None,
             is_stale: false,
             is_unsearched: false,
+            registered: 0,
             read: Instant::now(),
+            settled: Instant::now(),
             period: READ_PERIOD,
+            reload: Duration::ZERO,
         }
     }
 
     pub(super) fn is_due(&self) -> bool {
-        self.is_stale && self.read.elapsed() >= self.period
+        (self.is_stale || self.is_unsearched) && self.settled.elapsed() >= self.period
+    }
+
+    /// Whether to reload for stacks that wait for it.
+    pub(super) fn is_reload_due(&self) -> bool {
+        self.read.elapsed() >= (self.reload * RELOAD_PAUSE).min(RELOAD_PAUSE_MAX)
+    }
+
+    pub(super) fn note_reload(&mut self, took: Duration) {
+        self.reload = took;
+    }
+
+    /// Whether the kernel side knows other mappings than the latest.
+    pub(super) fn is_unregistered(&self) -> bool {
+        self.registered != self.space.version()
+    }
+
+    pub(super) fn note_registered(&mut self) {
+        self.registered = self.space.version();
+    }
+
+    pub(super) fn note_settled(&mut self) {
+        self.settled = Instant::now();
     }
 
     fn has_changed(&self) -> bool {
@@ -409,11 +464,12 @@ impl Mappings {
             return;
         }
         self.link_map = LinkMap::read(pid);
+        let version = self.space.version();
         match Arc::make_mut(&mut self.space).refresh(modules) {
             Ok(added) => {
                 self.is_unsearched |= !added.is_empty();
                 let longer = (self.period * 2).min(READ_PERIOD_MAX);
-                self.period = if added.is_empty() { longer } else { READ_PERIOD };
+                self.period = if self.space.version() == version { longer } else { READ_PERIOD };
             }
             Err(error) => debug!("process {pid}: {error}"),
         }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use profiler_common::limits::{MAPPINGS_MAX, PROCESS_MAPPINGS_MAX, UNWIND_PAGES_MAX};
-use profiler_common::unwind::{RowCell, TableRef};
+use profiler_common::unwind::{RowCell, Rule, TableRef};
 use tracing::{debug, info, warn};
 
 use super::config::UnwindMode;
@@ -18,12 +18,15 @@ use crate::linux::clock;
 use crate::object::module::ModuleStore;
 use crate::process::address_space::AddressSpace;
 use crate::unwind::cache::Cache;
-use crate::unwind::store::{Capacity, MappedCode, TableStore};
+use crate::unwind::store::{Capacity, MappedCode, NoRule, TableStore};
 use crate::unwind::{self, Table};
 
 /// Spare capacity for modules that are mapped later, in cells of two rows: 16 MiB, four times libLLVM.
 const SPARE_CELLS: u64 = 2 << 20;
 const THREADS_MAX: usize = 8;
+
+/// Copies of stacks after a reload of mappings that was of no use to earlier ones.
+const COPIES_ON_TRIAL: u32 = 4;
 
 pub(super) struct Tables {
     mode: UnwindMode,
@@ -165,6 +168,42 @@ impl Unwinding {
             warn!("no space for the unwind tables of `{path}`: stacks end there; raise `--unwind-memory`");
         }
         Ok(())
+    }
+
+    /// Permits copies of a process's stacks before its mappings are registered: building their tables can take longer than
+    /// its startup.
+    pub(super) fn expect(&mut self, pid: Pid) {
+        if let Some(store) = &mut self.store
+            && !store.knows(pid)
+            && let Err(error) = store.set_process(pid, &[], clock::now().monotonic, |_| None)
+        {
+            debug!("process {pid}: {error}");
+        }
+    }
+
+    /// The unwind rule of an address of a process, by the tables that are registered now.
+    pub(super) fn rule_at(&self, pid: Pid, address: u64) -> Result<Rule, NoRule> {
+        self.store.as_ref().map_or(Err(NoRule::NoTable), |store| store.rule_at(pid, address))
+    }
+
+    /// Denies copies of stacks to a process until its mappings are registered again, or [`try_copies`](Self::try_copies).
+    pub(super) fn deny_copies(&mut self, pid: Pid) {
+        self.permit_copies(pid, 0);
+    }
+
+    /// Permits a few copies to a process for which they are denied.
+    pub(super) fn try_copies(&mut self, pid: Pid) {
+        if self.store.as_ref().is_some_and(|store| store.denies_copies(pid)) {
+            self.permit_copies(pid, COPIES_ON_TRIAL);
+        }
+    }
+
+    fn permit_copies(&mut self, pid: Pid, copies: u32) {
+        if let Some(store) = &mut self.store
+            && let Err(error) = store.permit_copies(pid, copies)
+        {
+            debug!("process {pid}: {error}");
+        }
     }
 
     pub(super) fn forget(&mut self, pid: Pid) {

@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::address::{FileOffset, TargetAddr};
 use crate::ids::{HeapId, ModuleId, Tid};
+use crate::ledger::inventory;
 use crate::ledger::snapshot::{CallsiteSnapshot, Stack, TargetSnapshot};
 use crate::linux::proc::maps::is_stubs;
 use crate::model::{CallsiteProfile, Frame, FrameId, Symbolization, ThreadProfile};
@@ -60,7 +61,14 @@ pub(crate) fn name_profile(targets: &[Unnamed<'_>], modules: &Modules, resolver:
     let mut named = Named::default();
     for (target, places) in targets.iter().zip(&places) {
         let threads = Threads::of(target.snapshot);
-        let mut writer = Writer { places, modules, answers: &answers, threads, chains: FxHashMap::default() };
+        let mut writer = Writer {
+            places,
+            modules,
+            answers: &answers,
+            threads,
+            chains: FxHashMap::default(),
+            names: FxHashMap::default(),
+        };
         let heaps: FxHashMap<HeapId, usize> =
             target.snapshot.heaps.iter().enumerate().map(|(index, &(id, _))| (id, index)).collect();
         let callsites = target.snapshot.callsites.iter().filter_map(|callsite| {
@@ -132,12 +140,17 @@ struct Writer<'a> {
     threads: Threads,
     /// The frames of an address, which are adjacent.
     chains: FxHashMap<TargetAddr, Range<u32>>,
+    /// As above, of frames that stand for blocks from before the recording.
+    names: FxHashMap<TargetAddr, Range<u32>>,
 }
 
 impl Writer<'_> {
     fn callsite(&mut self, callsite: &CallsiteSnapshot, heap: usize, frames: &mut Vec<Frame>) -> CallsiteProfile {
+        let is_inventory = callsite.stack.as_ref().is_some_and(inventory::is_stack);
         let (stack, end) = callsite.stack.as_ref().map(|stack| self.stack(stack, frames)).unzip();
-        let CallsiteSnapshot { inherited, totals, ref details, .. } = *callsite;
+        let CallsiteSnapshot { totals, ref details, .. } = *callsite;
+        // The frames have the reason.
+        let inherited = callsite.inherited && !is_inventory;
         CallsiteProfile {
             stack: stack.unwrap_or_default(),
             end,
@@ -152,14 +165,27 @@ impl Writer<'_> {
     }
 
     fn stack(&mut self, stack: &Stack, frames: &mut Vec<Frame>) -> (Vec<FrameId>, StackEnd) {
-        let code = self.places.code(&stack.frames);
+        let is_inventory = inventory::is_stack(stack);
+        let code = if is_inventory { &*stack.frames } else { self.places.code(&stack.frames) };
         // If only the last frame is not code, the kernel side detected that too, and knows why.
         let end = match (stack.frames.len() - code.len(), stack.end) {
             (0, end) | (1, end @ (StackEnd::MissingModule | StackEnd::NoRow)) => end,
             _ => StackEnd::BrokenChain,
         };
-        let ids = code.iter().flat_map(|&address| self.chain(address, frames)).map(FrameId).collect();
-        (ids, end)
+        let mut chain = |address| if is_inventory { self.name(address, frames) } else { self.chain(address, frames) };
+        (code.iter().flat_map(|&address| chain(address)).map(FrameId).collect(), end)
+    }
+
+    /// A frame that stands for blocks from before the recording.
+    fn name(&mut self, address: TargetAddr, frames: &mut Vec<Frame>) -> Range<u32> {
+        let number = u32::try_from(frames.len()).unwrap_or(u32::MAX);
+        let frame =
+            || Frame { function: Some(inventory::name(address).into()), address: address.0, ..Frame::default() };
+        let range = self.names.entry(address).or_insert_with(|| {
+            frames.push(frame());
+            number..number + 1
+        });
+        range.clone()
     }
 
     /// Innermost inlined call first.

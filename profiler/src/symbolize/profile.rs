@@ -11,8 +11,8 @@ use crate::address::TargetAddr;
 use crate::ledger::snapshot::TargetSnapshot;
 use crate::ledger::totals::{HeapUsage, Totals};
 use crate::model::{
-    CallsiteProfile, Change, CurvePoint, Health, HeapProfile, History, Leaks, MappingProfile, ModuleProfile, Profile,
-    TargetProfile, TimelinePoint,
+    CallsiteProfile, Change, CurvePoint, Health, HeapProfile, History, Leaks, MappingProfile, MemoryAccount,
+    ModuleProfile, Profile, TargetProfile, TimelinePoint,
 };
 use crate::object::module::Modules;
 use crate::process::address_space::{AddressSpace, MappedModule};
@@ -43,6 +43,7 @@ pub fn profile(snapshot: &Snapshot, scope: Scope, resolver: &dyn Resolve, trims:
             .filter(|_| scope != Scope::Peak)
             .map(|age| u64::try_from(age.as_nanos()).unwrap_or(u64::MAX)),
         unreachable: false,
+        strict: false,
         window: snapshot.window_of(scope),
         targets: targets
             .iter()
@@ -84,10 +85,20 @@ fn of_target(
         mappings: Vec::new(),
         threads: Threads::of(ledger).named(&target.threads),
         history: clip.map(|clip| History { curve: clip.curve(), instants: clip.instants }).unwrap_or_default(),
+        memory: memory(target, scope, start),
         totals: ledger.totals,
         heaps: heaps(target, ledger),
         leaks: is_now.then(|| leaks(target.growths.clone(), ledger)),
         callsites,
+    }
+}
+
+/// Of the window, or of the whole recording: the account is not known at the peak.
+fn memory(target: &TargetState, scope: Scope, start: Option<MonotonicNanos>) -> Arc<MemoryAccount> {
+    match (scope, start) {
+        (Scope::Window, Some(start)) => Arc::new(target.memory.within(start, target.until)),
+        (Scope::Whole | Scope::Window, _) => Arc::clone(&target.memory),
+        (Scope::Peak, _) => Arc::default(),
     }
 }
 

@@ -55,6 +55,7 @@ impl TableKey {
         for base in [eh_frame.section, eh_frame.text, eh_frame.data, image.bases.eh_frame_hdr.section, image.entry] {
             add(base.map_or([0; 9], array_with_mark).as_slice());
         }
+        add(&image.exits.iter().flat_map(|address| address.to_le_bytes()).collect::<Vec<u8>>());
         for code in &image.code {
             for number in [code.start, code.end, code.file_offset] {
                 add(&number.to_le_bytes());

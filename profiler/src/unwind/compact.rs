@@ -190,7 +190,7 @@ fn sample_ranges(gaps: &[(u64, u64)]) -> Vec<(u64, u32)> {
     ranges
 }
 
-fn gaps(image: &Image<'_>, spans: &Functions) -> Vec<(u64, u64)> {
+pub(super) fn gaps(image: &Image<'_>, spans: &Functions) -> Vec<(u64, u64)> {
     let mut gaps = Vec::new();
     let mut functions = spans.functions.iter().peekable();
     for code in &image.code {

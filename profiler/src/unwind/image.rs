@@ -10,6 +10,7 @@ use crate::address::FileOffset;
 use crate::object::ObjectError;
 use crate::object::elf::{Elf, Section};
 use crate::object::image::Image as File;
+use crate::object::symbols;
 
 /// The largest of 2,139 modules on one machine, rustc's, has 9.6 MB.
 pub(crate) const SECTION_BYTES_MAX: u64 = 64 << 20;
@@ -29,6 +30,9 @@ pub enum ImageError {
     #[error("code spans more than {CODE_SPAN_MAX} bytes of addresses")]
     TooWide,
 }
+
+/// Functions that do not return and receive the result of a thread's first function.
+const EXITS: [&[u8]; 4] = [b"exit", b"pthread_exit", b"__pthread_exit", b"thrd_exit"];
 
 /// An executable segment, by link address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,6 +54,8 @@ pub struct Image<'a> {
     pub code: Vec<Code>,
     /// Entry point of the process or the loader, if in code.
     pub entry: Option<u64>,
+    /// Link addresses of functions that end a thread or the process; of C libraries and static executables.
+    pub exits: Vec<u64>,
 }
 
 impl<'a> Image<'a> {
@@ -64,7 +70,10 @@ impl<'a> Image<'a> {
         }
         let code = code_of(&elf)?;
         let entry = Some(elf.entry.0).filter(|&entry| code_at(&code, entry).is_some());
-        let mut image = Self { file, eh_frame: None, debug_frame: None, bases: BaseAddresses::default(), code, entry };
+        // Only files that can be executed: a static executable, or musl's library, which is its loader.
+        let exits = entry.map_or_else(Vec::new, |_| symbols::addresses(file, &elf, &EXITS));
+        let bases = BaseAddresses::default();
+        let mut image = Self { file, eh_frame: None, debug_frame: None, bases, code, entry, exits };
         image.find_sections(&elf);
         if image.eh_frame.is_none() {
             image.find_by_segment(&elf);
@@ -172,6 +181,12 @@ impl Samples {
             hash.update(image.read_code(address, length));
         }
         Self { ranges, digest: hash.finalize().into() }
+    }
+
+    pub(super) fn extend(&mut self, image: &Image<'_>, ranges: Vec<(u64, u32)>) {
+        if !ranges.is_empty() {
+            *self = Self::of(image, self.ranges.drain(..).chain(ranges).collect());
+        }
     }
 
     pub fn matches(&self, image: &Image<'_>) -> bool {

@@ -7,6 +7,7 @@ pub(crate) mod cache;
 pub(crate) mod cfi;
 pub(crate) mod compact;
 pub(crate) mod image;
+mod outermost;
 pub(crate) mod store;
 pub(crate) mod table;
 
@@ -42,8 +43,9 @@ fn build_from_image(image: &Image<'_>) -> Table {
     {
         functions.read(&DebugFrame::new(section, LittleEndian), image, &mut rules, &mut stats);
     }
-    let spans = compact::resolve(functions, image.entry, &image.code, &mut stats);
-    let (fills_gaps, samples) = compact::fill_gaps(image, &spans);
+    let mut spans = compact::resolve(functions, image.entry, &image.code, &mut stats);
+    let (fills_gaps, mut samples) = compact::fill_gaps(image, &spans);
+    samples.extend(image, outermost::mark(image, &mut spans));
     stats.fills_gaps = fills_gaps;
     let gap = if fills_gaps { table::FRAME_POINTER } else { table::GAP };
     Table { samples, ..compact::compact(&spans, &image.code, gap, rules, stats) }

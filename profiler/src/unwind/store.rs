@@ -6,7 +6,9 @@ use std::io;
 use std::ops::Range;
 use std::time::Duration;
 
-use profiler_common::unwind::{PageRows, ProcessMapping, ProcessMappings, RowCell, Rule, TableRef};
+use profiler_common::unwind::{
+    PageRows, ProcessMapping, ProcessMappings, ReadTables, RowCell, Rule, TableRef, UnwindRow, find_rule,
+};
 use range_alloc::RangeAllocator;
 use tracing::warn;
 
@@ -22,8 +24,21 @@ pub(crate) trait UnwindMaps {
     fn write_rules(&mut self, first: u32, rules: &[Rule]) -> io::Result<()>;
     fn write_mappings(&mut self, first: u32, mappings: &[ProcessMapping]) -> io::Result<()>;
     fn set_process(&mut self, pid: Pid, mappings: ProcessMappings) -> io::Result<()>;
+    fn read_cell(&self, index: u32) -> Option<RowCell>;
+    fn read_page(&self, index: u32) -> Option<PageRows>;
     /// Succeeds if the process is missing: the kernel side removes processes too.
     fn remove_process(&mut self, pid: Pid) -> io::Result<()>;
+}
+
+/// Why an address has no unwind rule.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum NoRule {
+    /// It is in no registered mapping.
+    Unmapped,
+    /// Its module has no table.
+    NoTable,
+    /// Its module's table has no code there.
+    Gap,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -75,13 +90,19 @@ struct Placement {
 
 #[derive(Debug)]
 struct Registered {
-    mappings: Range<u32>,
+    mappings: ProcessMappings,
+    /// As in the kernel's map.
+    rows: Vec<ProcessMapping>,
     modules: Vec<ModuleId>,
 }
 
 /// Maximum duration of a walk that began before a change. Programs run for microseconds; if one is preempted for
 /// longer, the result is a wrong frame at worst, never an invalid access.
 const WALK_MAX: Duration = Duration::from_secs(1);
+
+/// Copies of stacks that the kernel side may send until a process's mappings are registered again: more than fit into the
+/// ring buffer at once.
+const COPIES_MAX: u32 = 1024;
 
 impl<M: UnwindMaps> TableStore<M> {
     pub(crate) fn new(maps: M, capacity: Capacity, generated: TableRef) -> Self {
@@ -114,17 +135,17 @@ impl<M: UnwindMaps> TableStore<M> {
         // Acquire new tables before releasing old ones, or a table used by both could be evicted in between.
         let mut modules = Vec::new();
         let written = self.acquire_all(code, &mut modules, &mut build).and_then(|omitted| {
-            let mappings = self.write_process(pid, code)?;
-            Ok((mappings, omitted))
+            let (mappings, rows) = self.write_process(pid, code)?;
+            Ok((mappings, rows, omitted))
         });
-        let (mappings, omitted) = match written {
+        let (mappings, rows, omitted) = match written {
             Ok(written) => written,
             Err(error) => {
                 self.release(&modules);
                 return Err(error);
             }
         };
-        if let Some(before) = self.processes.insert(pid, Registered { mappings, modules }) {
+        if let Some(before) = self.processes.insert(pid, Registered { mappings, rows, modules }) {
             self.retire(before, now);
         }
         Ok(omitted)
@@ -172,20 +193,52 @@ impl<M: UnwindMaps> TableStore<M> {
         Ok(omitted)
     }
 
-    fn write_process(&mut self, pid: Pid, code: &[MappedCode]) -> io::Result<Range<u32>> {
+    fn write_process(&mut self, pid: Pid, code: &[MappedCode]) -> io::Result<(ProcessMappings, Vec<ProcessMapping>)> {
         let rows: Vec<ProcessMapping> = code.iter().map(|mapped| self.mapping(mapped)).collect();
         let length = u32::try_from(rows.len()).unwrap_or(u32::MAX);
         let Some(mappings) = self.mappings.take(length) else {
             return Err(io::Error::other("more mappings than the kernel's map holds"));
         };
-        let range = ProcessMappings { first: mappings.start, count: length, serial: self.next_serial() };
-        let written = self.maps.write_mappings(mappings.start, &rows).and_then(|()| self.maps.set_process(pid, range));
+        let (first, serial) = (mappings.start, self.next_serial());
+        let range = ProcessMappings { first, count: length, serial, copies: COPIES_MAX };
+        let written = self.maps.write_mappings(first, &rows).and_then(|()| self.maps.set_process(pid, range));
         if let Err(error) = written {
             // No walk can be using them.
             self.mappings.give_back(mappings);
             return Err(error);
         }
-        Ok(mappings)
+        Ok((range, rows))
+    }
+
+    /// Permits the kernel side to send so many copies of stacks until the process's mappings are registered again.
+    pub(crate) fn permit_copies(&mut self, pid: Pid, copies: u32) -> io::Result<()> {
+        let Some(process) = self.processes.get_mut(&pid) else { return Ok(()) };
+        process.mappings.copies = copies;
+        self.maps.set_process(pid, process.mappings)
+    }
+
+    pub(crate) fn knows(&self, pid: Pid) -> bool {
+        self.processes.contains_key(&pid)
+    }
+
+    /// Whether the last permission was for no copies.
+    pub(crate) fn denies_copies(&self, pid: Pid) -> bool {
+        self.processes.get(&pid).is_some_and(|process| process.mappings.copies == 0)
+    }
+
+    /// Searches the unwind rule of an address as the kernel side does.
+    pub(crate) fn rule_at(&self, pid: Pid, address: u64) -> Result<Rule, NoRule> {
+        let rows = self.processes.get(&pid).map_or(&[][..], |process| &process.rows);
+        let behind = rows.partition_point(|row| row.start <= address);
+        let mapping = rows[..behind].last().filter(|row| row.contains(address)).ok_or(NoRule::Unmapped)?;
+        let table = &mapping.table;
+        if table.is_table() {
+            find_rule(self, table, address).ok_or(NoRule::Gap)
+        } else if table.is_frame_pointer() {
+            Ok(Rule::FRAME_POINTER)
+        } else {
+            Err(NoRule::NoTable)
+        }
     }
 
     /// The kernel side caches rules by serial, so a serial must not be that of other mappings. 2^32 registrations take years.
@@ -250,7 +303,8 @@ impl<M: UnwindMaps> TableStore<M> {
 
     fn retire(&mut self, before: Registered, now: MonotonicNanos) {
         self.release(&before.modules);
-        self.retired.push((now, before.mappings));
+        let ProcessMappings { first, count, .. } = before.mappings;
+        self.retired.push((now, first..first + count));
     }
 
     fn release(&mut self, modules: &[ModuleId]) {
@@ -270,6 +324,20 @@ impl<M: UnwindMaps> TableStore<M> {
             }
             !old
         });
+    }
+}
+
+impl<M: UnwindMaps> ReadTables for TableStore<M> {
+    fn row(&self, index: u32) -> Option<UnwindRow> {
+        self.maps.read_cell(index >> 1).map(|cell| cell.row(index))
+    }
+
+    fn page(&self, index: u32) -> Option<PageRows> {
+        self.maps.read_page(index)
+    }
+
+    fn rule(&self, index: u16) -> Option<Rule> {
+        self.rules.rules().get(usize::from(index)).copied()
     }
 }
 

@@ -12,15 +12,15 @@ mod tests;
 
 use profiler_common::limits::PAGE_BYTES;
 
-use self::arena::{Arena, Circle};
+use self::arena::{Arena, Circle, Trace};
 use self::chunk::{Chunks, FLAGS, HEADER_BYTES, MAPPED};
 use self::lists::{Links, List, Steps, Target};
-use super::scene::{Scene, Walk, WalkedBlock, array, span, words};
+use super::scene::{Absence, Scene, Walk, WalkedBlock, array, span, words};
 use crate::address::TargetAddr;
 use crate::linux::proc::maps::region_of;
 use crate::memory::{Memory, Span, WORD_BYTES};
 
-const HEAP: &str = "libc";
+pub(crate) const HEAP: &str = "libc";
 
 pub(super) fn walk(scene: &Scene<'_>) -> Option<Walk> {
     let circles = arena::find(scene);
@@ -50,6 +50,14 @@ pub(super) fn walk(scene: &Scene<'_>) -> Option<Walk> {
     walk.areas.sort_by_key(|area| area.start);
     walk.blocks.sort_unstable_by_key(|block| block.start);
     Some(walk)
+}
+
+/// Why there is no walk, if the library's main arena was found nevertheless.
+pub(super) fn absence(scene: &Scene<'_>) -> Option<Absence> {
+    arena::trace(scene).map(|trace| match trace {
+        Trace::Unused => Absence::Unused,
+        Trace::Damaged => Absence::Damaged,
+    })
 }
 
 /// Removes blocks that are free but look used, and the caches.

@@ -12,7 +12,7 @@ use super::scene::{ADDRESS_MAX, Scene, Walk, WalkedBlock, array, covered, last_b
 use crate::address::TargetAddr;
 use crate::memory::{Memory, Span, WORD_BYTES, joined};
 
-const HEAP: &str = "jemalloc";
+pub(super) const HEAP: &str = "jemalloc";
 
 /// The result consists of gaps if the heap's structures are unknown.
 pub(super) fn walk(scene: &Scene<'_>) -> Option<Walk> {
@@ -22,20 +22,19 @@ pub(super) fn walk(scene: &Scene<'_>) -> Option<Walk> {
     }
     let refused = |why: &str| Some(Walk { heap: HEAP, gaps: vec![why.to_owned()], ..Walk::default() });
     let candidates = candidates(scene.memory, &bases);
+    // Also of extents that are no longer used, whose addresses are stale.
+    let mut own: Vec<Span> = candidates.iter().map(Extent::own_span).collect();
     let Some(tree) = Tree::find(scene, &bases, &candidates) else {
         return refused("its page tree was not found: only jemalloc 5.3 for 48-bit addresses can be walked");
     };
     let extents = confirmed(scene, &tree, candidates);
-    let inconsistent_max = scene.threads.len();
-    let judged = |sizes: Sizes| {
-        let inconsistent = extents.iter().filter(|extent| !extent.is_sound(&sizes)).count();
-        (inconsistent <= inconsistent_max).then_some(sizes)
-    };
-    if !extents.iter().any(|extent| extent.is_slab()) {
-        return refused("it has no slabs yet, which are needed to infer its size classes");
-    }
-    match Sizes::all().find_map(judged) {
-        Some(sizes) => Some(blocks(scene, &extents, &sizes)),
+    let inconsistent = |sizes: &Sizes| extents.iter().filter(|extent| !extent.is_sound(sizes)).count();
+    // The first of those that fit equally well.
+    match Sizes::all().min_by_key(inconsistent).filter(|sizes| inconsistent(sizes) <= scene.threads.len()) {
+        Some(sizes) => {
+            own.extend(page_addresses(scene.memory, &bases, &extents));
+            Some(blocks(scene, &extents, &sizes, own))
+        }
         None => refused("its slabs are inconsistent: only jemalloc 5.3 with its default slab sizes can be walked"),
     }
 }
@@ -53,18 +52,34 @@ fn confirmed(scene: &Scene<'_>, tree: &Tree, candidates: Vec<Extent>) -> Vec<Ext
     extents
 }
 
-fn blocks(scene: &Scene<'_>, extents: &[Extent], sizes: &Sizes) -> Walk {
+/// Words of metadata that are addresses of pages of extents, where their first blocks start: the least extent of each
+/// size (`edata_cmp_summary_s`, include/jemalloc/internal/edata.h), and former ones.
+fn page_addresses(memory: &dyn Memory, bases: &[Span], extents: &[Extent]) -> Vec<Span> {
+    let (Some(first), Some(last)) = (extents.first(), extents.last()) else { return Vec::new() };
+    let range = first.span().start.0..last.span().end.0;
+    let mut found = Vec::new();
+    for (start, words) in bases.iter().flat_map(|base| parts(memory, base.clone())) {
+        let words = (start..).step_by(size_of::<u64>()).zip(words);
+        let pages = words.filter(|(_, word)| word.is_multiple_of(PAGE_BYTES) && range.contains(word));
+        found.extend(pages.map(|(at, _)| span(at, at + WORD_BYTES)));
+    }
+    found
+}
+
+/// `own` is memory of jemalloc's that contains addresses of first blocks, and is no root.
+fn blocks(scene: &Scene<'_>, extents: &[Extent], sizes: &Sizes, own: Vec<Span>) -> Walk {
     let mut blocks: Vec<WalkedBlock> = Vec::new();
-    let mut areas = Vec::new();
+    let mut areas = own;
     let (sound, others): (Vec<&Extent>, Vec<&Extent>) = extents.iter().partition(|extent| extent.is_sound(sizes));
     for extent in sound {
         extent.add_blocks(sizes, &mut blocks);
-        areas.extend([extent.span(), extent.own_span()]);
+        areas.push(extent.span());
     }
     let (busy, count) = (!others.is_empty(), others.len());
     let gap = || format!("{count} extents are inconsistent: they were being changed when the process was stopped");
     leave_out_caches(scene, &mut blocks);
-    Walk { heap: HEAP, blocks, areas: joined(areas), gaps: busy.then(gap).into_iter().collect(), busy }
+    let gaps = busy.then(gap).into_iter().collect();
+    Walk { heap: HEAP, blocks, areas: joined(areas), gaps, has_exact_sizes: false, busy }
 }
 
 /// Of thread-local storage below a thread's control block.
@@ -213,7 +228,9 @@ impl Extent {
         }
         let Some(block_bytes) = sizes.of(self.class()) else { return false };
         if !self.is_slab() {
-            return self.start % PAGE_BYTES + block_bytes <= self.size_bytes;
+            // The start of a large block is at a random offset in an additional page, by default.
+            let spare_bytes = self.size_bytes.checked_sub(block_bytes);
+            return spare_bytes.is_some_and(|spare| spare <= PAGE_BYTES && self.start % PAGE_BYTES <= spare);
         }
         let count = self.size_bytes / block_bytes;
         let free: u64 = (0..count.min(SLAB_BLOCKS_MAX)).map(|index| u64::from(self.is_free(index))).sum();
@@ -341,7 +358,10 @@ impl Tree {
     fn find(scene: &Scene<'_>, bases: &[Span], extents: &[Extent]) -> Option<Self> {
         let leaves = leaves(scene, bases);
         let samples = extents.iter().filter(|extent| extent.is_slab());
-        let samples: Vec<&Extent> = samples.take(SAMPLES * SAMPLES).step_by(SAMPLES / 2).collect();
+        let mut samples: Vec<&Extent> = samples.take(SAMPLES * SAMPLES).step_by(SAMPLES / 2).collect();
+        // A program may have large blocks alone.
+        let large = extents.iter().filter(|extent| extent.is_active() && !extent.is_slab());
+        samples.extend(large.take(SAMPLES));
         let mut votes: BTreeMap<u64, usize> = BTreeMap::new();
         for &(place, leaf) in &leaves {
             for extent in &samples {

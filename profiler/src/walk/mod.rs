@@ -2,26 +2,64 @@
 //! reads an immutable [`Memory`](crate::memory::Memory), whose contents may be anything: every walk is bounded, and
 //! fails if the bookkeeping is inconsistent.
 
-mod glibc;
+pub(crate) mod glibc;
 mod jemalloc;
 mod musl;
 pub(crate) mod scene;
 
-use crate::linux::proc::maps::{Region, RegionKind};
+use crate::collect::ThreadState;
+use crate::linux::proc::maps::{Region, RegionKind, region_of};
+pub(crate) use scene::Absence;
 pub use scene::{Scene, Walk};
 
 pub fn walk(scene: &Scene<'_>) -> Vec<Walk> {
     let regions = with_one_break(scene.regions);
     let scene = &Scene { regions: &regions, ..*scene };
-    WALKERS.iter().flat_map(|(_, walk)| walk(scene)).collect()
+    WALKERS.iter().flat_map(|(_, _, walk)| walk(scene)).collect()
 }
 
 type Walker = fn(&Scene<'_>) -> Option<Walk>;
 
-const WALKERS: [(&str, Walker); 3] = [("glibc", glibc::walk), ("musl", musl::walk), ("jemalloc", jemalloc::walk)];
+/// Allocators, their heaps' names, and their walkers.
+const WALKERS: [(&str, &str, Walker); 3] = [
+    ("glibc", glibc::HEAP, glibc::walk),
+    ("musl", musl::HEAP, musl::walk),
+    ("jemalloc", jemalloc::HEAP, jemalloc::walk),
+];
+
+/// Whether the allocator of this heap can be walked.
+pub(crate) fn is_walkable(heap: &str) -> bool {
+    WALKERS.iter().any(|(_, known, _)| *known == heap)
+}
+
+/// Why heaps of other allocators have no blocks.
+pub(crate) fn unsupported() -> String {
+    format!("unsupported allocator: heapbpf can walk heaps of {}", allocators())
+}
+
+/// `walks` are those of the scene, none of which has a block.
+pub(crate) fn absence(scene: &Scene<'_>, walks: &[Walk]) -> Absence {
+    let loads = |thread: &ThreadState| region_of(scene.regions, thread.instruction).is_some_and(is_loader);
+    if !scene.threads.is_empty() && scene.threads.iter().all(loads) {
+        return Absence::Starting;
+    }
+    let has_gaps = |walk: &&Walk| walk.heap == glibc::HEAP && !walk.gaps.is_empty();
+    match walks.iter().find(has_gaps) {
+        Some(walk) if walk.busy && scene.threads.iter().any(|thread| !thread.in_syscall) => Absence::Changing,
+        Some(_) => Absence::Damaged,
+        None => glibc::absence(scene).unwrap_or(Absence::Unknown),
+    }
+}
+
+/// Whether this is code of a dynamic linker that is not the C library as well, as that of musl is.
+fn is_loader(region: &Region) -> bool {
+    let RegionKind::File { path } = &region.kind else { return false };
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    (name.starts_with("ld-") || name.starts_with("ld.so")) && !name.starts_with("ld-musl")
+}
 
 pub(crate) fn allocators() -> String {
-    WALKERS.map(|(name, _)| name).join(", ")
+    WALKERS.map(|(name, _, _)| name).join(", ")
 }
 
 /// The kernel keeps separate what a process has added to `brk` since it was forked.

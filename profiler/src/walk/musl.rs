@@ -12,13 +12,13 @@ use crate::address::TargetAddr;
 use crate::linux::proc::maps::{Region, RegionKind};
 use crate::memory::{Memory, Span, WORD_BYTES, joined, without};
 
-const HEAP: &str = "musl";
+pub(super) const HEAP: &str = "musl";
 
 /// The result is a gap if musl is mapped and its heap cannot be found.
 pub(super) fn walk(scene: &Scene<'_>) -> Option<Walk> {
     let contexts = contexts(scene);
     if contexts.is_empty() {
-        let gap = "no heap of musl 1.2.1 or later was found; older versions cannot be walked".to_owned();
+        let gap = "no heap of musl was found: the program has not allocated memory yet, or its musl is older than 1.2.1 and cannot be walked".to_owned();
         let mapped = scene.regions.iter().any(is_musl);
         return mapped.then(|| Walk { heap: HEAP, gaps: vec![gap], ..Walk::default() });
     }
@@ -111,7 +111,8 @@ impl<'a> Heap<'a> {
             gaps.push(format!("{} slots have unknown contents: their headers are overwritten", self.holes.len()));
         }
         let areas = without(joined(self.areas), &joined(self.holes));
-        Walk { heap: HEAP, blocks: self.blocks, areas, gaps, busy: self.busy || inconsistent_groups > 0 }
+        let busy = self.busy || inconsistent_groups > 0;
+        Walk { heap: HEAP, blocks: self.blocks, areas, gaps, has_exact_sizes: true, busy }
     }
 }
 

@@ -23,6 +23,8 @@ pub struct Walk {
     pub areas: Vec<Span>,
     /// What could not be walked, and why. Its memory is not in `areas`.
     pub gaps: Vec<String>,
+    /// Sizes are the requested ones.
+    pub has_exact_sizes: bool,
     /// A thread was running allocator code, so some of the result may be wrong: worth another try later.
     pub busy: bool,
 }
@@ -31,8 +33,23 @@ pub struct Walk {
 pub struct WalkedBlock {
     /// The pointer that the program has.
     pub start: TargetAddr,
-    /// Usable size.
+    /// Usable size, or the requested one: see [`Walk::has_exact_sizes`].
     pub size_bytes: u64,
+}
+
+/// Why a process has no heap that can be walked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Absence {
+    /// Its dynamic linker is loading it.
+    Starting,
+    /// Its allocator has not been called.
+    Unused,
+    /// A thread was changing its allocator's data structures.
+    Changing,
+    /// Its allocator's data structures are overwritten.
+    Damaged,
+    /// Its allocator was not recognized.
+    Unknown,
 }
 
 impl<'a> Scene<'a> {

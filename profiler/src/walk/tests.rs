@@ -61,7 +61,16 @@ impl Live {
                 let place = TargetAddr(number(size));
                 let registers = Vec::new();
                 let (instruction, stack_pointer) = (TargetAddr(0), TargetAddr(0));
-                let thread = ThreadState { tid: Tid(0), registers, instruction, stack_pointer, thread_pointer: place };
+                let (in_syscall, exit_status) = (true, None);
+                let thread = ThreadState {
+                    tid: Tid(0),
+                    registers,
+                    instruction,
+                    stack_pointer,
+                    thread_pointer: place,
+                    in_syscall,
+                    exit_status,
+                };
                 self.threads.push(thread);
                 continue;
             }

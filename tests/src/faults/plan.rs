@@ -80,11 +80,6 @@ impl Plan {
         let mut cases = Vec::new();
         for &(role, kills) in &self.counts {
             let mut of_role = Case::all(self.mode, self.backend, role);
-            // A kill of the keeper during an injected fork may crash the target (docs/leaks.md): only long runs, and those that
-            // select it, include it.
-            if self.time_max.is_some() && self.mode.is_none() {
-                of_role.retain(|case| (case.role, case.mode) != (Role::Keeper, Mode::LeaksFork));
-            }
             random.shuffle(&mut of_role);
             // No mode or backend of this run may have the role.
             cases.extend(of_role.into_iter().cycle().take(kills));

@@ -1,5 +1,6 @@
 //! The JSON report of `heapbpf leaks`.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 
 use serde::Deserialize;
@@ -21,6 +22,8 @@ pub struct Check {
     pub interval_bytes: u64,
     pub watched_ns: Option<u64>,
     pub at_exit: bool,
+    pub signal: Option<String>,
+    pub unchecked_children: u64,
     pub known: Sum,
     pub leaked: Sum,
     pub direct: Sum,
@@ -57,6 +60,7 @@ pub struct Heap {
 pub struct Leak {
     pub address: String,
     pub size_bytes: u64,
+    pub usable_size: bool,
     pub heap: Option<String>,
     pub stack: Vec<Frame>,
     pub watched: bool,
@@ -67,6 +71,7 @@ pub struct Leak {
     pub cycle_count: u64,
     pub referenced: Sum,
     pub similar: Sum,
+    pub similar_addresses: Vec<String>,
     pub similar_referenced: Sum,
     pub total_bytes: u64,
 }
@@ -130,14 +135,25 @@ impl Leak {
     /// Returns its address.
     #[track_caller]
     pub fn address(&self) -> u64 {
-        let digits = self.address.strip_prefix("0x").unwrap_or_else(|| panic!("`{}`", self.address));
-        u64::from_str_radix(digits, 16).unwrap_or_else(|error| panic!("{error}: `{}`", self.address))
+        number(&self.address)
+    }
+
+    /// Returns the addresses of the leak and of similar ones, as far as they are listed.
+    #[track_caller]
+    pub fn addresses(&self) -> BTreeSet<u64> {
+        std::iter::once(&self.address).chain(&self.similar_addresses).map(|address| number(address)).collect()
     }
 
     /// Returns the functions of its stack, from the leaf.
     pub fn functions(&self) -> Vec<&str> {
         self.stack.iter().filter_map(|frame| frame.function.as_deref()).collect()
     }
+}
+
+#[track_caller]
+fn number(address: &str) -> u64 {
+    let digits = address.strip_prefix("0x").unwrap_or_else(|| panic!("`{address}`"));
+    u64::from_str_radix(digits, 16).unwrap_or_else(|error| panic!("{error}: `{address}`"))
 }
 
 /// Whether a demangled name is of this function, in any namespace and with any arguments.

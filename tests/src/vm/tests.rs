@@ -33,7 +33,8 @@ fn transcript(from: &str, to: &str) -> Transcript {
     for session in &SESSIONS {
         let name = session.name;
         let outermost = if ["threads", "inline"].contains(&name) { "thread" } else { "main" };
-        data += &format!("value {name}.code 0\nvalue {name}.target_code 7\nvalue {name}.verified 10 400000 30\n");
+        let code = if name == "pointers" { 3 } else { 0 };
+        data += &format!("value {name}.code {code}\nvalue {name}.target_code 7\nvalue {name}.verified 10 400000 30\n");
         let ledger = format!("ready\n{LEDGER}\n{LEDGER}\n").replace(from, to);
         data += &format!("file {name}.ledger {}\n{ledger}\n", ledger.len());
         let json = report(outermost, "null").replace(from, to);

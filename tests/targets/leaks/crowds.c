@@ -1,6 +1,7 @@
 /*
  * Many leaks: `circle N`, blocks in one reference cycle; `alike N`, blocks of 40 bytes of one function; `listed N`, the same in a
- * list whose head is unreachable; `functions`, 1,024 blocks of as many functions.
+ * list whose head is unreachable; `functions`, 1,024 blocks of as many functions; `unrolled 8`, blocks of eight calls in one
+ * line; `large N`, blocks of 100 KiB.
  */
 #include "truth.h"
 
@@ -33,6 +34,19 @@ NOINLINE static void make_list(long count) {
     }
 }
 
+masked unrolled[8];
+
+/* Eight calls in one line. */
+NOINLINE static void make_unrolled(long count) {
+#pragma GCC unroll 8
+    for (long number = 0; number < 8; number++) unrolled[number] = (masked)malloc((size_t)count * 9) ^ mask;
+}
+
+/* None of them is in a slab of jemalloc's. */
+NOINLINE static void make_large(long count) {
+    for (long number = 0; number < count; number++) made("large", alike(100 << 10), 100 << 10, "leaked");
+}
+
 #define ONE(name) MAKER(name, 128, "leaked", malloc(size))
 #define FOUR(name) ONE(name##_0) ONE(name##_1) ONE(name##_2) ONE(name##_3)
 #define SIXTEEN(name) FOUR(name##_0) FOUR(name##_1) FOUR(name##_2) FOUR(name##_3)
@@ -50,6 +64,8 @@ int main(int count, char **arguments) {
     if (strcmp(what, "circle") == 0) make_circle(number);
     else if (strcmp(what, "alike") == 0) make_alike(number);
     else if (strcmp(what, "listed") == 0) make_list(number);
+    else if (strcmp(what, "unrolled") == 0) make_unrolled(number);
+    else if (strcmp(what, "large") == 0) make_large(number);
     else if (strcmp(what, "functions") == 0) make_of_functions();
     else give_up("unknown crowd");
     serve();

@@ -89,7 +89,7 @@ fn old_blocks_are_reported_at_an_exec() {
     let again = format!("process {} (family) is being recorded", target.pid());
     session.wait_for(&again);
     dump(&mut session, number + 1);
-    let _ = session.interrupt().expect_code(0);
+    let _ = session.interrupt().expect_counted();
     for report in [heapbpf.report(&name(number + 1)), heapbpf.report("out.json")] {
         let before = report.targets.iter().find(|process| process.replaced).expect("it was another program");
         assert_eq!((before.exact_by_leaf()["keeps"].live_count, older(before)), (5, 5));
@@ -109,7 +109,7 @@ fn an_exec_at_the_end_of_the_recording_is_reported() {
     target.exec(&format!("exec {}", build("family.c").display()));
     session.signal(Signal::INT);
     session.resume();
-    let _ = session.wait().expect_code(0);
+    let _ = session.wait().expect_counted();
     for (report, allocated) in [(heapbpf.report("out.json"), 5030), (heapbpf.report(&name(2)), 30)] {
         let before = report.targets.iter().find(|process| process.replaced).expect("it was another program");
         assert_eq!(before.exact_by_leaf()["keeps"].alloc_bytes, allocated);

@@ -79,7 +79,11 @@ fn a_full_disk_loses_a_dump_and_not_the_recording() {
 /// Starts heapbpf from a shell script that redirects its streams.
 fn in_shell(script: &str, pid: u32, arguments: &str) -> Heapbpf {
     let mut shell = Command::new("sh");
-    shell.args(["-c", script]).arg(binary()).args(["--pid", &pid.to_string()]).args(arguments.split_whitespace());
+    shell
+        .args(["-c", script])
+        .arg(binary())
+        .args(["--no-inventory", "--pid", &pid.to_string()])
+        .args(arguments.split_whitespace());
     Heapbpf::with_command(shell)
 }
 

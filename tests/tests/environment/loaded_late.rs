@@ -57,7 +57,7 @@ impl Watched {
 
     fn finish(self) -> Report {
         let mut target = self.target;
-        let _ = self.session.interrupt().expect_code(0);
+        let _ = self.session.interrupt().expect_counted();
         target.assert_running();
         let report = self.heapbpf.report("out.json");
         report.assert_complete();

@@ -1,7 +1,8 @@
 //! Built-in hook sets, on programs with such functions.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::LazyLock;
 
 use heapbpf_tests::heapbpf::Heapbpf;
 use heapbpf_tests::recipe::Recipe;
@@ -16,9 +17,42 @@ fn python(environment: &[(&str, &str)]) -> Target {
     Target::spawn(Command::new(PYTHON).arg("-s").arg(script).envs(environment.iter().copied()))
 }
 
+/// The built-in spec as a file, for builds with inlined functions too: it hooks what is left of them.
+static UNCHECKED_SPEC: LazyLock<PathBuf> = LazyLock::new(|| {
+    let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join("unchecked-cpython.toml");
+    let built_in = include_str!("../../../profiler/specs/cpython.toml");
+    let lines = built_in.lines().filter(|line| !line.starts_with("if-inlined"));
+    std::fs::write(&path, lines.collect::<Vec<_>>().join("\n")).expect("writable");
+    path
+});
+
+/// Debian's build has more than a hundred copies of `PyMem_RawMalloc` and `PyObject_Malloc`.
+#[test]
+fn inlined_functions_are_not_hooked() {
+    let mut target = python(&[]);
+    let mut heapbpf = Heapbpf::of(target.pid(), "--hooks cpython -o out.json");
+    let session = heapbpf.start();
+    let _ = target.work("keep");
+    let outcome = session.interrupt().expect_code(0);
+    let report: serde_json::Value =
+        serde_json::from_slice(&std::fs::read(heapbpf.file("out.json")).expect("written")).expect("JSON");
+    let inlined = &report["health"]["inlined_heaps"][0];
+    assert_eq!(inlined["heap"], "cpython");
+    assert!(inlined["function"].as_str().is_some_and(|name| name.starts_with("Py")), "{inlined}");
+    assert!(inlined["copies"].as_u64().is_some_and(|copies| copies > 50), "{inlined}");
+    let heaps = report["targets"][0]["heaps"].as_array().expect("a list");
+    assert!(heaps.iter().all(|heap| heap["name"] != "cpython"), "{heaps:#?}");
+    for text in [&outcome.stdout, &outcome.stderr] {
+        assert!(text.contains("heap cpython is not recorded in `/usr/bin/python3"), "{text}");
+        assert!(text.contains("PYTHONMALLOC=malloc"), "{text}");
+    }
+    target.exit(0);
+}
+
 #[track_caller]
 fn profile(target: &mut Target, arguments: &str, lines: &[&str]) -> (Report, String) {
-    let mut heapbpf = Heapbpf::of(target.pid(), &format!("--hooks cpython -o out.json {arguments}"));
+    let mut heapbpf =
+        Heapbpf::of(target.pid(), &format!("--hooks {} -o out.json {arguments}", UNCHECKED_SPEC.display()));
     let session = heapbpf.start();
     lines.iter().for_each(|line| drop(target.work(line)));
     let outcome = session.interrupt().expect_code(0);

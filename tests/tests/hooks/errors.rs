@@ -86,7 +86,7 @@ fn incomplete(target: &mut Target, hooks: &[String], lines: &[String]) {
     target.work("go");
     let outcome = session.interrupt().expect_code(3);
     assert!(outcome.stderr.contains("no function `"), "{}", outcome.stderr);
-    assert!(outcome.stdout.contains("health: this profile is incomplete"), "{}", outcome.stdout);
+    assert!(outcome.stdout.contains("health: incomplete: "), "{}", outcome.stdout);
     for line in lines {
         assert!(outcome.stdout.lines().any(|said| said.trim() == line), "no `{line}` in\n{}", outcome.stdout);
     }

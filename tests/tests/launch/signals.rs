@@ -67,7 +67,7 @@ fn ctrl_c_ends_the_command_and_the_report_includes_its_exit() {
     let report = launched.report();
     report.assert_complete();
     assert_eq!(report.targets[0].exact_by_leaf()["ends"], Counts::kept(2, 666));
-    assert!(text(&launched.file("stderr")).contains("health: no losses"));
+    assert!(text(&launched.file("stderr")).contains("health: complete"));
 
     let mut launched = Launched::start("-q", &[build("launched.c")], &[]);
     kill_process_group(launched.heapbpf(), Signal::INT).expect("it runs");

@@ -82,7 +82,7 @@ fn a_second_snapshot_has_the_same_leaks() {
     let mut target = Target::start("leaks/holder.c");
     target.run_command("hold global");
     target.run_command("clear global");
-    let (first, second) = (run_check(&target, "", LEAKS), run_check(&target, "", LEAKS));
+    let (first, second) = (run_check(&target, "--contents", LEAKS), run_check(&target, "--contents", LEAKS));
     assert_eq!((first.known, first.leaked, first.direct), (second.known, second.leaked, second.direct));
     let addresses = |check: &heapbpf_tests::unreachable::Check| -> Vec<u64> {
         check.leaks.iter().map(|leak| leak.address()).collect()

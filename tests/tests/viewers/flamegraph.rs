@@ -66,7 +66,7 @@ fn check(fixture: &Fixture, (view, field): (&str, &str), off: f64) -> String {
     assert!((all - expected).abs() <= off, "{view}: {all}, not {expected}");
     let texts = opened["texts"].to_string();
     let kind = if view.starts_with("live") { "live " } else { "allocated " };
-    assert!(texts.contains(kind) && texts.contains("of 2 processes") && texts.contains("no losses"), "{texts}");
+    assert!(texts.contains(kind) && texts.contains("of 2 processes") && texts.contains("complete"), "{texts}");
     texts
 }
 

@@ -120,3 +120,22 @@ fn groups_are_types() {
         assert!(list(entries).iter().all(|entry| entry["type"] == heap.as_str()), "{heap}");
     }
 }
+
+#[test]
+fn the_last_dump_has_the_mappings() {
+    let fixture = Fixture::exact();
+    let read = imported(fixture, "");
+    let dumps = list(&process(&read, fixture)["dumps"]);
+    let (last, earlier) = dumps.split_last().expect("there is one at the end");
+    assert!(earlier.iter().all(|dump| dump["mappings"].is_null()), "mappings are known at the end");
+    let target = list(&fixture.json["targets"]).iter().find(|target| target["pid"] == fixture.pid);
+    let mappings = list(&target.expect("it was recorded")["memory"]["mappings"]);
+    assert!(mappings.len() > 10, "{}", mappings.len());
+    let sum = |field: &str| mappings.iter().map(|mapping| number(mapping, field)).sum::<f64>();
+    let shown = |name: &str| number(&last["mappings"], name);
+    let close = |a: f64, b: f64| (a - b).abs() < 0.5;
+    assert!(close(shown("size"), sum("size_bytes")), "{}", last["mappings"]);
+    assert!(close(shown("proportionalResident"), sum("pss_bytes")), "{}", last["mappings"]);
+    assert!(close(shown("privateDirtyResident"), sum("private_dirty_bytes")), "{}", last["mappings"]);
+    assert!(close(shown("swapped"), sum("swap_bytes")), "{}", last["mappings"]);
+}

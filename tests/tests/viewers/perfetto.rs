@@ -147,9 +147,36 @@ fn the_layout_is_valid_for_the_importer() {
     let of_process = |counter: &&Value| counter["pid"] == fixture.pid;
     let counter = list(&trace["counters"]).iter().find(of_process).expect("it has a track");
     assert_eq!((&counter["name"], &counter["unit"]), (&"live bytes".into(), &3.into()));
-    assert_eq!(counter["description"], "heapbpf: every allocation; no losses");
+    assert_eq!(counter["description"], "heapbpf: every allocation; complete");
     let values = list(&counter["values"]);
     assert!(values.len() > 3 && values.iter().map(|value| value[0].as_u64()).is_sorted(), "{} values", values.len());
+}
+
+#[test]
+fn the_resident_memory_is_there_by_use_and_by_mapping() {
+    let fixture = Fixture::exact();
+    let trace = decoded(&fixture.converted("perfetto-trace", ""));
+    let target = list(&fixture.json["targets"]).iter().find(|target| target["pid"] == fixture.pid);
+    let memory = &target.expect("it was recorded")["memory"];
+    let last = list(&memory["points"]).last().expect("it was sampled");
+    let of_process =
+        |counter: &&Value| counter["pid"] == fixture.pid && text(&counter["name"]).starts_with("resident: ");
+    let counters: Vec<&Value> = list(&trace["counters"]).iter().filter(of_process).collect();
+    let at_end = |counter: &&Value| list(&counter["values"]).last().and_then(|value| value[1].as_u64());
+    assert_eq!(counters.iter().filter_map(at_end).sum::<u64>(), last["rss_bytes"].as_u64().expect("a number"));
+    assert!(counters.iter().any(|counter| counter["name"] == "resident: live blocks: libc"), "{counters:#?}");
+
+    let entries = list(&trace["smaps"][fixture.pid.to_string()]);
+    let mappings = list(&memory["mappings"]);
+    assert_eq!(entries.len(), mappings.len());
+    for (entry, mapping) in entries.iter().zip(mappings) {
+        let start = format!("{:#x}", entry["start_address"].as_u64().expect("a number"));
+        assert_eq!((start, &entry["path"]), (text(&mapping["start"]), &mapping["name"]));
+        assert!((number(entry, "proportional_resident_kb") - number(mapping, "pss_bytes") / 1024.0).abs() < 1.0);
+        assert!((number(entry, "private_dirty_kb") - number(mapping, "private_dirty_bytes") / 1024.0).abs() < 1.0);
+    }
+    let code = |entry: &&Value| entry["protection_flags"] == 5;
+    assert!(entries.iter().any(|entry| code(&entry) && text(&entry["path"]).contains("orchard")), "r-x is 5");
 }
 
 #[test]

@@ -103,7 +103,7 @@ fn functions_and_drops_are_listed() {
         "PeriodType: space bytes",
         "Period: 1",
         "Comment: interval: every allocation",
-        "Comment: losses: no losses",
+        "Comment: verdict: complete",
     ] {
         assert!(raw.lines().any(|actual| actual == line), "no `{line}`");
     }

@@ -34,6 +34,7 @@ const LAYERS: &[(&str, &str)] = &[
     ("ledger", "ingest"),
     ("walk", "collect memory object linux::proc"),
     ("model", "ledger"),
+    ("account", "ledger linux::proc model"),
     ("leak", "ledger memory model"),
     ("snapshot", "leak ledger model object process"),
     ("symbolize", "leak ledger object process model snapshot linux::proc linux::companion linux::confinement"),
@@ -41,7 +42,7 @@ const LAYERS: &[(&str, &str)] = &[
     (
         "check",
         "collect keeper leak ledger memory model object report snapshot symbolize linux::proc linux::clock \
-         process walk",
+         process unwind walk",
     ),
     ("recording", "ingest leak ledger object linux::proc linux::files process model snapshot symbolize"),
     ("guardrail", "ledger"),

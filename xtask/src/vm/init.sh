@@ -98,7 +98,7 @@ value preempt "$(cat /sys/kernel/debug/sched/preempt)"
 value command_line "$(cat /proc/cmdline)"
 
 # Every function of libc, with exact counts, with stacks by tables: the target has no frame pointers.
-begin tables exact --interval 1 --unwind dwarf
+begin tables exact --no-inventory --interval 1 --unwind dwarf
 kill -TERM $heapbpf
 finish
 file tables.ledger
@@ -106,7 +106,7 @@ value tables.probes_after "$(probes $target)"
 leave
 
 # The same by frame pointers, and by the links that every kernel has.
-begin pointers framed --interval 1 --unwind fp --backend perf
+begin pointers framed --no-inventory --interval 1 --unwind fp --backend perf
 kill -TERM $heapbpf
 finish
 file pointers.ledger
@@ -143,7 +143,7 @@ if [ "$soak" -gt 0 ]; then
 fi
 
 # The target exits while it is profiled.
-begin ending exact --interval 1
+begin ending exact --no-inventory --interval 1
 leave
 finish
 file ending.ledger
@@ -192,7 +192,7 @@ check_leaks() {
     name=$1
     shift
     echo "leaks $name"
-    heapbpf leaks --limit 1000 --no-contents -o "$name.json" "$@" >"$name.summary" 2>"$name.log"
+    heapbpf leaks --limit 1000 -o "$name.json" "$@" >"$name.summary" 2>"$name.log"
     value "$name.code" $?
     for kind in json summary log; do file "$name.$kind"; done
 }

@@ -5,7 +5,10 @@ use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
 use super::*;
+use crate::address::TargetAddr;
+use crate::collect::inject::{ALL_SIGNALS, WayBack};
 use crate::collect::memory::{ForkMemory, left_out};
+use crate::collect::process::Release;
 use crate::collect::tests::fixture::collect_here;
 use crate::collect::{Method, ProcessCopy};
 use crate::linux::arch::Registers;
@@ -83,6 +86,8 @@ const NOTICES: &str = r#"
         _exit(25);
     }
     static void *counts(void *at) { for (volatile uint64_t *count = at;;) ++*count; }
+    static double sum(void) { double sum = 0; for (int at = 1; at < 100000; at++) sum += 1.0 / at; return sum; }
+    static void *adds(void *none) { for (double first = sum();;) is(sum() == first, 38); }
     static void *waits_for_children(void *none) {
         for (int status;;) is(waitpid(-1, &status, __WALL) == -1 && errno == ECHILD, 26);
     }
@@ -107,6 +112,7 @@ const NOTICES: &str = r#"
             signal(SIGCHLD, child_ended);
             make(sleeps, 0); make(reads, 0); make(waits, 0); make(polls, 0); make(polls_on, 0); make(waits_for_children, 0);
             make(counts, page); make(counts, page + 1); make(counts, page + 2);
+            make(adds, 0);
         }
         if (!strcmp(how, "counts")) { make(counts, page + 1); make(counts, page + 2); }
         if (!strcmp(how, "forks")) { make(forks, 0); make(counts, page); }
@@ -321,6 +327,52 @@ fn a_process_notices_nothing() {
     drop(copies);
     assert!(!pids.into_iter().any(is_running));
     assert_eq!(program.children(), "");
+    program.check_end();
+}
+
+/// Signal masks of all threads.
+fn masks(pid: Pid) -> Vec<String> {
+    let mask = |tid: Tid| {
+        let status = read_to_string(format!("/proc/{pid}/task/{}/status", tid.0)).expect("it runs");
+        status.lines().find(|line| line.starts_with("SigBlk")).expect("a line").to_owned()
+    };
+    stat::threads(pid).expect("it runs").into_iter().map(mask).collect()
+}
+
+/// Has each thread of the process begin or make a system call. Then the tracing thread ends, so that the kernel detaches.
+fn abandon(pid: Pid, round: u32) {
+    let all = All::hold(pid);
+    let mapped = regions(pid).expect("it runs");
+    for StoppedThread { tracee, .. } in &all.0 {
+        let way_back = WayBack::find(pid, tracee, &mapped).expect("readable").expect("glibc has this code");
+        let taken = InjectedThread::take(pid, tracee, way_back.instruction);
+        let mut thread = taken.expect("held").expect("it runs");
+        thread.prepare_way_back(&way_back).expect("held");
+        assert!(thread.has_way_back());
+        match round % 3 {
+            0 => thread.prepare(libc::SYS_getppid, [0; 6]).expect("held"),
+            1 => {
+                thread.prepare(libc::SYS_getppid, [0; 6]).expect("held");
+                tracee.block_signals(ALL_SIGNALS).expect("held");
+            }
+            _ => assert!(thread.checked(libc::SYS_getppid, [0; 6]).expect("held") > 0),
+        }
+    }
+}
+
+#[test]
+fn threads_restore_themselves_if_their_tracer_is_killed() {
+    let program = Noticing::start(&["all"]);
+    let pid = program.pid();
+    for round in 0..60 {
+        std::thread::spawn(move || abandon(pid, round)).join().expect("no panic");
+        let counts = [0, 1, 2].map(|index| count(pid, index));
+        while (0..3).any(|index| count(pid, index) == counts[usize::try_from(index).expect("small")]) {}
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while masks(pid).iter().any(|mask| mask != "SigBlk:\t0000000000000000") {
+            assert!(Instant::now() < deadline, "{:?}", masks(pid));
+        }
+    }
     program.check_end();
 }
 

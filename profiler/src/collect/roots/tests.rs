@@ -25,6 +25,8 @@ fn thread(tid: u32, stack_pointer: u64, thread_pointer: u64) -> ThreadState {
         instruction: TargetAddr(0),
         stack_pointer: TargetAddr(stack_pointer),
         thread_pointer: TargetAddr(thread_pointer),
+        in_syscall: true,
+        exit_status: None,
     }
 }
 

@@ -3,6 +3,7 @@
 use proptest::prelude::*;
 
 use super::*;
+use crate::memory::Copied;
 
 fn block(start: u64, size_bytes: u64) -> Block {
     Block { start: TargetAddr(start), size_bytes, origin: 0 }
@@ -165,4 +166,16 @@ fn wide_gaps_split_and_only_so_many() {
         let footprint = split(1000, apart);
         assert!(footprint <= 24 * 1000 + 16 * 1024, "{footprint} bytes where blocks are {apart:#x} bytes apart");
     }
+}
+
+#[test]
+fn blocks_of_empty_arrays_are_found_by_the_address_after_them() {
+    let block = |start, size_bytes| Block { start: TargetAddr(start), size_bytes, origin: 0 };
+    let (mut blocks, _) = Blocks::new(vec![block(0x1000, 8), block(0x1020, 8), block(0x1040, 16)]);
+    let mut bytes = vec![0; 0x100];
+    bytes[0x20] = 7;
+    assert!(!blocks.has_empty_arrays());
+    blocks.find_empty_arrays(&Copied::new([(TargetAddr(0x1000), bytes.into())]));
+    let found = [0x1000, 0x1008, 0x1028, 0x1048, 0x1050].map(|address| blocks.empty_array_before(address));
+    assert_eq!(found, [None, Some(0), None, None, None], "only eight zero bytes are one");
 }

@@ -10,6 +10,7 @@ use crate::address::TargetAddr;
 use crate::ids::{HeapId, HookId, Pid, StackId, Tid};
 use crate::ingest::event::{Allocation, Event, Free, Remap};
 use crate::ledger::timeline::{SampleTrigger, TimelinePoint};
+use crate::ledger::{LiveAllocation, inventory};
 use crate::units::EstimatedBytes;
 
 const PID: Pid = Pid(1);
@@ -158,6 +159,29 @@ fn a_leak_is_found_among_caches_churn_and_initial_blocks() {
             assert!(leak.survival.is_some_and(|survival| survival > 0.99), "{leak:?}");
         }
     }
+}
+
+/// It grows once, when it is entered.
+#[test]
+fn blocks_from_before_the_recording_are_no_candidates() {
+    let mut program = Program::new(1);
+    program.run(20, |program, second| {
+        for number in (0..100).filter(|_| second == 0) {
+            program.ledger.enter_earlier(&LiveAllocation {
+                address: TargetAddr((1 << 40) + number * 16),
+                size_bytes: 1 << 20,
+                interval: Interval::EXACT,
+                stack: inventory::stack_id(1 << 20),
+                heap: HeapId(0),
+                time: program.now,
+            });
+        }
+        program.allocate(1, 100);
+    });
+    let growths = program.growths();
+    let of_inventory = |callsite: usize| program.ledger.is_inventory(callsite);
+    assert!(!growths.candidates.iter().any(|growth| of_inventory(growth.callsite)), "{growths:?}");
+    assert_eq!(growths.candidates.len(), 1, "the other leaks");
 }
 
 #[test]

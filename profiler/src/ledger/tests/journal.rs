@@ -17,7 +17,7 @@ impl Sums {
     fn enter(&mut self, flows: Vec<Flow>) {
         for flow in flows {
             let (came, went) = match flow.movement {
-                Movement::In(weight) => {
+                Movement::In(weight) | Movement::Opening(weight) => {
                     self.came += weight.samples;
                     (weight, Amounts::default())
                 }

@@ -6,6 +6,12 @@ use std::arch::global_asm;
 
 pub(crate) const SYSCALL_INSTRUCTION: [u8; 2] = [0x0f, 0x05];
 
+/// Makes a system call and returns.
+pub(crate) const SYSCALL_AND_RETURN: [u8; 3] = [0x0f, 0x05, 0xc3];
+
+/// Makes the system call `rt_sigreturn`: the end of each signal handler, in glibc and in musl.
+pub(crate) const RETURN_FROM_SIGNAL: [u8; 9] = [0x48, 0xc7, 0xc0, 0x0f, 0, 0, 0, 0x0f, 0x05];
+
 pub(crate) const AUDIT_ARCH: u32 = 0xc000_003e;
 
 /// End of the addresses of user processes. `[vsyscall]` above it belongs to the kernel and cannot make system calls.
@@ -105,6 +111,9 @@ pub(crate) const EXTENDED_BYTES_MAX: usize = 16 << 10;
 
 pub(crate) const NT_EXTENDED: libc::c_int = 0x202;
 
+/// Of rbp in [`Registers::general`].
+pub(crate) const FRAME_POINTER_INDEX: usize = 6;
+
 const TRAP_FLAG: u64 = 1 << 8;
 
 impl Registers {
@@ -125,6 +134,11 @@ impl Registers {
 
     pub(crate) fn thread_pointer(&self) -> u64 {
         self.0.fs_base
+    }
+
+    /// Base of the segment that the C library leaves to programs (`arch_prctl(ARCH_SET_GS)`).
+    pub(crate) fn spare_base(&self) -> u64 {
+        self.0.gs_base
     }
 
     pub(crate) fn syscall(&self) -> Option<libc::c_long> {
@@ -151,6 +165,81 @@ impl Registers {
         [new.rdi, new.rsi, new.rdx, new.r10, new.r8, new.r9] = arguments;
         Self(new)
     }
+}
+
+impl Registers {
+    pub(crate) fn with_stack_pointer(mut self, rsp: u64) -> Self {
+        self.0.rsp = rsp;
+        self
+    }
+
+    /// The state in which the kernel would continue the thread: an interrupted system call is about to be made again. One with a
+    /// timeout starts anew, because `rt_sigreturn` has the kernel forget how much of it is left.
+    fn continued(&self) -> libc::user_regs_struct {
+        /// `ERESTARTSYS`, `ERESTARTNOINTR`, and `ERESTART_RESTARTBLOCK` (include/linux/errno.h).
+        const RESTARTED: [i64; 4] = [-512, -513, RESTART_UNLESS_HANDLED, -516];
+        let Self(mut registers) = self.with_syscall_restarted().unwrap_or(*self);
+        if let Some(number) = self.syscall().filter(|_| RESTARTED.contains(&registers.rax.cast_signed())) {
+            registers.rax = number.cast_unsigned();
+            registers.rip -= SYSCALL_INSTRUCTION.len() as u64;
+        }
+        registers
+    }
+
+    /// A frame as the kernel writes it for a signal handler (`struct rt_sigframe` in arch/x86/include/asm/sigframe.h), at
+    /// `address`: a `ret` with the stack pointer there restores these registers, the signal mask, and the XSAVE area
+    /// `extended`, by way of `restorer`. `None` if the area is not of a known form.
+    pub(crate) fn signal_frame(&self, address: u64, restorer: u64, blocked: u64, extended: &[u64]) -> Option<Vec<u64>> {
+        /// The frame has an XSAVE area and the stack segment (`UC_FP_XSTATE`, `UC_SIGCONTEXT_SS`, `UC_STRICT_RESTORE_SS`).
+        const FLAGS: u64 = 7;
+        /// The kernel ignores it, so that the alternate stack stays as it is (`restore_altstack` in kernel/signal.c).
+        const INVALID_STACK: u64 = 0x7fff_ffff;
+        let libc::user_regs_struct { rax, rbx, rcx, rdx, rsi, rdi, rbp, rsp, rip, eflags, cs, ss, .. } =
+            self.continued();
+        let libc::user_regs_struct { r8, r9, r10, r11, r12, r13, r14, r15, .. } = self.0;
+        let area = extended_area(extended)?;
+        let mut words = vec![restorer, FLAGS, 0, 0, INVALID_STACK, 0, r8, r9, r10, r11, r12, r13, r14, r15];
+        words.extend([rdi, rsi, rbp, rbx, rdx, rax, rcx, rsp, rip, eflags, cs | ss << 48, 0, 0, 0, 0]);
+        words.extend([address + 8 * FRAME_WORDS as u64]);
+        words.extend([0; 8]);
+        words.push(blocked);
+        words.resize(FRAME_WORDS, 0);
+        words.extend(area);
+        Some(words)
+    }
+}
+
+/// Alignment of a signal frame: that of an XSAVE area, which follows its words.
+pub(crate) const FRAME_ALIGNMENT: u64 = 64;
+const FRAME_WORDS: usize = 56;
+const _: () = assert!((FRAME_WORDS as u64 * 8).is_multiple_of(FRAME_ALIGNMENT));
+
+/// The XSAVE area with the marks that the kernel expects (`struct _fpx_sw_bytes` in arch/x86/include/uapi/asm/sigcontext.h).
+fn extended_area(words: &[u64]) -> Option<Vec<u64>> {
+    const MAGIC: [u64; 2] = [0x4650_5853, 0x4650_5845];
+    const FEATURES: usize = 464 / 8;
+    const USED: usize = 512 / 8;
+    const WORDS_MIN: usize = 576 / 8;
+    /// The tiles of AMX, which a thread has only after a request for them, are at the end.
+    const TILES: u64 = 1 << 18;
+    const WITHOUT_TILES: usize = 2816 / 8;
+    let features = *words.get(FEATURES)?;
+    let has_tiles = words.get(USED)? & TILES != 0;
+    let (length, features) = match words.len() {
+        length if features & TILES != 0 && !has_tiles => (length.min(WITHOUT_TILES), features & !TILES),
+        length => (length, features),
+    };
+    if length < WORDS_MIN {
+        return None;
+    }
+    let bytes = 8 * length as u64;
+    let mut area = words[..length].to_vec();
+    area[FEATURES] = MAGIC[0] | (bytes + 4) << 32;
+    area[FEATURES + 1] = features;
+    area[FEATURES + 2] = bytes;
+    area[FEATURES + 3..USED].fill(0);
+    area.push(MAGIC[1]);
+    Some(area)
 }
 
 /// Defines a function for `doctor` to probe, from instructions in AT&T syntax.

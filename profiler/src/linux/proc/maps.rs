@@ -14,7 +14,7 @@ use crate::address::{FileOffset, TargetAddr};
 use crate::ids::Pid;
 
 /// Limit for one process: sixteen times what the kernel allows by default (`vm.max_map_count`).
-const MAPPINGS_MAX: usize = 1 << 20;
+pub(super) const MAPPINGS_MAX: usize = 1 << 20;
 
 /// Suffix that the kernel appends to the path of a deleted or replaced file.
 const DELETED: &[u8] = b" (deleted)";
@@ -112,6 +112,11 @@ impl Mapping {
 impl Region {
     pub(crate) fn is_stubs(&self) -> bool {
         matches!(&self.kind, RegionKind::File { path } if is_stubs(path))
+    }
+
+    /// Whether it is of memfd_secret(2): the kernel refuses to read it for other processes.
+    pub(crate) fn is_secret(&self) -> bool {
+        matches!(&self.kind, RegionKind::File { path } if path.to_str().is_some_and(|path| path.starts_with("/secretmem")))
     }
 
     pub fn size_bytes(&self) -> u64 {

@@ -2,6 +2,7 @@
 
 pub(crate) mod maps;
 pub(crate) mod process;
+pub(crate) mod smaps;
 pub(crate) mod stat;
 
 pub(crate) use process::ProcError;

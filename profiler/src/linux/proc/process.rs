@@ -7,6 +7,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
+use crate::address::TargetAddr;
 use crate::ids::{Pid, Tid};
 
 #[derive(Debug, thiserror::Error)]
@@ -47,6 +48,7 @@ const INITIAL_PID_NAMESPACE_INODE: u64 = 0xEFFF_FFFC;
 const ARGUMENTS_BYTES_MAX: u64 = 1 << 20;
 
 const NAME_BYTES_MAX: u64 = 64;
+const SYSCALL_BYTES_MAX: u64 = 512;
 
 /// Whether the process exists; true for zombies.
 pub(crate) fn exists(pid: Pid) -> bool {
@@ -121,6 +123,15 @@ pub(crate) fn entry_path(pid: Pid, entry: &str) -> PathBuf {
 pub(crate) fn thread_name(pid: Pid, tid: Tid) -> Result<String, ProcError> {
     let bytes = read_file(format!("/proc/{pid}/task/{}/comm", tid.0), NAME_BYTES_MAX);
     Ok(name(&bytes.map_err(|source| ProcError::from_io(pid, "task", source))?))
+}
+
+/// Address of a blocked thread's stack; `None` while it runs, and without permission to trace it.
+pub(crate) fn stack_pointer(pid: Pid, tid: Tid) -> Option<TargetAddr> {
+    let bytes = read_file(format!("/proc/{pid}/task/{}/syscall", tid.0), SYSCALL_BYTES_MAX).ok()?;
+    // The last two fields are the stack pointer and the instruction's address.
+    let text = std::str::from_utf8(&bytes).ok()?;
+    let digits = text.split_ascii_whitespace().nth_back(1)?.strip_prefix("0x")?;
+    u64::from_str_radix(digits, 16).ok().map(TargetAddr)
 }
 
 pub(in crate::linux) fn read(pid: Pid, entry: &'static str, bytes_max: u64) -> Result<Vec<u8>, ProcError> {

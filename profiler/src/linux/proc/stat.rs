@@ -92,6 +92,17 @@ pub(crate) fn threads(pid: Pid) -> Result<Vec<Tid>, ProcError> {
     Ok(tids)
 }
 
+/// The first thread of a process, or another one if the first has exited before it (`pthread_exit` in `main`): the
+/// memory of the process is then in the other's `/proc` entry. `None` if the process has exited.
+pub(crate) fn living_thread(pid: Pid) -> Option<Pid> {
+    let lives = |of: Pid| Stat::read(of).is_ok_and(|stat| !stat.has_ended());
+    if lives(pid) {
+        return Some(pid);
+    }
+    let others = threads(pid).ok()?.into_iter().map(|tid| Pid(tid.0)).filter(|tid| *tid != pid);
+    others.into_iter().find(|tid| lives(*tid))
+}
+
 pub(crate) fn status(pid: Pid, tid: Tid) -> Option<Status> {
     let bytes = process::read_file(format!("/proc/{pid}/task/{}/status", tid.0), STATUS_BYTES_MAX).ok()?;
     parse_status(&String::from_utf8_lossy(&bytes))

@@ -74,6 +74,7 @@ fn offsets_and_addresses_convert_within_code_only() {
         kind: elf::ET_DYN,
         entry: LinkAddr(0),
         eh_frame_index: None,
+        dynamic: None,
         is_static: false,
         is_go: false,
     };

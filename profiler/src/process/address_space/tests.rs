@@ -24,7 +24,7 @@ fn mapped(start: u64, end: u64, offset: u64, module: Option<u32>) -> MappedModul
 
 impl AddressSpace {
     pub(crate) fn with(pid: Pid, current: Vec<MappedModule>) -> Self {
-        Self { pid, current, retired: Vec::new() }
+        Self { pid, current, retired: Vec::new(), version: 0 }
     }
 
     /// Replaces all mappings.
@@ -90,7 +90,12 @@ fn mappings_survive_the_exit_of_the_process() {
     let paths: Vec<&str> = new.iter().map(|&id| &**modules.get(id).path()).collect();
     assert!(paths[0].ends_with("/sleep"), "{paths:?}");
     assert!(paths.iter().any(|path| path.ends_with("/libc.so.6")), "{paths:?}");
+    let version = space.version();
     assert_eq!(space.refresh(&mut modules).expect("readable"), [], "nothing is new");
+    assert_eq!(space.version(), version);
+    space.replace(Vec::new());
+    assert_ne!(space.refresh(&mut modules).expect("readable"), [], "all is new");
+    assert_ne!(space.version(), version);
     let first = space.mappings()[0].mapping.clone();
 
     child.end();

@@ -107,6 +107,11 @@ impl Threads {
         Ok(Some(Change::Exiting))
     }
 
+    /// Its first thread is held at its exit, and others may run.
+    pub(super) fn add_exiting_first(&mut self) -> io::Result<()> {
+        self.record(0, Stop::Exiting).map(drop)
+    }
+
     pub(super) fn first_resumed(&mut self) {
         self.threads[0].state = ThreadState::Running;
     }

@@ -3,7 +3,7 @@
 use super::*;
 use crate::ledger::live::Correction;
 use crate::ledger::timeline::{SampleTrigger, TimelinePoint};
-use crate::recording::block::{HeaderError, check_header};
+use crate::recording::block::{HeaderError, VERSION_MINOR, check_header};
 use crate::recording::entry::MappedRange;
 use crate::recording::read::ReadError;
 
@@ -14,7 +14,7 @@ fn unknown_versions_are_refused() {
     assert_eq!(check_header(&header), Err(HeaderError::Foreign), "the checksum is of another version");
     let checksum = crc32fast::hash(&header[..12]);
     header[12..].copy_from_slice(&checksum.to_le_bytes());
-    assert_eq!(check_header(&header), Err(HeaderError::Version { major: 9, minor: 0 }));
+    assert_eq!(check_header(&header), Err(HeaderError::Version { major: 9, minor: VERSION_MINOR }));
     let text = HeaderError::Version { major: 9, minor: 0 }.to_string();
     assert!(text.contains("format 9.0") && text.contains("reads format 2"), "{text}");
     let error = Reading::new(&header[..5]).expect_err("too short");

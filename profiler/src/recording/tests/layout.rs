@@ -4,8 +4,10 @@ use super::*;
 use crate::address::FileOffset;
 use crate::ids::ModuleId;
 use crate::ledger::timeline::TimelinePoint;
+use crate::model::{Inventory, MemoryFacts};
 use crate::recording::block::VERSION_MAJOR;
 use crate::recording::entry::{MappedRange, ModuleFacts, ThreadFacts};
+use crate::units::Cubes;
 
 /// Something of everything that a fold can hold.
 fn replay() -> Replay {
@@ -66,8 +68,40 @@ fn the_layout_of_a_fold_is_that_of_its_version() {
     }
     let golden = std::fs::read(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
     assert!(bytes == golden, "folds are laid out otherwise: see this test's comment");
-    let again: Replay = postcard::from_bytes(&golden).expect("it is of this version");
+    // The golden is what minor version 0 wrote: it has no third cumulants.
+    let again = Replay::from_bytes(&golden).expect("it is of this version");
     let told =
         |replay: &Replay| format!("{:?}", replay.snapshot(None, Modules::default(), MonotonicNanos(9000)).targets);
+    let mut without_cubes = replay();
+    without_cubes.cubes_mut().for_each(|cubes| *cubes = Cubes::default());
+    assert_eq!(told(&again), told(&without_cubes));
+
+    let bytes = replay().serialized().expect("it can be written");
+    let again = Replay::from_bytes(&bytes).expect("it was written now");
     assert_eq!(told(&again), told(&replay()));
+    assert_ne!(told(&again), told(&without_cubes));
+    assert!(bytes.starts_with(&golden) && postcard::from_bytes::<Replay>(&bytes).is_ok(), "the cumulants follow");
+    assert!(Replay::from_bytes(&bytes[..bytes.len() - 1]).is_err());
+}
+
+#[test]
+fn an_inventory_follows_a_fold() {
+    let inventory =
+        Inventory { blocks: 7, bytes: 700, pause_ns: 5, gaps: vec!["a gap".to_owned()], ..Inventory::default() };
+    let facts = MemoryFacts { inventory: Some(inventory.clone()), ..MemoryFacts::default() };
+    let with = |entries: Vec<Entry>| {
+        let mut replay = replay();
+        entries.into_iter().for_each(|entry| replay.enter(entry));
+        replay.serialized().expect("it can be written")
+    };
+    let (bytes, without) = (with(vec![fact(Fact::Memory(LedgerId(1), facts))]), with(Vec::new()));
+    let read = |bytes: &[u8]| {
+        let replay = Replay::from_bytes(bytes).expect("it was written now");
+        let snapshot = replay.snapshot(None, Modules::default(), MonotonicNanos(9000));
+        snapshot.targets[0].memory.inventory().cloned()
+    };
+    assert_eq!((read(&bytes), read(&without)), (Some(inventory), None));
+    // Minor version 1 ends before the list of inventories.
+    assert_eq!(read(&without[..without.len() - 2]), None);
+    assert!(Replay::from_bytes(&bytes[..bytes.len() - 1]).is_err());
 }

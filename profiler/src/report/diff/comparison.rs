@@ -10,7 +10,8 @@ use profiler_common::stack::StackEnd;
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::ids::Pid;
-use crate::ledger::totals::{Totals, Z_95};
+use crate::ledger::confidence::Z_95;
+use crate::ledger::totals::Totals;
 use crate::model::{CallsiteProfile, Frame, FrameId, Profile, TargetProfile, base_name};
 use crate::report::View;
 use crate::units::Amounts;
@@ -151,32 +152,43 @@ impl Delta {
         if view.is_bytes() { (after.bytes - before.bytes).to_f64() } else { (after.count - before.count).to_f64() }
     }
 
-    /// 95 %, from the sum of both variances: exact for independent samples, conservative for profiles of one recording,
-    /// where blocks in both were sampled once, so their errors cancel. Each side counts one more sample of the mean
-    /// size, because variances are estimated from the samples themselves, and too small, or 0, where there are few.
+    /// 95 %, for independent samples. Conservative for profiles of one recording, where blocks in both were sampled once,
+    /// so their errors cancel. A margin is that of the sum of both variances, where each side counts one more sample
+    /// because variances are estimated from the samples; or, if that is wider, the margin that follows from the intervals
+    /// of both sides, which are not symmetric (Zou and Donner, 2008).
     pub fn confidence(&self, view: View) -> [f64; 2] {
+        let sides = [(&self.before, self.interval_bytes[0]), (&self.after, self.interval_bytes[1])];
+        let one_more = sides.map(|(side, interval_bytes)| self.variance_of_one(view, side, interval_bytes));
         let estimated = view.variance(&self.before).to_f64() + view.variance(&self.after).to_f64();
-        let one_more: f64 =
-            self.interval_bytes.iter().map(|&interval_bytes| self.variance_of_one(view, interval_bytes)).sum();
-        let margin = Z_95 * (estimated + one_more).max(0.0).sqrt();
+        let margin = Z_95 * (estimated + one_more[0] + one_more[1]).max(0.0).sqrt();
+        let distances = |side: usize| {
+            let totals = sides[side].0;
+            let [low, high] = view.with_error(&view.amounts(totals)).interval_95(one_more[side].sqrt());
+            let estimate = view.estimate(totals);
+            [estimate - low, high - estimate]
+        };
+        let ([before_low, before_high], [after_low, after_high]) = (distances(0), distances(1));
         let growth = self.growth(view);
-        [growth - margin, growth + margin]
+        [growth - after_low.hypot(before_high).max(margin), growth + after_high.hypot(before_low).max(margin)]
     }
 
-    /// The variance that one sample of the mean size adds at this interval.
+    /// The variance that one more sample adds on a side: one of the mean size of both, or of the weight that causes most
+    /// of the side's variance if that is more. The mean size is that of large blocks where these outweigh small ones.
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "`as` saturates")]
-    fn variance_of_one(&self, view: View, interval_bytes: u64) -> f64 {
+    fn variance_of_one(&self, view: View, side: &Totals, interval_bytes: u64) -> f64 {
+        let weight = view.with_error(&view.amounts(side)).weight();
         let mut both = view.amounts(&self.before);
         both += view.amounts(&self.after);
         let (bytes, blocks) = (both.bytes.to_f64(), both.count.to_f64());
         if blocks <= 0.0 {
-            return 0.0;
+            return weight * weight;
         }
         let interval = Interval::nearest(
             u32::try_from(interval_bytes).map_or(INTERVAL_BYTES_MAX, |bytes| bytes.min(INTERVAL_BYTES_MAX)),
         );
         let variance = Amounts::of((bytes / blocks).max(0.0) as u64, interval).variance;
-        if view.is_bytes() { variance.bytes.to_f64() } else { variance.count.to_f64() }
+        let variance = if view.is_bytes() { variance.bytes.to_f64() } else { variance.count.to_f64() };
+        variance.max(weight * weight)
     }
 
     pub fn is_noise(&self, view: View) -> bool {

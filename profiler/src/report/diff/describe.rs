@@ -50,7 +50,7 @@ pub(super) fn side(profile: &Profile) -> String {
         format!("from {}", text::moment(profile.started_unix_ns)),
         span(profile),
         describe::interval(profile),
-        describe::losses(profile),
+        describe::verdict(profile),
     ]
     .join(" · ")
 }
@@ -127,7 +127,7 @@ pub(super) fn losses(diff: &Diff<'_>) -> Vec<String> {
     [("before", diff.before.profile), ("after", diff.after.profile)]
         .into_iter()
         .filter(|(_, profile)| profile.incomplete())
-        .map(|(when, profile)| format!("{when}: {}", describe::losses(profile)))
+        .map(|(when, profile)| format!("{when}: {}", describe::verdict(profile)))
         .collect()
 }
 

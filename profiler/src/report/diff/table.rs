@@ -28,7 +28,7 @@ pub fn table(diff: &Diff<'_>, view: View, top: usize, threshold: u64, width: Opt
         page.line(WARNING, "health: the compared profiles are incomplete");
         words::losses(diff).iter().for_each(|line| page.line(WARNING, &format!("  {line}")));
     } else {
-        page.line(HEADING, "health: nothing was lost in either");
+        page.line(HEADING, "health: both are complete");
     }
     page.text
 }

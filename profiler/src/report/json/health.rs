@@ -10,7 +10,8 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use super::values::counts;
 use crate::ids::Pid;
 use crate::model::{
-    self, Action, Excess, InlineEngine, IntervalChange, Loss, ProbeCosts, ProbeScope, SymbolizationFailure, UnfoundHook,
+    self, Action, Excess, InlineEngine, InlinedHeap, IntervalChange, Loss, ProbeCosts, ProbeScope,
+    SymbolizationFailure, UnfoundHook,
 };
 
 /// Drops, and the cost of profiling.
@@ -34,10 +35,16 @@ pub(in crate::report) struct Health {
     /// User-defined hooks whose function was in no process.
     #[serde(default)]
     unfound: Vec<UnfoundHook>,
+    /// Heaps that were not hooked in a module, because its compiler inlined their functions.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    inlined_heaps: Vec<InlinedHeap>,
     /// Number of times the ledger was resynced from the kernel's live set.
     resyncs: u64,
     /// CPU time of heapbpf, in nanoseconds.
     agent_cpu_ns: u64,
+    /// Of it, for samples of the targets' resident memory, in nanoseconds.
+    #[serde(default)]
+    memory_sampling_ns: u64,
     /// Peak resident set size of heapbpf, in bytes.
     agent_rss_bytes_max: u64,
     /// Changes of heaps' intervals, in the order of time.

@@ -18,7 +18,8 @@ use crate::model::{
 use crate::report::tables::{Intern, Interner};
 use crate::report::text;
 use crate::units::{
-    Amounts, EstimatedBytes, EstimatedCount, EstimatedMicros, EstimatedVariance, MonotonicNanos, Variance,
+    Amounts, Cubes, EstimatedBytes, EstimatedCount, EstimatedCube, EstimatedMicros, EstimatedVariance, MonotonicNanos,
+    Variance,
 };
 
 /// Limit for bytes and blocks: beyond any heap, and small enough for sums over a report not to overflow.
@@ -27,6 +28,9 @@ const NANOS_MAX: f64 = AMOUNT_MAX * (1_u64 << 20) as f64;
 
 /// Limit for variances: a standard deviation of 4 TiB. A million of these can be summed.
 const VARIANCE_MAX: f64 = AMOUNT_MAX * (1_u64 << 20) as f64;
+/// Limit for third cumulants: 2^15 samples at an interval of 1 GiB. A million of these can be summed.
+const CUBE_MAX: f64 = VARIANCE_MAX * (1_u64 << 22) as f64;
+
 const TEMPORARY_COUNT_MAX: u64 = 1 << 43;
 
 /// Limit for points of a curve. Sessions keep fewer.
@@ -77,6 +81,7 @@ fn profile(report: schema::Report<'_>) -> Result<Profile, String> {
         older_than_ns: report.older_than_ns,
         // Leak reports have a shape of their own, which is not read back.
         unreachable: false,
+        strict: false,
         window: report.window,
         targets: targets.collect::<Result<_, _>>()?,
         others: Others {
@@ -88,7 +93,7 @@ fn profile(report: schema::Report<'_>) -> Result<Profile, String> {
             folded_totals: totals(&report.others.folded_totals)?,
             folded_interval_bytes: report.others.folded_interval_bytes,
         },
-        health: report.health,
+        health: report.health.health,
         frames: names.frames.into_iter().collect(),
         modules,
     })
@@ -117,6 +122,7 @@ fn target(target: schema::Target<'_>, modules: usize, names: &mut Names) -> Resu
         mappings: mappings.collect::<Result<_, _>>()?,
         threads: target.threads.into_owned(),
         history: history(&target.curve)?,
+        memory: Arc::new(super::memory::read(target.memory, target.inventory.map(Cow::into_owned))),
         totals: totals(&target.totals.totals)?,
         leaks: leaks.transpose()?,
         callsites,
@@ -290,10 +296,18 @@ fn totals(totals: &schema::Totals) -> Result<Totals, String> {
         alloc_variance: Variance {
             bytes: variance(totals.alloc_bytes_variance, alloc_bytes.to_f64(), totals.alloc_bytes_95)?,
             count: variance(totals.alloc_count_variance, alloc_count.to_f64(), totals.alloc_count_95)?,
+            cubes: Cubes {
+                bytes: cube(totals.alloc_bytes_third_cumulant),
+                count: cube(totals.alloc_count_third_cumulant),
+            },
         },
         live_variance: Variance {
             bytes: variance(totals.live_bytes_variance, live_bytes.to_f64(), totals.live_bytes_95)?,
             count: variance(totals.live_count_variance, live_count.to_f64(), totals.live_count_95)?,
+            cubes: Cubes {
+                bytes: cube(totals.live_bytes_third_cumulant),
+                count: cube(totals.live_count_third_cumulant),
+            },
         },
         peak_bytes: bytes(totals.peak_bytes)?,
         peak_count: count(totals.peak_count)?,
@@ -310,6 +324,10 @@ fn variance(variance: Option<f64>, estimate: f64, interval: Option<[f64; 2]>) ->
         (None, None) => 0.0,
     };
     Ok(EstimatedVariance::from_f64(bounded(variance, VARIANCE_MAX)?))
+}
+
+fn cube(cube: Option<f64>) -> EstimatedCube {
+    EstimatedCube::of(cube.unwrap_or_default().clamp(-CUBE_MAX, CUBE_MAX))
 }
 
 fn details(details: schema::Details) -> Result<Details, String> {

@@ -7,9 +7,10 @@ use std::borrow::Cow;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::health::Health;
+use super::memory::Memory;
 use super::values::{Amount, Hex};
-use crate::model::{self, HookStatus, Overhead, Profile, Skipped, ThreadProfile, Window};
+use super::verdict::HealthAndVerdict;
+use crate::model::{self, HookStatus, Inventory, Overhead, Profile, Skipped, ThreadProfile, Window};
 
 /// Version of the report's shape. Raised by incompatible changes; a new field alone does not raise it.
 pub(crate) const VERSION: u32 = 1;
@@ -40,9 +41,8 @@ pub(crate) struct Report<'a, Targets = Vec<Target<'a>>> {
     /// Files whose code the targets executed, without duplicates.
     #[serde(default)]
     pub(super) modules: Vec<Module<'a>>,
-    /// Drops, and the cost of profiling.
-    #[serde(with = "Health")]
-    pub(super) health: model::Health,
+    /// Whether the profile is complete, what is missing, and the cost of profiling.
+    pub(super) health: HealthAndVerdict,
 }
 
 /// A process. A pid can occur several times: once for each program that the process executed.
@@ -79,6 +79,12 @@ pub(crate) struct Target<'a, Callsites = Vec<Callsite<'a>>> {
     /// Totals over time, in the order of time.
     #[serde(default)]
     pub(super) curve: Vec<CurvePoint>,
+    /// Where its resident memory was; null where unknown.
+    #[serde(default)]
+    pub(super) memory: Option<Memory<'a>>,
+    /// Blocks from before the recording; null where none were requested.
+    #[serde(default)]
+    pub(super) inventory: Option<Cow<'a, Inventory>>,
     /// Where the modules' code was mapped, by rising address; ranges can overlap.
     #[serde(default)]
     pub(super) mappings: Vec<Mapping>,
@@ -133,7 +139,8 @@ impl From<model::Origin> for Origin {
 #[derive(Serialize, Deserialize)]
 #[cfg_attr(test, derive(JsonSchema))]
 pub(crate) struct Totals {
-    /// Blocks live at the start: a forked process's copies of its parent's, or in a window those live at its start.
+    /// Blocks live at the start: a forked process's copies of its parent's, or those from before the recording; in a window
+    /// those live at its start.
     pub(super) inherited_count: Amount,
     /// Bytes of the inherited blocks.
     pub(super) inherited_bytes: Amount,
@@ -177,6 +184,18 @@ pub(crate) struct Totals {
     /// Variance of `live_bytes`, in bytes².
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) live_bytes_variance: Option<f64>,
+    /// Third cumulant of the error of `alloc_count`, in blocks³. Third cumulants can be summed like variances.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) alloc_count_third_cumulant: Option<f64>,
+    /// Third cumulant of the error of `alloc_bytes`, in bytes³.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) alloc_bytes_third_cumulant: Option<f64>,
+    /// Third cumulant of the error of `live_count`, in blocks³.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) live_count_third_cumulant: Option<f64>,
+    /// Third cumulant of the error of `live_bytes`, in bytes³.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) live_bytes_third_cumulant: Option<f64>,
     /// Maximum of live bytes at this callsite, heap or process since the recording started.
     pub(super) peak_bytes: Amount,
     /// Blocks live at that maximum.

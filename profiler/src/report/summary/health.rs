@@ -8,11 +8,13 @@ use crate::model::{
     Action, Excess, Guardrails, Health, HeapProfile, HookStatus, NamesFrom, Profile, Reached, ScopeKind, Symbolization,
     SymbolizationFailure,
 };
+use crate::report::cuts::cuts;
 use crate::report::page::{HEADING, PLAIN, Page, WARNING};
 use crate::report::presentation::View;
 use crate::report::{describe, text};
 
 const HOOKS_MAX: usize = 5;
+const CUTS_MAX: usize = 5;
 const REACHED_MAX: usize = 10;
 
 /// Minimum duration of a recording to report the agent's share of CPU time: startup dominates shorter ones.
@@ -20,11 +22,8 @@ const SHARE_DURATION_NS_MIN: u64 = 1_000_000_000;
 
 impl Page {
     pub(in crate::report) fn health(&mut self, profile: &Profile, view: View) {
-        if profile.incomplete() {
-            self.line(WARNING, "health: this profile is incomplete");
-        } else {
-            self.line(HEADING, "health: no losses");
-        }
+        let style = if profile.incomplete() { WARNING } else { HEADING };
+        self.line(style, &format!("health: {}", describe::verdict(profile)));
         self.losses(profile);
         self.guardrails(profile);
         let accuracy = describe::accuracy(profile, view);
@@ -35,6 +34,7 @@ impl Page {
         self.engine(profile);
         self.scope(&profile.health);
         self.stacks(&profile.health);
+        self.cuts(profile);
         self.frame_pointers(&profile.health);
         self.symbolization(&profile.health.symbolization);
         self.cost(profile);
@@ -107,6 +107,7 @@ impl Page {
         } else {
             self.attached(&hooks);
         }
+        self.inlined(&profile.health);
         self.unfound(profile);
     }
 
@@ -127,6 +128,12 @@ impl Page {
             self.line(style, &line);
         }
         self.and_more("    ", unattached.len(), HOOKS_MAX);
+    }
+
+    fn inlined(&mut self, health: &Health) {
+        for inlined in &health.inlined_heaps {
+            self.line(WARNING, &format!("    {}", describe::inlined(inlined)));
+        }
     }
 
     /// Built-in specs have many functions, few programs have all: their heaps are listed only if all are missing.
@@ -179,6 +186,18 @@ impl Page {
             })
             .collect();
         self.line(PLAIN, &format!("  stacks: {}", words.join(", ")));
+    }
+
+    fn cuts(&mut self, profile: &Profile) {
+        let cuts = cuts(profile);
+        for cut in cuts.iter().take(CUTS_MAX) {
+            let share = text::share(cut.share, 1.0);
+            self.line(PLAIN, &format!("    {share} end in {}", cut.cause()));
+            if let Some(advice) = cut.advice {
+                self.line(PLAIN, &format!("      {advice}"));
+            }
+        }
+        self.and_more("    ", cuts.len(), CUTS_MAX);
     }
 
     fn frame_pointers(&mut self, health: &Health) {

@@ -38,11 +38,11 @@ fn lines_are_sorted_and_complete() {
 fn incomplete_stacks_have_an_outermost_frame_with_the_reason() {
     for (end, expected) in [
         (Some(StackEnd::Complete), "x (1);f 5\n"),
-        (Some(StackEnd::Truncated), "x (1);[unwind: truncated];f 5\n"),
-        (Some(StackEnd::Unreadable), "x (1);[unwind: unreadable];f 5\n"),
-        (Some(StackEnd::BrokenChain), "x (1);[unwind: broken_chain];f 5\n"),
-        (Some(StackEnd::NoScratch), "x (1);[unwind: no_scratch];f 5\n"),
-        (None, "x (1);[unwind: unknown];f 5\n"),
+        (Some(StackEnd::Truncated), "x (1);[unwind stopped: more than 1024 frames];f 5\n"),
+        (Some(StackEnd::Unreadable), "x (1);[unwind stopped: unreadable memory];f 5\n"),
+        (Some(StackEnd::BrokenChain), "x (1);[unwind stopped: broken frame pointers];f 5\n"),
+        (Some(StackEnd::NoScratch), "x (1);[unwind stopped: interrupted];f 5\n"),
+        (None, "x (1);[unwind stopped: unknown reason];f 5\n"),
     ] {
         assert_eq!(render(Format::Folded, &one("f", end), View::LiveBytes), expected);
     }
@@ -52,7 +52,7 @@ fn incomplete_stacks_have_an_outermost_frame_with_the_reason() {
 fn a_stack_without_frames_has_a_placeholder() {
     for (end, expected) in [
         (None, "x (1);[stack lost] 5\n"),
-        (Some(StackEnd::NoScratch), "x (1);[unwind: no_scratch] 5\n"),
+        (Some(StackEnd::NoScratch), "x (1);[unwind stopped: interrupted] 5\n"),
         (Some(StackEnd::Complete), "x (1);[no frames] 5\n"),
     ] {
         let mut profile = one("f", end);

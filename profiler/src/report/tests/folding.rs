@@ -28,7 +28,7 @@ fn totals_are_of_all_processes_and_name_the_part_without_stacks() {
     }
     let image = render(Format::Flamegraph, &profile, View::LiveBytes);
     assert!(image.contains(">3.2 MiB · every allocation · "), "{image}");
-    assert!(image.contains(" · no losses · not drawn: 1.1 MiB of 5 processes that exited<"), "{image}");
+    assert!(image.contains(" · complete · not drawn: 1.1 MiB of 5 processes that exited<"), "{image}");
 }
 
 #[test]

@@ -49,7 +49,7 @@ fn the_summary_lists_reached_limits_and_actions() {
     let text = text(&limited());
     for expected in [
         "command: /usr/bin/cached, detached",
-        "health: this profile is incomplete",
+        "health: incomplete: 1 process detached by a limit",
         "intervals raised after 2s: heapbpf took 3.2% of a core, more than the 2.5% allowed",
         "detached after 4s: probes took ≈ 61% of the CPU time of cached (pid 4711), more than the 5.0% allowed; its numbers, including live bytes, are as of then",
         "memory: at most 150.0 MiB, kernel maps and agent, of the 200.0 MiB allowed",
@@ -77,7 +77,7 @@ fn a_stopped_recording_has_its_reason() {
     let text = text(&profile);
     let expected = "stopped after 9s: heapbpf and its kernel maps took 201.0 MiB, more than the 200.0 MiB allowed";
     assert!(text.contains(expected), "{text}");
-    assert_eq!(describe::losses(&profile), "stopped by a limit, 1 process detached by a limit");
+    assert_eq!(describe::verdict(&profile), "incomplete: stopped by a limit, 1 process detached by a limit");
 }
 
 #[test]

@@ -24,13 +24,13 @@ fn all_reports_agree_on_missing_hooks() {
         let profile = unattached(required);
         assert_eq!(profile.incomplete(), missing, "{required:?}");
         let image = render(Format::Flamegraph, &profile, View::LiveBytes);
-        let losses = if missing { "1 hook not attached" } else { "no losses" };
-        assert!(image.contains(&format!(" · {losses}<")), "{required:?}: {image}");
+        let verdict = if missing { "incomplete: 1 hook not attached" } else { "complete" };
+        assert!(image.contains(&format!(" · {verdict}<")), "{required:?}: {image}");
         let reason = "`malloc` in `/usr/lib/x86_64-linux-gnu/libc.so.6` is not attached: the entry is patched";
         // Without a graph, optional hooks are listed too.
         assert_eq!(image.matches(reason).count(), 1, "{required:?}: {image}");
         let text = summary(&profile, View::LiveBytes, 10, None, false);
-        assert_eq!(text.contains("health: this profile is incomplete"), missing, "{required:?}: {text}");
+        assert_eq!(text.contains("health: incomplete: 1 hook not attached"), missing, "{required:?}: {text}");
         assert!(text.contains("  hooks: 1 of 2 functions of heap libc\n"), "{required:?}: {text}");
         let need = if missing { "" } else { " (few programs call it)" };
         assert_eq!(text.matches(&format!("    libc: {reason}{need}\n")).count(), 1, "{required:?}: {text}");

@@ -25,9 +25,11 @@ fn parse(profile: &Profile) -> Value {
 const TOTALS: &[&str] = &[
     "alloc_bytes",
     "alloc_bytes_95",
+    "alloc_bytes_third_cumulant",
     "alloc_bytes_variance",
     "alloc_count",
     "alloc_count_95",
+    "alloc_count_third_cumulant",
     "alloc_count_variance",
     "alloc_samples",
     "at_peak_bytes",
@@ -38,9 +40,11 @@ const TOTALS: &[&str] = &[
     "inherited_count",
     "live_bytes",
     "live_bytes_95",
+    "live_bytes_third_cumulant",
     "live_bytes_variance",
     "live_count",
     "live_count_95",
+    "live_count_third_cumulant",
     "live_count_variance",
     "live_samples",
     "peak_bytes",
@@ -65,10 +69,19 @@ const OBJECTS: &[(&str, &str)] = &[
     ("", "ended_unix_ns health interval_bytes modules others started_unix_ns targets version window"),
     (
         "/targets/0",
-        "beginning callsites cgroup comm command curve detached_unix_ns exit_code exited heaps leak_candidates mappings overhead pid replaced threads totals",
+        "beginning callsites cgroup comm command curve detached_unix_ns exit_code exited heaps inventory leak_candidates mappings memory overhead pid replaced threads totals",
     ),
     ("/modules/0", "build_id path"),
     ("/targets/0/mappings/0", "bias end module offset start"),
+    ("/targets/0/memory", "growth mappings points runtimes"),
+    (
+        "/targets/0/memory/mappings/0",
+        "access name private_clean_bytes private_dirty_bytes pss_bytes shared_clean_bytes shared_dirty_bytes size_bytes start swap_bytes",
+    ),
+    ("/targets/0/inventory", "blocks bytes error gaps interval_bytes pause_ns"),
+    ("/targets/0/memory/points/0", "parts pss_bytes rss_bytes swap_bytes unix_ns"),
+    ("/targets/0/memory/points/0/parts/0", "bytes class name"),
+    ("/targets/0/memory/growth", "bytes hooked_bytes others unexplained"),
     ("/targets/0/beginning", "delay_ns from_first_call origin parent unix_ns"),
     (
         "/others",
@@ -77,6 +90,7 @@ const OBJECTS: &[(&str, &str)] = &[
     ("/others/skipped/0", "command pid reason"),
     ("/health/interval_changes/0", "from_bytes heap reason to_bytes unix_ns"),
     ("/health/unfound/0", "function heap modules required"),
+    ("/health/inlined_heaps/0", "advice copies function heap module"),
     ("/targets/0/totals", "+"),
     ("/targets/0/heaps/0", "+ hooks interval_bytes interval_bytes_max name"),
     ("/targets/0/heaps/0/hooks/0", "attached backend emulated error function instruction module offset required"),
@@ -84,8 +98,11 @@ const OBJECTS: &[(&str, &str)] = &[
     ("/targets/0/callsites/0/stack/0", "address file function inlined line module module_offset"),
     (
         "/health",
-        "agent_cpu_ns agent_rss_bytes_max events frame_pointer_modules guardrails inline_engine interval_changes lost resyncs symbolization unfound unwind",
+        "agent_cpu_ns agent_rss_bytes_max cut_stacks events frame_pointer_modules guardrails inline_engine inlined_heaps interval_changes lost memory_sampling_ns resyncs symbolization unfound unwind verdict",
     ),
+    ("/health/cut_stacks/0", "advice count end module share"),
+    ("/health/verdict", "complete findings statement strict"),
+    ("/health/verdict/findings/0", "count exceeded kind share share_max"),
     ("/health/inline_engine", "passed_calls refused stop_ns_max targets trapped_calls"),
     ("/health/symbolization", "failures isolation isolation_missing"),
     ("/health/symbolization/failures/0", "module names reason"),
@@ -173,13 +190,14 @@ fn estimates_are_floats() {
     let blocks = callsite["live_count"].as_f64().expect("a number");
     assert!((blocks - 30.0 * 41.462).abs() < 0.02, "{blocks}");
     assert!(callsites.iter().all(|callsite| callsite["alloc_bytes"].is_f64()));
-    // Each of the 30 adds w (w - 1) to the variance. Both bounds are 1.96 of their own standard deviations away.
-    let variance = 30.0 * 41.462 * 40.462;
-    for at in [0, 1] {
+    // Of 30 samples of small blocks, the interval is about that of a Poisson count of 30: 20.24 to 42.83.
+    for (at, samples) in [(0, 20.24), (1, 42.83)] {
         let end = callsite["live_count_95"][at].as_f64().expect("a number");
-        let deviation = (variance * end / blocks).sqrt();
-        assert!(((blocks - end).abs() / deviation - 1.96).abs() < 0.001, "{end}");
+        assert!((end / 41.462 - samples).abs() < 0.5, "{end}");
     }
+    let variance = 30.0 * 41.462 * 40.462;
+    let cube = callsite["live_count_third_cumulant"].as_f64().expect("a number");
+    assert!((cube / variance - 2.0 * 41.462 + 1.0).abs() < 0.01, "{cube}");
     assert_eq!(callsite["live_samples"], 30);
 }
 

@@ -3,6 +3,7 @@
 //! `UPDATE_GOLDEN=1 cargo test -p heapbpf report` rewrites the goldens; read the difference before you commit it.
 
 mod choice;
+mod cuts;
 mod dhat;
 mod diff;
 mod firefox;
@@ -30,6 +31,7 @@ mod speedscope;
 mod summary;
 mod tail;
 mod unreachable;
+mod verdict;
 
 use std::path::Path;
 

@@ -153,6 +153,16 @@ fn changed(profile: &Profile, change: impl FnOnce(&mut Value)) -> Result<Profile
     read(report.to_string().as_bytes())
 }
 
+/// The interval of reports without variances (Wilson, 1927): each bound is 1.96 of its own standard deviations away.
+fn score_interval(estimate: f64, variance: f64) -> [f64; 2] {
+    if estimate <= 0.0 {
+        return [estimate; 2];
+    }
+    let half_shift = 1.959_963_984_540_054_f64.powi(2) * variance / estimate / 2.0;
+    let margin = (2.0 * half_shift * estimate + half_shift * half_shift).sqrt();
+    [estimate + half_shift - margin, estimate + half_shift + margin]
+}
+
 #[test]
 fn reports_without_later_fields_are_read() {
     let again = changed(&profiles::sampled(), |report| {
@@ -163,7 +173,13 @@ fn reports_without_later_fields_are_read() {
             }
             for callsite in target["callsites"].as_array_mut().expect("a list") {
                 let fields = callsite.as_object_mut().expect("an object");
-                fields.retain(|field, _| !field.ends_with("_variance") && field != "thread");
+                for view in View::ALL.map(|view| view.name().replace('-', "_")) {
+                    let number = |field: &str| fields[field].as_f64().expect("a number");
+                    let interval = score_interval(number(&view), number(&format!("{view}_variance")));
+                    fields.insert(format!("{view}_95"), json!(interval));
+                }
+                let is_later = |field: &str| field.ends_with("_variance") || field.ends_with("_third_cumulant");
+                fields.retain(|field, _| !is_later(field) && field != "thread");
             }
         }
     });
@@ -244,8 +260,7 @@ proptest! {
     #[test]
     fn variances_follow_from_confidence_intervals(estimate in 1.0..1e12_f64, samples in 1.0..1e6_f64) {
         let variance = estimate * estimate / samples;
-        let interval = Totals::confidence(estimate, crate::units::EstimatedVariance::from_f64(variance));
-        let back = Totals::variance_of(estimate, interval);
+        let back = Totals::variance_of(estimate, score_interval(estimate, variance));
         prop_assert!((back - variance).abs() <= 1e-6 * variance, "{back} is not {variance}");
     }
 }

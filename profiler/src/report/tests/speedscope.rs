@@ -90,7 +90,14 @@ fn stacks_start_with_groups_and_the_process() {
     let file: Value = serde_json::from_slice(&bytes).expect("the file is JSON");
     assert_eq!(
         names(&file, 2, 2),
-        ["libc", "app (900)", "[unwind: truncated]", "0x555555554080", "two\nlines\u{1b}[31m", "app+0x1234"]
+        [
+            "libc",
+            "app (900)",
+            "[unwind stopped: more than 1024 frames]",
+            "0x555555554080",
+            "two\nlines\u{1b}[31m",
+            "app+0x1234"
+        ]
     );
     let frames = list(&file["shared"]["frames"]);
     let push = frames.iter().find(|frame| frame["name"] == "alloc::vec::Vec<T,A>::push").expect("the frame is there");
@@ -98,10 +105,10 @@ fn stacks_start_with_groups_and_the_process() {
 }
 
 #[test]
-fn the_name_has_the_interval_and_losses() {
+fn the_name_has_the_interval_and_the_verdict() {
     let file = parse(&profiles::sampled(), View::LiveBytes);
     let name = file["name"].as_str().expect("a name");
-    for words in ["2 processes", "sampled every 4 KiB", "12,348 events lost"] {
+    for words in ["2 processes", "sampled every 4 KiB", "12,348 events dropped"] {
         assert!(name.contains(words), "{name}");
     }
     let name = file["profiles"][0]["name"].as_str().expect("a name");

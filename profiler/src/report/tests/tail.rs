@@ -46,6 +46,28 @@ fn check(threshold: &str, expected: &[&str]) {
 }
 
 #[test]
+fn callsites_with_equal_stacks_are_merged_without_a_threshold() {
+    let mut profile = pieces();
+    let target = &mut profile.targets[0];
+    let mut cut = target.callsites[2].clone();
+    cut.end = Some(StackEnd::MissingModule);
+    let dropped = callsite(&[], None, 0, taken(1, 1, 5, 0));
+    let same = target.callsites[1].clone();
+    target.callsites.extend([same, cut, dropped.clone(), dropped]);
+    let candidate =
+        LeakCandidate { callsite: 6, bytes_per_second: 1.0, margin: 0.5, old_share: 0.5, survival: None, score: 1.0 };
+    let other = LeakCandidate { callsite: 7, ..candidate };
+    target.leaks = Some(Leaks { candidates: vec![candidate, other], ..Leaks::default() });
+    let merged = Presentation::default().thinned(&profile).into_owned();
+    let target = &merged.targets[0];
+    let live: Vec<u64> = target.callsites.iter().map(|callsite| callsite.totals.live_bytes().rounded()).collect();
+    // Other ends, and dropped stacks, stay separate.
+    assert_eq!(live, [880, 24, 8, 50, 30, 20, 8, 5, 5]);
+    let candidates = target.leaks.iter().flat_map(|leaks| &leaks.candidates).map(|candidate| candidate.callsite);
+    assert_eq!(candidates.collect::<Vec<_>>(), [1, 6]);
+}
+
+#[test]
 fn small_frames_are_merged_level_by_level() {
     check(
         "0%",

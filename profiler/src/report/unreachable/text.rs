@@ -66,12 +66,21 @@ impl Text {
             let command = text::printable(&target.facts.command);
             format!("process {} `{}` · ", target.facts.pid, text::cut(&command, TYPE_CHARS_MAX))
         });
-        let when = if check.at_exit { "at exit, " } else { "" };
+        let when = match &check.signal {
+            Some(signal) => format!("killed by {signal}, "),
+            None if check.at_exit => "at exit, ".to_owned(),
+            None => String::new(),
+        };
         let paused = format!("stopped for {} (snapshot: {})", text::duration(check.pause_ns), check.method);
         self.line(PLAIN, &format!("{process}{when}{} · {paused}", text::moment(check.taken_unix_ns)));
         if check.indirect().count > 0 {
             let (direct, indirect) = (amount(check.direct), amount(check.indirect()));
             self.line(PLAIN, &format!("direct: {direct} · indirect, referenced by direct ones only: {indirect}"));
+        }
+        if check.unchecked_children > 0 {
+            let count = text::counted(check.unchecked_children, "child process");
+            let verb = if check.unchecked_children == 1 { "was" } else { "were" };
+            self.line(WARNING, &format!("incomplete: {count} of the command {verb} not checked"));
         }
         if check.profile.interval_bytes > 1 {
             let every = text::round_size(check.profile.interval_bytes);
@@ -115,7 +124,8 @@ impl Text {
     fn leak(&mut self, check: &Unreachable, leak: &Leak) {
         let known = leak.type_name.as_ref().map(of_type).unwrap_or_default();
         let age = leak.age_ns.map(age).unwrap_or_default();
-        let line = format!("{} unreachable at {:#x}{known}{age}", size(leak.size_bytes), leak.address);
+        let bytes = if leak.usable_size { usable(leak.size_bytes) } else { size(leak.size_bytes) };
+        let line = format!("{bytes} unreachable at {:#x}{known}{age}", leak.address);
         self.line(HEADING, &line);
         if leak.cycle_count > 1 {
             let count = text::count(leak.cycle_count);
@@ -211,6 +221,11 @@ impl Text {
 
 fn size(bytes: u64) -> String {
     let exact = text::counted(bytes, "byte");
+    if bytes < 1024 { exact } else { format!("{exact} ({})", text::size(bytes)) }
+}
+
+fn usable(bytes: u64) -> String {
+    let exact = text::counted(bytes, "usable byte");
     if bytes < 1024 { exact } else { format!("{exact} ({})", text::size(bytes)) }
 }
 

@@ -6,6 +6,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::ids::{HookId, StackId, Tid};
 use crate::ingest::event::Event;
+use crate::ledger::confidence::{Estimate, least_weights};
 use crate::ledger::totals::Totals;
 use crate::ledger::{Ledger, LiveAllocation};
 
@@ -94,15 +95,22 @@ fn thinned_estimates_are_unbiased_and_within_four_sigma() {
 }
 
 #[test]
-fn the_95_percent_interval_of_a_thinned_estimate_contains_the_true_value() {
+fn the_95_percent_intervals_of_thinned_estimates_contain_the_true_values() {
     let runs = 1000;
-    let mut held = 0;
+    let mut held = [0; 2];
     for seed in 0..runs {
-        let (totals, _, bytes) = run(50_000 + seed, 2000, 64, &[1024, 4096]);
-        let [low, high] = Totals::confidence(totals.live_bytes().to_f64(), totals.live_variance.bytes);
-        held += u64::from((low..=high).contains(&bytes));
+        let (totals, count, bytes) = run(50_000 + seed, 2000, 64, &[1024, 4096]);
+        let live = totals.live();
+        let [least_bytes, least_count] = least_weights(4096, live.samples);
+        let intervals = [
+            (Estimate::of_bytes(&live).interval_95(least_bytes), bytes),
+            (Estimate::of_count(&live).interval_95(least_count), count),
+        ];
+        for (held, ([low, high], truth)) in held.iter_mut().zip(intervals) {
+            *held += u64::from((low..=high).contains(&truth));
+        }
     }
-    assert!((930..=970).contains(&held), "{held} of {runs}");
+    assert!(held.iter().all(|held| (930..=970).contains(held)), "bytes and blocks: {held:?} of {runs}");
 }
 
 #[test]

@@ -71,11 +71,19 @@ impl Previous {
     }
 
     /// Removes the breakpoints that a killed session has left; those of a running one remain.
-    pub(super) fn remove_breakpoints(&self, pid: Pid, keeper: &Keeper) -> Result<(), KeeperError> {
-        for stubs in self.mapped.iter().filter(|stubs| !stubs.breakpoints.is_empty()) {
-            leftover::remove_from(keeper, LinkKind::Multi, &stubs.file, &stubs.breakpoints, pid)?;
+    pub(super) fn without_breakpoints(
+        space: &AddressSpace,
+        is_own: impl Fn(&Mapping) -> bool,
+        keeper: &Keeper,
+    ) -> Result<Self, KeeperError> {
+        let previous = Self::find(space, &is_own);
+        if !previous.is_in_use() {
+            return Ok(previous);
         }
-        Ok(())
+        for stubs in previous.mapped.iter().filter(|stubs| !stubs.breakpoints.is_empty()) {
+            leftover::remove_from(keeper, LinkKind::Multi, &stubs.file, &stubs.breakpoints, space.pid())?;
+        }
+        Ok(Self::find(space, is_own))
     }
 
     /// Whether nothing is to be removed.

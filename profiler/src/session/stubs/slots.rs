@@ -6,9 +6,9 @@ use rustc_hash::FxHashMap;
 use tracing::debug;
 
 use super::previous::Previous;
-use crate::ids::{HeapId, ModuleId, Pid};
+use crate::ids::{HeapId, ModuleId};
 use crate::keeper::SlotChange;
-use crate::linux::process_memory::{self, RANGES_MAX};
+use crate::linux::process_memory::read_words;
 use crate::object::imports::{Import, imports};
 use crate::object::module::{Module, ModuleStore};
 use crate::process::address_space::AddressSpace;
@@ -114,20 +114,4 @@ fn imports_of(module: &Module, names: &[&'static str]) -> Arc<[Import]> {
     let (Ok(image), Ok(elf)) = (module.image(), module.elf()) else { return Arc::default() };
     let found = imports(image, elf, names);
     found.inspect_err(|error| debug!("module {}: {error}", module.path())).unwrap_or_default().into()
-}
-
-fn read_words(pid: Pid, addresses: &[u64]) -> Vec<Option<u64>> {
-    let mut words = Vec::with_capacity(addresses.len());
-    while words.len() < addresses.len() {
-        let rest = &addresses[words.len()..];
-        let ranges: Vec<(u64, usize)> = rest.iter().take(RANGES_MAX).map(|&address| (address, 8)).collect();
-        let mut bytes = vec![0; ranges.len() * 8];
-        let read = process_memory::read(pid, &ranges, &mut bytes).unwrap_or(0);
-        let (complete, _) = bytes[..read].as_chunks::<8>();
-        words.extend(complete.iter().map(|word| Some(u64::from_ne_bytes(*word))));
-        if complete.len() < ranges.len() {
-            words.push(None);
-        }
-    }
-    words
 }

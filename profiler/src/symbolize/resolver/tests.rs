@@ -84,6 +84,29 @@ fn inlined_calls_are_listed_innermost_first() {
     );
 }
 
+/// gcc gives lambdas of `main` no linkage names in DWARF.
+#[test]
+fn lambdas_keep_the_function_that_contains_them() {
+    let source = "#include <cstdlib>
+void *volatile sink;
+int main(int n, char **) {
+    auto one = [](int n) __attribute__((noipa)) { sink = malloc(n); };
+    auto two = [](int n) __attribute__((noinline)) { sink = malloc(n + 1); };
+    one(n);
+    two(n);
+}
+";
+    let workshop = Workshop::new();
+    let program = workshop.compile("g++", "program.cpp", source, &["-g", "-O2"]);
+    for (symbol, name, line) in [
+        ("_ZZ4mainENKUliE_clEi", "main::{lambda(int)#1}::operator()(int) const", 4),
+        ("_ZZ4mainENKUliE0_clEi.constprop.0", "main::{lambda(int)#2}::operator()(int) const", 5),
+    ] {
+        let offsets = offsets_of(&program, symbol);
+        answers_at(&program, &offsets).has(&[frame(name, Some(line), false)]);
+    }
+}
+
 #[test]
 fn a_function_in_two_parts_has_lines_in_both() {
     let source = "#include <stdlib.h>

@@ -102,19 +102,10 @@ impl Engine {
         let mut chains: Vec<Option<Chain>> = addresses.iter().map(|_| None).collect();
         for at in 0..self.sources.len() {
             let open: Vec<usize> = (0..chains.len()).filter(|&index| chains[index].is_none()).collect();
-            if open.is_empty() {
-                break;
-            }
-            let asked: Vec<u64> = open.iter().map(|&index| addresses[index]).collect();
-            match catch_unwind(AssertUnwindSafe(|| self.chains(at, &asked))) {
-                Ok(found) => open.into_iter().zip(found).for_each(|(index, chain)| chains[index] = chain),
-                Err(_) => {
-                    self.defects.push(Defect::Malformed);
-                    // Discard the state after a panic.
-                    self.symbolizer = symbolizer(self.shared);
-                }
-            }
+            let found = self.chains_of(at, addresses, &open);
+            found.into_iter().for_each(|(index, chain)| chains[index] = chain);
         }
+        self.qualify(addresses, &mut chains);
         let mut names = Names { defects: std::mem::take(&mut self.defects), ..Names::default() };
         let mut bytes = 0;
         for chain in chains.into_iter().map(Option::unwrap_or_default) {
@@ -126,6 +117,44 @@ impl Engine {
             }
         }
         names
+    }
+
+    /// DWARF of gcc lacks the linkage names of lambdas in functions that are not inline, such as `main`: `operator()` alone. The
+    /// symbol table has those of lambdas that are not inlined.
+    fn qualify(&mut self, addresses: &[u64], chains: &mut [Option<Chain>]) {
+        for at in 0..self.sources.len() {
+            if !matches!(&self.sources[at], Source::Elf(elf) if !elf.debug_syms) {
+                continue;
+            }
+            let is_open = |index: &usize| chains[*index].as_deref().and_then(outermost) == Some(CALL_OPERATOR);
+            let open: Vec<usize> = (0..chains.len()).filter(is_open).collect();
+            for (index, symbol) in self.chains_of(at, addresses, &open) {
+                let name = symbol.and_then(|mut chain| chain.pop()?.function);
+                // Suffixes of a copy that the compiler specialised are not part of the name.
+                let name = name.map(|name| Arc::from(name.split(" [.").next().unwrap_or(&name)));
+                let name = name.filter(|name: &Arc<str>| name.contains(CALL_OPERATOR));
+                if let (Some(name), Some(frame)) = (name, chains[index].as_mut().and_then(|chain| chain.last_mut())) {
+                    frame.function = Some(name);
+                }
+            }
+        }
+    }
+
+    /// What one source knows of some of the addresses, by index.
+    fn chains_of(&mut self, at: usize, addresses: &[u64], indices: &[usize]) -> Vec<(usize, Option<Chain>)> {
+        if indices.is_empty() {
+            return Vec::new();
+        }
+        let asked: Vec<u64> = indices.iter().map(|&index| addresses[index]).collect();
+        match catch_unwind(AssertUnwindSafe(|| self.chains(at, &asked))) {
+            Ok(found) => indices.iter().copied().zip(found).collect(),
+            Err(_) => {
+                self.defects.push(Defect::Malformed);
+                // Discard the state after a panic.
+                self.symbolizer = symbolizer(self.shared);
+                Vec::new()
+            }
+        }
     }
 
     /// Fewer answers if the source cannot be read.
@@ -142,6 +171,13 @@ impl Engine {
 }
 
 type Chain = Vec<ResolvedFrame>;
+
+/// Name of a lambda's function without its scope.
+const CALL_OPERATOR: &str = "operator()";
+
+fn outermost(chain: &[ResolvedFrame]) -> Option<&str> {
+    chain.last()?.function.as_deref()
+}
 
 /// Without a directory, references to other files are not followed.
 fn symbolizer(shared: Option<&Path>) -> Symbolizer {

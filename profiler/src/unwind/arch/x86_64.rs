@@ -25,6 +25,32 @@ impl UnwindContextStorage<usize> for RowStorage {
 
 pub(crate) type Bytes<'data> = EndianSlice<'data, LittleEndian>;
 
+/// Length of the longest sequence that [`passes_result_to`] recognises.
+pub(crate) const PASSES_RESULT_BYTES_MAX: usize = 8;
+
+/// The function that receives the result of the previous call as its only argument, if the code does nothing else first:
+/// `mov %eax,%edi; call FUNCTION`. `address` is that of `code`.
+pub(crate) fn passes_result_to(code: &[u8], address: u64) -> Option<u64> {
+    // mov %eax,%edi; mov %rax,%rdi; movslq %eax,%rdi
+    const MOVES: [&[u8]; 3] = [&[0x89, 0xc7], &[0x48, 0x89, 0xc7], &[0x48, 0x63, 0xf8]];
+    let (length, call) = MOVES.iter().find_map(|&bytes| Some((bytes.len(), code.strip_prefix(bytes)?)))?;
+    let offset = i32::from_le_bytes(*call.strip_prefix(&[0xe8])?.first_chunk()?);
+    let next = address.wrapping_add(length as u64 + 5);
+    Some(next.wrapping_add_signed(i64::from(offset)))
+}
+
+/// Whether the code ends with a call of a function whose address is in a register, or in memory that a register points to.
+pub(crate) fn is_indirect_call(code: &[u8]) -> bool {
+    // `ff` with 2 as the middle bits of the next byte; rsp and rbp as bases have other encodings.
+    let near = |byte: u8| matches!(byte, 0x10..=0x13 | 0x16 | 0x17 | 0xd0..=0xd7);
+    let displaced = |byte: u8| matches!(byte, 0x50..=0x53 | 0x55..=0x57);
+    match code {
+        [.., 0xff, byte] if near(*byte) => true,
+        [.., 0xff, byte, _] => displaced(*byte),
+        _ => false,
+    }
+}
+
 /// Per expression. The longest supported one, of a procedure linkage table, has 9.
 const OPERATIONS_MAX: usize = 10;
 

@@ -66,6 +66,12 @@ impl UnwindMaps for Maps {
         self.ask(Map::Mappings)?;
         write(&mut self.0.borrow_mut().mappings, first, mappings)
     }
+    fn read_cell(&self, index: u32) -> Option<RowCell> {
+        self.0.borrow().rows.get(index as usize).copied()
+    }
+    fn read_page(&self, index: u32) -> Option<PageRows> {
+        self.0.borrow().pages.get(index as usize).copied()
+    }
     fn set_process(&mut self, pid: Pid, mappings: ProcessMappings) -> io::Result<()> {
         self.ask(Map::Processes)?;
         self.0.borrow_mut().processes.insert(pid.0, mappings);
@@ -176,6 +182,60 @@ fn generated_code_is_unwound_by_frame_pointers_and_unknown_files_end_the_stack()
     let kernel = maps.0.borrow();
     assert!(kernel.mappings[0].table.is_frame_pointer());
     assert_eq!(kernel.mappings[1].table, TableRef::NONE);
+}
+
+#[test]
+fn the_agent_finds_the_same_rules_as_the_kernel_side() {
+    let (mut store, maps) = store(100);
+    let (generated, unknown) = (
+        MappedCode { start: TargetAddr(0x1000), end: TargetAddr(0x2000), module: None, generated: true },
+        MappedCode { start: TargetAddr(0x2000), end: TargetAddr(0x3000), module: None, generated: false },
+    );
+    let code = [generated, unknown, mapped(0, 0x40_0000), mapped(1, 0x7f00_0000_0000)];
+    // The second module's rows do not begin at index 0.
+    let tables = |id: ModuleId| Some(if id.0 == 0 { table(16, 32) } else { table(48, 16) });
+    store.set_process(Pid(1), &code, MonotonicNanos(0), tables).expect("fits");
+    for address in [0x40_0000, 0x40_1234, 0x40_2000, 0x40_ffff, 0x7f00_0000_1000, 0x7f00_0000_2fff] {
+        assert_eq!(store.rule_at(Pid(1), address).ok(), found(&maps, 1, address), "{address:#x}");
+    }
+    assert_eq!(store.rule_at(Pid(1), 0x1fff), Ok(Rule::FRAME_POINTER));
+    assert_eq!(store.rule_at(Pid(1), 0x2fff), Err(NoRule::NoTable));
+    for address in [0, 0xfff, 0x3000, 0x3f_ffff, 0x41_0000, u64::MAX] {
+        assert_eq!(store.rule_at(Pid(1), address), Err(NoRule::Unmapped), "{address:#x}");
+    }
+    assert_eq!(store.rule_at(Pid(2), 0x40_1234), Err(NoRule::Unmapped), "another process");
+}
+
+#[test]
+fn copies_are_permitted_anew_with_each_registration() {
+    let (mut store, maps) = store(100);
+    let permitted = || maps.0.borrow().processes[&1].copies;
+    let register = |store: &mut TableStore<Maps>| {
+        store.set_process(Pid(1), &[mapped(0, 0x10_0000)], MonotonicNanos(0), |_| Some(table(16, 32))).expect("fits");
+    };
+    store.permit_copies(Pid(1), 5).expect("ignored: it is not registered");
+    register(&mut store);
+    assert_eq!((permitted(), store.denies_copies(Pid(1))), (COPIES_MAX, false));
+    let before = maps.0.borrow().processes[&1];
+    store.permit_copies(Pid(1), 0).expect("registered");
+    assert!(store.denies_copies(Pid(1)));
+    assert_eq!(maps.0.borrow().processes[&1], ProcessMappings { copies: 0, ..before }, "the mappings stay");
+    register(&mut store);
+    assert_eq!((permitted(), store.denies_copies(Pid(1))), (COPIES_MAX, false));
+}
+
+#[test]
+fn a_process_without_registered_mappings_is_permitted_copies() {
+    let (mut store, maps) = store(100);
+    assert!(!store.knows(Pid(1)));
+    store.set_process(Pid(1), &[], MonotonicNanos(0), |_| None).expect("fits");
+    assert!(store.knows(Pid(1)));
+    let expected = maps.0.borrow().processes[&1];
+    assert_eq!((expected.count, expected.copies), (0, COPIES_MAX));
+    assert_eq!(store.rule_at(Pid(1), 0x10_1234), Err(NoRule::Unmapped), "so that their walks are continued later");
+    store.set_process(Pid(1), &[mapped(0, 0x10_0000)], MonotonicNanos(0), |_| Some(table(16, 32))).expect("fits");
+    assert_ne!(maps.0.borrow().processes[&1].serial, expected.serial, "rules are cached by it");
+    assert_eq!(found(&maps, 1, 0x10_0010), Some(rule(16)));
 }
 
 #[test]

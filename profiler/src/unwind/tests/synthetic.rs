@@ -5,7 +5,7 @@ use proptest::prelude::*;
 
 use super::super::arch::Unsupported;
 use super::super::cache::TableKey;
-use super::super::{Image, ImageError, RuleTable, Table, build, table};
+use super::super::{Image, ImageError, RuleTable, Table, build, build_from_image, table};
 use super::file;
 use super::module::{CODE, Fde, Module, cfa, function};
 use crate::address::{LinkAddr, TargetAddr};
@@ -184,6 +184,39 @@ fn an_entry_point_without_unwind_information_ends_the_stack() {
     check(&table(&module), &[(0x1000, Rule::END), (0x103f, Rule::END), (0x1040, Rule::GAP)]);
     module.entry = CODE + 0x110;
     check(&table(&module), &[(0x110, sp(8))]);
+}
+
+/// musl: `exit(main(argc, argv, envp))`.
+#[test]
+fn a_call_whose_result_ends_the_thread_ends_the_stack() {
+    const EXIT: u64 = CODE + 0x40;
+    let built = |before: &[u8], after: &[u8], target: u64, at: usize| {
+        let mut module = Module::new(vec![function(0x1000, 0x100, &[])]);
+        module.entry = CODE + 0x2000;
+        let next = CODE + (at + after.len() + 5) as u64;
+        let offset = i32::try_from(target.wrapping_sub(next).cast_signed()).expect("near");
+        let code = [before, after, &[0xe8], &offset.to_le_bytes()].concat();
+        module.code[at - before.len()..][..code.len()].copy_from_slice(&code);
+        let file = file(&module.bytes());
+        let mut image = Image::parse(&file).expect("an ELF image");
+        image.exits = vec![EXIT];
+        build_from_image(&image)
+    };
+    for before in [&[0xff, 0xd3][..], &[0x41, 0xff, 0xd1], &[0xff, 0x13], &[0xff, 0x55, 0x08]] {
+        for after in [&[0x89, 0xc7][..], &[0x48, 0x89, 0xc7], &[0x48, 0x63, 0xf8]] {
+            // The return address is looked up by the byte before it.
+            let table = built(before, after, EXIT, 0x500);
+            check(&table, &[(0x4fe, Rule::GAP), (0x4ff, Rule::END), (0x500, Rule::GAP)]);
+        }
+    }
+    let gap = [(0x4ff, Rule::GAP), (0x500, Rule::GAP)];
+    check(&built(&[0xff, 0xd3], &[0x89, 0xc7], EXIT + 1, 0x500), &gap);
+    check(&built(&[0xff, 0xd3], &[0x89, 0xc6], EXIT, 0x500), &gap);
+    // A direct call, and a jump.
+    check(&built(&[0xe8, 0, 0, 0, 0], &[0x89, 0xc7], EXIT, 0x500), &gap);
+    check(&built(&[0xff, 0xe3], &[0x89, 0xc7], EXIT, 0x500), &gap);
+    // Functions with unwind information have their own rules.
+    check(&built(&[0xff, 0xd3], &[0x89, 0xc7], EXIT, 0x1050), &[(0x104f, sp(8)), (0x1050, sp(8))]);
 }
 
 #[test]

@@ -2,6 +2,8 @@
 //! if empty, and a circular list of arenas; and heaps of threads' arenas (`heap_info` in malloc/arena.c). Offsets are
 //! those of malloc/malloc.c (<https://sourceware.org/git/?p=glibc.git;a=blob;f=malloc/malloc.c>), 2.26 to 2.43.
 
+use profiler_common::limits::PAGE_BYTES;
+
 use crate::address::TargetAddr;
 use crate::memory::{Memory, WORD_BYTES};
 use crate::walk::scene::{Scene, array, parts};
@@ -19,6 +21,8 @@ const END_AT: u64 = SYSTEM_BYTES_AT + 16;
 /// Of a process: eight for each of 8,192 processors.
 const ARENAS_MAX: usize = 1 << 16;
 const LIBRARIES_MAX: usize = 16;
+/// Of a process, as far as the kernel's identifiers go.
+const THREADS_MAX: u64 = 1 << 22;
 /// Set in `flags` if the main arena's memory is not contiguous.
 const NONCONTIGUOUS: u64 = 2;
 
@@ -135,6 +139,46 @@ pub(super) fn find(scene: &Scene<'_>) -> Vec<Circle> {
         }
     }
     circles
+}
+
+/// A main arena that is alone, found by its link to itself, which the linker initializes: [`find`] needs its lists,
+/// which are initialized by the first call, and which the program may have overwritten.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Trace {
+    Unused,
+    Damaged,
+}
+
+pub(super) fn trace(scene: &Scene<'_>) -> Option<Trace> {
+    scene.module_data().filter(|region| !region.is_anonymous()).find_map(|region| {
+        parts(scene.memory, region.start..region.end).find_map(|(start, words)| {
+            let mut links = (start..).step_by(size_of::<u64>()).zip(words.iter().copied());
+            links.find_map(|(at, link)| LAYOUTS.iter().find_map(|layout| layout.trace(scene.memory, at, link)))
+        })
+    })
+}
+
+impl Layout {
+    /// `link` is the word at `at`.
+    fn trace(&self, memory: &dyn Memory, at: u64, link: u64) -> Option<Trace> {
+        let next_at = self.top_at + NEXT_AT;
+        if link.checked_add(next_at) != Some(at) {
+            return None;
+        }
+        // The list of free arenas, attached threads, bytes from the system, and the maximum of these.
+        let [_, free, threads, bytes, bytes_max] = array(memory, at)?;
+        let fits = free == 0 && (1..=THREADS_MAX).contains(&threads) && bytes <= bytes_max;
+        // Pages that were never written are missing.
+        let is_empty = || {
+            let mut fields = (link..at).step_by(size_of::<u64>());
+            fields.all(|field| memory.word(TargetAddr(field)).is_none_or(|word| word == 0))
+        };
+        match (fits, bytes) {
+            (false, _) => None,
+            (true, 0) => (is_empty() || has_lists(memory, link + self.top_at)).then_some(Trace::Unused),
+            (true, _) => (bytes % PAGE_BYTES == 0).then_some(Trace::Damaged),
+        }
+    }
 }
 
 fn has_lists(memory: &dyn Memory, top_at: u64) -> bool {

@@ -7,6 +7,7 @@ use std::ops::RangeInclusive;
 use super::arena::{Arena, Circle};
 use super::chunk::{CHUNK_BYTES_MIN, FLAGS, HEADER_BYTES};
 use crate::address::TargetAddr;
+use crate::collect::ThreadState;
 use crate::linux::proc::maps::region_of;
 use crate::memory::{Memory, Span, WORD_BYTES, joined};
 use crate::walk::scene::{Scene, WalkedBlock, last_before, span};
@@ -164,16 +165,10 @@ fn chunk_bytes(bin: u64) -> std::ops::RangeInclusive<u64> {
     }
 }
 
-/// The system call instruction, which precedes the instruction pointer of a thread in a call.
-const SYSTEM_CALL: [u8; 2] = [0x0f, 0x05];
 /// Below a thread's pointer.
 const STORAGE_WORDS_MAX: u64 = 1 << 13;
 /// Between the variables for a thread's arena and its cache.
 const VARIABLES_WORDS: u64 = 64;
-/// The result register in a system call that is not finished or to be restarted (`ENOSYS`, `ERESTART…` in the kernel's
-/// `errno.h`). Needed because code may not have been read.
-const RESULTS_IN_CALL: [i64; 5] = [-38, -512, -513, -514, -516];
-
 /// Blocks that are caches of running threads, found by their thread-local variables.
 pub(super) fn caches(
     scene: &Scene<'_>,
@@ -190,40 +185,45 @@ pub(super) fn caches(
     };
     let mut caches = Vec::new();
     for thread in scene.threads {
-        let pointer = thread.thread_pointer.0;
-        let below = |nth: u64| pointer.checked_sub(nth * WORD_BYTES);
-        let word = |nth: u64| scene.memory.word(TargetAddr(below(nth)?));
-        let named = (1..=STORAGE_WORDS_MAX).map_while(|nth| Some((nth, word(nth)?)));
-        let named = named.filter(|(_, word)| arenas.binary_search(word).is_ok()).map(|(nth, _)| nth).next();
-        if let Some(nth) = named {
+        if let Some(nth) = arena_variable(scene, thread, &arenas) {
             let around = nth.saturating_sub(VARIABLES_WORDS).max(1)..=nth + VARIABLES_WORDS;
-            caches.extend(around.filter_map(|nth| cache(word(nth)?)));
+            caches.extend(around.filter_map(|nth| cache(storage_word(scene, thread, nth)?)));
         }
     }
     caches
 }
 
+fn storage_word(scene: &Scene<'_>, thread: &ThreadState, nth: u64) -> Option<u64> {
+    scene.memory.word(TargetAddr(thread.thread_pointer.0.checked_sub(nth * WORD_BYTES)?))
+}
+
+/// The thread-local variable for the thread's arena, as the number of words below the thread pointer. `None` if the
+/// thread has never called the allocator. `arenas` are in ascending order.
+fn arena_variable(scene: &Scene<'_>, thread: &ThreadState, arenas: &[u64]) -> Option<u64> {
+    let mut words = (1..=STORAGE_WORDS_MAX).map_while(|nth| Some((nth, storage_word(scene, thread, nth)?)));
+    words.find(|(_, word)| arenas.binary_search(word).is_ok()).map(|(nth, _)| nth)
+}
+
 /// Whether a thread runs allocator code without a lock: its next instruction is the library's, and a register points to
-/// an arena or a cache.
+/// an arena or a cache. Not while the thread is in a system call, which the allocator makes under a lock, nor before it
+/// has called the allocator: its registers may be copies of its creator's, or stale.
 pub(super) fn is_busy(scene: &Scene<'_>, circles: &[Circle], caches: &[TargetAddr]) -> bool {
+    let mut addresses: Vec<u64> = circles.iter().flat_map(Circle::arenas).map(|arena: &Arena| arena.address).collect();
+    addresses.sort_unstable();
     let arenas = circles.iter().map(|circle| joined(circle.arenas().map(|it| span(it.address, it.end())).collect()));
     let arenas: Vec<Vec<Span>> = arenas.collect();
     let caches = joined(caches.iter().map(|cache| span(cache.0, cache.0 + CACHE_BYTES_MAX as u64)).collect());
     let holds = |spans: &[Span], word: u64| last_before(spans, word).is_some_and(|span| word < span.end.0);
     scene.threads.iter().any(|thread| {
         let Some(code) = region_of(scene.regions, thread.instruction) else { return false };
-        let in_call = thread.instruction.0.checked_sub(SYSTEM_CALL.len() as u64).is_some_and(|before| {
-            let mut bytes = [0; SYSTEM_CALL.len()];
-            scene.memory.read(TargetAddr(before), &mut bytes) == bytes.len() && bytes == SYSTEM_CALL
-        });
-        let in_call = in_call || thread.registers.iter().any(|word| RESULTS_IN_CALL.contains(&word.cast_signed()));
-        // A thread in a system call either leaves it soon or stays for long; other registers may be stale.
-        !in_call
-            && circles.iter().zip(&arenas).any(|(circle, arenas)| {
-                let data = region_of(scene.regions, TargetAddr(circle.main.address));
-                let same = data.is_some_and(|data| data.kind == code.kind);
-                same && thread.registers.iter().any(|&word| holds(arenas, word) || holds(&caches, word))
-            })
+        let points_into = |circle: &Circle, arenas: &[Span]| {
+            let data = region_of(scene.regions, TargetAddr(circle.main.address));
+            let same = data.is_some_and(|data| data.kind == code.kind);
+            same && thread.registers.iter().any(|&word| holds(arenas, word) || holds(&caches, word))
+        };
+        !thread.in_syscall
+            && circles.iter().zip(&arenas).any(|(circle, arenas)| points_into(circle, arenas))
+            && arena_variable(scene, thread, &addresses).is_some()
     })
 }
 

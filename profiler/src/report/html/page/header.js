@@ -18,7 +18,7 @@ class Header {
       [command, ...observed, header.window, this.ending()]
         .filter((fact) => fact !== null && fact !== "")
         .map((fact) => element("li", {}, fact)),
-      element("li", {}, element("a", { href: "#health", class: header.incomplete ? "warning" : "good" }, header.losses)),
+      element("li", {}, element("a", { href: "#health", class: header.incomplete ? "warning" : "good" }, capital(header.verdict))),
     );
     this.buildViews();
     this.buildSelects();
@@ -135,7 +135,7 @@ class Header {
       card.setAttribute("aria-checked", String(isChosen));
       card.tabIndex = isChosen ? 0 : -1;
       const isExact = profile.header.exact || (estimates !== null && low === undefined);
-      const exact = profile.health.lost.length > 0 ? "exact except for losses" : profile.header.incomplete ? "exact for attached hooks" : "exact";
+      const exact = profile.health.lost.length > 0 ? "exact except for losses" : lacksHooks(profile.health) ? "exact for attached hooks" : "exact";
       card.children[1].textContent = `${isExact ? "" : "≈ "}${amountText(view, amount)}`;
       const notes = [low !== undefined && high > low ? `95 %: ${amountText(view, low)} – ${amountText(view, high)}` : isExact ? exact : ""];
       if (isWindow) {

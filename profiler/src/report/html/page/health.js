@@ -15,7 +15,7 @@ function lossCard({ lost }) {
   return healthCard("Losses", "bad", element("dl", {}, rows.flat()));
 }
 
-function unwindCard({ unwind, frame_pointer_modules: modules }) {
+function unwindCard({ unwind, cuts, frame_pointer_modules: modules }) {
   const whole = unwind.reduce((sum, { count }) => sum + count, 0);
   const complete = unwind.find(({ end }) => end === "complete")?.count ?? 0;
   if (whole === 0) {
@@ -26,7 +26,12 @@ function unwindCard({ unwind, frame_pointer_modules: modules }) {
     element("dd", {}, meaning ?? (end === "complete" ? "unwound to the thread's first frame" : "")),
   ]);
   const pointers = modules.length > 0 ? element("p", {}, `Unwound by frame pointers, without unwind tables: ${cut(modules.join(", "), 600)}`) : null;
-  return healthCard("Stacks", complete / whole < 0.9 ? "poor" : "good", element("dl", {}, rows.flat()), pointers);
+  const places = cuts.map(({ cause, share, advice }) => {
+    const text = `${shareText(share, 1)} end in ${cut(cause, 200)}${advice === null ? "" : ` – ${advice}`}`;
+    return element("li", {}, marked(text));
+  });
+  const list = places.length > 0 ? element("ul", {}, places.slice(0, 20)) : null;
+  return healthCard("Stacks", complete / whole < 0.99 ? "poor" : "good", element("dl", {}, rows.flat()), list, pointers);
 }
 
 function accuracyCard(profile) {
@@ -35,7 +40,7 @@ function accuracyCard(profile) {
   if (lost > 0 && header.exact) {
     return healthCard("Accuracy", "poor", element("p", {}, `Every allocation was to be recorded, but ${plural(lost, "event")} were lost and are not in the numbers.`));
   }
-  if (header.exact && header.incomplete) {
+  if (header.exact && lacksHooks(health)) {
     return healthCard("Accuracy", "poor", element("p", {}, "Every allocation of the attached hooks was recorded, but hooks are missing."));
   }
   if (header.exact) {
@@ -55,9 +60,14 @@ function accuracyCard(profile) {
   );
 }
 
-function hookCard({ hooks, hooks_count: count, unfound }) {
+// Hooks without which a profile is incomplete.
+function lacksHooks({ hooks, unfound }) {
+  return hooks.some(({ error, required }) => error !== null && required) || unfound.some(({ required }) => required);
+}
+
+function hookCard({ hooks, hooks_count: count, unfound, inlined }) {
   const missing = hooks.filter(({ error }) => error !== null);
-  const bad = missing.some(({ required }) => required) || unfound.some(({ required }) => required);
+  const bad = lacksHooks({ hooks, unfound });
   const list = (some) => element(
     "ul",
     {},
@@ -74,9 +84,10 @@ function hookCard({ hooks, hooks_count: count, unfound }) {
   const attached = hooks.filter(({ error }) => error === null);
   return healthCard(
     "Hooks",
-    bad ? "bad" : attached.length === 0 ? "poor" : "good",
+    bad ? "bad" : attached.length === 0 || inlined.length > 0 ? "poor" : "good",
     element("p", {}, count === 0 ? "None: no allocator was found." : `${countText(attached.length)} of ${plural(count, "function")} attached.`),
     missing.length > 0 ? list(missing) : null,
+    inlined.map((line) => element("p", { class: "warning" }, marked(line))),
     unfound.length > 0
       ? element("ul", {}, unfound.map(({ heap, function: name, required }) => element("li", { class: required ? "warning" : "quiet" }, `${cut(heap, 40)}: no function ${cut(name, 90)} in any module`)))
       : null,
@@ -138,7 +149,7 @@ function coverageCard({ header, health }) {
 
 function showHealth(profile) {
   const { health, header } = profile;
-  byId("health-title").textContent = header.incomplete ? "Health: this profile is incomplete" : "Health: nothing is missing";
+  byId("health-title").textContent = `Health: ${header.verdict}`;
   fill(
     byId("health-body"),
     ...[lossCard(health), unwindCard(health), namesCard(health), accuracyCard(profile), hookCard(health), guardrailCard(health), costCard(profile), coverageCard(profile)],

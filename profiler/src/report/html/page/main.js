@@ -7,7 +7,7 @@ function tellLeaks() {
 }
 
 function hideHistory() {
-  for (const id of ["timeline", "leaks", "view-alloc-bytes", "view-alloc-count"]) {
+  for (const id of ["timeline", "memory", "memory-link", "leaks", "view-alloc-bytes", "view-alloc-count"]) {
     byId(id).hidden = true;
   }
   for (const link of document.querySelectorAll('nav a[href="#timeline"], nav a[href="#leaks"]')) {
@@ -41,8 +41,10 @@ function showProfile(json) {
   selection.listen((changes) => {
     if (Object.keys(changes).length === 0 || "target" in changes) {
       showLeaks(profile, selection, showCallsite);
+      showMemory(profile, selection);
     }
   });
+  showUnexplained(profile.header);
   showHealth(profile);
   selection.change({});
   if (isOfLeaks) {

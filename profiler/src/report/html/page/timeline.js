@@ -130,7 +130,7 @@ class Timeline {
     const line = (period) => {
       const totals = amounts.totals(selection, period);
       const change = totals.live_bytes - totals.opening_bytes + totals.inherited_bytes;
-      const inherited = totals.inherited_bytes > 0 ? `${sizeText(totals.inherited_bytes)} inherited at a fork, ` : "";
+      const inherited = totals.inherited_bytes > 0 ? `${sizeText(totals.inherited_bytes)} from before or inherited at a fork, ` : "";
       return `${inherited}${sizeText(totals.alloc_bytes)} allocated in ${plural(totals.alloc_count, "block")}, ${sizeText(totals.free_bytes)} freed, ${sizeText(totals.live_bytes)} live at its end (${changeText("live-bytes", change)})`;
     };
     const text = [element("p", {}, element("b", {}, points.periodText(selection.period)), `: ${line(selection.period)}`)];

@@ -74,6 +74,7 @@ impl Running {
             growths: Leaks::of(&self.timeline, &self.ledger, until, None),
             curve: self.ledger.curve_points(until),
             timeline: Arc::new(self.timeline.clone()),
+            memory: Arc::default(),
             until,
             older: None,
             base,

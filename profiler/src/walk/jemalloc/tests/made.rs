@@ -90,7 +90,10 @@ fn extents_outside_the_page_tree_are_stale() {
     let mut made = small();
     made.words(LEAF + ((PAGES >> 12 & 0x3_ffff) + 5) * 8, &[0]);
     let walk = check(&made, &[(64, 64), (128, 64), (256, 64)], 0);
-    assert_eq!(walk.areas.len(), 4, "{:x?}", walk.areas);
+    let span = |start, end| TargetAddr(start)..TargetAddr(end);
+    let pages = [span(PAGES, PAGES + 4096), span(PAGES + 6 * 4096, PAGES + 7 * 4096)];
+    let expected = [&[span(EXTENTS, EXTENTS + 3 * 128)][..], &pages].concat();
+    assert_eq!(walk.areas, expected, "the description has the address of a former first block");
 }
 
 #[test]

@@ -1,0 +1,289 @@
+//! Samples where the resident memory of a process is.
+
+use std::cmp::Reverse;
+use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use profiler_common::interval::Interval;
+use tracing::debug;
+
+use super::classify::{BlockPlace, Evidence, classify};
+use super::runtime::runtimes;
+use crate::address::TargetAddr;
+use crate::ids::{HeapId, Pid, Tid};
+use crate::ledger::Ledger;
+use crate::linux::proc::maps::RegionKind;
+use crate::linux::proc::process::stack_pointer;
+use crate::linux::proc::smaps::{MappedMemory, smaps};
+use crate::linux::proc::stat;
+use crate::model::{Inventory, MemoryAccount, MemoryFacts, MemoryMapping, MemoryPart, MemoryPoint};
+use crate::units::MonotonicNanos;
+
+const PERIOD_MIN: Duration = Duration::from_millis(250);
+/// A later sample is taken after this part of the time since the first.
+const PERIOD_SHARE: u64 = 64;
+
+const THREADS_MAX: usize = 1024;
+/// Beyond it, the first sample is not divided again when more is known of the mappings.
+const KEPT_MAX: usize = 4096;
+
+/// Of one target.
+#[derive(Debug, Default)]
+pub(crate) struct MemoryMonitor {
+    account: Arc<MemoryAccount>,
+    evidence: Evidence,
+    stacks: BTreeMap<Tid, TargetAddr>,
+    first: Option<First>,
+    sampled: MonotonicNanos,
+    began: MonotonicNanos,
+    /// Time since then at which mappings are kept again.
+    mappings_due_ns: u64,
+}
+
+/// When a sample is taken.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum SampleTime {
+    Periodic(MonotonicNanos),
+    /// For a report.
+    Report(MonotonicNanos),
+}
+
+impl SampleTime {
+    fn time(self) -> MonotonicNanos {
+        let (Self::Periodic(time) | Self::Report(time)) = self;
+        time
+    }
+}
+
+/// The first sample, which is divided again when more is known of the mappings.
+#[derive(Debug)]
+struct First {
+    point: MemoryPoint,
+    anonymous: Vec<MappedMemory>,
+    /// Parts of all other mappings.
+    others: Vec<MemoryPart>,
+    known: usize,
+}
+
+impl MemoryMonitor {
+    pub(crate) fn account(&self) -> &Arc<MemoryAccount> {
+        &self.account
+    }
+
+    /// Returns what was added.
+    pub(crate) fn set_inventory(&mut self, inventory: Inventory) -> MemoryFacts {
+        let facts = MemoryFacts { inventory: Some(inventory), ..MemoryFacts::default() };
+        Arc::make_mut(&mut self.account).extend(facts.clone());
+        facts
+    }
+
+    /// Of the last sample.
+    pub(crate) fn sampled(&self) -> MonotonicNanos {
+        self.sampled
+    }
+
+    pub(crate) fn is_begun(&self) -> bool {
+        self.first.is_some()
+    }
+
+    pub(crate) fn is_due(&self, now: MonotonicNanos) -> bool {
+        let since = |time: MonotonicNanos| now.0.saturating_sub(time.0);
+        let period = u64::try_from(PERIOD_MIN.as_nanos()).unwrap_or(u64::MAX).max(since(self.began) / PERIOD_SHARE);
+        !self.is_begun() || since(self.sampled) >= period
+    }
+
+    /// Returns what was added or changed. `began` is when a program that was recorded from its start had no memory yet.
+    pub(crate) fn sample(
+        &mut self,
+        pid: Pid,
+        ledger: &Ledger,
+        heaps: &[String],
+        began: Option<MonotonicNanos>,
+        when: SampleTime,
+    ) -> MemoryFacts {
+        let now = when.time();
+        let mapped = smaps(pid).inspect_err(|error| debug!("{error}")).unwrap_or_default();
+        // A process that exits has none.
+        if mapped.is_empty() {
+            return MemoryFacts::default();
+        }
+        if !self.is_begun() {
+            self.began = now;
+        }
+        self.sampled = now;
+        if self.evidence.heaps.len() != heaps.len() {
+            self.evidence.heaps = heaps.iter().map(|name| Arc::from(name.as_str())).collect();
+        }
+        self.find_stacks(pid);
+        let totals = ledger.heaps();
+        let live_bytes = |heap: HeapId| {
+            let own = totals.iter().find(|(id, _)| *id == heap);
+            own.map_or(0, |(_, totals)| totals.live_bytes().rounded())
+        };
+        let parts = classify(&mapped, places(ledger), live_bytes, &mut self.evidence);
+        let sum = |bytes: fn(&MappedMemory) -> u64| mapped.iter().map(bytes).fold(0, u64::saturating_add);
+        let point = MemoryPoint {
+            time: now,
+            pss_bytes: sum(|memory| memory.amounts.pss_bytes),
+            swap_bytes: sum(|memory| memory.amounts.swap_bytes),
+            parts,
+        };
+        let mappings = if self.are_mappings_due(when) { mappings(&mapped) } else { Vec::new() };
+        let mut facts = MemoryFacts {
+            points: vec![point.clone()],
+            runtimes: runtimes(mapped.iter().map(|memory| &memory.region)),
+            mappings,
+            inventory: None,
+        };
+        match &mut self.first {
+            Some(first) => facts.points.extend(first.divide_again(&self.evidence)),
+            None => {
+                let empty = |time| MemoryPoint { time, pss_bytes: 0, swap_bytes: 0, parts: Vec::new() };
+                facts.points.extend(began.map(empty));
+                self.first = Some(First::new(point, mapped, &self.evidence));
+            }
+        }
+        Arc::make_mut(&mut self.account).extend(facts.clone());
+        facts
+    }
+
+    /// Mappings are kept for reports, and in case that the process exits: each time that the recording is twice as long.
+    fn are_mappings_due(&mut self, when: SampleTime) -> bool {
+        let elapsed = when.time().0.saturating_sub(self.began.0);
+        let is_due = matches!(when, SampleTime::Report(_)) || elapsed >= self.mappings_due_ns;
+        if is_due {
+            self.mappings_due_ns = elapsed.saturating_mul(2);
+        }
+        is_due
+    }
+
+    /// A thread's stack stays where it is, so each thread is asked once.
+    fn find_stacks(&mut self, pid: Pid) {
+        let Ok(threads) = stat::threads(pid) else { return };
+        let listed: BTreeSet<Tid> = threads.iter().copied().collect();
+        self.stacks.retain(|tid, _| listed.contains(tid));
+        for tid in threads.into_iter().take(THREADS_MAX) {
+            if let Entry::Vacant(unknown) = self.stacks.entry(tid)
+                && let Some(address) = stack_pointer(pid, tid)
+            {
+                unknown.insert(address);
+            }
+        }
+        self.evidence.stacks = self.stacks.values().copied().collect();
+        self.evidence.stacks.sort_unstable();
+    }
+}
+
+impl First {
+    fn new(point: MemoryPoint, mapped: Vec<MappedMemory>, evidence: &Evidence) -> Self {
+        let known = evidence.known.len();
+        let is_anonymous =
+            |memory: &MappedMemory| matches!(memory.region.kind, RegionKind::Anonymous { .. } | RegionKind::Brk);
+        let (mut anonymous, others): (Vec<_>, Vec<_>) = mapped.into_iter().partition(is_anonymous);
+        if anonymous.len() > KEPT_MAX {
+            anonymous.clear();
+        }
+        let others = classify(&others, std::iter::empty(), |_| 0, &mut evidence.clone());
+        Self { point, anonymous, others, known }
+    }
+
+    fn divide_again(&mut self, evidence: &Evidence) -> Option<MemoryPoint> {
+        if self.anonymous.is_empty() || self.known == evidence.known.len() {
+            return None;
+        }
+        self.known = evidence.known.len();
+        let mut parts = classify(&self.anonymous, std::iter::empty(), |_| 0, &mut evidence.clone());
+        for part in &self.others {
+            match parts.iter_mut().find(|known| (known.class, &known.name) == (part.class, &part.name)) {
+                Some(known) => known.bytes += part.bytes,
+                None => parts.push(part.clone()),
+            }
+        }
+        parts.sort_unstable_by(|a, b| (a.class, &a.name).cmp(&(b.class, &b.name)));
+        Some(MemoryPoint { parts, ..self.point.clone() })
+    }
+}
+
+/// Those that have most memory.
+fn mappings(mapped: &[MappedMemory]) -> Vec<MemoryMapping> {
+    let size = |memory: &MappedMemory| memory.rss_bytes.saturating_add(memory.amounts.swap_bytes);
+    let mut used: Vec<&MappedMemory> = mapped.iter().filter(|memory| size(memory) > 0).collect();
+    used.sort_by_key(|memory| Reverse(size(memory)));
+    used.truncate(MemoryAccount::MAPPINGS_MAX);
+    used.sort_by_key(|memory| memory.region.start);
+    let mapping = |memory: &&MappedMemory| MemoryMapping {
+        start: memory.region.start.0,
+        size_bytes: memory.region.end.0.saturating_sub(memory.region.start.0),
+        readable: memory.region.readable,
+        writable: memory.region.writable,
+        executable: memory.region.executable,
+        name: name(&memory.region.kind),
+        amounts: memory.amounts,
+    };
+    used.iter().map(mapping).collect()
+}
+
+/// As in `/proc/PID/maps`.
+fn name(kind: &RegionKind) -> Arc<str> {
+    match kind {
+        RegionKind::Anonymous { name: None } => "".into(),
+        RegionKind::Anonymous { name: Some(name) } => format!("[anon:{name}]").into(),
+        RegionKind::Brk => "[heap]".into(),
+        RegionKind::Stack => "[stack]".into(),
+        RegionKind::File { path } => path.to_string_lossy().into(),
+        RegionKind::Kernel => "[kernel]".into(),
+    }
+}
+
+/// Live blocks and recorded mappings.
+fn places(ledger: &Ledger) -> impl Iterator<Item = BlockPlace> {
+    let blocks = ledger.live().map(|block| BlockPlace {
+        address: block.address,
+        size_bytes: block.size_bytes,
+        interval: block.interval,
+        heap: block.heap,
+        is_mapping: false,
+    });
+    let mappings = ledger.mapped_pieces().map(|(address, size_bytes, heap)| BlockPlace {
+        address,
+        size_bytes,
+        interval: Interval::EXACT,
+        heap,
+        is_mapping: true,
+    });
+    blocks.chain(mappings)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Times of samples, in seconds since the first, at which the mappings of this process are kept.
+    fn kept(seconds: &[u64]) -> Vec<u64> {
+        const STARTED_NS: u64 = 9_000_000_000_000;
+        let (pid, mut monitor) = (Pid(std::process::id()), MemoryMonitor::default());
+        let ledger = Ledger::new(pid);
+        let mut has_mappings = |second: &u64| {
+            let time = MonotonicNanos(STARTED_NS + second * 1_000_000_000);
+            !monitor.sample(pid, &ledger, &[], None, SampleTime::Periodic(time)).mappings.is_empty()
+        };
+        seconds.iter().copied().filter(|second| has_mappings(second)).collect()
+    }
+
+    #[test]
+    fn mappings_are_kept_when_the_elapsed_time_has_doubled() {
+        assert_eq!(kept(&[0, 1, 2, 3, 4, 5, 6, 7, 8, 9]), [0, 1, 2, 4, 8]);
+    }
+
+    #[test]
+    fn reports_have_the_mappings_at_their_time() {
+        let (pid, mut monitor) = (Pid(std::process::id()), MemoryMonitor::default());
+        let ledger = Ledger::new(pid);
+        for second in 1..4 {
+            let when = SampleTime::Report(MonotonicNanos(second * 1_000_000_000));
+            assert!(!monitor.sample(pid, &ledger, &[], None, when).mappings.is_empty(), "{second}");
+        }
+    }
+}

@@ -1,0 +1,373 @@
+//! System calls that a stopped thread makes for this process. Its registers, signal mask and interrupted system call are restored,
+//! by itself if this process is killed meanwhile.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Signal, kill_process};
+
+use super::process::{ForkError, Release, StoppedThread};
+use crate::address::TargetAddr;
+use crate::ids::{Pid, Tid};
+use crate::linux::arch::{
+    ADDRESS_END, FRAME_ALIGNMENT, RED_ZONE_BYTES, RETURN_FROM_SIGNAL, Registers, SYSCALL_AND_RETURN,
+    SYSCALL_INSTRUCTION,
+};
+use crate::linux::pidfd::raw_pid;
+use crate::linux::proc::maps::{Region, RegionKind, region_of};
+use crate::linux::process_memory;
+use crate::linux::ptrace::{Options, Stop, SyscallPhase, Tracee};
+
+/// Has one of the threads, all of which are held, make system calls.
+pub(super) fn inject<T>(
+    pid: Pid,
+    threads: &[StoppedThread],
+    mapped: &[Region],
+    work: &mut dyn FnMut(&mut InjectedThread) -> Result<T, ForkError>,
+) -> Result<T, ForkError> {
+    let stopped = choose(pid, threads)?;
+    let failed = |error| ForkError::Trace(pid, error);
+    let way_back = WayBack::find(pid, &stopped.tracee, mapped).map_err(failed)?;
+    let instruction = match &way_back {
+        Some(way_back) => way_back.instruction,
+        None => find_syscall_instruction(pid, &stopped.tracee, mapped)?
+            .ok_or(ForkError::Impossible(pid, "no `syscall` instruction was found in its code"))?,
+    };
+    if stopped.release == Release::Detach {
+        stopped.tracee.set_options(Options::THREADS).map_err(failed)?;
+    }
+    let mut thread =
+        InjectedThread::take(pid, &stopped.tracee, instruction).map_err(failed)?.ok_or(ForkError::Ended(pid))?;
+    if let Some(way_back) = &way_back {
+        thread.prepare_way_back(way_back).map_err(failed)?;
+    }
+    let worked = work(&mut thread);
+    let restored = thread.restore();
+    if stopped.release == Release::Detach {
+        stopped.tracee.set_options(Options::default()).map_err(failed)?;
+    }
+    let result = worked?;
+    restored.map_err(failed)?;
+    Ok(result)
+}
+
+/// Selects a thread, preferably one in a system call, where nothing else can be in progress.
+fn choose(pid: Pid, threads: &[StoppedThread]) -> Result<&StoppedThread, ForkError> {
+    let failed = |error| ForkError::Trace(pid, error);
+    let mut filter = None;
+    let mut running = None;
+    for stopped in threads.iter().filter(|stopped| stopped.stop == Stop::Trap) {
+        // A thread in 32-bit mode has no such registers.
+        let Some(registers) = stopped.tracee.registers().ok().flatten() else { continue };
+        if let Some(found) = filter_of(pid, &stopped.tracee).map_err(failed)? {
+            filter = Some(found);
+        } else if registers.syscall().is_some() {
+            return Ok(stopped);
+        } else if running.is_none() && !is_in_rseq(&stopped.tracee, &registers).map_err(failed)? {
+            running = Some(stopped);
+        }
+    }
+    match (running, filter) {
+        (Some(stopped), _) => Ok(stopped),
+        (None, Some(filter)) => Err(ForkError::Impossible(pid, filter)),
+        (None, None) => Err(ForkError::NoThread(pid)),
+    }
+}
+
+fn filter_of(pid: Pid, tracee: &Tracee) -> io::Result<Option<&'static str>> {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/task/{}/status", tracee.tid().0))?;
+    let seccomp = status.lines().find_map(|line| line.strip_prefix("Seccomp:"));
+    if seccomp.is_some_and(|mode| mode.trim() != "0") {
+        return Ok(Some("a seccomp filter restricts the system calls of its threads"));
+    }
+    const DISPATCH: &str =
+        "the program itself (PR_SET_SYSCALL_USER_DISPATCH) restricts the system calls of its threads";
+    Ok(tracee.dispatches_syscalls()?.then_some(DISPATCH))
+}
+
+/// Time limit of an injected system call: a fork of a TiB takes about ten seconds.
+const CALL_WAIT: Duration = Duration::from_secs(20);
+
+pub(super) const ALL_SIGNALS: u64 = u64::MAX;
+
+/// Space below the stack pointer that is left for what callers write there.
+const SCRATCH_BYTES: u64 = 1024;
+
+/// Code of the process by which a thread restores itself after a system call if its tracer is killed: it returns to the end of a
+/// signal handler, with a frame that contains its former state.
+pub(super) struct WayBack {
+    pub(super) instruction: u64,
+    restorer: u64,
+}
+
+impl WayBack {
+    /// `None` without such code, and for threads with a shadow stack, on which the return would fail.
+    pub(super) fn find(pid: Pid, tracee: &Tracee, mapped: &[Region]) -> io::Result<Option<Self>> {
+        let status = std::fs::read_to_string(format!("/proc/{pid}/task/{}/status", tracee.tid().0))?;
+        let features = status.lines().find_map(|line| line.strip_prefix("x86_Thread_features:"));
+        if features.is_some_and(|features| features.contains("shstk")) {
+            return Ok(None);
+        }
+        let is_code = |region: &&Region| {
+            region.executable && region.readable && !region.writable && region.end.0 < ADDRESS_END && !region.is_stubs()
+        };
+        let is_libc = |region: &&Region| match &region.kind {
+            RegionKind::File { path } => path
+                .file_name()
+                .and_then(|name| name.to_str())
+                .is_some_and(|name| ["libc.", "libc-", "ld-musl"].iter().any(|prefix| name.starts_with(prefix))),
+            _ => false,
+        };
+        let (libc, others): (Vec<&Region>, Vec<&Region>) = mapped.iter().filter(is_code).partition(is_libc);
+        let mut left_bytes = BYTES_MAX;
+        let mut find = |code: &[u8]| {
+            libc.iter().chain(&others).find_map(|region| search(tracee.pid(), region, code, &mut left_bytes))
+        };
+        let (instruction, restorer) = (find(&SYSCALL_AND_RETURN), find(&RETURN_FROM_SIGNAL));
+        Ok(instruction.zip(restorer).map(|(instruction, restorer)| Self { instruction, restorer }))
+    }
+}
+
+/// Makes system calls by an existing instruction; registers, signal mask and an interrupted system call are restored.
+#[derive(Debug)]
+pub(crate) struct InjectedThread {
+    pid: Pid,
+    tracee: Tracee,
+    instruction: u64,
+    saved: Registers,
+    blocked: u64,
+    /// Stack pointer with which it restores itself when it returns; its own without a way back.
+    stack_pointer: u64,
+    has_blocked: bool,
+    ran: bool,
+    /// It has not stopped since: a call timed out, as every call does in a frozen control group.
+    runs: bool,
+    /// SIGSTOP arrived, which cannot be blocked.
+    sigstop_arrived: bool,
+}
+
+impl InjectedThread {
+    /// Takes a thread that is held at a [`Stop::Trap`]. `None` if it was killed.
+    pub(super) fn take(pid: Pid, tracee: &Tracee, instruction: u64) -> io::Result<Option<Self>> {
+        let (Some(saved), Some(blocked)) = (tracee.registers()?, tracee.blocked_signals()?) else { return Ok(None) };
+        Ok(Some(Self {
+            pid,
+            tracee: tracee.clone(),
+            instruction,
+            saved,
+            blocked,
+            stack_pointer: saved.stack_pointer(),
+            has_blocked: false,
+            ran: false,
+            runs: false,
+            sigstop_arrived: false,
+        }))
+    }
+
+    #[cfg(test)]
+    pub(super) fn has_way_back(&self) -> bool {
+        self.stack_pointer != self.saved.stack_pointer()
+    }
+
+    /// Writes the frame below the stack, where nothing is in use.
+    pub(super) fn prepare_way_back(&mut self, way_back: &WayBack) -> io::Result<()> {
+        let extended = self.tracee.extended_words().unwrap_or_default();
+        let frame = |address| self.saved.signal_frame(address, way_back.restorer, self.blocked, &extended);
+        let Some(size_bytes) = frame(0).map(|words| 8 * words.len() as u64) else { return Ok(()) };
+        let below = self.saved.stack_pointer().saturating_sub(RED_ZONE_BYTES + SCRATCH_BYTES + size_bytes);
+        let address = below & !(FRAME_ALIGNMENT - 1);
+        let Some(words) = frame(address) else { return Ok(()) };
+        let bytes: Vec<u8> = words.into_iter().flat_map(u64::to_ne_bytes).collect();
+        let memory = File::options().write(true).open(format!("/proc/{}/mem", self.tracee.pid()))?;
+        match memory.write_all_at(&bytes, address) {
+            Ok(()) => self.stack_pointer = address,
+            // The stack may end there.
+            Err(error) => tracing::debug!("process {}: no way back: {error}", self.pid),
+        }
+        Ok(())
+    }
+
+    pub(crate) fn stack_pointer(&self) -> u64 {
+        self.saved.stack_pointer()
+    }
+
+    /// Makes a system call. Fails with its error.
+    pub(crate) fn checked(&mut self, number: libc::c_long, arguments: [u64; 6]) -> io::Result<u64> {
+        let result = self.call(number, arguments, &mut |_| ())?.ok_or(io::ErrorKind::NotFound)?;
+        u64::try_from(result)
+            .map_err(|_| io::Error::from_raw_os_error(i32::try_from(result.wrapping_neg()).unwrap_or(libc::EINVAL)))
+    }
+
+    /// `mmap` at this address.
+    pub(crate) fn map(
+        &mut self,
+        address: u64,
+        size_bytes: u64,
+        protection: libc::c_int,
+        flags: libc::c_int,
+        file: Option<u64>,
+    ) -> io::Result<()> {
+        let (protection, flags) = (protection.unsigned_abs().into(), flags.unsigned_abs().into());
+        let at = self.checked(libc::SYS_mmap, [address, size_bytes, protection, flags, file.unwrap_or(u64::MAX), 0])?;
+        // Before Linux 4.17, `MAP_FIXED_NOREPLACE` is only a hint.
+        if at == address { Ok(()) } else { Err(io::ErrorKind::AlreadyExists.into()) }
+    }
+
+    pub(super) fn child(&self, tracee: &Tracee) -> Self {
+        Self {
+            tracee: tracee.clone(),
+            // A created process has no way back: nothing may continue it. It inherits the signal mask.
+            stack_pointer: self.saved.stack_pointer(),
+            has_blocked: true,
+            ran: false,
+            runs: false,
+            sigstop_arrived: false,
+            ..*self
+        }
+    }
+
+    pub(super) fn prepare(&self, number: libc::c_long, arguments: [u64; 6]) -> io::Result<()> {
+        let registers = self.saved.for_syscall(self.instruction, number, arguments);
+        self.tracee.set_registers(&registers.with_stack_pointer(self.stack_pointer))
+    }
+
+    /// Makes a system call; `None` if the thread was killed. Calls `made` with the TID of what the call creates.
+    pub(super) fn call(
+        &mut self,
+        number: libc::c_long,
+        arguments: [u64; 6],
+        made: &mut dyn FnMut(Tid),
+    ) -> io::Result<Option<i64>> {
+        self.prepare(number, arguments)?;
+        // After the registers: from then on, the thread restores the mask itself if this process is killed.
+        if !self.has_blocked {
+            self.tracee.block_signals(ALL_SIGNALS)?;
+            self.has_blocked = true;
+        }
+        self.ran = true;
+        let deadline = Instant::now() + CALL_WAIT;
+        let mut entered = false;
+        loop {
+            // Signals are not passed on: all are blocked but SIGSTOP, which is sent again.
+            self.tracee.run_to_syscall(Stop::Trap)?;
+            self.runs = true;
+            match self.next(deadline)? {
+                Stop::Ended(_) => return Ok(None),
+                Stop::Clone | Stop::Fork => {
+                    let number = self.tracee.event_message()?.and_then(|number| u32::try_from(number).ok());
+                    number.into_iter().for_each(|number| made(Tid(number)));
+                }
+                Stop::Syscall => match self.tracee.syscall_info()?.map(|info| info.phase) {
+                    None => return Ok(None),
+                    Some(SyscallPhase::Entry { number: found, .. }) if found == number.cast_unsigned() => {
+                        entered = true
+                    }
+                    Some(SyscallPhase::Exit(result)) if entered => return Ok(Some(result)),
+                    // Exit of the call that it was stopped in.
+                    Some(SyscallPhase::Exit(_)) => {}
+                    Some(_) => {
+                        return Err(io::Error::other("the thread made another system call than the injected one"));
+                    }
+                },
+                _ => {}
+            }
+        }
+    }
+
+    /// Held as before. The kernel restarts an interrupted call only after a `PTRACE_INTERRUPT` stop: it gets one.
+    fn restore(mut self) -> io::Result<()> {
+        if self.ran {
+            self.tracee.interrupt()?;
+            if !self.runs {
+                self.tracee.run(Stop::Syscall)?;
+            }
+            let deadline = Instant::now() + CALL_WAIT;
+            loop {
+                match self.next(deadline)? {
+                    Stop::Trap => break,
+                    Stop::Ended(_) => return Ok(()),
+                    _ => self.tracee.run(Stop::Syscall)?,
+                }
+            }
+        }
+        // Before the registers, for the same reason.
+        self.tracee.block_signals(self.blocked)?;
+        self.tracee.set_registers(&self.saved)?;
+        if self.sigstop_arrived
+            && let Some(pid) = raw_pid(self.pid)
+        {
+            kill_process(pid, Signal::STOP)?;
+        }
+        Ok(())
+    }
+
+    fn next(&mut self, deadline: Instant) -> io::Result<Stop> {
+        let stop = self.tracee.wait(deadline.saturating_duration_since(Instant::now()))?;
+        self.runs &= stop.is_none();
+        self.sigstop_arrived |= matches!(stop, Some(Stop::Signal(libc::SIGSTOP)));
+        stop.ok_or_else(|| io::ErrorKind::TimedOut.into())
+    }
+}
+
+/// Whether a thread may be in a restartable sequence (`struct rseq`), which would not restart if it were moved.
+fn is_in_rseq(tracee: &Tracee, registers: &Registers) -> io::Result<bool> {
+    let Some(area) = tracee.rseq_area()? else { return Ok(false) };
+    let word = |address: u64| read(tracee.pid(), address, 8).try_into().ok().map(u64::from_le_bytes);
+    let Some(section) = word(area.saturating_add(8)).filter(|&section| section != 0) else { return Ok(false) };
+    let (Some(start), Some(length)) = (word(section.saturating_add(8)), word(section.saturating_add(16))) else {
+        return Ok(true);
+    };
+    Ok(registers.instruction().wrapping_sub(start) < length)
+}
+
+const BYTES_MAX: u64 = 16 << 20;
+
+const PIECE_BYTES: u64 = 64 << 10;
+
+/// Searches mappings of the kernel, the place of the thread's last system call, and all other code.
+fn find_syscall_instruction(pid: Pid, tracee: &Tracee, mapped: &[Region]) -> Result<Option<u64>, ForkError> {
+    let runs = |region: &&Region| region.executable && region.readable && region.end.0 < ADDRESS_END;
+    let registers = tracee.registers().map_err(|error| ForkError::Trace(pid, error))?.ok_or(ForkError::Ended(pid))?;
+    let (kernel, others): (Vec<&Region>, Vec<&Region>) =
+        mapped.iter().filter(runs).partition(|region| region.kind == RegionKind::Kernel);
+    // The first thread may have exited, and has no memory then.
+    let living = tracee.pid();
+    let mut left_bytes = BYTES_MAX;
+    if let Some(found) = kernel.iter().find_map(|region| search(living, region, &SYSCALL_INSTRUCTION, &mut left_bytes))
+    {
+        return Ok(Some(found));
+    }
+    let last = registers.instruction().saturating_sub(SYSCALL_INSTRUCTION.len() as u64);
+    let is_code = region_of(mapped, TargetAddr(last)).is_some_and(|region| runs(&region));
+    if registers.syscall().is_some()
+        && is_code
+        && read(living, last, SYSCALL_INSTRUCTION.len() as u64) == SYSCALL_INSTRUCTION
+    {
+        return Ok(Some(last));
+    }
+    Ok(others.iter().find_map(|region| search(living, region, &SYSCALL_INSTRUCTION, &mut left_bytes)))
+}
+
+fn search(pid: Pid, region: &Region, code: &[u8], left_bytes: &mut u64) -> Option<u64> {
+    let mut start = region.start.0;
+    while start < region.end.0 && *left_bytes > 0 {
+        let count = PIECE_BYTES.min(region.end.0 - start);
+        *left_bytes = left_bytes.saturating_sub(count);
+        let bytes = read(pid, start, count);
+        let found = bytes.windows(code.len()).position(|window| window == code);
+        if let Some(offset) = found {
+            return Some(start + offset as u64);
+        }
+        start += count;
+    }
+    None
+}
+
+fn read(pid: Pid, address: u64, count: u64) -> Vec<u8> {
+    let mut bytes = vec![0; usize::try_from(count).unwrap_or(0)];
+    let read = process_memory::read(pid, &[(address, bytes.len())], &mut bytes).unwrap_or(0);
+    bytes.truncate(read);
+    bytes
+}

@@ -1,0 +1,122 @@
+//! The verdict: what makes a profile incomplete, in all reports and in docs/exit-codes.md.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use serde_json::{Value, json};
+use strum::VariantArray as _;
+
+use super::{profiles, render};
+use crate::model::{Defect, Loss, MemoryAccount, MemoryClass, MemoryFacts, MemoryPart, MemoryPoint, Profile};
+use crate::report::{Format, View, describe, summary};
+use crate::units::MonotonicNanos;
+
+#[track_caller]
+fn check(profile: &Profile, verdict: &str) {
+    assert_eq!(describe::verdict(profile), verdict);
+    assert_eq!(profile.incomplete(), verdict.starts_with("incomplete"), "{verdict}");
+    let text = summary::summary(profile, View::LiveBytes, 0, None, false);
+    let first = text.lines().find(|line| line.starts_with("health: "));
+    assert_eq!(first, Some(format!("health: {verdict}").as_str()), "{text}");
+    let report: Value = serde_json::from_str(&render(Format::Json, profile, View::LiveBytes)).expect("it is JSON");
+    let reported = &report["health"]["verdict"];
+    assert_eq!(reported["statement"], json!(verdict));
+    assert_eq!(reported["complete"], json!(!profile.incomplete()));
+    assert_eq!(reported["strict"], json!(profile.strict));
+    let findings = reported["findings"].as_array().expect("a list");
+    assert_eq!(findings.len(), Defect::VARIANTS.len());
+    assert_eq!(findings.iter().any(|finding| finding["exceeded"] == json!(true)), profile.incomplete());
+}
+
+fn strict(profile: &Profile) -> Profile {
+    Profile { strict: true, ..profile.clone() }
+}
+
+fn lossy(events: u64, reason: Loss, count: u64) -> Profile {
+    let mut profile = profiles::exact();
+    (profile.health.events, profile.health.lost) = (events, vec![(reason, count)]);
+    profile
+}
+
+#[test]
+fn few_dropped_events_are_tolerated() {
+    check(&profiles::exact(), "complete");
+    check(&strict(&profiles::exact()), "complete");
+    let one = lossy(135_000, Loss::MissedFree, 1);
+    check(&one, "complete except for 1 event dropped (<0.1%)");
+    check(&strict(&one), "incomplete: 1 event dropped (<0.1%)");
+    check(&lossy(9_990, Loss::RingFull, 10), "complete except for 10 events dropped (0.1%)");
+    check(&lossy(9_989, Loss::RingFull, 11), "incomplete: 11 events dropped (0.1%)");
+    check(&lossy(1_000_000, Loss::ForkMissed, 1), "incomplete: 1 process missed");
+}
+
+#[test]
+fn few_cut_stacks_are_tolerated() {
+    let cut = |complete: u64, no_row: u64| {
+        let mut profile = profiles::exact();
+        profile.health.unwind = vec![("complete".to_owned(), complete), ("no_row".to_owned(), no_row)];
+        profile
+    };
+    check(&cut(99, 1), "complete except for 1.0% of stacks are cut");
+    check(&strict(&cut(99, 1)), "incomplete: 1.0% of stacks are cut");
+    check(&cut(25, 975), "incomplete: 97.5% of stacks are cut");
+}
+
+#[test]
+fn growth_that_is_not_recorded_makes_a_profile_incomplete() {
+    let grown = |hooked: u64, other: u64| {
+        let part = |class, bytes| MemoryPart { class, name: None, bytes };
+        let point = |seconds: u64, parts| MemoryPoint {
+            time: MonotonicNanos(seconds * 1_000_000_000),
+            pss_bytes: 0,
+            swap_bytes: 0,
+            parts,
+        };
+        let end = vec![part(MemoryClass::LiveBlocks, hooked), part(MemoryClass::Unexplained, other)];
+        let mut account = MemoryAccount::default();
+        account.extend(MemoryFacts { points: vec![point(1, Vec::new()), point(2, end)], ..MemoryFacts::default() });
+        let mut profile = profiles::exact();
+        profile.targets[0].memory = Arc::new(account);
+        profile
+    };
+    check(&grown(0, (16 << 20) - 1), "complete");
+    check(&grown(4 << 20, 12 << 20), "incomplete: 75.0% of a growth in memory is unexplained");
+    let half = grown(16 << 20, 16 << 20);
+    check(&half, "complete except for 50.0% of a growth in memory is unexplained");
+    check(&strict(&half), "incomplete: 50.0% of a growth in memory is unexplained");
+    check(&strict(&grown(95 << 20, 5 << 20)), "complete except for 5.0% of a growth in memory is unexplained");
+}
+
+#[test]
+fn a_profile_without_processes_or_hooks_is_incomplete() {
+    check(&profiles::nobody(), "incomplete: no process was profiled");
+    let mut profile = profiles::empty();
+    profile.targets[0].heaps.clear();
+    check(&profile, "incomplete: no allocator is hooked in 1 process");
+    profile.targets.push(profiles::empty().targets.remove(0));
+    check(&profile, "complete except for no allocator is hooked in 1 process");
+    check(&strict(&profile), "incomplete: no allocator is hooked in 1 process");
+    check(&profiles::unhooked(), "incomplete: no allocator is hooked in 1 process, 2 hooks not attached");
+}
+
+#[test]
+fn the_documented_table_is_that_of_the_code() {
+    let percent = |share: f64| if share == 0.0 { "any".to_owned() } else { format!("{} %", 100.0 * share) };
+    let row = |defect: &Defect| {
+        let threshold = defect.threshold();
+        let (max, strict) = (percent(threshold.share_max), percent(threshold.strict_share_max));
+        format!("| `{}` | {} | {max} | {strict} |\n", defect.name(), threshold.measure)
+    };
+    let rows: String = Defect::VARIANTS.iter().map(row).collect();
+    let table = format!("| kind | what is missing | incomplete above | with `--strict` |\n|---|---|---:|---:|\n{rows}");
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/exit-codes.md");
+    let text = std::fs::read_to_string(&path).expect("it is in docs");
+    let (start, rest) = text.split_once("generated -->\n").expect("the mark before the table");
+    let (documented, end) = rest.split_once("<!-- end -->").expect("the mark after the table");
+    if std::env::var_os("UPDATE_GOLDEN").is_some_and(|value| value == "1") {
+        std::fs::write(&path, format!("{start}generated -->\n{table}<!-- end -->{end}"))
+            .expect("docs can be written to");
+    } else {
+        assert!(documented == table, "{} has another table; UPDATE_GOLDEN=1 rewrites it:\n{table}", path.display());
+    }
+}

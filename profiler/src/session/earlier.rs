@@ -1,0 +1,266 @@
+//! Blocks from before the recording: found by a walk, sampled if they are many, and what is noted until they are entered.
+
+use std::collections::BTreeMap;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use profiler_common::interval::Interval;
+use profiler_common::record::FreeRecord;
+use profiler_common::sampling::estimated_count;
+use rustc_hash::{FxHashMap, FxHashSet};
+
+use super::overload::random_seed;
+use super::process_table::ProcessTable;
+use crate::address::TargetAddr;
+use crate::collect::{CollectError, Collected};
+use crate::ids::{HeapId, Pid};
+use crate::ingest::event::{Event, Free};
+use crate::ledger::{LiveAllocation, inventory};
+use crate::units::MonotonicNanos;
+use crate::walk::{self, Absence, Scene, Walk, glibc, walk};
+
+/// The inventory that is being taken. One at a time, because each copies the memory of a process.
+#[derive(Default)]
+pub(super) struct Inventories {
+    pub(super) pending: Option<Pending>,
+}
+
+pub(super) struct Pending {
+    pub(super) pid: Pid,
+    /// Distinguishes the target from others with its pid.
+    pub(super) opened: Instant,
+    /// When the process was stopped.
+    pub(super) taken: MonotonicNanos,
+    pub(super) pause: Duration,
+    pub(super) tries: u32,
+    /// Records dropped until then.
+    pub(super) dropped: u64,
+    /// Reported frees since then.
+    pub(super) freed: FxHashMap<TargetAddr, Free>,
+    /// Of these, blocks that the ledger had: the live set may have them still.
+    pub(super) stale: Vec<TargetAddr>,
+    pub(super) walker: Option<JoinHandle<Walked>>,
+}
+
+/// A block from before the recording.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Earlier {
+    pub(super) address: TargetAddr,
+    pub(super) size_bytes: u64,
+    pub(super) heap: HeapId,
+}
+
+impl Earlier {
+    pub(super) fn allocation(self, interval: Interval, time: MonotonicNanos) -> LiveAllocation {
+        let Self { address, size_bytes, heap } = self;
+        LiveAllocation { address, size_bytes, interval, stack: inventory::stack_id(size_bytes), heap, time }
+    }
+}
+
+pub(super) struct Walked {
+    pub(super) chosen: Vec<Earlier>,
+    pub(super) interval: Interval,
+    pub(super) count: u64,
+    pub(super) bytes: u64,
+    pub(super) gaps: Vec<String>,
+    pub(super) error: Option<String>,
+    /// Another try may find more.
+    pub(super) was_changing: bool,
+}
+
+impl Inventories {
+    pub(super) fn is_walked(&self) -> bool {
+        let walker = self.pending.as_ref().and_then(|pending| pending.walker.as_ref());
+        walker.is_some_and(JoinHandle::is_finished)
+    }
+
+    pub(super) fn is_freed(&self, address: TargetAddr) -> bool {
+        self.pending.as_ref().is_some_and(|pending| pending.freed.contains_key(&address))
+    }
+
+    /// Notes a free of a block that is not in the live set: returns the event to enter if the ledger has the block. Other
+    /// events are returned as they are.
+    pub(super) fn observe(&mut self, event: Event, processes: &ProcessTable) -> Option<Event> {
+        let Event::UnknownFree(free) = event else { return Some(event) };
+        let pending = self.pending.as_mut().filter(|pending| pending.pid == free.pid)?;
+        let age_us = FreeRecord::age_us(pending.taken.0 / 1000, free.time.0 / 1000);
+        let free = Free { age_us, ..free };
+        pending.freed.entry(free.address).or_insert(free);
+        let is_live = processes.get(free.pid).is_some_and(|target| target.ledger.is_earlier(free.address));
+        if is_live {
+            pending.stale.push(free.address);
+        }
+        is_live.then_some(Event::Free(free))
+    }
+}
+
+/// Where the ledger has a block that was freed before it was entered: another one may have its address.
+pub(super) fn aside(address: TargetAddr) -> TargetAddr {
+    TargetAddr(address.0 | 1 << 63)
+}
+
+/// Finds the blocks of these heaps, except known ones, and chooses at most about `blocks_max` of them.
+pub(super) fn walk_heaps(
+    collected: &Collected,
+    heaps: &[(String, HeapId)],
+    known: &FxHashSet<TargetAddr>,
+    blocks_max: usize,
+) -> Walked {
+    let scene = Scene { memory: &*collected.memory, regions: &collected.regions, threads: &collected.threads };
+    let walks = walk(&scene);
+    let mut gaps: Vec<String> = Vec::new();
+    let mut blocks: Vec<Earlier> = Vec::new();
+    let mut was_changing = false;
+    for (name, heap) in heaps {
+        let of_heap: Vec<&Walk> = walks.iter().filter(|walk| walk.heap == name).collect();
+        if of_heap.is_empty() {
+            gaps.push(format!("heap {name} cannot be walked"));
+        }
+        for walk in of_heap {
+            let new = walk.blocks.iter().filter(|block| !known.contains(&block.start));
+            blocks.extend(new.map(|block| Earlier { address: block.start, size_bytes: block.size_bytes, heap: *heap }));
+            gaps.extend(walk.gaps.iter().map(|gap| format!("heap {name}: {gap}")));
+            was_changing |= walk.busy && !walk.gaps.is_empty();
+        }
+    }
+    // A copy that was killed reads as if memory were missing.
+    let error = match collected.memory.is_there() {
+        false => Some(CollectError::CopyKilled(collected.pid).to_string()),
+        true if blocks.is_empty() => absence(&scene, &walks, heaps),
+        true => None,
+    };
+    let (count, bytes) = (blocks.len() as u64, blocks.iter().map(|block| block.size_bytes).sum());
+    let interval = interval_for(&blocks, blocks_max);
+    let chosen = choose(blocks, interval, random_fraction());
+    Walked { chosen, interval, count, bytes, gaps, error, was_changing }
+}
+
+/// Why there is no block; `None` if a heap was walked and is empty.
+fn absence(scene: &Scene<'_>, walks: &[Walk], heaps: &[(String, HeapId)]) -> Option<String> {
+    let is_hooked = |walk: &&Walk| heaps.iter().any(|(name, _)| walk.heap == name);
+    let is_walked = |walk: &Walk| walk.gaps.is_empty();
+    if walks.iter().filter(is_hooked).any(is_walked) {
+        return None;
+    }
+    let gaps: Vec<&str> = walks.iter().filter(is_hooked).flat_map(|walk| &walk.gaps).map(String::as_str).collect();
+    let reason = match walk::absence(scene, walks) {
+        Absence::Starting => "its dynamic linker is still loading it".to_owned(),
+        // The C library's allocator is not called where another one replaces it.
+        Absence::Unused if heaps.iter().any(|(name, _)| name == glibc::HEAP) => return None,
+        Absence::Changing => format!("its heap was being changed: {}", gaps.join("; ")),
+        Absence::Damaged => format!("its heap is damaged: {}", gaps.join("; ")),
+        Absence::Unknown | Absence::Unused if gaps.is_empty() => walk::unsupported(),
+        Absence::Unknown | Absence::Unused => gaps.join("; "),
+    };
+    Some(reason)
+}
+
+/// The interval at which about `count_max` of these blocks are chosen: 1 if there are not more.
+fn interval_for(blocks: &[Earlier], count_max: usize) -> Interval {
+    if blocks.len() <= count_max {
+        return Interval::EXACT;
+    }
+    let mut sizes: BTreeMap<u64, u64> = BTreeMap::new();
+    blocks.iter().for_each(|block| *sizes.entry(block.size_bytes).or_default() += 1);
+    #[expect(clippy::cast_precision_loss, reason = "an expected value")]
+    let chosen = |interval: u32| -> f64 {
+        sizes.iter().map(|(size, count)| *count as f64 * probability(*size, Interval::nearest(interval))).sum()
+    };
+    // The expected number falls with the interval.
+    let (mut low, mut high) = (1_u32, 1 << 30);
+    while low < high {
+        let middle = low.midpoint(high);
+        #[expect(clippy::cast_precision_loss, reason = "an expected value")]
+        if chosen(middle) <= count_max as f64 {
+            high = middle;
+        } else {
+            low = middle + 1;
+        }
+    }
+    Interval::nearest(high)
+}
+
+/// Probability that a block of this size is sampled at an interval.
+fn probability(size_bytes: u64, interval: Interval) -> f64 {
+    1.0 / estimated_count(size_bytes, interval.bytes().into())
+}
+
+/// Systematic sampling in the order of sizes: each block has the probability that its weight implies, as in independent
+/// sampling, but the number of chosen blocks of each size is the expected one (Madow 1949), so that totals are exact to a
+/// few blocks. `start` is a random number in [0, 1).
+fn choose(mut blocks: Vec<Earlier>, interval: Interval, start: f64) -> Vec<Earlier> {
+    if interval == Interval::EXACT {
+        return blocks;
+    }
+    blocks.sort_unstable_by_key(|block| (block.size_bytes, block.address));
+    let mut position = start;
+    blocks.retain(|block| {
+        position += probability(block.size_bytes, interval);
+        let is_chosen = position >= 1.0;
+        position -= if is_chosen { 1.0 } else { 0.0 };
+        is_chosen
+    });
+    blocks
+}
+
+#[expect(clippy::cast_precision_loss, reason = "53 bits")]
+fn random_fraction() -> f64 {
+    (random_seed() >> 11) as f64 / (1_u64 << 53) as f64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::units::Amounts;
+
+    fn blocks(sizes: impl IntoIterator<Item = u64>) -> Vec<Earlier> {
+        let block = |(number, size_bytes)| Earlier { address: TargetAddr(number * 4096), size_bytes, heap: HeapId(0) };
+        (1_u64..).zip(sizes).map(block).collect()
+    }
+
+    fn estimate(chosen: &[Earlier], interval: Interval) -> (f64, f64) {
+        let mut sum = Amounts::default();
+        chosen.iter().for_each(|block| sum += Amounts::of(block.size_bytes, interval));
+        (sum.bytes.to_f64(), sum.count.to_f64())
+    }
+
+    #[test]
+    fn few_blocks_are_all_chosen() {
+        let all = blocks([0, 1, 100, 1 << 30]);
+        assert_eq!(interval_for(&all, 4), Interval::EXACT);
+        assert_eq!(choose(all.clone(), Interval::EXACT, 0.5), all);
+        assert_eq!(choose(Vec::new(), Interval::EXACT, 0.5), []);
+    }
+
+    #[test]
+    fn the_totals_of_a_sample_are_those_of_all() {
+        // Mostly small, and a few that are half of the bytes.
+        let all = blocks((0..300_000_u64).map(|n| if n % 3000 == 0 { 1 << 20 } else { 16 + n * 7919 % 1000 }));
+        let bytes: u64 = all.iter().map(|block| block.size_bytes).sum();
+        let interval = interval_for(&all, 65_536);
+        for start in [0.0, 0.25, 0.999] {
+            let chosen = choose(all.clone(), interval, start);
+            assert!((65_000..65_600).contains(&chosen.len()), "{}", chosen.len());
+            let (estimated_bytes, estimated_count) = estimate(&chosen, interval);
+            assert!((estimated_bytes / bytes as f64 - 1.0).abs() < 1e-4, "{estimated_bytes} of {bytes}");
+            assert!((estimated_count / 3e5 - 1.0).abs() < 2e-3, "{estimated_count}");
+        }
+    }
+
+    /// Over all starts, each block is chosen as often as its probability implies.
+    #[test]
+    fn each_block_has_the_probability_of_its_weight() {
+        let all = blocks((0..200).map(|n| 8 + n * n));
+        let interval = Interval::nearest(10_000);
+        let mut counts = vec![0_u32; all.len()];
+        for start in 0..1000 {
+            for block in choose(all.clone(), interval, f64::from(start) / 1000.0) {
+                counts[all.iter().position(|it| it.address == block.address).expect("one of them")] += 1;
+            }
+        }
+        for (block, count) in all.iter().zip(counts) {
+            let expected = probability(block.size_bytes, interval) * 1000.0;
+            assert!((f64::from(count) - expected).abs() <= 2.0, "{block:?}: {count} instead of {expected}");
+        }
+    }
+}

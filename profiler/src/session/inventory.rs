@@ -1,0 +1,349 @@
+//! Inventories: the blocks that a process had before the recording enter its ledger and the kernel's live set.
+//!
+//! ```text
+//! open the filter ─▶ stop ─▶ copy ─▶ resume ─▶ walk and sample, on a thread ─▶ insert ─▶ close the filter
+//! ```
+//!
+//! The walk takes long, and the process frees blocks meanwhile. So from before the stop until the blocks are in the live
+//! set, the kernel side reports frees of blocks that are not in it. What was sampled before the stop is part of the walked
+//! heap, and is removed, except blocks that are as large as the interval: all of those are known.
+
+use std::time::Duration;
+
+use profiler_common::counter::Counter;
+use profiler_common::interval::Interval;
+use profiler_common::live::LiveBlock;
+use rustc_hash::FxHashMap;
+use tracing::{debug, info};
+
+use super::earlier::{Earlier, Pending, Walked, aside, walk_heaps};
+use super::session::Session;
+use super::target::Target;
+use crate::address::TargetAddr;
+use crate::allocator::selection::MMAP;
+use crate::bpf::counters::Counters;
+use crate::bpf::load::LoadError;
+use crate::collect::{CollectError, Collected, Method, collect};
+use crate::ids::{HeapId, Pid};
+use crate::ingest::event::{Event, Free};
+use crate::keeper;
+use crate::ledger::LiveAllocation;
+use crate::linux::proc::stat::Stat;
+use crate::linux::{bpf, clock};
+use crate::model::Inventory;
+use crate::report::text;
+use crate::units::{Amounts, EstimatedBytes};
+use crate::walk;
+
+/// Blocks to enter of a process, sampled if there are more: the error of live bytes after half of them were freed is 0.4 %.
+const BLOCKS_MAX: usize = 1 << 16;
+/// Share of the live set that an inventory may take.
+const LIVE_SHARE: usize = 4;
+/// Maximum number of stops, if a heap was being changed each time, and maximum time for all of them.
+const TRIES_MAX: u32 = 8;
+const PAUSES_MAX: Duration = Duration::from_secs(1);
+/// Blocks to insert between two reads of the ring buffer.
+const PART: usize = 64;
+const WAIT: Duration = Duration::from_micros(500);
+
+impl Session {
+    /// Begins to take the inventory of a process that ran before the recording, if one is wanted.
+    pub(super) fn begin_inventory(&mut self, pid: Pid) {
+        if self.config.inventory_bytes_max == 0 || self.config.selection.all {
+            return;
+        }
+        self.complete_inventory();
+        let heaps = self.hooked_heaps(pid);
+        if heaps.is_empty() {
+            return;
+        }
+        let Some(target) = self.processes.get_mut(pid).filter(|target| target.was_recorded() && !target.is_gone())
+        else {
+            return;
+        };
+        target.awaits_inventory = true;
+        let opened = target.opened;
+        self.inventories.pending = Some(Pending {
+            pid,
+            opened,
+            taken: clock::now().monotonic,
+            pause: Duration::ZERO,
+            tries: 0,
+            dropped: 0,
+            freed: FxHashMap::default(),
+            stale: Vec::new(),
+            walker: None,
+        });
+        if !heaps.iter().any(|(name, _)| walk::is_walkable(name)) {
+            return self.end_inventory(failed(walk::unsupported()));
+        }
+        let resident_bytes = Stat::read(pid).map_or(0, |stat| stat.resident_bytes);
+        // The copy counts as heapbpf's memory.
+        let limit = self.config.limits.memory_bytes_max.map_or(u64::MAX, |limit| limit / 2);
+        let max = self.config.inventory_bytes_max.min(limit);
+        if resident_bytes > max {
+            let [resident, max] = [resident_bytes, max].map(text::round_size);
+            return self.end_inventory(failed(format!(
+                "its resident memory is {resident}, and copying more than {max} would stop it for long \
+                 (`--inventory-max`, `--max-memory`)"
+            )));
+        }
+        self.observe_frees(pid, true);
+        self.try_inventory();
+    }
+
+    /// Stops the process, copies its memory, and starts the walk.
+    fn try_inventory(&mut self) {
+        let Some(pid) = self.inventories.pending.as_ref().map(|pending| pending.pid) else { return };
+        let collected = match self.collect_heap(pid, Method::Read) {
+            Err(CollectError::TooLarge { .. }) => self.collect_heap(pid, Method::Fork),
+            collected => collected,
+        };
+        let collected = match collected {
+            Ok(collected) => collected,
+            Err(error) => return self.end_inventory(failed(error.to_string())),
+        };
+        let heaps = self.hooked_heaps(pid);
+        let known = self.processes.get(pid).map(|target| target.ledger.live().map(|block| block.address).collect());
+        let blocks_max = self.inventory_blocks_max(&heaps);
+        let pause = collected.pause;
+        let work = move || walk_heaps(&collected, &heaps, &known.unwrap_or_default(), blocks_max);
+        let walker = std::thread::Builder::new().name("inventory".to_owned()).spawn(work);
+        let Some(pending) = &mut self.inventories.pending else { return };
+        pending.pause += pause;
+        pending.tries += 1;
+        match walker {
+            Ok(walker) => pending.walker = Some(walker),
+            Err(error) => self.end_inventory(failed(format!("cannot start a thread: {error}"))),
+        }
+    }
+
+    fn inventory_blocks_max(&self, heaps: &[(String, HeapId)]) -> usize {
+        let share = self.config.live_blocks_max as usize / LIVE_SHARE;
+        let is_exact = heaps.iter().any(|(_, heap)| self.rates.current(*heap) == Interval::EXACT);
+        if is_exact { share } else { share.min(BLOCKS_MAX) }
+    }
+
+    fn collect_heap(&mut self, pid: Pid, method: Method) -> Result<Collected, CollectError> {
+        let keeper = self.probes.keeper().clone();
+        collect(pid, method, || keeper::stop(&keeper, pid), &mut |_| {
+            self.catch_up();
+            self.remove_sampled(pid);
+            let dropped = self.ring_dropped();
+            if let Some(pending) = &mut self.inventories.pending {
+                pending.freed.clear();
+                (pending.taken, pending.dropped) = (clock::now().monotonic, dropped);
+            }
+        })
+    }
+
+    /// Removes the blocks that stand for others, which the inventory will contain too.
+    fn remove_sampled(&mut self, pid: Pid) {
+        let heaps = self.hooked_heaps(pid);
+        let is_walked =
+            |block: &LiveAllocation| heaps.iter().any(|(name, id)| *id == block.heap && walk::is_walkable(name));
+        let stands_for_others = |block: &LiveAllocation| block.size_bytes < u64::from(block.interval.bytes());
+        let Some(target) = self.processes.get_mut(pid) else { return };
+        let live = target.ledger.live();
+        let sampled: Vec<LiveAllocation> = live.filter(|block| stands_for_others(block) && is_walked(block)).collect();
+        sampled.iter().for_each(|block| target.ledger.thin(block, None));
+        let addresses = sampled.iter().map(|block| block.address);
+        if let Err(error) = self.probes.kernel.forget_blocks(pid, addresses) {
+            debug!("process {pid}: {error}");
+        }
+    }
+
+    /// Names of the process's hooked heaps.
+    fn hooked_heaps(&self, pid: Pid) -> Vec<(String, HeapId)> {
+        let plan = &self.probes.discovery.plan;
+        let Some(target) = self.processes.get(pid) else { return Vec::new() };
+        let ids = target.hooks.heap_ids(&[], plan);
+        let heaps = ids.into_iter().map(|id| (plan.heaps()[usize::from(id.0)].clone(), id));
+        heaps.filter(|(name, _)| name != MMAP).collect()
+    }
+
+    /// Enters the blocks of a finished walk, or tries again.
+    pub(super) fn finish_inventory(&mut self) {
+        let Some(pending) = &mut self.inventories.pending else { return };
+        let Some(walker) = pending.walker.take() else { return };
+        let Ok(walked) = walker.join() else {
+            return self.end_inventory(failed("internal error: the walk panicked; please report it".to_owned()));
+        };
+        let pause = pending.pause;
+        let may_try = pending.tries < TRIES_MAX && pause < PAUSES_MAX;
+        if walked.was_changing && may_try && self.inventory_target().is_some() {
+            return self.try_inventory();
+        }
+        let inventory = Inventory {
+            blocks: walked.count,
+            bytes: walked.bytes,
+            interval_bytes: walked.interval.bytes().into(),
+            pause_ns: u64::try_from(pause.as_nanos()).unwrap_or(u64::MAX),
+            gaps: walked.gaps.clone(),
+            error: walked.error.clone(),
+        };
+        if inventory.error.is_some() {
+            return self.end_inventory(inventory);
+        }
+        let inventory = self.enter_inventory(&walked, inventory);
+        self.end_inventory(inventory);
+    }
+
+    fn enter_inventory(&mut self, walked: &Walked, mut inventory: Inventory) -> Inventory {
+        // A pass would remove blocks that were inserted after it began.
+        if self.resync.is_running() {
+            self.complete_pass();
+        }
+        self.catch_up();
+        let Some(Pending { pid, taken, dropped, .. }) = self.inventories.pending else { return inventory };
+        let allocation = |block: &Earlier| block.allocation(walked.interval, taken);
+        let (gone, rest): (Vec<Earlier>, Vec<Earlier>) =
+            walked.chosen.iter().partition(|block| self.inventories.is_freed(block.address));
+        let gone: Vec<LiveAllocation> = gone.iter().map(allocation).collect();
+        let rest: Vec<LiveAllocation> = rest.iter().map(allocation).collect();
+        // The peak is at the start or at the end of the walk: blocks that were freed in between must not be live with all
+        // those that were allocated.
+        let is_smaller = self.has_shrunk(&gone);
+        if !is_smaller {
+            self.enter_gone(&gone);
+        }
+        match self.enter_live(pid, &rest) {
+            Ok(true) => {}
+            Ok(false) => inventory.gaps.push("the live set is full (see `--live-blocks`)".to_owned()),
+            Err(error) => return Inventory { error: Some(error.to_string()), ..inventory },
+        }
+        if is_smaller {
+            self.enter_gone(&gone);
+        }
+        if let Some(target) = self.inventory_target()
+            && walked.interval != Interval::EXACT
+        {
+            let heaps = walked.chosen.iter().map(|block| block.heap);
+            target.inventory_intervals = heaps.map(|heap| (heap, walked.interval.bytes().into())).collect();
+        }
+        let dropped = self.ring_dropped().saturating_sub(dropped);
+        if dropped > 0 {
+            inventory
+                .gaps
+                .push(format!("{dropped} records were dropped while the heap was walked: frees may be missing"));
+        }
+        inventory
+    }
+
+    /// Whether the process has freed more than it has allocated since it was stopped.
+    fn has_shrunk(&mut self, gone: &[LiveAllocation]) -> bool {
+        let Some(target) = self.inventory_target() else { return false };
+        let freed =
+            gone.iter().fold(EstimatedBytes::ZERO, |sum, it| sum + Amounts::of(it.size_bytes, it.interval).bytes);
+        freed > target.ledger.totals().live_bytes()
+    }
+
+    /// Enters live blocks, some at a time: a block that is freed between the check of its reported frees and the insertion
+    /// is removed when that free is read. Returns whether the live set had room for all.
+    fn enter_live(&mut self, pid: Pid, blocks: &[LiveAllocation]) -> Result<bool, LoadError> {
+        let mut gone: Vec<LiveAllocation> = Vec::new();
+        let mut has_room = true;
+        for part in blocks.chunks(PART) {
+            self.catch_up();
+            self.remove_stale(pid);
+            let (freed, part): (Vec<LiveAllocation>, Vec<LiveAllocation>) =
+                part.iter().partition(|block| self.inventories.is_freed(block.address));
+            gone.extend(freed);
+            if self.inventory_target().is_none() {
+                return Ok(true);
+            }
+            let of_kernel: Vec<(TargetAddr, LiveBlock)> = part.iter().map(kernel_block).collect();
+            has_room = self.probes.kernel.insert_earlier_blocks(pid, &of_kernel)?;
+            if !has_room {
+                break;
+            }
+            if let Some(target) = self.inventory_target() {
+                part.iter().for_each(|block| target.ledger.enter_earlier(block));
+            }
+        }
+        self.observe_frees(pid, false);
+        // The ring buffer ends at the first record that a preempted program has reserved and not submitted.
+        bpf::wait_for_programs();
+        self.catch_up();
+        self.remove_stale(pid);
+        self.enter_gone(&gone);
+        Ok(has_room)
+    }
+
+    /// Enters blocks that were freed during the walk, and their frees.
+    fn enter_gone(&mut self, gone: &[LiveAllocation]) {
+        let Some(target) = self.inventory_target() else { return };
+        for block in gone {
+            target.ledger.enter_earlier(&LiveAllocation { address: aside(block.address), ..*block });
+        }
+        self.processes.record_corrections();
+        let Some(pending) = &self.inventories.pending else { return };
+        for free in gone.iter().filter_map(|block| pending.freed.get(&block.address)) {
+            self.processes.enter(Event::Free(Free { address: aside(free.address), ..*free }));
+        }
+    }
+
+    /// Removes blocks from the live set that were freed before they were inserted.
+    fn remove_stale(&mut self, pid: Pid) {
+        let Some(pending) = &mut self.inventories.pending else { return };
+        let stale = std::mem::take(&mut pending.stale);
+        let Some(target) = self.processes.get(pid).filter(|_| !stale.is_empty()) else { return };
+        // Another block may be live there by now.
+        let stale = stale.into_iter().filter(|address| !target.ledger.is_live(*address));
+        if let Err(error) = self.probes.kernel.forget_blocks(pid, stale) {
+            debug!("process {pid}: {error}");
+        }
+    }
+
+    fn ring_dropped(&self) -> u64 {
+        Counters::read_one(&self.probes.kernel, Counter::RingFull).unwrap_or_default()
+    }
+
+    /// The target of the pending inventory, unless it has exited or executed another program.
+    fn inventory_target(&mut self) -> Option<&mut Target> {
+        let pending = self.inventories.pending.as_ref()?;
+        self.processes.get_mut(pending.pid).filter(|target| target.opened == pending.opened)
+    }
+
+    fn end_inventory(&mut self, inventory: Inventory) {
+        let is_there = self.inventory_target().is_some();
+        let Some(Pending { pid, .. }) = self.inventories.pending.take() else { return };
+        self.observe_frees(pid, false);
+        if !is_there {
+            return;
+        }
+        match &inventory.error {
+            Some(error) => info!("process {pid}: no inventory of earlier blocks: {error}"),
+            None => info!("process {pid}: {} blocks are older than the recording", inventory.blocks),
+        }
+        self.processes.set_inventory(pid, inventory);
+        self.memory.poll(&mut self.processes, self.probes.discovery.plan.heaps(), clock::now().monotonic);
+    }
+
+    /// Waits for the walk.
+    pub(super) fn complete_inventory(&mut self) {
+        while self.inventories.pending.is_some() {
+            if self.inventories.is_walked() {
+                self.finish_inventory();
+            } else if self.take_records() {
+                std::thread::sleep(WAIT);
+            }
+        }
+    }
+
+    fn observe_frees(&mut self, pid: Pid, is_on: bool) {
+        if let Err(error) = self.probes.kernel.report_frees(pid, is_on) {
+            debug!("process {pid}: {error}");
+        }
+        self.resync.set_filter_open(is_on);
+    }
+}
+
+fn kernel_block(block: &LiveAllocation) -> (TargetAddr, LiveBlock) {
+    let LiveAllocation { address, size_bytes, interval, stack, heap, time } = *block;
+    (address, LiveBlock::new(size_bytes, time.0, stack.0, interval, heap.0))
+}
+
+fn failed(reason: String) -> Inventory {
+    Inventory { error: Some(reason), ..Inventory::default() }
+}

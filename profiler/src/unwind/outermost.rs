@@ -1,0 +1,47 @@
+//! Finds where the first function of a thread is called in code without unwind information, such as musl's, so that stacks end
+//! there as complete: `exit(main(argc, argv, envp))`, `pthread_exit(start_routine(argument))`.
+
+use super::arch::{PASSES_RESULT_BYTES_MAX, is_indirect_call, passes_result_to};
+use super::cfi::{Function, FunctionRow, Functions};
+use super::compact::gaps;
+use super::image::Image;
+use super::table;
+
+/// Modules with larger gaps are not C libraries. musl's have 500 KB.
+const GAP_BYTES_MAX: u64 = 16 << 20;
+const CALL_BYTES_MAX: usize = 3;
+/// Real modules have three.
+const FOUND_MAX: usize = 16;
+
+/// Ends stacks at such calls; returns address and length of the code that identified them.
+pub(super) fn mark(image: &Image<'_>, spans: &mut Functions) -> Vec<(u64, u32)> {
+    if image.exits.is_empty() {
+        return Vec::new();
+    }
+    let gaps = gaps(image, spans);
+    if gaps.iter().map(|(start, end)| end - start).sum::<u64>() > GAP_BYTES_MAX {
+        return Vec::new();
+    }
+    let mut returns: Vec<u64> = gaps.iter().flat_map(|&(start, end)| in_gap(image, start, end)).collect();
+    returns.truncate(FOUND_MAX);
+    for &address in &returns {
+        let Ok(first_row) = u32::try_from(spans.rows.len()) else { break };
+        spans.rows.push(FunctionRow { offset: 0, rule: table::END });
+        let at = spans.functions.partition_point(|function| function.start < address);
+        // Return addresses are looked up by the byte before them, the last one of the call.
+        spans.functions.insert(at, Function { start: address - 1, end: address, first_row, row_count: 1 });
+    }
+    let length = CALL_BYTES_MAX + PASSES_RESULT_BYTES_MAX;
+    returns.iter().map(|address| (address - CALL_BYTES_MAX as u64, u32::try_from(length).unwrap_or(0))).collect()
+}
+
+/// Return addresses.
+fn in_gap(image: &Image<'_>, start: u64, end: u64) -> Vec<u64> {
+    let code = image.read_code(start, u32::try_from(end - start).unwrap_or(u32::MAX));
+    let ends_stack = |at: &usize| {
+        let target = passes_result_to(&code[*at..], start + *at as u64);
+        target.is_some_and(|target| image.exits.contains(&target)) && is_indirect_call(&code[at - CALL_BYTES_MAX..*at])
+    };
+    let places = (CALL_BYTES_MAX..code.len()).filter(ends_stack);
+    places.map(|at| start + at as u64).collect()
+}
