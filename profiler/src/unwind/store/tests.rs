@@ -235,7 +235,7 @@ fn a_process_without_registered_mappings_is_permitted_copies() {
     assert_eq!(store.rule_at(Pid(1), 0x10_1234), Err(NoRule::Unmapped), "so that their walks are continued later");
     store.set_process(Pid(1), &[mapped(0, 0x10_0000)], MonotonicNanos(0), |_| Some(table(16, 32))).expect("fits");
     assert_ne!(maps.0.borrow().processes[&1].serial, expected.serial, "rules are cached by it");
-    assert_eq!(found(&maps, 1, 0x10_0010), Some(rule(16)));
+    assert_eq!(found(&maps, 1, 0x10_1234), Some(rule(16)));
 }
 
 #[test]
