@@ -19,6 +19,9 @@ use crate::ledger::{LiveAllocation, inventory};
 use crate::units::MonotonicNanos;
 use crate::walk::{self, Absence, Scene, Walk, glibc, walk};
 
+/// Maximum number of frees to note, which bounds their memory to about 200 MiB.
+const FREED_MAX: usize = 1 << 21;
+
 /// The inventory that is being taken. One at a time, because each copies the memory of a process.
 #[derive(Default)]
 pub(super) struct Inventories {
@@ -78,6 +81,11 @@ impl Inventories {
         self.pending.as_ref().is_some_and(|pending| pending.freed.contains_key(&address))
     }
 
+    /// Whether frees may be missing.
+    pub(super) fn is_full(&self) -> bool {
+        self.pending.as_ref().is_some_and(|pending| pending.freed.len() >= FREED_MAX)
+    }
+
     /// Notes a free of a block that is not in the live set: returns the event to enter if the ledger has the block. Other
     /// events are returned as they are.
     pub(super) fn observe(&mut self, event: Event, processes: &ProcessTable) -> Option<Event> {
@@ -85,7 +93,9 @@ impl Inventories {
         let pending = self.pending.as_mut().filter(|pending| pending.pid == free.pid)?;
         let age_us = FreeRecord::age_us(pending.taken.0 / 1000, free.time.0 / 1000);
         let free = Free { age_us, ..free };
-        pending.freed.entry(free.address).or_insert(free);
+        if pending.freed.len() < FREED_MAX {
+            pending.freed.entry(free.address).or_insert(free);
+        }
         let is_live = processes.get(free.pid).is_some_and(|target| target.ledger.is_earlier(free.address));
         if is_live {
             pending.stale.push(free.address);

@@ -196,6 +196,10 @@ impl Session {
         }
         self.catch_up();
         let Some(Pending { pid, taken, dropped, .. }) = self.inventories.pending else { return inventory };
+        if self.inventories.is_full() {
+            let error = "too many blocks were freed while the heap was walked".to_owned();
+            return Inventory { error: Some(error), ..inventory };
+        }
         let allocation = |block: &Earlier| block.allocation(walked.interval, taken);
         let (gone, rest): (Vec<Earlier>, Vec<Earlier>) =
             walked.chosen.iter().partition(|block| self.inventories.is_freed(block.address));
@@ -220,6 +224,9 @@ impl Session {
         {
             let heaps = walked.chosen.iter().map(|block| block.heap);
             target.inventory_intervals = heaps.map(|heap| (heap, walked.interval.bytes().into())).collect();
+        }
+        if self.inventories.is_full() {
+            inventory.gaps.push("too many blocks were freed: frees may be missing".to_owned());
         }
         let dropped = self.ring_dropped().saturating_sub(dropped);
         if dropped > 0 {
