@@ -1,0 +1,87 @@
+import assert from "node:assert/strict";
+import { gzipSync } from "node:zlib";
+import { describe, test } from "node:test";
+import { Amounts } from "../src/data/amounts.ts";
+import { sum } from "../src/data/columns.ts";
+import { VIEWS, field } from "../src/data/document.ts";
+import { Points } from "../src/data/points.ts";
+import { EmbeddedSource } from "../src/data/source.ts";
+import { Tree, TreeShape } from "../src/analysis/tree.ts";
+import { golden, profile } from "./profiles.ts";
+
+const ALL = { target: -1, heap: "", thread: "" };
+const WHOLE = { groups: [], isReversed: false, root: null, hidden: null };
+
+describe("profile", () => {
+  test("an embedded document is read", async () => {
+    const packed = gzipSync(JSON.stringify(golden("exact"))).toString("base64");
+    for await (const document of new EmbeddedSource(packed).documents()) {
+      assert.deepEqual(document, golden("exact"));
+    }
+  });
+
+  test("damaged data are reported as such", async () => {
+    const whole = gzipSync(JSON.stringify(golden("exact"))).toString("base64");
+    const packed = whole.slice(0, whole.length / 2);
+    await assert.rejects(async () => {
+      for await (const document of new EmbeddedSource(packed).documents()) {
+        assert.fail(`read as version ${document.version}`);
+      }
+    }, /damaged/);
+  });
+
+  test("callsite sums equal the document's totals", () => {
+    for (const name of ["exact", "mixed", "empty"] as const) {
+      const made = profile(name);
+      const points = new Points(made);
+      const totals = new Amounts(made, points).totals(ALL, points.all());
+      for (const view of VIEWS) {
+        assert.ok(Math.abs(totals[field(view)] - (made.header.estimates[field(view)][0] - (made.header.folded?.estimates[field(view)][0] ?? 0))) < 1, `${name} ${view}`);
+      }
+    }
+  });
+});
+
+describe("points", () => {
+  test("consecutive periods add up", () => {
+    const made = profile("exact");
+    const points = new Points(made);
+    const amounts = new Amounts(made, points);
+    assert.ok(points.any);
+    let allocated = 0;
+    for (let to = 1; to <= points.last; to += 1) {
+      allocated += amounts.totals(ALL, { from: to - 1, to }).alloc_bytes;
+    }
+    assert.equal(allocated, amounts.totals(ALL, points.all()).alloc_bytes);
+  });
+
+  test("the window before a period ends where the period starts", () => {
+    const points = new Points(profile("exact"));
+    assert.equal(points.before({ from: 0, to: points.last }), null);
+    for (let from = 1; from < points.last; from += 1) {
+      const before = points.before({ from, to: points.last });
+      assert.ok(before !== null && before.to === from && before.from < from);
+    }
+  });
+});
+
+describe("tree", () => {
+  test("the root's sum is the total, whole and reversed", () => {
+    const made = profile("mixed");
+    for (const isReversed of [false, true]) {
+      const tree = new Tree(new TreeShape(made, { ...WHOLE, isReversed }), { after: made.callsites.alloc_bytes, before: null });
+      assert.ok(Math.abs((tree.after[0] ?? 0) - sum(made.callsites.alloc_bytes)) < 1e-6);
+      const below = tree.children(0).reduce((total, node) => total + (tree.after[node] ?? 0), 0);
+      assert.ok(Math.abs(below - (tree.after[0] ?? 0)) < 1e-6);
+    }
+  });
+
+  test("hidden functions are in no node", () => {
+    const made = profile("exact");
+    const hidden = new Uint8Array(made.functionCount);
+    hidden[1] = 1;
+    const shape = new TreeShape(made, { ...WHOLE, hidden });
+    assert.ok(!Array.from(shape.key.subarray(0, shape.size)).includes(1));
+    assert.ok(Array.from(new TreeShape(made, WHOLE).key).includes(1));
+  });
+});
