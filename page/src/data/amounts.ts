@@ -19,12 +19,12 @@ export interface Scope {
   readonly thread: string;
 }
 
-export interface Choice extends Scope {
+export interface Choice {
   readonly view: View;
   readonly period: Period;
   /** The period to compare with; null for none. */
   readonly base: Period | null;
-  /** Whether to show what was live at the process's peak instead of at the end of the period. */
+  /** Whether to show what was live at each process's peak instead of at the end of the period. */
   readonly atPeak: boolean;
 }
 
@@ -105,9 +105,8 @@ export class Amounts {
     return mask;
   }
 
-  /** The chosen view's quantity by callsite. */
-  chosen(choice: Choice): Shown {
-    const mask = this.mask(choice);
+  /** The chosen view's quantity by callsite; `mask` is 1 for each selected callsite. */
+  chosen(mask: Uint8Array, choice: Choice): Shown {
     const masked = (amounts: Float64Array): Float64Array => amounts.map((amount, index) => (mask[index] === 1 ? amount : 0));
     if (choice.atPeak) {
       return { after: masked(this.profile.callsites.at_peak_bytes), before: null };
@@ -116,9 +115,8 @@ export class Amounts {
     return { after: shown(choice.period), before: choice.base === null ? null : shown(choice.base) };
   }
 
-  /** Sums over the callsites in scope. */
-  totals(scope: Scope, period: Period): PeriodTotals {
-    const mask = this.mask(scope);
+  /** Sums over the selected callsites. */
+  totals(mask: Uint8Array, period: Period): PeriodTotals {
     const during = this.during(period);
     const total = (name: AmountField): number => during[name].reduce((sum, amount, index) => sum + (mask[index] === 1 ? amount : 0), 0);
     return Object.fromEntries(FIELDS.map((name) => [name, total(name)])) as Record<AmountField, number>;
