@@ -1,0 +1,40 @@
+/** Lines of source files around frames, where the report was made with `--source`. */
+
+import { at } from "../data/columns.ts";
+import type { Column, Document } from "../data/document.ts";
+import type { Profile } from "../data/profile.ts";
+
+/** Pieces of source files: `sources` of the document, empty or missing without `--source`. */
+export interface SourceColumns {
+  /** Strings: paths. */
+  readonly file: Column;
+  /** Number of the piece's first line. */
+  readonly line: Column;
+  /** The piece's lines, separated by line feeds. */
+  readonly text: readonly string[];
+}
+
+export interface SourcePiece {
+  /** Number of the first line. */
+  readonly first: number;
+  readonly lines: readonly string[];
+}
+
+/** The lines around a frame's; null where they are not embedded. */
+export function sourceAround(profile: Profile, frame: number): SourcePiece | null {
+  const sources = (profile.document as Document & { readonly sources?: SourceColumns }).sources;
+  const [file, line] = [at(profile.document.frames.file, frame) - 1, profile.sourceLine(frame)];
+  if (sources === undefined || file < 0 || line === 0) {
+    return null;
+  }
+  for (let piece = 0; piece < sources.text.length; piece += 1) {
+    if (at(sources.file, piece) === file) {
+      const first = at(sources.line, piece);
+      const lines = (sources.text[piece] ?? "").split("\n");
+      if (first <= line && line < first + lines.length) {
+        return { first, lines };
+      }
+    }
+  }
+  return null;
+}
