@@ -52,6 +52,21 @@ function added(targets: readonly Target[], view: View): { times: number[]; value
   return { times, values };
 }
 
+/** In seconds. */
+export interface TimeRange {
+  readonly from: number;
+  readonly to: number;
+}
+
+/** The times that a curve, all points and all samples of memory lie in. */
+export function timeRange({ targets }: Profile, points: Points, { times }: Curve): TimeRange {
+  const samples = targets.flatMap(({ memory }) => memory.map(({ time }) => time / 1000));
+  const all = [...times, ...samples, ...points.list.map(({ time }) => time / 1000)];
+  const from = all.reduce((least, time) => Math.min(least, time), Infinity);
+  const to = all.reduce((most, time) => Math.max(most, time), -Infinity);
+  return from < to ? { from, to } : { from: 0, to: 1 };
+}
+
 export interface Peak {
   /** In seconds. */
   readonly time: number;

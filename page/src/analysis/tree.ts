@@ -301,23 +301,14 @@ export class Tree {
     return [...byModule].sort((one, other) => other[1] - one[1]).slice(0, most).map(([module]) => module);
   }
 
-  /** Nodes whose name matches (1 for each), and the total width and amounts below these. */
-  find(matches: (name: string) => boolean): { found: Uint8Array; width: number; before: number; after: number } {
-    const functions = Array.from({ length: this.profile.functionCount }, (_, key) => matches(this.profile.functionName(key)));
-    const byKey = functions.concat(this.shape.words.map(matches));
+  /** 1 for each node of a matching function, or whose label matches. */
+  find(functions: Uint8Array, matches: (label: string) => boolean): Uint8Array {
+    const words = Uint8Array.from(this.shape.words, (word) => (matches(word) ? 1 : 0));
     const found = new Uint8Array(this.shape.size);
-    const inside = new Uint8Array(this.shape.size);
-    let [width, before, after] = [0, 0, 0];
     for (let node = 1; node < this.shape.size; node += 1) {
-      const parent = this.parent(node);
-      found[node] = byKey[this.key(node)] === true ? 1 : 0;
-      inside[node] = at(inside, parent) | at(found, node);
-      if (found[node] === 1 && inside[parent] === 0) {
-        width += at(this.width, node);
-        after += at(this.after, node);
-        before += this.before === null ? 0 : at(this.before, node);
-      }
+      const key = this.key(node);
+      found[node] = key < functions.length ? at(functions, key) : at(words, key - functions.length);
     }
-    return { found, width, before, after };
+    return found;
   }
 }

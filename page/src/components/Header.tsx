@@ -21,7 +21,7 @@ function ending({ targets }: Profile): string {
 function facts(profile: Profile): string[] {
   const { header } = profile;
   const commands = new Set(profile.targets.map(({ command }) => command));
-  const command = commands.size === 1 ? cut([...commands][0] ?? "", 120) : "";
+  const command = commands.size === 1 ? cut([...commands][0] ?? "", 70) : "";
   const recorded = [header.interval, `recorded for ${header.duration}`, `from ${timestamp(header.started)}`];
   const observed = header.checked === null ? recorded : [timestamp(header.checked)];
   return [command, ...observed, header.window ?? "", ending(profile)].filter((fact) => fact !== "");

@@ -73,7 +73,7 @@ export function useStoredSettings(): { theme: Theme; setTheme: (theme: Theme) =>
   const [theme, showTheme] = useState<Theme>(isTheme(stored) ? stored : "auto");
   const known = readSetting("editor");
   const [editor, showEditor] = useState(isEditorTemplate(known) ? known : "");
-  useEffect(() => { document.documentElement.dataset["theme"] = theme; }, [theme]);
+  useEffect(() => { document.documentElement.dataset.theme = theme; }, [theme]);
   return {
     theme,
     setTheme: (to) => { showTheme(to); writeSetting("theme", to === "auto" ? "" : to); },

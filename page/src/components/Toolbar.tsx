@@ -3,7 +3,7 @@
 import type { JSX } from "preact";
 import { useState } from "preact/hooks";
 import type { Profile } from "../data/profile.ts";
-import { cut, plural, shareText } from "../text.ts";
+import { amountText, cut, plural, shareText } from "../text.ts";
 import { Button, Chooser, type Option } from "./names.tsx";
 import { usePage } from "./page.ts";
 
@@ -132,14 +132,21 @@ export function goTo(id: string): void {
   part?.querySelector<HTMLElement>("h2")?.focus({ preventScroll: true });
 }
 
-export function Toolbar({ share }: { share: number | null }): JSX.Element {
+export interface ToolbarProps {
+  /** The amount of the stacks that match the search, and of all; null without a search. */
+  readonly share: { readonly matched: number; readonly whole: number } | null;
+  /** Why the search or a filter is not valid. */
+  readonly error: string | null;
+}
+
+export function Toolbar({ share, error }: ToolbarProps): JSX.Element {
   const { model, state, update } = usePage();
-  const isFiltered = FILTERS.some(([name]) => state[name] !== "");
-  const [isOpen, setOpen] = useState(isFiltered);
+  const isFiltered = FILTERS.some(([name]) => state[name] !== "") || state.target >= 0 || state.heap !== "" || state.thread !== "";
+  const [isOpen, setOpen] = useState(FILTERS.some(([name]) => state[name] !== ""));
   const { unreachable } = model.profile.header;
   const parts = PARTS.filter(([id]) => !unreachable || (id !== "timeline" && id !== "leaks"));
   return (
-    <div id="toolbar">
+    <div id="toolbar" class={isOpen ? "open" : ""}>
       <div class="row">
         <nav aria-label="Parts of this page">
           {parts.map(([id, title]) => (
@@ -162,12 +169,15 @@ export function Toolbar({ share }: { share: number | null }): JSX.Element {
             onInput={(event) => { update({ search: event.currentTarget.value }); }}
           />
         </label>
-        <output id="matched" for="search">
-          {share === null ? "" : `matched: ${shareText(share, 1)}`}
-        </output>
         <Button id="filters-toggle" pressed={isOpen} onClick={() => { setOpen(!isOpen); }}>
           Filters{isFiltered ? " •" : ""}
         </Button>
+        <output id="matched" for="search">
+          {share === null ? "" : `${shareText(share.matched, share.whole)} (${amountText(state.view, share.matched)})`}
+        </output>
+        <span id="query-error" class="warning" role="status">
+          {error ?? ""}
+        </span>
       </div>
       {isOpen ? <Filters /> : null}
     </div>

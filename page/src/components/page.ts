@@ -2,7 +2,8 @@
 
 import { createContext } from "preact";
 import { useContext } from "preact/hooks";
-import type { Model, Selection } from "../state/model.ts";
+import type { Model } from "../state/model.ts";
+import type { Selection } from "../state/selection.ts";
 import type { State, Update } from "../state/state.ts";
 import type { Colours } from "../flame/colours.ts";
 

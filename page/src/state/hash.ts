@@ -4,6 +4,13 @@ import { isView } from "../data/document.ts";
 import type { Period, Points } from "../data/points.ts";
 import { COLOURS, TABS, type State } from "./state.ts";
 
+/** How many of each a state may name. */
+export interface Limits {
+  readonly targets: number;
+  readonly functions: number;
+  readonly callsites: number;
+}
+
 const WORDS = ["heap", "thread", "search", "focus", "ignore", "hide"] as const;
 const FLAGS = [
   ["peak", "atPeak"],
@@ -79,7 +86,7 @@ function periodOf(query: URLSearchParams, from: string, to: string, points: Poin
 }
 
 /** The state of an address. Values that the profile does not have are ignored. */
-export function fromHash(hash: string, initial: State, points: Points, limits: { targets: number; functions: number; callsites: number }): State {
+export function fromHash(hash: string, initial: State, points: Points, limits: Limits): State {
   const query = new URLSearchParams(hash.replace(/^#/, ""));
   const view = query.get("view") ?? "";
   const listOf = (name: string, limit: number): number[] =>

@@ -1,10 +1,11 @@
 /** A profile with all that is computed from it. Another document makes another model. */
 
-import { Amounts, type Shown } from "../data/amounts.ts";
+import { Amounts } from "../data/amounts.ts";
 import type { Document } from "../data/document.ts";
 import { Points } from "../data/points.ts";
 import { Profile } from "../data/profile.ts";
 import { TreeShape, type TreeOptions } from "../analysis/tree.ts";
+import type { Limits } from "./hash.ts";
 import { initialState, type State } from "./state.ts";
 
 const SHAPES_MAX = 6;
@@ -14,6 +15,8 @@ export class Model {
   readonly points: Points;
   readonly amounts: Amounts;
   readonly initial: State;
+  /** How many of each a state may name. */
+  readonly limits: Limits;
   private readonly shapes = new Map<string, TreeShape>();
 
   constructor(document: Document) {
@@ -21,11 +24,9 @@ export class Model {
     this.points = new Points(this.profile);
     this.amounts = new Amounts(this.profile, this.points);
     this.initial = initialState(this.profile, this.points);
+    this.limits = { targets: this.profile.targets.length, functions: this.profile.functionCount, callsites: this.profile.count };
   }
 
-  get limits(): { targets: number; functions: number; callsites: number } {
-    return { targets: this.profile.targets.length, functions: this.profile.functionCount, callsites: this.profile.count };
-  }
 
   /** The tree of stacks for some options; those used last are kept. `hide` identifies the hidden functions. */
   shape(options: TreeOptions, hide: string): TreeShape {
@@ -42,14 +43,4 @@ export class Model {
     }
     return shape;
   }
-}
-
-/** What several panels show: computed once for a state. */
-export interface Selection {
-  /** 1 for each selected callsite. */
-  readonly mask: Uint8Array;
-  /** Amounts of the chosen view in the chosen period. */
-  readonly shown: Shown;
-  /** 1 for each hidden function; null for none. */
-  readonly hidden: Uint8Array | null;
 }

@@ -26,40 +26,10 @@ mod columns;
 
 const PAGE: &str = include_str!("html/page.html");
 
-const STYLE: &str = concat!(
-    include_str!("html/vendor/uplot/uPlot.min.css"),
-    include_str!("html/style/ground.css"),
-    include_str!("html/style/charts.css"),
-    include_str!("html/style/lists.css"),
-);
-
-const CHART: &str = include_str!("html/vendor/uplot/uPlot.iife.min.js");
-const LICENCE: &str = include_str!("html/vendor/uplot/LICENSE");
-
-/// The page's own script: one function, so that its modules share a scope of their own.
-const SCRIPT: &str = concat!(
-    "(() => {\n\"use strict\";\n",
-    include_str!("html/page/text.js"),
-    include_str!("html/page/element.js"),
-    include_str!("html/page/data.js"),
-    include_str!("html/page/period.js"),
-    include_str!("html/page/selection.js"),
-    include_str!("html/page/amounts.js"),
-    include_str!("html/page/tree.js"),
-    include_str!("html/page/colour.js"),
-    include_str!("html/page/flame.js"),
-    include_str!("html/page/flame_panel.js"),
-    include_str!("html/page/timeline.js"),
-    include_str!("html/page/memory.js"),
-    include_str!("html/page/histogram.js"),
-    include_str!("html/page/callsite.js"),
-    include_str!("html/page/table.js"),
-    include_str!("html/page/leaks.js"),
-    include_str!("html/page/health.js"),
-    include_str!("html/page/header.js"),
-    include_str!("html/page/main.js"),
-    "})();\n",
-);
+/// Bundled from `page/` by `cargo xtask build-page`, and committed.
+const STYLE: &str = include_str!("html/dist/page.css");
+const SCRIPT: &str = include_str!("html/dist/page.js");
+const LICENCES: &str = include_str!("html/dist/LICENCES");
 
 pub(super) fn write(profile: &Profile, presentation: &Presentation, out: &mut dyn Write) -> io::Result<()> {
     let mut rest = PAGE;
@@ -70,8 +40,7 @@ pub(super) fn write(profile: &Profile, presentation: &Presentation, out: &mut dy
         match part {
             "policy" => out.write_all(policy().as_bytes())?,
             "style" => out.write_all(STYLE.as_bytes())?,
-            "licence" => out.write_all(LICENCE.as_bytes())?,
-            "chart" => out.write_all(CHART.as_bytes())?,
+            "licences" => out.write_all(LICENCES.as_bytes())?,
             "script" => out.write_all(SCRIPT.as_bytes())?,
             "profile" => write_data(profile, presentation, out)?,
             _ => return Err(io::Error::other(format!("unknown placeholder `{part}` in the page"))),
@@ -81,12 +50,11 @@ pub(super) fn write(profile: &Profile, presentation: &Presentation, out: &mut dy
     out.write_all(rest.as_bytes())
 }
 
-/// Allows the page's own scripts and style by their hashes, and neither loading nor sending anything.
+/// Allows the page's own script and style by their hashes, and neither loading nor sending anything.
 fn policy() -> String {
     let hash = |text: &str| format!("'sha256-{}'", STANDARD.encode(Sha256::digest(text.as_bytes())));
     format!(
-        "default-src 'none'; script-src {} {}; style-src {}; base-uri 'none'; form-action 'none'",
-        hash(CHART),
+        "default-src 'none'; script-src {}; style-src {}; base-uri 'none'; form-action 'none'",
         hash(SCRIPT),
         hash(STYLE)
     )

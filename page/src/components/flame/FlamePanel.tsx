@@ -3,12 +3,11 @@
 import type { JSX } from "preact";
 import { useMemo, useState } from "preact/hooks";
 import { Tree } from "../../analysis/tree.ts";
-import type { Matcher } from "../../analysis/query.ts";
 import { at } from "../../data/columns.ts";
 import { KINDS, type Colours } from "../../flame/colours.ts";
 import { nodeOfPath, pathOf } from "../../flame/layout.ts";
 import type { State } from "../../state/state.ts";
-import { amountText, baseName, capital, changeText, cut, shareText, viewTitle, wholeText } from "../../text.ts";
+import { amountText, baseName, changeText, cut, shareText, viewTitle, wholeText } from "../../text.ts";
 import { ExportMenu } from "../ExportMenu.tsx";
 import { Button, Chooser, Marked, Name } from "../names.tsx";
 import { usePage, type PageValue } from "../page.ts";
@@ -49,14 +48,14 @@ export function amountsOf(tree: Tree, node: number, zoomed: number, { view, root
   return [amountText(view, after), ...shares, ...named];
 }
 
-export function FlamePanel({ matcher }: { matcher: Matcher | null }): JSX.Element {
+export function FlamePanel(): JSX.Element {
   const page = usePage();
-  const { model, state, update, shown, hidden } = page;
+  const { model, state, update, shown, hidden, match } = page;
   const { groups, isReversed, root, hide } = state;
   const shape = useMemo(() => model.shape({ groups, isReversed, root, hidden }, hide), [model, groups, isReversed, root, hidden, hide]);
   const tree = useMemo(() => new Tree(shape, shown), [shape, shown]);
   const zoomed = useMemo(() => nodeOfPath(tree, state.zoom), [tree, state.zoom]);
-  const found = useMemo(() => (matcher === null ? null : tree.find(matcher).found), [tree, matcher]);
+  const found = useMemo(() => (match === null ? null : tree.find(match.functions, match.matches)), [tree, match]);
   // The frame that was chosen by key or click; another zoom chooses the zoomed frame.
   const [choice, setChoice] = useState({ tree, zoomed, node: zoomed });
   const chosen = choice.tree === tree && choice.zoomed === zoomed ? choice.node : zoomed;
@@ -207,7 +206,7 @@ export function FunctionButtons({ function: key }: { function: number }): JSX.El
       <Button onClick={() => { update({ selected: key, tab: "callers" }); reveal(); }}>Callers and callees</Button>
       <Button onClick={() => { update({ through: key, tab: "callsites" }); reveal(); }}>Its callsites</Button>
       <Button title="Drop stacks with this function" onClick={() => { update({ ignore: joined(state.ignore) }); }}>
-        {capital("ignore")}
+        Ignore
       </Button>
       <Button title="Remove this function from stacks" onClick={() => { update({ hide: joined(state.hide) }); }}>
         Hide

@@ -3,7 +3,7 @@
 import type { JSX } from "preact";
 import { useEffect, useRef } from "preact/hooks";
 import uPlot from "uplot";
-import type { Curve, Peak } from "../../analysis/curve.ts";
+import type { Curve, Peak, TimeRange } from "../../analysis/curve.ts";
 import type { View } from "../../data/document.ts";
 import type { Period, Points } from "../../data/points.ts";
 import { amountText, durationText, isBytes, wholeText } from "../../text.ts";
@@ -14,6 +14,8 @@ const DRAG_MIN = 4;
 
 export interface ChartProps {
   readonly curve: Curve;
+  /** First and last time, in seconds. */
+  readonly range: TimeRange;
   readonly peak: Peak | null;
   readonly points: Points;
   readonly view: View;
@@ -124,7 +126,7 @@ function drag(chart: uPlot, { points, onPick }: ChartProps): void {
 const STEPS = Array.from({ length: 50 }, (_, power) => 2 ** power);
 
 function options(width: number, latest: { readonly current: ChartProps }): uPlot.Options {
-  const { view, curve, peak } = latest.current;
+  const { view, curve, peak, range } = latest.current;
   const axis = { stroke: themeColour("--quiet"), grid: { stroke: themeColour("--line"), width: 1 }, ticks: { stroke: themeColour("--line"), width: 1 } };
   const paths = curve.isCoarse ? uPlot.paths.linear?.() : uPlot.paths.stepped?.({ align: 1 });
   return {
@@ -132,7 +134,8 @@ function options(width: number, latest: { readonly current: ChartProps }): uPlot
     height: HEIGHT,
     legend: { show: false },
     cursor: { y: false, drag: { x: true, y: false, setScale: false }, points: { size: 7 } },
-    scales: { x: { time: false }, y: { range: (_chart, _least, most) => [0, Math.max(most, peak?.value ?? 0) * 1.3 || 1] } },
+    padding: [6, 8, 0, 0],
+    scales: { x: { time: false, range: () => [range.from, range.to] }, y: { range: (_chart, _least, most) => [0, Math.max(most, peak?.value ?? 0) * 1.3 || 1] } },
     axes: [
       { ...axis, size: 26, values: (_, splits) => splits.map((split) => durationText(split * 1000)), space: 80 },
       { ...axis, size: 78, space: 24, values: (_, splits) => splits.map((split) => amountText(view, split)), ...(isBytes(view) ? { incrs: STEPS } : {}) },
@@ -167,7 +170,7 @@ export function Chart(props: ChartProps): JSX.Element {
   const chart = useRef<uPlot | null>(null);
   const latest = useRef(props);
   latest.current = props;
-  const { curve, view, isDark, period, base, peak } = props;
+  const { curve, range, view, isDark, period, base, peak } = props;
   useEffect(() => {
     const element = parent.current;
     if (element === null) {
@@ -187,7 +190,7 @@ export function Chart(props: ChartProps): JSX.Element {
       made.destroy();
       chart.current = null;
     };
-  }, [curve, view, isDark, peak]);
+  }, [curve, range, view, isDark, peak]);
   useEffect(() => { chart.current?.redraw(false, true); }, [period, base]);
   return <div id="timeline-chart" ref={parent} role="img" aria-label="Chart of the heap over time. The lists below select a part of it." />;
 }

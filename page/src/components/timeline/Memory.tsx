@@ -1,21 +1,24 @@
 /** What the resident memory of a process was used for: a stacked area over time, and a table of its parts. */
 
 import type { JSX } from "preact";
-import { useMemo } from "preact/hooks";
+import { useMemo, useState } from "preact/hooks";
 import { memoryParts, memorySubject, stackedAreas, type MemoryPart } from "../../analysis/memory.ts";
 import { sum } from "../../data/columns.ts";
+import type { TimeRange } from "../../analysis/curve.ts";
 import type { MemoryPoint } from "../../data/document.ts";
 import { changeText, cut, printable, sizeText } from "../../text.ts";
 import { usePage } from "../page.ts";
 
+const NONE: readonly MemoryPoint[] = [];
 const [WIDTH, HEIGHT] = [1000, 64];
 
-export function Memory(): JSX.Element | null {
+export function Memory({ range }: { range: TimeRange }): JSX.Element | null {
   const { model, state } = usePage();
   const { targets, header } = model.profile;
   const isKnown = targets.some(({ memory }) => memory.length > 0) && !header.unreachable;
   const subject = memorySubject(targets, state.target);
-  const samples = subject?.memory ?? [];
+  const samples = subject?.memory ?? NONE;
+  const [isOpen, setOpen] = useState(samples.length === 1);
   const parts = useMemo(() => memoryParts(samples), [samples]);
   if (!isKnown) {
     return null;
@@ -27,28 +30,26 @@ export function Memory(): JSX.Element | null {
   return (
     <div id="memory">
       <h3>
-        Resident memory by use <span class="subject">{targets.length > 1 ? cut(subject.name, 80) : ""}</span> <span class="subject">{sizeText(total)} at the end</span>
+        Resident memory by use <span class="subject">{targets.length > 1 ? cut(subject.name, 80) : ""}</span> <span class="subject">{sizeText(total)} at the end</span>{" "}
+        <button type="button" id="memory-table" aria-expanded={isOpen} onClick={() => { setOpen(!isOpen); }}>
+          Table
+        </button>
       </h3>
       <div id="memory-body">
-        {samples.length > 1 ? <MemoryChart samples={samples} parts={parts} /> : null}
-        <details>
-          <summary>Table of uses</summary>
-          <MemoryTable parts={parts} />
-        </details>
+        {samples.length > 1 ? <MemoryChart {...{ samples, parts, range }} /> : null}
+        {isOpen ? <MemoryTable parts={parts} /> : null}
       </div>
     </div>
   );
 }
 
 /** The areas, with the time axis of the chart above. */
-function MemoryChart({ samples, parts }: { samples: readonly MemoryPoint[]; parts: readonly MemoryPart[] }): JSX.Element {
-  const { colours, model } = usePage();
+function MemoryChart({ samples, parts, range }: { samples: readonly MemoryPoint[]; parts: readonly MemoryPart[]; range: TimeRange }): JSX.Element {
+  const { colours } = usePage();
   const areas = stackedAreas(parts, samples.length);
   const most = Math.max(1, ...(areas.at(-1)?.upper ?? []));
-  const times = samples.map(({ time }) => time);
-  const first = Math.min(0, times[0] ?? 0);
-  const span = Math.max(1e-9, model.profile.header.span, times.at(-1) ?? 0) - first;
-  const place = (bytes: number, index: number): string => `${((WIDTH * ((times[index] ?? 0) - first)) / span).toFixed(1)},${(HEIGHT - (HEIGHT * bytes) / most).toFixed(1)}`;
+  const x = (index: number): number => (WIDTH * ((samples[index]?.time ?? 0) / 1000 - range.from)) / (range.to - range.from);
+  const place = (bytes: number, index: number): string => `${x(index).toFixed(1)},${(HEIGHT - (HEIGHT * bytes) / most).toFixed(1)}`;
   return (
     <figure class="memory-chart">
       <svg viewBox={`0 0 ${WIDTH} ${HEIGHT}`} preserveAspectRatio="none" role="img" aria-label={`resident memory over time by use, at most ${sizeText(most)}`}>

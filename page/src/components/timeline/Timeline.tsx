@@ -2,7 +2,7 @@
 
 import type { JSX } from "preact";
 import { useMemo, useState } from "preact/hooks";
-import { curveOf, peakOf } from "../../analysis/curve.ts";
+import { curveOf, peakOf, timeRange } from "../../analysis/curve.ts";
 import type { PeriodTotals } from "../../data/amounts.ts";
 import type { Period } from "../../data/points.ts";
 import { comparison } from "../../state/state.ts";
@@ -28,6 +28,7 @@ export function Timeline(): JSX.Element {
     () => curveOf(profile, points, state.view, state.target, isPart ? mask : null),
     [profile, points, state.view, state.target, isPart, mask],
   );
+  const range = useMemo(() => timeRange(profile, points, curve), [profile, points, curve]);
   const peak = useMemo(() => peakOf(profile, state.view, state.target, isPart, curve), [profile, state.view, state.target, isPart, curve]);
   const pick = (period: Period): void => { update(picksBase && state.base !== null ? { base: period } : { period }); };
   const of = state.heap === "" ? "" : `, heap ${cut(state.heap, 40)}`;
@@ -43,13 +44,13 @@ export function Timeline(): JSX.Element {
         </p>
       </div>
       {profile.hasHistory ? (
-        <Chart {...{ curve, peak, points, view: state.view, period: state.period, base: state.base, isDark: colours.isDark, onPick: pick, onValue: setValue }} />
+        <Chart {...{ curve, range, peak, points, view: state.view, period: state.period, base: state.base, isDark: colours.isDark, onPick: pick, onValue: setValue }} />
       ) : (
         <p class="quiet">{NO_TIMELINE}</p>
       )}
       {profile.hasHistory && !points.any ? <p class="quiet">{NO_WINDOWS}</p> : null}
       {points.any ? <PeriodStatus /> : null}
-      <Memory />
+      <Memory range={range} />
     </section>
   );
 }
