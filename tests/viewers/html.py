@@ -9,8 +9,6 @@
     html.py pictures PAGE FOLDER     screenshots at two widths, light and dark
 """
 
-import base64
-import gzip
 import json
 import os
 import random
@@ -18,8 +16,8 @@ import re
 import sys
 
 import browser
+from report_page import DATA, box, chosen, ended, opened, rewritten, text, watch, whole
 
-DATA = re.compile(r'(id="profile">)([^<]*)(<)')
 HOSTILE = [
     "</script><script>window.owned = 1</script>",
     "<img src=x onerror=window.owned=2>",
@@ -28,52 +26,6 @@ HOSTILE = [
     "{{script}} ${window.owned=5} \u2028\u202e-->",
     "a\nb\0c " + "long<b>" * 1500,
 ]
-
-
-def rewritten(path, folder, name, change):
-    """A copy of a page with other data."""
-    with open(path, encoding="utf-8") as file:
-        text = file.read()
-    data = json.loads(gzip.decompress(base64.b64decode(DATA.search(text).group(2))))
-    packed = base64.b64encode(gzip.compress(json.dumps(change(data)).encode(), mtime=0)).decode()
-    copy = os.path.join(folder, name)
-    with open(copy, "w", encoding="utf-8") as file:
-        file.write(DATA.sub(lambda found: found.group(1) + packed + found.group(3), text))
-    return copy
-
-
-def watch(page):
-    """Has `page.requests` hold what was asked for besides the page itself."""
-    page.requests = []
-    page.on("request", lambda request: page.requests.append(request.url))
-
-
-def opened(page, path):
-    page.goto(browser.address(path))
-    page.wait_for_function("() => document.documentElement.dataset.drawnMillis !== undefined")
-    return int(page.evaluate("() => document.documentElement.dataset.drawnMillis"))
-
-
-def ended(page, answer):
-    answer["complaints"] = page.complaints
-    answer["requests"] = page.requests[1:]
-    answer["owned"] = page.evaluate("() => window.owned ?? null")
-    return answer
-
-
-def text(page, selector):
-    return page.locator(selector).first.inner_text()
-
-
-def whole(page):
-    """The whole number at the end of the line on the chosen box."""
-    return int(re.search(r"([\d,−]+) (bytes|blocks?)$", text(page, "#flame-detail p:nth-child(2)")).group(1).replace(",", "").replace("−", "-"))
-
-
-def box(page, row, share=0.5):
-    """Where a box of the flame graph is: its row from the top, and a share of the width."""
-    bounds = page.locator("#flame-scroller").bounding_box()
-    return {"x": bounds["width"] * share, "y": row * 19 + 9}
 
 
 def column(page, number, rows=10):
@@ -94,28 +46,30 @@ def flame(page, answer):
     scroller.hover(position=box(page, 1, 0.1))
     answer["tip"] = text(page, "#tip")
     scroller.click(position=box(page, 2, 0.1))
-    answer["zoomed"] = {"name": text(page, "#flame-detail .whole-name"), "whole": whole(page)}
+    answer["zoomed"] = {"name": chosen(page), "whole": whole(page)}
     page.click("#flame-reset")
-    answer["reset"] = {"name": text(page, "#flame-detail .whole-name"), "whole": whole(page)}
+    answer["reset"] = {"name": chosen(page), "whole": whole(page)}
     # The same by keys: into the widest child, and out again.
     scroller.focus()
     page.keyboard.press("ArrowDown")
     page.keyboard.press("ArrowDown")
-    answer["by_keys"] = text(page, "#flame-detail .whole-name")
+    answer["by_keys"] = chosen(page)
     page.keyboard.press("Enter")
     answer["reset_is_offered"] = page.locator("#flame-reset").is_enabled()
     page.keyboard.press("Escape")
     page.keyboard.press("Escape")
     page.keyboard.press("/")
     page.keyboard.type("Branch<")
-    answer["matched"] = text(page, "#flame-matched")
-    page.fill("#flame-search", "no such function")
-    answer["unmatched"] = text(page, "#flame-matched")
-    page.fill("#flame-search", "")
+    answer["matched"] = text(page, "#matched")
+    page.fill("#search", "no such function")
+    answer["unmatched"] = text(page, "#matched")
+    page.fill("#search", "/[/")
+    answer["refused"] = text(page, "#query-error")
+    page.fill("#search", "")
     page.click("#flame-reverse")
     scroller.focus()
     page.keyboard.press("ArrowDown")
-    answer["reversed"] = {"pressed": page.get_attribute("#flame-reverse", "aria-pressed"), "first": text(page, "#flame-detail .whole-name")}
+    answer["reversed"] = {"pressed": page.get_attribute("#flame-reverse", "aria-pressed"), "first": chosen(page)}
     page.keyboard.press("f")
     answer["focus"] = {"text": text(page, "#flame-focus"), "whole": 0}
     page.keyboard.press("ArrowUp")
@@ -126,6 +80,13 @@ def flame(page, answer):
     page.select_option("#flame-colour", "kind")
     answer["legend"] = text(page, "#flame-legend")
     page.select_option("#flame-colour", "module")
+
+
+def compared_detail(page):
+    """The line on the widest box below all."""
+    scroller = page.locator("#flame-scroller")
+    scroller.hover(position=box(page, 0))
+    return text(page, "#tip span")
 
 
 def periods(page, answer):
@@ -153,7 +114,7 @@ def periods(page, answer):
     page.click("#compare")
     answer["compared"] = {
         "text": text(page, "#period-status"),
-        "detail": text(page, "#flame-detail p:nth-child(2)"),
+        "detail": compared_detail(page),
         "legend": text(page, "#flame-legend"),
         "head": text(page, "#table-head th"),
         "growth": column(page, 1),
@@ -178,7 +139,7 @@ def selections(page, answer):
     page.locator("#flame-scroller").focus()
     page.keyboard.press("Home")
     page.keyboard.press("ArrowDown")
-    answer["group"] = text(page, "#flame-detail .whole-name")
+    answer["group"] = chosen(page)
     page.select_option("#group", "")
 
 
@@ -191,9 +152,9 @@ def table(page, answer):
     answer["sorted"]["up"] = column(page, 6)
     answer["sorted"]["focus"] = page.evaluate("() => document.activeElement.dataset.column")
     page.locator("#table-head button[data-column=live_bytes]").click()
-    page.fill("#table-filter", "stores")
+    page.fill("#search", "stores")
     answer["filtered"] = text(page, "#table-count")
-    page.fill("#table-filter", "")
+    page.fill("#search", "")
     first = page.locator("#table-body .where").first
     first.focus()
     page.keyboard.press("Enter")
@@ -298,10 +259,11 @@ def hostile(path, folder):
             answer["by_heap"].append(whole(page))
         page.select_option("#heap", index=0)
         page.select_option("#group", "heap")
-        page.fill("#flame-search", "<img")
-        answer["matched"] = text(page, "#flame-matched")
+        page.fill("#search", "<img")
+        answer["matched"] = text(page, "#matched")
+        page.fill("#search", "")
         page.locator("#table-body .where").first.click()
-        more = page.locator(".callsite li button")
+        more = page.locator(".callsite li .more")
         while more.count() > 0:
             more.first.click()
         answer["longest"] = page.evaluate("() => Math.max(...[...document.querySelectorAll('.callsite code')].map(code => code.textContent.length))")
@@ -359,8 +321,9 @@ def large(path, folder, callsites=10_000, depth=40, functions=20_000):
         with browser.page(width, 900) as page:
             watch(page)
             answer["drawn_ms"].append(opened(page, copy))
-            page.fill("#flame-search", "make_thing_12")
-            answer["matched"] = text(page, "#flame-matched")
+            page.fill("#search", "make_thing_12")
+            answer["matched"] = text(page, "#matched")
+            page.fill("#search", "")
             page.click("#flame-reverse")
             answer["all"] = whole(page)
             answer["rows"] = page.locator("#table-body tr").count()
@@ -384,7 +347,7 @@ def plain(path, folder):
         opened(page, copy)
         answer = {
             "text": text(page, "#timeline"),
-            "chart": page.locator("#timeline-chart").is_visible(),
+            "chart": page.locator("#timeline-chart").count() > 0,
             "whole": whole(page),
             "callsites": text(page, "#table-count"),
         }

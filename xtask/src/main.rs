@@ -4,6 +4,7 @@
 
 mod bench;
 mod build_ebpf;
+mod build_page;
 mod command;
 mod demo;
 mod faults;
@@ -31,6 +32,7 @@ struct Arguments {
 enum Subcommands {
     Bench(bench::Arguments),
     BuildEbpf(build_ebpf::Arguments),
+    BuildPage(build_page::Arguments),
     Demo(demo::Arguments),
     Fuzz(fuzz::Arguments),
     Faults(faults::Arguments),
@@ -47,6 +49,7 @@ fn main() -> ExitCode {
     let outcome = match Arguments::parse().command {
         Subcommands::Bench(arguments) => bench::run(&arguments),
         Subcommands::BuildEbpf(arguments) => build_ebpf::run(&arguments),
+        Subcommands::BuildPage(arguments) => build_page::run(&arguments),
         Subcommands::Demo(arguments) => demo::run(&arguments),
         Subcommands::Fuzz(arguments) => fuzz::run(&arguments),
         Subcommands::Faults(arguments) => faults::run(&arguments),

@@ -70,14 +70,20 @@ fn install_python(lists: &Path, viewers: &Path) -> Result<()> {
     command::run(pip.arg(lists.join(PYTHON_LIST)))
 }
 
-/// With node and npm of the Python environment: a distribution's may be too old.
-fn install_node(lists: &Path, viewers: &Path) -> Result<()> {
-    fs::copy(lists.join(NODE_LIST), viewers.join(NODE_LIST))?;
+/// Returns npm of the Python environment, with its node: a distribution's may be too old.
+pub(crate) fn npm(viewers: &Path) -> Result<Command> {
     let programs = viewers.join("venv/bin");
     let inherited = std::env::var_os("PATH").unwrap_or_default();
     let path = std::env::join_paths(std::iter::once(programs.clone()).chain(std::env::split_paths(&inherited)))?;
     let mut npm = Command::new(programs.join("npm"));
-    npm.current_dir(viewers).env("PATH", path).args(["install", "--no-package-lock", "--ignore-scripts"]);
+    npm.env("PATH", path);
+    Ok(npm)
+}
+
+fn install_node(lists: &Path, viewers: &Path) -> Result<()> {
+    fs::copy(lists.join(NODE_LIST), viewers.join(NODE_LIST))?;
+    let mut npm = npm(viewers)?;
+    npm.current_dir(viewers).args(["install", "--no-package-lock", "--ignore-scripts"]);
     command::run(npm.args(["--no-audit", "--no-fund", "--loglevel=error"]))
 }
 

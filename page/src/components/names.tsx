@@ -29,7 +29,7 @@ export function WholeName({ name }: { name: string }): JSX.Element {
   return (
     <span>
       <code>{cut(name, 400)}</code>{" "}
-      <button type="button" onClick={() => { setWhole(true); }}>
+      <button type="button" class="more" onClick={() => { setWhole(true); }}>
         full name ({plural(name.length, "character")})
       </button>
     </span>

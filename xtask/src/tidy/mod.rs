@@ -29,7 +29,6 @@ use source::Source;
   links      a link to a kernel's source names a version or a commit
   markers    no leftovers of merges or of unfinished work
   paths      no private folders of one machine
-  scripts    a script of the report page defines no function twice, and no method of a class
   commits    subjects of at most 72 characters")]
 pub(crate) struct Arguments {
     /// Print the size of the code and of the documentation instead.
@@ -64,14 +63,13 @@ impl Findings<'_> {
 
 type Rule = fn(&Source, &mut Findings<'_>);
 
-const RULES: [Rule; 9] = [
+const RULES: [Rule; 8] = [
     rules::length,
     rules::unsafe_code,
     rules::terminal,
     rules::opening,
     rules::links,
     rules::leftovers,
-    rules::duplicates,
     language::check,
     imports::check,
 ];

@@ -1,7 +1,6 @@
 //! Rules about Rust code (length, `unsafe`, access to the terminal; tokens are inspected, so that code in macros counts),
 //! and about lines of text (how a file opens, links, unfinished work, paths of one machine).
 
-use std::collections::BTreeSet;
 use std::sync::LazyLock;
 
 use proc_macro2::{Delimiter, Ident, TokenStream, TokenTree};
@@ -153,33 +152,6 @@ pub(super) fn leftovers(source: &Source, findings: &mut Findings<'_>) {
             if let Some(found) = pattern.captures(line) {
                 findings.add(index + 1, format!("`{}`: {message}", &found[1]));
             }
-        }
-    }
-}
-
-/// At the start of a line of a script: classes and objects, functions, methods, and other statements.
-static DEFINITION: LazyLock<Regex> = LazyLock::new(|| {
-    compile(
-        r"^(?<class>class \w+.*\{|(const|let) \w+ = \{)$|^(?<function>(async )?function\*? \w+)\(|^    (?<method>([a-z]+ )?#?\w+)\(.*\{$|^[^\s}]",
-    )
-});
-
-/// A script of the report page defines no function twice, and no method of a class or object: the last one would count.
-pub(super) fn duplicates(source: &Source, findings: &mut Findings<'_>) {
-    if !source.path.starts_with("profiler/src/report/html/page/") || !source.path.ends_with(".js") {
-        return;
-    }
-    let (mut class, mut seen) = (None, BTreeSet::new());
-    for (index, line) in source.text.lines().enumerate() {
-        let Some(found) = DEFINITION.captures(line) else { continue };
-        let method = found.name("method");
-        if method.is_none() {
-            class = found.name("class").map(|_| index);
-        }
-        let is_member = method.is_some() && class.is_some();
-        let Some(name) = found.name("function").or(method.filter(|_| is_member)) else { continue };
-        if !seen.insert((class, name.as_str())) {
-            findings.add(index + 1, format!("`{}` is defined twice", name.as_str()));
         }
     }
 }
@@ -337,19 +309,5 @@ mod tests {
                 assert_eq!(found(leftovers, "notes.md", &text), [""; 0], "{text}");
             }
         }
-    }
-
-    #[test]
-    fn definitions_are_unique() {
-        let check = |text: &str, expected: &[&str]| {
-            assert_eq!(found(duplicates, "profiler/src/report/html/page/a.js", text), expected, "{text}");
-        };
-        let class = |name: &str| format!("class {name} {{\n    constructor() {{\n    }}\n    draw(a) {{\n    }}\n}}\n");
-        check(&(class("A") + &class("B")), &[]);
-        check(&class("A").replace("constructor", "draw"), &["4: `draw` is defined twice"]);
-        check("class A {\n    get a() {\n    }\n    set a(b) {\n    }\n}\n", &[]);
-        check("function f() {\n    g(() => {\n    });\n    g(() => {\n    });\n}\n", &[]);
-        check("const f = () => {\n    if (a) {\n    }\n    if (b) {\n    }\n};\n", &[]);
-        check("function f() {\n}\nfunction f(a) {\n}\n", &["3: `function f` is defined twice"]);
     }
 }
