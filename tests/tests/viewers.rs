@@ -21,6 +21,8 @@ mod gperftools;
 mod heaptrack;
 #[path = "viewers/html.rs"]
 mod html;
+#[path = "viewers/html_panels.rs"]
+mod html_panels;
 #[path = "viewers/json_schema.rs"]
 mod json_schema;
 #[path = "viewers/massif.rs"]

@@ -29,8 +29,8 @@ def watch(page):
     page.on("request", lambda request: page.requests.append(request.url))
 
 
-def opened(page, path):
-    page.goto(browser.address(path))
+def opened(page, path, fragment=""):
+    page.goto(browser.address(path) + fragment)
     page.wait_for_function("() => document.documentElement.dataset.drawnMillis !== undefined")
     return int(page.evaluate("() => document.documentElement.dataset.drawnMillis"))
 

@@ -84,7 +84,7 @@ function WindowLeaks(): JSX.Element {
   const after = points.at(state.period.to).live_bytes;
   return (
     <>
-      <p class="quiet">{WINDOW_MEANING}</p>
+      <p class="quiet">{state.period.to - state.period.from < 3 ? `${WINDOW_MEANING} The window has few points: choose a longer one to distinguish growth from chance.` : WINDOW_MEANING}</p>
       <LeakTable label="Leak candidates of the window" heads={[["Growth", "number"], ["Live", "number"], ["Steady", "number wide"], ["Where", ""]]}>
         {found.map(({ callsite, bytesPerSecond, steadiness }) => (
           <tr key={callsite}>

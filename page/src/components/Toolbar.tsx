@@ -146,7 +146,7 @@ export function Toolbar({ share, error }: ToolbarProps): JSX.Element {
   const { unreachable } = model.profile.header;
   const parts = PARTS.filter(([id]) => !unreachable || (id !== "timeline" && id !== "leaks"));
   return (
-    <div id="toolbar" class={isOpen ? "open" : ""}>
+    <div id="toolbar" role="region" aria-label="Navigation, selection and search" class={isOpen ? "open" : ""}>
       <div class="row">
         <nav aria-label="Parts of this page">
           {parts.map(([id, title]) => (

@@ -33,6 +33,9 @@ export function isEditorTemplate(template: string): boolean {
 /** The URL that opens a line of a file. */
 export function editorUrl(template: string, path: string, line: number): string {
   const escaped = path.split("/").map(encodeURIComponent).join("/");
+  // `vscode://file/{path}` has the path's first slash, `file://{path}` has not.
+  const relative = escaped.replace(/^\//, "");
+  const inserted = (_: string, at: number): string => (/[^/]\/$/.test(template.slice(0, at)) ? relative : escaped);
   // Functions as replacements: in strings `$&` would have a meaning.
-  return template.replaceAll("{path}", () => escaped).replaceAll("{line}", () => String(Math.max(1, line)));
+  return template.replaceAll("{path}", inserted).replaceAll("{line}", () => String(Math.max(1, line)));
 }

@@ -7,15 +7,20 @@ use serde_json::Value;
 
 use crate::fixture::{Fixture, VIEWS, number};
 
-/// Runs a scene of `html.py` on the recording's page; fails on errors, and if the page loads or runs anything foreign.
 #[track_caller]
 fn scene(name: &str, fixture: &Fixture) -> Value {
+    run_scene("html.py", name, fixture)
+}
+
+/// Runs a scene of a script on the recording's page; fails on errors, and if the page loads or runs anything foreign.
+#[track_caller]
+pub(crate) fn run_scene(script: &str, name: &str, fixture: &Fixture) -> Value {
     let page = fixture.converted("html", "");
     let folder = page.with_extension("");
     std::fs::create_dir_all(&folder).expect("the build directory is ours");
     let mut arguments = vec![PathBuf::from(name), page];
     arguments.extend((name != "keys").then_some(folder));
-    let seen = viewers::python("html.py", &arguments);
+    let seen = viewers::python(script, &arguments);
     assert_eq!(seen["complaints"], serde_json::json!([]), "there were errors");
     assert_eq!(seen["requests"], serde_json::json!([]), "something was loaded");
     assert_eq!(seen["owned"], Value::Null, "a script ran that is not the page's");
@@ -23,23 +28,23 @@ fn scene(name: &str, fixture: &Fixture) -> Value {
 }
 
 #[track_caller]
-fn text<'a>(seen: &'a Value, pointer: &str) -> &'a str {
+pub(crate) fn text<'a>(seen: &'a Value, pointer: &str) -> &'a str {
     seen.pointer(pointer).and_then(Value::as_str).unwrap_or_else(|| panic!("no text at {pointer} in {seen:.2000}"))
 }
 
 #[track_caller]
-fn amount(seen: &Value, pointer: &str) -> f64 {
+pub(crate) fn amount(seen: &Value, pointer: &str) -> f64 {
     seen.pointer(pointer).and_then(Value::as_f64).unwrap_or_else(|| panic!("no number at {pointer} in {seen:.2000}"))
 }
 
 #[track_caller]
-fn texts(seen: &Value, pointer: &str) -> Vec<String> {
+pub(crate) fn texts(seen: &Value, pointer: &str) -> Vec<String> {
     let list = seen.pointer(pointer).and_then(Value::as_array).unwrap_or_else(|| panic!("no list at {pointer}"));
     list.iter().filter_map(Value::as_str).map(str::to_owned).collect()
 }
 
 /// Parses `17.3 MiB` as bytes, `12.5%` as percent, and the like.
-fn size(text: &str) -> f64 {
+pub(crate) fn size(text: &str) -> f64 {
     let (digits, unit) = text.split_once(' ').unwrap_or((text, ""));
     let scale = match unit {
         "KiB" => 1024.0,

@@ -54,9 +54,9 @@ export function CallsiteDetails({ callsite }: { callsite: number }): JSX.Element
   return (
     <div class="callsite">
       <div class="stack">
-        <h4>
+        <h3>
           Stack, the allocating function first <CopyButton text={() => stackText(profile, callsite)} label="Copy stack" />
-        </h4>
+        </h3>
         <ol>
           {profile.stack(callsite).map((frame, index) => (
             <StackFrame key={index} profile={profile} frame={frame} />

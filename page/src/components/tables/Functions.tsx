@@ -58,7 +58,6 @@ function SumsTable({ id, noun, compared, rows, name, details, open, onToggle }: 
   const { state, update, shown } = usePage();
   const { view } = state;
   const columns = useMemo(() => columnsOf(view, sum(shown.after), compared), [view, shown, compared]);
-  const first = id === "modules" ? "self" : "inclusive";
   return (
     <>
       <p class="tools">
@@ -69,7 +68,7 @@ function SumsTable({ id, noun, compared, rows, name, details, open, onToggle }: 
       <DataTable
         {...{ id, columns, rows, name, details, open, onToggle }}
         label={id === "modules" ? "Modules" : "Functions"}
-        sort={compared.before === null ? first : `${first}-growth`}
+        sort={compared.before === null ? "self" : "self-growth"}
         nameTitle={id === "modules" ? "Module" : "Function"}
         empty={`No ${noun} in the selection matches.`}
         zero={{ is: (row) => !isThere(compared, row), text: "0 B", isShown: state.showsZeros, onShow: (showsZeros) => { update({ showsZeros }); } }}

@@ -8,7 +8,7 @@ import type { View } from "../../data/document.ts";
 import type { Period, Points } from "../../data/points.ts";
 import { amountText, durationText, isBytes, wholeText } from "../../text.ts";
 
-const HEIGHT = 128;
+const HEIGHT = 116;
 /** A shorter drag is a click. */
 const DRAG_MIN = 4;
 

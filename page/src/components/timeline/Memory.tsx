@@ -35,11 +35,26 @@ export function Memory({ range }: { range: TimeRange }): JSX.Element | null {
           Table
         </button>
       </h3>
+      {samples.length > 1 ? <MemoryLegend parts={parts} /> : null}
       <div id="memory-body">
         {samples.length > 1 ? <MemoryChart {...{ samples, parts, range }} /> : null}
         {isOpen ? <MemoryTable parts={parts} /> : null}
       </div>
     </div>
+  );
+}
+
+function MemoryLegend({ parts }: { parts: readonly MemoryPart[] }): JSX.Element {
+  const { colours } = usePage();
+  return (
+    <span class="legend">
+      {parts.map(({ title, bytes }, part) => (
+        <span key={title} class="key">
+          <i style={{ background: colours.memory(part) }} />
+          {printable(title)} {sizeText(bytes.at(-1) ?? 0)}
+        </span>
+      ))}
+    </span>
   );
 }
 
@@ -59,14 +74,6 @@ function MemoryChart({ samples, parts, range }: { samples: readonly MemoryPoint[
           </polygon>
         ))}
       </svg>
-      <figcaption class="legend">
-        {parts.map(({ title, bytes }, part) => (
-          <span key={title} class="key">
-            <i style={{ background: colours.memory(part) }} />
-            {printable(title)} {sizeText(bytes.at(-1) ?? 0)}
-          </span>
-        ))}
-      </figcaption>
     </figure>
   );
 }
