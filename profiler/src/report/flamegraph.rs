@@ -1,34 +1,29 @@
-//! Interactive flame graphs in SVG, drawn by inferno from folded stacks.
+//! Interactive flame graphs in SVG, drawn by inferno from folded stacks. Colours are those of the HTML page: a hue for each
+//! module. Allocators and runtimes are hatched.
 
 use std::io;
 
-use inferno::flamegraph::color::{BasicPalette, Palette};
-use inferno::flamegraph::{Direction, Options, TextTruncateDirection};
-use quick_xml::escape::escape;
+use rustc_hash::FxHashMap;
 
 use super::describe::Caption;
-use super::folded::Stacks;
+use super::folded::{Stacks, label};
 use super::presentation::{Presentation, View};
-use super::{describe, text};
-use crate::model::Profile;
+use super::{describe, function, text};
+use crate::model::{Frame, Profile, base_name};
+use colour::Colour;
+use header::{Header, Key};
+use image::{Image, Paint};
+use nodes::{Position, lines, nodes};
 
-/// What fits 1200 pixels.
-const TITLE_CHARS_MAX: usize = 110;
-const SUBTITLE_CHARS_MAX: usize = 165;
-const REASON_CHARS_MAX: usize = 140;
+pub(super) mod colour;
+pub(super) mod header;
+pub(super) mod image;
+pub(super) mod nodes;
+
 const HOOKS_MAX: usize = 5;
 
-/// Maximum characters of a frame: all lines are in memory at once, and the target chooses the names.
-const FRAME_CHARS_MAX: usize = 1000;
-
-/// Sums up to here are exact in inferno's and the browser's floating-point arithmetic.
-const SUM_MAX: u128 = 1 << 53;
-
-pub(super) struct Header {
-    pub(super) title: String,
-    pub(super) subtitle: String,
-    pub(super) notes: String,
-}
+/// Maximum number of modules in the legend.
+const KEYS_MAX: usize = 8;
 
 pub(super) fn write(profile: &Profile, presentation: &Presentation, out: &mut dyn io::Write) -> io::Result<()> {
     let Presentation { view, icicle, .. } = *presentation;
@@ -62,66 +57,55 @@ pub(super) fn write(profile: &Profile, presentation: &Presentation, out: &mut dy
         notes += &format!("; pid {}: {}", target.facts.pid, text::printable(&target.facts.command));
     }
 
-    let title = format!("{} of {}", caption.title, caption.subject);
-    let header = Header { title, subtitle: parts.join(" · "), notes };
+    let header = Header::new(&format!("{} of {}", caption.title, caption.subject), parts, notes);
     let (lines, shift) = lines(&mut stacks, |&value| value);
     if lines.is_empty() {
-        return draw_words(&header, &reasons(profile, view), out);
+        return header::draw_words(&header, &reasons(profile, view), out);
     }
-    let style = |options: &mut Options<'_>| {
-        options.colors = Palette::Basic(BasicPalette::Mem);
-        #[expect(clippy::cast_precision_loss, reason = "powers of two are exact")]
-        {
-            options.factor = (1_u64 << shift) as f64;
-        }
-    };
-    draw(header, view, icicle, &lines, style, out)
+    let (paints, legend) = paint(profile, &stacks, shift);
+    Image { header: &header, legend: &legend, paints: &paints, view, icicle }.draw(&lines, shift, out)
 }
 
-/// Leaves out stacks without a width. Widths are shifted right so that their sum stays exact.
-pub(super) fn lines<V: Copy>(stacks: &mut Stacks<V>, width: impl Fn(&V) -> u64) -> (Vec<String>, u32) {
-    stacks.sort_by_frame();
-    let sum: u128 = stacks.stacks.iter().map(|(_, value)| u128::from(width(value))).sum();
-    let shift = (0..64).find(|&shift| sum >> shift <= SUM_MAX).unwrap_or(0);
-    let lines = stacks.stacks.iter().filter_map(|(frames, value)| {
-        let width = width(value) >> shift;
-        let frames = frames.iter().map(|&label| text::cut(&stacks.labels[label as usize], FRAME_CHARS_MAX));
-        (width > 0).then(|| format!("{} {width}", frames.collect::<Vec<_>>().join(";")))
-    });
-    (lines.collect(), shift)
-}
-
-/// `lines` are sorted by frame.
-pub(super) fn draw(
-    header: Header,
-    view: View,
-    icicle: bool,
-    lines: &[String],
-    style: impl FnOnce(&mut Options<'_>),
-    out: impl io::Write,
-) -> io::Result<()> {
-    let mut options = Options::default();
-    options.title = text::cut(&header.title, TITLE_CHARS_MAX).into_owned();
-    options.subtitle = Some(text::cut(&header.subtitle, SUBTITLE_CHARS_MAX).into_owned());
-    options.notes = comment(&header.notes);
-    options.count_name = view.unit().to_owned();
-    if icicle {
-        options.direction = Direction::Inverted;
+/// Colours of the frames by position, and the legend: the modules with the widest frames.
+fn paint(profile: &Profile, stacks: &Stacks, shift: u32) -> (FxHashMap<Position, Paint>, Vec<Key>) {
+    // Functions of one name in several modules are one frame, of the first module's colour.
+    let mut frames: FxHashMap<String, &Frame> = FxHashMap::default();
+    for frame in &profile.frames {
+        frames.entry(label(&frame.label())).or_insert(frame);
     }
-    // The start of a long name is more useful than its end, which is parameters.
-    options.text_truncate_direction = TextTruncateDirection::Right;
-    // Colours depend on names and not on chance, so that the same profile gives the same bytes.
-    options.deterministic = true;
-    // If inferno sorted the lines, it would draw a frame in two pieces where another frame's name starts with its
-    // name. This option draws the lines from the last to the first.
-    options.flame_chart = true;
-    style(&mut options);
-    inferno::flamegraph::from_lines(&mut options, lines.iter().rev().map(String::as_str), out)
-}
-
-/// Two hyphens, or one at the end, would end the comment early.
-fn comment(notes: &str) -> String {
-    notes.replace('-', "\u{2010}")
+    let mut paints = FxHashMap::default();
+    let mut modules: FxHashMap<&str, u64> = FxHashMap::default();
+    let (mut has_grey, mut has_plumbing) = (false, false);
+    nodes(
+        stacks,
+        |&value| value >> shift,
+        |node| {
+            let frame = node.label.and_then(|label| frames.get(&stacks.labels[label as usize]));
+            let module = frame.and_then(|frame| frame.module.as_deref()).map(base_name);
+            if let Some(module) = module {
+                let widest = modules.entry(module).or_default();
+                *widest = node.width.max(*widest);
+            }
+            let is_hatched = frame.is_some_and(|frame| function::is_plumbing(frame));
+            has_plumbing |= is_hatched;
+            has_grey |= frame.is_some() && module.is_none();
+            let variant = frame.and_then(|frame| frame.function.as_deref()).unwrap_or_default();
+            let colour = module.map_or(Colour::grey(), |module| Colour::of_module(module, variant));
+            paints.insert(node.position, Paint { colour, is_hatched, words: None });
+        },
+    );
+    let mut modules: Vec<(&str, u64)> = modules.into_iter().collect();
+    modules.sort_unstable_by(|(one, width), (other, other_width)| other_width.cmp(width).then(one.cmp(other)));
+    let keys = modules.iter().take(KEYS_MAX);
+    let mut legend: Vec<Key> =
+        keys.map(|(module, _)| Key::new(Colour::of_key(module), &text::printable(module))).collect();
+    legend.extend(has_grey.then(|| Key::new(Colour::grey(), "no module")));
+    legend.extend(has_plumbing.then(|| Key { is_hatched: true, ..Key::new(Colour::grey(), "allocator or runtime") }));
+    if modules.len() > KEYS_MAX {
+        let more = format!("and {}", text::counted((modules.len() - KEYS_MAX) as u64, "more module"));
+        legend.push(Key { colour: None, ..Key::new(Colour::grey(), &more) });
+    }
+    (paints, legend)
 }
 
 fn reasons(profile: &Profile, view: View) -> Vec<String> {
@@ -130,25 +114,4 @@ fn reasons(profile: &Profile, view: View) -> Vec<String> {
     unattached.sort_by_key(|(_, hook)| !hook.is_missing());
     let unattached = unattached.into_iter().take(HOOKS_MAX).map(|(_, hook)| describe::unattached(hook));
     describe::nothing(profile, view).into_iter().chain(unattached).collect()
-}
-
-pub(super) fn draw_words(header: &Header, words: &[String], out: &mut dyn io::Write) -> io::Result<()> {
-    let title = (text::cut(&header.title, TITLE_CHARS_MAX), "18");
-    let subtitle = (text::cut(&header.subtitle, SUBTITLE_CHARS_MAX), "12");
-    let words = words.iter().map(|line| (text::cut(line, REASON_CHARS_MAX), "14"));
-    let lines: Vec<_> = [title, subtitle].into_iter().chain(words).collect();
-    let height = 40 + 28 * lines.len();
-    let texts = lines.iter().enumerate().map(|(i, (line, size))| {
-        let (y, line) = (40 + 28 * i, escape(&**line));
-        format!(
-            "<text x=\"50%\" y=\"{y}\" text-anchor=\"middle\" font-family=\"monospace\" font-size=\"{size}\">{line}</text>"
-        )
-    });
-    writeln!(
-        out,
-        "<svg version=\"1.1\" width=\"1200\" height=\"{height}\" viewBox=\"0 0 1200 {height}\" \
-         xmlns=\"http://www.w3.org/2000/svg\"><!-- {} --><rect width=\"100%\" height=\"100%\" fill=\"#eef2ee\"/>{}</svg>",
-        escape(comment(&header.notes)),
-        texts.collect::<String>(),
-    )
 }

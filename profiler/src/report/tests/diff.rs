@@ -10,6 +10,7 @@ use crate::ids::Pid;
 use crate::ledger::totals::Totals;
 use crate::model::{Health, Profile};
 use crate::report::diff::{Delta, Diff, Drawing, Side, Widths, table};
+use crate::report::flamegraph::colour::Colour;
 use crate::report::{Format, View};
 use crate::units::MonotonicNanos;
 use profiler_common::stack::StackEnd;
@@ -318,7 +319,8 @@ fn every_frame_of_the_image_has_its_own_growth() {
     let drawn = flamegraph::parse(&image(Widths::Before));
     let gone = "cache_insert.part.0 (-2.0 MiB; 2.0 MiB → 0 B; 94.53%)";
     assert!(drawn.frames.iter().any(|title| title == gone), "{:#?}", drawn.frames);
-    assert!(image(Widths::Before).contains(r#"fill="rgb(110,110,255)""#), "what has vanished is blue");
+    let blue = Colour::of_growth(-1.0).light;
+    assert!(image(Widths::Before).contains(&format!("fill=\"{blue}\"")), "what has vanished is blue");
 }
 
 #[test]
