@@ -117,6 +117,7 @@ pub(crate) fn take_unrecorded(pid: Pid, method: Method, keeper: &Keeper) -> Resu
     let state = TargetState {
         facts: TargetFacts {
             cgroup: process.cgroup.clone(),
+            program: process.program.clone(),
             ..TargetFacts::running(pid, &process.command, &process.comm, Beginning::running(now.monotonic))
         },
         space: Arc::new(space),

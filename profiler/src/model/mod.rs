@@ -16,7 +16,7 @@ pub(crate) use memory::{
 pub(crate) use process::{Beginning, HookStatus, Origin, Others, Skipped, TargetFacts};
 pub(crate) use profile::{
     CallsiteProfile, Change, Frame, FrameId, HeapProfile, History, LeakCandidate, Leaks, MappingProfile, ModuleProfile,
-    ThreadProfile, TimelinePoint, TypeEvidence, TypeName, Window, WindowReason, base_name,
+    SourcePiece, ThreadProfile, TimelinePoint, TypeEvidence, TypeName, Window, WindowReason, base_name,
 };
 pub use profile::{CurvePoint, HeapUsage, Profile, SampleTrigger, TargetProfile};
 pub(crate) use verdict::{Defect, Finding};

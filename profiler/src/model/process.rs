@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use super::health::Overhead;
 use crate::ids::Pid;
 use crate::ledger::totals::Totals;
+use crate::process::program::Program;
 use crate::units::MonotonicNanos;
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -19,6 +20,9 @@ pub struct TargetFacts {
     /// Control group, as a path from the hierarchy's root; `None` where the kernel did not report one.
     #[serde(default)]
     pub cgroup: Option<Arc<str>>,
+    /// The link that the program was started by, whose name reports show; `None` where it was none.
+    #[serde(default)]
+    pub program: Option<Program>,
     pub beginning: Beginning,
     pub exited: bool,
     /// The process executed another program, which is a target of its own.
@@ -37,6 +41,7 @@ impl TargetFacts {
             command: command.to_owned(),
             comm: comm.to_owned(),
             cgroup: None,
+            program: None,
             beginning,
             exited: false,
             replaced: false,

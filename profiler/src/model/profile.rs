@@ -42,6 +42,18 @@ pub struct Profile {
     /// Files whose code the targets executed, without duplicates.
     pub modules: Vec<ModuleProfile>,
     pub health: Health,
+    /// Lines of source files around frames; empty where not requested.
+    pub sources: Vec<SourcePiece>,
+}
+
+/// Consecutive lines of a source file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SourcePiece {
+    /// As in [`Frame::file`].
+    pub file: Arc<str>,
+    /// Number of the first line.
+    pub line: u32,
+    pub text: String,
 }
 
 #[derive(Clone, Debug)]

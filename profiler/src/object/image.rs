@@ -157,7 +157,7 @@ pub(super) fn open_beneath(root: &File, path: &Path, bytes_max: u64) -> Result<I
 }
 
 /// Does not open the file (`O_PATH`). Links must not lead out of the target's directory tree, nor through /proc.
-fn locate(root: &File, path: &Path) -> Result<File, ObjectError> {
+pub(crate) fn locate(root: &File, path: &Path) -> Result<File, ObjectError> {
     let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
     let found = rustix::fs::openat2(root, path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty(), resolve)
         .map_err(io::Error::from)?;

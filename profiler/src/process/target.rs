@@ -17,6 +17,7 @@ use crate::linux::proc::stat::{Stat, living_thread};
 use crate::linux::proc::{ProcError, process};
 use crate::process::cgroup;
 use crate::process::launch::shell_code;
+use crate::process::program::{Program, started_as};
 
 #[derive(Debug)]
 pub(crate) struct Process {
@@ -27,6 +28,8 @@ pub(crate) struct Process {
     pub comm: String,
     /// As seen from this process: see [`of_memory`](cgroup::of_memory).
     pub cgroup: Option<Arc<str>>,
+    /// The link that it was started by, if it was one.
+    pub program: Option<Program>,
     pidfd: PidFd,
 }
 
@@ -68,7 +71,8 @@ impl Process {
         }
         let command = arguments.into_iter().next().unwrap_or_else(|| stat.comm.clone());
         let cgroup = cgroup::of_memory(&cgroups).map(Arc::from);
-        Ok(Self { pid, started: stat.start_ticks, command, comm: stat.comm, cgroup, pidfd })
+        let program = started_as(pid, &command, &stat.comm);
+        Ok(Self { pid, started: stat.start_ticks, command, comm: stat.comm, cgroup, program, pidfd })
     }
 
     pub(crate) fn identity(&self) -> Identity {

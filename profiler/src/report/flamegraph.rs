@@ -88,7 +88,8 @@ fn paint(profile: &Profile, stacks: &Stacks, shift: u32) -> (FxHashMap<Position,
             }
             let is_hatched = frame.is_some_and(|frame| function::is_plumbing(frame));
             has_plumbing |= is_hatched;
-            has_grey |= frame.is_some() && module.is_none();
+            // Labels in brackets are not code.
+            has_grey |= module.is_none() && frame.is_some_and(|frame| !frame.label().starts_with('['));
             let variant = frame.and_then(|frame| frame.function.as_deref()).unwrap_or_default();
             let colour = module.map_or(Colour::grey(), |module| Colour::of_module(module, variant));
             paints.insert(node.position, Paint { colour, is_hatched, words: None });

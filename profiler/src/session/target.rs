@@ -24,6 +24,7 @@ use crate::object::module::ModuleStore;
 use crate::probe::plan::Plan;
 use crate::process::address_space::AddressSpace;
 use crate::process::link_map::LinkMap;
+use crate::process::program::Program;
 use crate::process::target::{Exit, Process, TargetError};
 use crate::recording::recorder::Recorder;
 use crate::report::text::printable;
@@ -38,6 +39,7 @@ pub(super) struct Target {
     pub(super) comm: String,
     /// Control group when the program was opened.
     cgroup: Option<Arc<str>>,
+    program: Option<Program>,
     /// `None` once the process has exited or executed another program.
     pub(super) process: Option<Process>,
     pub(super) threads: Threads,
@@ -154,6 +156,7 @@ impl Target {
             command: process.command.clone(),
             comm: process.comm.clone(),
             cgroup: process.cgroup.clone(),
+            program: process.program.clone(),
             process: Some(process),
             threads: Threads::default(),
             mappings: Mappings::new(AddressSpace::new(pid)),
@@ -322,6 +325,7 @@ impl Target {
             command: self.command.clone(),
             comm: self.comm.clone(),
             cgroup: self.cgroup.clone(),
+            program: self.program.clone(),
             beginning: self.beginning,
             exited: exit.is_some(),
             exit_code: exit.and_then(|exit| exit.code),

@@ -16,6 +16,7 @@ use crate::linux::proc::maps::is_stubs;
 use crate::model::{CallsiteProfile, Frame, FrameId, Symbolization, ThreadProfile};
 use crate::object::module::{Module, Modules};
 use crate::process::address_space::{AddressSpace, CodeOrigin, Location};
+use crate::process::program::{Program, shown_path};
 use crate::snapshot::ThreadNames;
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -42,6 +43,8 @@ pub trait Resolve {
 pub(crate) struct Unnamed<'a> {
     pub snapshot: &'a TargetSnapshot,
     pub space: &'a AddressSpace,
+    /// The link that the program was started by.
+    pub program: Option<&'a Program>,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -62,6 +65,7 @@ pub(crate) fn name_profile(targets: &[Unnamed<'_>], modules: &Modules, resolver:
     for (target, places) in targets.iter().zip(&places) {
         let threads = Threads::of(target.snapshot);
         let mut writer = Writer {
+            program: target.program,
             places,
             modules,
             answers: &answers,
@@ -134,6 +138,7 @@ fn ask(places: &[Places], modules: &Modules, resolver: &dyn Resolve) -> Answers 
 }
 
 struct Writer<'a> {
+    program: Option<&'a Program>,
     places: &'a Places,
     modules: &'a Modules,
     answers: &'a Answers,
@@ -214,7 +219,7 @@ impl Writer<'_> {
             return;
         }
         let placed = Frame {
-            module: Some(Arc::clone(path)),
+            module: Some(Arc::clone(shown_path(self.program, path))),
             // The location was looked up inside the call; the frame contains the return address.
             module_offset: Some(location.offset.0.saturating_add(1)),
             ..bare

@@ -11,19 +11,26 @@ use crate::address::TargetAddr;
 use crate::ledger::snapshot::TargetSnapshot;
 use crate::ledger::totals::{HeapUsage, Totals};
 use crate::model::{
-    CallsiteProfile, Change, CurvePoint, Health, HeapProfile, History, Leaks, MappingProfile, MemoryAccount,
-    ModuleProfile, Profile, TargetProfile, TimelinePoint,
+    CallsiteProfile, Change, CurvePoint, Health, HeapProfile, History, HookStatus, Leaks, MappingProfile,
+    MemoryAccount, ModuleProfile, Profile, TargetProfile, TimelinePoint,
 };
 use crate::object::module::Modules;
 use crate::process::address_space::{AddressSpace, MappedModule};
+use crate::process::program::{Program, shown_path};
 use crate::snapshot::{Base, HeapFacts, Scope, Snapshot, TargetState};
 use crate::units::{Amounts, MonotonicNanos};
 
 pub fn profile(snapshot: &Snapshot, scope: Scope, resolver: &dyn Resolve, trims: bool) -> Profile {
     let targets: Vec<(&TargetState, Cow<'_, TargetSnapshot>)> =
         snapshot.targets.iter().filter_map(|target| Some((target, target.ledger_of(scope)?))).collect();
-    let unnamed: Vec<_> =
-        targets.iter().map(|(target, ledger)| Unnamed { snapshot: ledger, space: &target.space }).collect();
+    let unnamed: Vec<_> = targets
+        .iter()
+        .map(|(target, ledger)| Unnamed {
+            snapshot: ledger,
+            space: &target.space,
+            program: target.facts.program.as_ref(),
+        })
+        .collect();
     let mut named = name_profile(&unnamed, &snapshot.modules, resolver);
     if trims {
         for callsite in named.callsites.iter_mut().flatten() {
@@ -57,6 +64,7 @@ pub fn profile(snapshot: &Snapshot, scope: Scope, resolver: &dyn Resolve, trims:
         others: window.map_or(&snapshot.others, |window| &window.others).clone(),
         frames: named.frames,
         modules: code.modules,
+        sources: Vec::new(),
         health: Health {
             symbolization: resolver.symbolization(),
             ..window.map_or(&snapshot.health, |window| &window.health).clone()
@@ -111,10 +119,16 @@ fn heaps(target: &TargetState, ledger: &TargetSnapshot) -> Vec<HeapProfile> {
         name: heap.name.clone(),
         interval_bytes: heap.interval_bytes,
         interval_bytes_max: heap.interval_bytes_max,
-        hooks: heap.hooks.clone(),
+        hooks: heap.hooks.iter().map(|hook| shown(hook, target.facts.program.as_ref())).collect(),
         totals: at.map(|at| ledger.heaps[at].1).unwrap_or_default(),
     };
     heaps.into_iter().map(profile).collect()
+}
+
+/// A hook in the program itself is shown in the module that frames have.
+fn shown(hook: &HookStatus, program: Option<&Program>) -> HookStatus {
+    let path: Arc<str> = hook.module.as_str().into();
+    HookStatus { module: shown_path(program, &path).to_string(), ..hook.clone() }
 }
 
 /// Leak candidates by index of their callsites in the profile.
@@ -143,12 +157,13 @@ impl Code {
         let mut code = Self::default();
         let mut places = FxHashMap::default();
         // `None` for generated code.
-        let mut profile = |mapped: &MappedModule| {
+        let mut profile = |program: Option<&Program>, mapped: &MappedModule| {
             let (id, mapping) = (mapped.module?, &mapped.mapping);
             let module = modules.get(id);
-            let place = *places.entry(id).or_insert_with(|| {
+            let path = shown_path(program, module.path());
+            let place = *places.entry((id, Arc::clone(path))).or_insert_with(|| {
                 let build_id = module.build_id().map(|build_id| build_id.as_bytes().to_vec());
-                code.modules.push(ModuleProfile { path: Arc::clone(module.path()), build_id });
+                code.modules.push(ModuleProfile { path: Arc::clone(path), build_id });
                 code.modules.len() - 1
             });
             Some(MappingProfile {
@@ -162,7 +177,8 @@ impl Code {
         for target in targets {
             let mut mapped: Vec<&MappedModule> = target.space.mappings().iter().chain(gone(target)).collect();
             mapped.sort_by_key(|mapped| (mapped.mapping.start, mapped.mapping.end));
-            code.mappings.push(mapped.into_iter().filter_map(&mut profile).take(MAPPINGS_MAX).collect());
+            let mappings = mapped.into_iter().filter_map(|mapped| profile(target.program, mapped));
+            code.mappings.push(mappings.take(MAPPINGS_MAX).collect());
         }
         code
     }

@@ -33,7 +33,7 @@ const LAYERS: &[(&str, &str)] = &[
     ("ingest", ""),
     ("ledger", "ingest"),
     ("walk", "collect memory object linux::proc"),
-    ("model", "ledger"),
+    ("model", "ledger process::program"),
     ("account", "ledger linux::proc model"),
     ("leak", "ledger memory model"),
     ("snapshot", "leak ledger model object process"),

@@ -96,6 +96,7 @@ fn profile(report: schema::Report<'_>) -> Result<Profile, String> {
         health: report.health.health,
         frames: names.frames.into_iter().collect(),
         modules,
+        sources: Vec::new(),
     })
 }
 
@@ -112,6 +113,8 @@ fn target(target: schema::Target<'_>, modules: usize, names: &mut Names) -> Resu
             comm: target.comm.map_or_else(|| comm_of(&target.command), Cow::into_owned),
             command: target.command.into_owned(),
             cgroup: target.cgroup.as_deref().map(Into::into),
+            // The names are in the frames.
+            program: None,
             beginning: beginning(&target.beginning)?,
             exited: target.exited,
             replaced: target.replaced,

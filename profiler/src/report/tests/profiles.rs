@@ -384,6 +384,7 @@ pub(super) fn profile(interval_bytes: u64, mut targets: Vec<TargetProfile>, fram
         others: Others::default(),
         frames: frames.frames,
         modules: Vec::new(),
+        sources: Vec::new(),
         health,
     };
     code::place(&mut profile);

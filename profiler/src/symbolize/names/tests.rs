@@ -100,7 +100,11 @@ fn scene() -> Scene {
 impl Scene {
     fn name(&self, stacks: &[Option<&[u64]>]) -> Named {
         let snapshot = snapshot(stacks);
-        name_profile(&[Unnamed { snapshot: &snapshot, space: &self.space }], &self.modules.share(), &self.table)
+        name_profile(
+            &[Unnamed { snapshot: &snapshot, space: &self.space, program: None }],
+            &self.modules.share(),
+            &self.table,
+        )
     }
 }
 
@@ -133,7 +137,7 @@ fn the_kernels_reason_for_the_end_of_a_stack_is_kept() {
     let mut snapshot = snapshot(&[Some(&[0x1010, 0x7fff_0000])]);
     for end in [StackEnd::MissingModule, StackEnd::NoRow] {
         snapshot.callsites[0].stack.as_mut().expect("it has one").end = end;
-        let unnamed = Unnamed { snapshot: &snapshot, space: &scene.space };
+        let unnamed = Unnamed { snapshot: &snapshot, space: &scene.space, program: None };
         let named = name_profile(&[unnamed], &scene.modules.share(), &scene.table);
         assert_eq!(named.callsites[0][0].end, Some(end));
     }
@@ -174,11 +178,29 @@ fn targets_with_the_same_module_share_one_request() {
     let moved = mapped(0x9000, 0xb000, scene.space.mappings()[0].module);
     let (first, second) = (snapshot(&[Some(&[0x1020])]), snapshot(&[Some(&[0x9020])]));
     let other = AddressSpace::with(Pid(2), vec![moved]);
-    let targets = [Unnamed { snapshot: &first, space: &scene.space }, Unnamed { snapshot: &second, space: &other }];
+    let targets = [
+        Unnamed { snapshot: &first, space: &scene.space, program: None },
+        Unnamed { snapshot: &second, space: &other, program: None },
+    ];
     let named = name_profile(&targets, &scene.modules.share(), &scene.table);
     assert_eq!(named.frames.iter().map(|frame| frame.address).collect::<Vec<_>>(), [0x1020, 0x9020]);
     assert_eq!(render(&named, &named.callsites[1][0]), ["main:20"]);
     assert_eq!(*scene.table.asked.borrow(), [[0x11f]]);
+}
+
+#[test]
+fn the_program_has_the_name_that_it_was_started_by() {
+    let scene = scene();
+    let snapshot = snapshot(&[Some(&[0x1020])]);
+    let module = scene.space.mappings()[0].module.expect("a module");
+    let path = Arc::clone(scene.modules.share().get(module).path());
+    for (path, expected) in [(path, "/bin/link"), ("/another".into(), "app")] {
+        let program = Program { path, started_as: "/bin/link".into() };
+        let unnamed = Unnamed { snapshot: &snapshot, space: &scene.space, program: Some(&program) };
+        let named = name_profile(&[unnamed], &scene.modules.share(), &scene.table);
+        let module = named.frames[0].module.as_deref();
+        assert!(module.is_some_and(|module| module.ends_with(expected)), "{module:?}");
+    }
 }
 
 const SLEEPER: &str = "#include <time.h>
@@ -211,8 +233,11 @@ fn label_after_the_end(arguments: &[&str], prepare: impl Fn(&Workshop)) -> (Stri
     let clock = defined_functions(modules.get(vdso.module.expect("a module")), &["__vdso_getcpu"], Search::Exported);
     let clock = vdso.mapping.start.0 + clock.expect("readable").remove(0).offset.0 + 1;
     let snapshot = snapshot(&[Some(&[address, clock])]);
-    let named =
-        name_profile(&[Unnamed { snapshot: &snapshot, space: &space }], &modules.share(), &Resolver::in_process());
+    let named = name_profile(
+        &[Unnamed { snapshot: &snapshot, space: &space, program: None }],
+        &modules.share(),
+        &Resolver::in_process(),
+    );
     let frame = |at: usize| &named.frames[named.callsites[0][0].stack[at].0 as usize];
     assert_eq!(frame(1).function.as_deref(), Some("__vdso_getcpu"));
     assert_eq!(frame(1).module.as_deref(), Some("[vdso]"));

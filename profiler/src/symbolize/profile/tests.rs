@@ -65,7 +65,10 @@ fn modules_occur_once_and_removed_mappings_if_stacks_refer_to_them() {
     let second = AddressSpace::of(Pid(2), vec![mapped(0x70_0000, Some(2)), mapped(0x80_0000, Some(1))], Vec::new());
     // A return address may be the first behind the mapping.
     let (of_first, of_second) = (ledger(&[0x50_0010, 0x10_5000, 0x60_0001]), ledger(&[]));
-    let targets = [Unnamed { snapshot: &of_first, space: &first }, Unnamed { snapshot: &of_second, space: &second }];
+    let targets = [
+        Unnamed { snapshot: &of_first, space: &first, program: None },
+        Unnamed { snapshot: &of_second, space: &second, program: None },
+    ];
     let code = Code::of(&targets, &modules);
     let told: Vec<_> = code.modules.iter().map(|module| (&*module.path, module.build_id.as_deref())).collect();
     assert_eq!(told, [("/lib/a", Some(&[0xab, 0xcd][..])), ("/lib/b", None)]);

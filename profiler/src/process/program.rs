@@ -1,0 +1,123 @@
+//! The name that a program was started by, which can be a link to its file: `/usr/bin/redis-server` is a link to
+//! `/usr/bin/redis-check-rdb` in Debian. The target controls its arguments, so a name counts only if it leads to the
+//! file that the process executes.
+
+use std::fs::{self, File};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+use crate::ids::Pid;
+use crate::linux::proc::process::{self, entry_path};
+use crate::object::image::locate;
+
+/// Where links to programs are, besides the directory of the file.
+const DIRECTORIES: [&str; 6] = ["/usr/local/bin", "/usr/local/sbin", "/usr/bin", "/usr/sbin", "/bin", "/sbin"];
+const NAME_BYTES_MAX: usize = 255;
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Program {
+    /// Path of the executable, as in the process's mappings.
+    pub path: Arc<str>,
+    /// Path of the link that it was started by.
+    pub started_as: Arc<str>,
+}
+
+/// The path of a module as reports show it: the link that the program was started by in place of its file.
+pub(crate) fn shown_path<'a>(program: Option<&'a Program>, module: &'a Arc<str>) -> &'a Arc<str> {
+    program.filter(|program| program.path == *module).map_or(module, |program| &program.started_as)
+}
+
+/// Finds the link to the program that the process was started by; `None` if it was started by the file's own name.
+pub(crate) fn started_as(pid: Pid, command: &str, comm: &str) -> Option<Program> {
+    let path = process::executable(pid).ok()?;
+    let own_name = path.file_name()?.to_str()?;
+    let names: Vec<&str> = names(command, comm).collect();
+    if names.first().is_none_or(|name| *name == own_name) {
+        return None;
+    }
+    let metadata = fs::metadata(entry_path(pid, "exe")).ok()?;
+    let root = File::open(entry_path(pid, "root")).ok()?;
+    let is_same = |candidate: &PathBuf| {
+        let found = locate(&root, candidate).and_then(|file| Ok(file.metadata()?));
+        found.is_ok_and(|found| (found.dev(), found.ino()) == (metadata.dev(), metadata.ino()))
+    };
+    let candidates = names.into_iter().flat_map(|name| {
+        path.parent().into_iter().chain(DIRECTORIES.map(Path::new)).map(move |directory| directory.join(name))
+    });
+    let link = candidates.into_iter().find(is_same).filter(|link| *link != path)?;
+    Some(Program { path: path.to_string_lossy().into(), started_as: link.to_string_lossy().into() })
+}
+
+/// Possible names: of `argv[0]`, which programs overwrite with a title (`redis-server *:6379`, `-bash`), then the kernel's.
+fn names<'a>(command: &'a str, comm: &'a str) -> impl Iterator<Item = &'a str> {
+    let title = command.split_whitespace().next().unwrap_or_default();
+    let name = title.rsplit('/').next().unwrap_or_default().trim_start_matches('-').trim_end_matches(':');
+    let is_name = |name: &&str| {
+        (1..=NAME_BYTES_MAX).contains(&name.len())
+            && !matches!(*name, "." | "..")
+            && !name.contains(|c: char| c == '/' || c.is_control())
+    };
+    [name, comm].into_iter().filter(is_name)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+    use std::os::unix::process::CommandExt;
+    use std::process::{Child, Command, Stdio};
+
+    use super::*;
+
+    #[test]
+    fn names_are_those_of_files() {
+        for (command, expected) in [
+            ("/usr/bin/redis-server *:6379", vec!["redis-server", "comm"]),
+            ("nginx: master process", vec!["nginx", "comm"]),
+            ("-bash", vec!["bash", "comm"]),
+            ("", vec!["comm"]),
+            ("/usr/bin/..", vec!["comm"]),
+            ("a\u{1b}b", vec!["comm"]),
+        ] {
+            assert_eq!(names(command, "comm").collect::<Vec<_>>(), expected, "{command}");
+        }
+    }
+
+    struct Sleeper(Child);
+
+    impl Sleeper {
+        fn start(path: &Path, argument: &str) -> Self {
+            let mut command = Command::new(path);
+            let child = command.arg0(argument).arg("60").stdout(Stdio::null()).spawn().expect("it starts");
+            Self(child)
+        }
+
+        fn started_as(&self, command: &str) -> Option<Program> {
+            started_as(Pid(self.0.id()), command, "")
+        }
+    }
+
+    impl Drop for Sleeper {
+        fn drop(&mut self) {
+            let _ = self.0.kill();
+            let _ = self.0.wait();
+        }
+    }
+
+    #[test]
+    fn only_names_of_the_executed_file_count() {
+        let folder = tempfile::tempdir().expect("temporary folder");
+        let [file, link, other] = ["the-file", "the-link", "other"].map(|name| folder.path().join(name));
+        fs::copy("/bin/sleep", &file).expect("it can be copied");
+        symlink("the-file", &link).expect("ours");
+        fs::write(&other, "").expect("ours");
+        let process = Sleeper::start(&link, "x");
+        let found = process.started_as("the-link").expect("it is a link to the file");
+        assert_eq!((&*found.path, &*found.started_as), (file.to_str().expect("UTF-8"), link.to_str().expect("UTF-8")));
+        for forged in ["the-file", "other", "sleep", "missing", "", "../the-link/x"] {
+            assert_eq!(process.started_as(forged), None, "{forged}");
+        }
+    }
+}
