@@ -12,6 +12,7 @@ use rustc_hash::FxHashMap;
 use super::args::{ConvertArgs, DiffArgs};
 use super::exit::{self, usage};
 use super::output::{Access, Output, Written};
+use super::source;
 use super::terminal::{self, say};
 use crate::ids::LedgerId;
 use crate::ledger::totals::Movement;
@@ -54,6 +55,9 @@ pub(super) fn convert(args: &ConvertArgs) -> Result<u8> {
         Some(profile) => from_report(args, profile, &outputs)?.into(),
     };
     input.judge(args.verdict.strict);
+    if args.output.source {
+        source::embed(&mut input.profile, args.output.quiet);
+    }
     write(args, options, &input, outputs)?;
     let is_complete = !input.profile.incomplete() && !input.is_damaged;
     Ok(if is_complete { exit::DONE } else { exit::INCOMPLETE })

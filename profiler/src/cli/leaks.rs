@@ -14,6 +14,7 @@ use super::args::{CommonArgs, KernelArgs};
 use super::exit::{self, is_broken_pipe, usage};
 use super::output::{self, Access, Output};
 use super::runtime::{Worker, async_runtime, run_session, start_session, wait_for_command};
+use super::source;
 use super::terminal::{self, ProgressLine, say};
 use super::values::{self, named};
 use crate::address::TargetAddr;
@@ -104,7 +105,13 @@ pub(super) fn run(args: &LeaksArgs, inherited: Inherited) -> Result<u8> {
     };
     let open = |path: &PathBuf| Output::open_for_profile(path, output.format, Access::Owner);
     let outputs = output.output.iter().map(open).collect::<Result<Vec<_>>>()?;
-    let reports = Reports { outputs, format: output.format, quiet: output.quiet, to_stderr: !args.command.is_empty() };
+    let reports = Reports {
+        outputs,
+        format: output.format,
+        quiet: output.quiet,
+        source: output.source,
+        to_stderr: !args.command.is_empty(),
+    };
     match (args.pid, args.watch) {
         (Some(pid), None) => async_runtime()?.block_on(check_unrecorded(pid, args.snapshot, plan, reports)),
         _ => run_session(record(args, plan, reports, inherited)),
@@ -212,6 +219,8 @@ struct Reports {
     /// Format of all files, whatever their extensions.
     format: Option<Format>,
     quiet: bool,
+    /// HTML reports contain lines of source files.
+    source: bool,
     /// The text report goes to standard error, because standard output is a command's.
     to_stderr: bool,
 }
@@ -225,7 +234,10 @@ fn start_checker(plan: Plan, reports: Reports) -> Checker {
             if let Some(earlier) = last.take() {
                 reports.write_numbered(&earlier, count, plan.with_contents)?;
             }
-            let found = check_snapshot(snapshot, &plan, &resolver, reports.quiet || reports.to_stderr)?;
+            let mut found = check_snapshot(snapshot, &plan, &resolver, reports.quiet || reports.to_stderr)?;
+            if reports.source {
+                source::embed(&mut found.profile, reports.quiet || reports.to_stderr);
+            }
             reports.print(&found, count == 0, plan.with_contents)?;
             leaking.insert(found.target().map_or(Pid(0), |target| target.facts.pid), found.leak_count > 0);
             is_incomplete |= found.unchecked_children > 0;

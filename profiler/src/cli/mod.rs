@@ -7,6 +7,7 @@ mod leaks;
 mod output;
 mod record;
 mod runtime;
+mod source;
 mod terminal;
 mod values;
 

@@ -13,6 +13,7 @@ use super::args::{PresentationArgs, RecordArgs};
 use super::exit::{self, is_broken_pipe, usage};
 use super::output::{self, Access, Output, Written, is_recording, recording_path};
 use super::runtime::{Worker, run_session, start_session, wait_for_command};
+use super::source;
 use super::terminal::{self, ProgressLine, say};
 use crate::allocator::hook_set::HookSet;
 use crate::allocator::selection::HeapSelection;
@@ -323,6 +324,9 @@ impl State {
         let mut profile = profile(snapshot, scope, &self.resolver, self.args.common.output.trim);
         tracing::debug!(elapsed = ?start.elapsed(), frames = profile.frames.len(), "symbolized");
         profile.suppress(&self.suppressions);
+        if self.args.common.output.source {
+            source::embed(&mut profile, self.args.common.output.quiet);
+        }
         profile.strict = self.args.verdict.strict;
         profile
     }

@@ -8,6 +8,7 @@ pub(crate) mod companion;
 pub(crate) mod confinement;
 pub(crate) mod feature;
 pub(crate) mod files;
+pub(crate) mod invoker;
 pub(crate) mod memory;
 pub(crate) mod pidfd;
 pub(crate) mod proc;

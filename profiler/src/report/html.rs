@@ -20,7 +20,9 @@ use super::summary::health::{describe_reached, explain_stack_end, missing_isolat
 use super::{describe, memory, text};
 use crate::ledger::totals::Totals;
 use crate::model::{HeapProfile, HookStatus, Leaks, MemoryAccount, Profile, TargetProfile};
-use columns::{CallsiteColumns, Frames, Functions, HistoryColumns, Names, Nodes, Number, Stacks, float, millis};
+use columns::{
+    CallsiteColumns, Frames, Functions, HistoryColumns, Names, Nodes, Number, SourceColumns, Stacks, float, millis,
+};
 
 mod columns;
 
@@ -86,6 +88,8 @@ struct Document<'a> {
     gaps: Vec<Vec<String>>,
     targets: Vec<TargetFields>,
     health: Value,
+    #[serde(skip_serializing_if = "SourceColumns::is_empty")]
+    sources: SourceColumns<'a>,
 }
 
 impl<'a> Document<'a> {
@@ -99,6 +103,7 @@ impl<'a> Document<'a> {
             history: HistoryColumns::new(profile, target),
         });
         let targets = targets.collect();
+        let sources = SourceColumns::new(&profile.sources, &mut names);
         let (strings, functions, frames) = names.into_tables();
         Self {
             version: 1,
@@ -112,6 +117,7 @@ impl<'a> Document<'a> {
             gaps,
             targets,
             health: health(profile),
+            sources,
         }
     }
 }

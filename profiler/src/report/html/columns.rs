@@ -9,7 +9,8 @@ use serde::{Serialize, Serializer};
 
 use crate::ledger::details::Histogram;
 use crate::model::{
-    CallsiteProfile, Change, CurvePoint, Frame, FrameId, HeapUsage, Profile, SampleTrigger, TargetProfile, base_name,
+    CallsiteProfile, Change, CurvePoint, Frame, FrameId, HeapUsage, Profile, SampleTrigger, SourcePiece, TargetProfile,
+    base_name,
 };
 use crate::report::function;
 use crate::report::tables::{ByColumn, Columns as Getters, Intern, Interner, gap_frames};
@@ -340,6 +341,33 @@ impl<'a> Names<'a> {
         let functions = ByColumn { rows: self.functions.into_iter().collect(), columns: FUNCTIONS };
         let frames = ByColumn { rows: self.frames.into_iter().collect(), columns: FRAMES };
         (self.strings.into_iter().collect(), functions, frames)
+    }
+}
+
+/// Pieces of source files.
+#[derive(Debug, Default, Serialize)]
+pub(super) struct SourceColumns<'a> {
+    /// Strings.
+    file: Vec<u32>,
+    /// Number of the first line.
+    line: Vec<u32>,
+    /// Separated by line feeds.
+    text: Vec<&'a str>,
+}
+
+impl<'a> SourceColumns<'a> {
+    pub(super) fn new(pieces: &'a [SourcePiece], names: &mut Names<'a>) -> Self {
+        let mut columns = Self::default();
+        for piece in pieces {
+            columns.file.push(names.strings.intern(Cow::Borrowed(&*piece.file)));
+            columns.line.push(piece.line);
+            columns.text.push(&piece.text);
+        }
+        columns
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.text.is_empty()
     }
 }
 
