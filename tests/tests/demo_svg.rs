@@ -84,7 +84,7 @@ fn the_leak_is_the_widest_frame_in_a_browser() {
     // An error page of Chromium has text too, but no coloured bars.
     let coloured = |pixel: &&[u8; 3]| {
         let (most, least) = (pixel.iter().max(), pixel.iter().min());
-        most.zip(least).is_some_and(|(most, least)| most - least > 60)
+        most.zip(least).is_some_and(|(most, least)| most - least > 40)
     };
     let share = 100 * pixels.iter().filter(coloured).count() / pixels.len();
     assert!(share >= 2, "{share} % of the picture is coloured");

@@ -19,6 +19,13 @@ FRAMES = """() => [...document.querySelectorAll('#frames > g, #frames > a > g')]
     shown: getComputedStyle(g).display !== 'none',
 }))"""
 
+LEGEND = "() => [...document.querySelectorAll('svg:not(#frames) > g > text')].map(text => text.textContent)"
+
+DARK = """() => ({
+    ground: getComputedStyle(document.querySelector('.ground')).fill,
+    frames: [...new Set([...document.querySelectorAll('#frames rect:not(.hatching)')].map(rect => getComputedStyle(rect).fill))],
+})"""
+
 TEXTS = "() => [...document.querySelectorAll('svg > text, svg > svg > text')].map(text => text.textContent)"
 
 
@@ -30,6 +37,10 @@ def main(path, picture, searched, zoomed=None):
         page.wait_for_timeout(300)
         answer["frames"] = page.evaluate(FRAMES)
         answer["texts"] = page.evaluate(TEXTS)
+        answer["legend"] = page.evaluate(LEGEND)
+        page.emulate_media(color_scheme="dark")
+        answer["dark"] = page.evaluate(DARK)
+        page.emulate_media(color_scheme="light")
         browser.screenshot(page, picture)
 
         first = page.locator("#frames g", has_text=zoomed or "").first
@@ -38,7 +49,7 @@ def main(path, picture, searched, zoomed=None):
 
         page.evaluate("term => search(term)", searched)
         answer["matched"] = page.locator("#matched").text_content()
-        answer["found"] = [frame["title"] for frame in page.evaluate(FRAMES) if frame["fill"] == "rgb(230,0,230)"]
+        answer["found"] = [frame["title"] for frame in page.evaluate(FRAMES) if frame["fill"] == "rgb(243,154,214)"]
         page.evaluate("() => reset_search()")
 
         if zoomed:
