@@ -210,13 +210,13 @@ describe("10,000 callsites of 40 frames", () => {
   const made = synthetic(10_000, 40);
   const shown = { after: made.callsites.alloc_bytes, before: null };
   const all = modules(made);
-  // Of three runs: other work on the machine must not fail the test.
+  // CPU time, and the best of three runs: other work on the machine must not fail the test.
   const limit = (name: string, run: () => unknown): void => {
     test(`${name} in 100 ms`, () => {
       const times = [0, 1, 2].map(() => {
-        const start = performance.now();
+        const start = process.cpuUsage();
         run();
-        return performance.now() - start;
+        return process.cpuUsage(start).user / 1000;
       });
       assert.ok(Math.min(...times) < 100, `${times.map((time) => time.toFixed(0)).join(", ")} ms`);
     });

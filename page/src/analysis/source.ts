@@ -1,18 +1,7 @@
 /** Lines of source files around frames, where the report was made with `--source`. */
 
 import { at } from "../data/columns.ts";
-import type { Column, Document } from "../data/document.ts";
 import type { Profile } from "../data/profile.ts";
-
-/** Pieces of source files: `sources` of the document, empty or missing without `--source`. */
-export interface SourceColumns {
-  /** Strings: paths. */
-  readonly file: Column;
-  /** Number of the piece's first line. */
-  readonly line: Column;
-  /** The piece's lines, separated by line feeds. */
-  readonly text: readonly string[];
-}
 
 export interface SourcePiece {
   /** Number of the first line. */
@@ -22,8 +11,8 @@ export interface SourcePiece {
 
 /** The lines around a frame's; null where they are not embedded. */
 export function sourceAround(profile: Profile, frame: number): SourcePiece | null {
-  const sources = (profile.document as Document & { readonly sources?: SourceColumns }).sources;
-  const [file, line] = [at(profile.document.frames.file, frame) - 1, profile.sourceLine(frame)];
+  const { sources, frames } = profile.document;
+  const [file, line] = [at(frames.file, frame) - 1, profile.sourceLine(frame)];
   if (sources === undefined || file < 0 || line === 0) {
     return null;
   }

@@ -208,6 +208,16 @@ export interface FrameColumns {
   readonly offset: Column;
 }
 
+/** Pieces of source files. */
+export interface SourceColumns {
+  /** Strings: paths. */
+  readonly file: Column;
+  /** Number of the piece's first line. */
+  readonly line: Column;
+  /** The piece's lines, separated by line feeds. */
+  readonly text: readonly string[];
+}
+
 export interface Document {
   readonly version: number;
   readonly view: string;
@@ -222,6 +232,8 @@ export interface Document {
   readonly gaps: readonly (readonly string[])[];
   readonly targets: readonly Target[];
   readonly health: Health;
+  /** Missing without `--source`. */
+  readonly sources?: SourceColumns;
 }
 
 /** Kinds of functions: values of `FunctionColumns.kind`. */
