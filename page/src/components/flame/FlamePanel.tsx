@@ -203,7 +203,9 @@ export function FunctionButtons({ function: key }: { function: number }): JSX.El
       <Button disabled={state.root === key} title="Stacks that start at this function" onClick={() => { update({ root: key }); document.getElementById("flame-scroller")?.focus({ preventScroll: true }); }}>
         Focus
       </Button>
-      <Button onClick={() => { update({ selected: key, tab: "callers" }); reveal(); }}>Callers and callees</Button>
+      {state.tab === "callers" && state.selected === key ? null : (
+        <Button onClick={() => { update({ selected: key, tab: "callers" }); reveal(); }}>Callers and callees</Button>
+      )}
       <Button onClick={() => { update({ through: key, tab: "callsites" }); reveal(); }}>Its callsites</Button>
       <Button title="Drop stacks with this function" onClick={() => { update({ ignore: joined(state.ignore) }); }}>
         Ignore

@@ -86,7 +86,7 @@ function WholeTree({ isReversed }: { isReversed: boolean }): JSX.Element {
   const shape = useMemo(() => model.shape({ groups, isReversed, root: null, hidden }, hide), [model, groups, isReversed, hidden, hide]);
   const tree = useMemo(() => new Tree(shape, shown), [shape, shown]);
   const id = isReversed ? "bottom-up" : "top-down";
-  return <TreeTable id={id} label={TITLES[id]} tree={tree} root={0} nameTitle={isReversed ? "Allocating function, then its callers" : "Function, then its callees"} hasSelf={!isReversed} />;
+  return <TreeTable id={id} label={TITLES[id]} tree={tree} root={0} nameTitle={isReversed ? "Allocating function, then its callers" : "Function, then its callees"} hasSelf={!isReversed} empty="There are no stacks in the selection." />;
 }
 
 /** Most functions in the list to choose from. */
@@ -130,9 +130,9 @@ function Callers(): JSX.Element {
         <FunctionButtons function={key} />
       </div>
       <h3>Callers</h3>
-      {callers === undefined ? <None /> : <TreeTable id="callers" label="Callers" tree={trees.callers} root={callers} nameTitle="Caller, then its callers" hasSelf={false} />}
+      {callers === undefined ? <None /> : <TreeTable id="callers" label="Callers" tree={trees.callers} root={callers} nameTitle="Caller, then its callers" hasSelf={false} empty="Nothing calls it: the stacks start here." />}
       <h3>Callees</h3>
-      {callees === undefined ? <None /> : <TreeTable id="callees" label="Callees" tree={trees.callees} root={callees} nameTitle="Callee, then its callees" hasSelf={true} />}
+      {callees === undefined ? <None /> : <TreeTable id="callees" label="Callees" tree={trees.callees} root={callees} nameTitle="Callee, then its callees" hasSelf={true} empty="It calls no other function: it allocates itself." />}
     </>
   );
 }

@@ -19,6 +19,8 @@ export interface TreeTableProps {
   readonly root: number;
   readonly nameTitle: string;
   readonly hasSelf: boolean;
+  /** What a table without rows says. */
+  readonly empty: string;
 }
 
 interface Opened {
@@ -33,7 +35,7 @@ function useOpen(tree: Tree, root: number): [ReadonlySet<number>, (nodes: Readon
   return [opened.tree === tree ? opened.nodes : first, (nodes) => { setOpened({ tree, nodes }); }];
 }
 
-export function TreeTable({ id, label, tree, root, nameTitle, hasSelf }: TreeTableProps): JSX.Element {
+export function TreeTable({ id, label, tree, root, nameTitle, hasSelf, empty }: TreeTableProps): JSX.Element {
   const [open, setOpen] = useOpen(tree, root);
   const [limit, setLimit] = useState(ROWS_MAX);
   const [current, setCurrent] = useState(-1);
@@ -81,6 +83,13 @@ export function TreeTable({ id, label, tree, root, nameTitle, hasSelf }: TreeTab
     }
     event.preventDefault();
   };
+  if (rows.length === 0) {
+    return (
+      <p class="quiet" role="status">
+        {empty}
+      </p>
+    );
+  }
   return (
     <>
       <div class="scroll">
@@ -120,11 +129,6 @@ export function TreeTable({ id, label, tree, root, nameTitle, hasSelf }: TreeTab
         <Button id={`${id}-more`} onClick={() => { setLimit(limit + ROWS_MAX); }}>
           {countText(rows.length - limit)} more rows: show
         </Button>
-      ) : null}
-      {rows.length === 0 ? (
-        <p class="quiet" role="status">
-          There are no stacks in the selection.
-        </p>
       ) : null}
     </>
   );

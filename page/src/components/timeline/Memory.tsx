@@ -35,7 +35,7 @@ export function Memory({ range }: { range: TimeRange }): JSX.Element | null {
           Table
         </button>
       </h3>
-      {samples.length > 1 ? <MemoryLegend parts={parts} /> : null}
+      {samples.length > 1 ? <MemoryLegend parts={parts} total={total} /> : null}
       <div id="memory-body">
         {samples.length > 1 ? <MemoryChart {...{ samples, parts, range }} /> : null}
         {isOpen ? <MemoryTable parts={parts} /> : null}
@@ -44,16 +44,21 @@ export function Memory({ range }: { range: TimeRange }): JSX.Element | null {
   );
 }
 
-function MemoryLegend({ parts }: { parts: readonly MemoryPart[] }): JSX.Element {
+/** Smaller shares of the memory at the end are in the table only. */
+const LEGEND_SHARE_MIN = 0.005;
+
+function MemoryLegend({ parts, total }: { parts: readonly MemoryPart[]; total: number }): JSX.Element {
   const { colours } = usePage();
   return (
     <span class="legend">
-      {parts.map(({ title, bytes }, part) => (
-        <span key={title} class="key">
-          <i style={{ background: colours.memory(part) }} />
-          {printable(title)} {sizeText(bytes.at(-1) ?? 0)}
-        </span>
-      ))}
+      {parts.map(({ title, bytes }, part) =>
+        (bytes.at(-1) ?? 0) < total * LEGEND_SHARE_MIN ? null : (
+          <span key={title} class="key">
+            <i style={{ background: colours.memory(part) }} />
+            {printable(title)} {sizeText(bytes.at(-1) ?? 0)}
+          </span>
+        ),
+      )}
     </span>
   );
 }
