@@ -179,7 +179,7 @@ mod tests {
         for name in ["a.c", "key", "a.pem"] {
             fs::write(path(name), "text").expect("ours");
         }
-        fs::write(path("large.c"), vec![b'x'; (FILE_BYTES_MAX + 1) as usize]).expect("ours");
+        File::create(path("large.c")).and_then(|file| file.set_len(FILE_BYTES_MAX + 1)).expect("ours");
         fs::create_dir(path("folder.c")).expect("ours");
         symlink("/dev/zero", path("device.c")).expect("ours");
         symlink(path("a.c"), path("link.rs")).expect("ours");

@@ -1,4 +1,4 @@
-/** Profiles for pprof, as https://github.com/google/pprof/blob/main/proto/profile.proto defines them. */
+/** Profiles for pprof, as proto/profile.proto of github.com/google/pprof defines them. */
 
 import { at } from "../../data/columns.ts";
 import { VIEWS, field, type View } from "../../data/document.ts";
