@@ -4,7 +4,8 @@ import { gunzipSync } from "node:zlib";
 import { Profile as Pprof, type Location } from "pprof-format";
 import { callsitesCsv, csv, functionsCsv, type ViewAmounts } from "../src/analysis/export/csv.ts";
 import { folded, label } from "../src/analysis/export/folded.ts";
-import { boxes, paint, size, svg, type Context, type Picture } from "../src/analysis/export/picture.ts";
+import { boxes } from "../src/analysis/boxes.ts";
+import { paint, size, svg, type Context, type Picture } from "../src/analysis/export/picture.ts";
 import { pprof } from "../src/analysis/export/pprof.ts";
 import { Message } from "../src/analysis/export/proto.ts";
 import { Tree, TreeShape } from "../src/analysis/tree.ts";
@@ -129,7 +130,7 @@ describe("pictures", () => {
   };
 
   test("boxes are inside their parents'", () => {
-    const drawn = boxes(picture.tree, 0, 1000).boxes;
+    const drawn = boxes(picture.tree, 0, 1000, 0.3).boxes;
     const byNode = new Map(drawn.map((box) => [box.node, box]));
     assert.equal(byNode.size, drawn.length);
     for (const box of drawn.filter(({ node }) => node > 0)) {
@@ -143,7 +144,7 @@ describe("pictures", () => {
   test("a zoomed frame and those above have the whole width", () => {
     const [child] = picture.tree.children(0);
     const [grandchild] = picture.tree.children(child ?? 0);
-    const drawn = boxes(picture.tree, grandchild ?? 0, 1000).boxes;
+    const drawn = boxes(picture.tree, grandchild ?? 0, 1000, 0.3).boxes;
     assert.deepEqual(drawn.slice(0, 3).map(({ node, width, row }) => [node, width, row]), [[0, 1000, 0], [child, 1000, 1], [grandchild, 1000, 2]]);
   });
 
@@ -167,7 +168,7 @@ describe("pictures", () => {
       setTransform: () => undefined,
     };
     paint(context, picture, 2);
-    const drawn = boxes(picture.tree, 0, 1180).boxes;
+    const drawn = boxes(picture.tree, 0, 1180, 0.3).boxes;
     assert.equal(filled.length, 1 + drawn.length);
     assert.deepEqual(filled[0], [0, 0, size(picture).width, size(picture).height]);
     assert.ok(at(filled.map(([, top, , height]) => top + height), 1) <= size(picture).height);

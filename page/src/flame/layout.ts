@@ -1,19 +1,11 @@
 /** Boxes of the flame graph: which nodes are shown, and where. */
 
 import { at } from "../data/columns.ts";
+import { boxes, type Box } from "../analysis/boxes.ts";
 import type { Tree } from "../analysis/tree.ts";
 
 /** Narrower boxes are left out. */
 const WIDTH_MIN = 0.8;
-
-export interface Box {
-  readonly node: number;
-  readonly x: number;
-  readonly width: number;
-  readonly row: number;
-  /** Whether it is a caller of the zoomed node. */
-  readonly isAbove: boolean;
-}
 
 export interface Layout {
   readonly width: number;
@@ -23,33 +15,12 @@ export interface Layout {
 
 /** The zoomed node at full width, with its callers above and its children below. */
 export function layOut(tree: Tree, zoomed: number, width: number): Layout {
-  const boxes: Box[] = [];
-  const above: number[] = [];
-  for (let node = zoomed; node !== 0; node = tree.parent(node)) {
-    above.unshift(tree.parent(node));
+  const found = boxes(tree, zoomed, width, WIDTH_MIN);
+  const rows = Array.from({ length: found.rows }, (): Box[] => []);
+  for (const box of found.boxes) {
+    rows[box.row]?.push(box);
   }
-  above.forEach((node, row) => {
-    boxes.push({ node, x: 0, width, row, isAbove: true });
-  });
-  const open: Box[] = at(tree.width, zoomed) > 0 ? [{ node: zoomed, x: 0, width, row: above.length, isAbove: false }] : [];
-  for (let box = open.pop(); box !== undefined; box = open.pop()) {
-    boxes.push(box);
-    const scale = box.width / at(tree.width, box.node);
-    let { x } = box;
-    for (const node of tree.children(box.node)) {
-      const wide = at(tree.width, node) * scale;
-      if (wide < WIDTH_MIN) {
-        break;
-      }
-      open.push({ node, x, width: wide, row: box.row + 1, isAbove: false });
-      x += wide;
-    }
-  }
-  const rows: Box[][] = [];
-  for (const box of boxes) {
-    (rows[box.row] ??= []).push(box);
-  }
-  return { width, boxes: new Map(boxes.map((box) => [box.node, box])), rows };
+  return { width, boxes: new Map(found.boxes.map((box) => [box.node, box])), rows };
 }
 
 /** Siblings of a node that are shown, from left to right. */

@@ -1,10 +1,11 @@
 /** Paints a layout of the flame graph on a canvas. */
 
+import type { Box } from "../analysis/boxes.ts";
 import type { Tree } from "../analysis/tree.ts";
 import type { ColourScheme } from "../state/state.ts";
 import { cut } from "../text.ts";
 import type { Colours } from "./colours.ts";
-import type { Box, Layout } from "./layout.ts";
+import type { Layout } from "./layout.ts";
 
 export const ROW = 19;
 const GAP = 1;

@@ -1,16 +1,8 @@
 /** Pictures of a flame graph's present view: SVG as text, and a canvas, which browsers save as PNG. */
 
-import { at } from "../../data/columns.ts";
+import { boxes } from "../boxes.ts";
 import type { Tree } from "../tree.ts";
 import { cut, printable } from "../../text.ts";
-
-/** A frame's rectangle, in pixels. */
-export interface Box {
-  readonly node: number;
-  readonly x: number;
-  readonly row: number;
-  readonly width: number;
-}
 
 export interface Picture {
   readonly tree: Tree;
@@ -35,31 +27,6 @@ const HEAD_HEIGHT = 52;
 const WIDTH_MIN = 0.3;
 const FONT = `${FONT_SIZE}px ui-monospace, monospace`;
 
-/** Rectangles of the frames that are wide enough, parents first, and the number of rows. */
-export function boxes(tree: Tree, zoomed: number, width: number): { readonly boxes: Box[]; readonly rows: number } {
-  const above: number[] = [];
-  for (let node = zoomed; node > 0; node = tree.parent(node)) {
-    above.unshift(tree.parent(node));
-  }
-  const found: Box[] = above.map((node, row) => ({ node, x: 0, row, width }));
-  const scale = width / at(tree.width, zoomed);
-  const pending: Box[] = at(tree.width, zoomed) > 0 ? [{ node: zoomed, x: 0, row: above.length, width }] : [];
-  let rows = above.length;
-  for (let box = pending.pop(); box !== undefined; box = pending.pop()) {
-    found.push(box);
-    rows = Math.max(rows, box.row + 1);
-    let { x } = box;
-    for (const child of tree.children(box.node)) {
-      const wide = at(tree.width, child) * scale;
-      if (wide >= WIDTH_MIN) {
-        pending.push({ node: child, x, row: box.row + 1, width: wide });
-      }
-      x += wide;
-    }
-  }
-  return { boxes: found, rows };
-}
-
 function fitted(name: string, width: number): string {
   const chars = Math.floor((width - 6) / CHAR_WIDTH);
   return chars < 3 ? "" : cut(name, chars);
@@ -73,7 +40,7 @@ function escaped(text: string): string {
 /** The picture as the text of an SVG file, root at the top, frames with tooltips. */
 export function svg(picture: Picture): string {
   const { tree, width, text } = picture;
-  const drawn = boxes(tree, picture.zoomed, width - 2 * MARGIN);
+  const drawn = boxes(tree, picture.zoomed, width - 2 * MARGIN, WIDTH_MIN);
   const height = HEAD_HEIGHT + drawn.rows * ROW_HEIGHT + MARGIN;
   const frames = drawn.boxes.map(({ node, x, row, width: wide }) => {
     const [left, top] = [(MARGIN + x).toFixed(2), HEAD_HEIGHT + row * ROW_HEIGHT];
@@ -95,7 +62,7 @@ export type Context = Pick<CanvasRenderingContext2D, "fillStyle" | "font" | "fil
 
 /** Size in pixels of a canvas for the picture. */
 export function size({ tree, zoomed, width }: Picture): { readonly width: number; readonly height: number } {
-  return { width, height: HEAD_HEIGHT + boxes(tree, zoomed, width - 2 * MARGIN).rows * ROW_HEIGHT + MARGIN };
+  return { width, height: HEAD_HEIGHT + boxes(tree, zoomed, width - 2 * MARGIN, WIDTH_MIN).rows * ROW_HEIGHT + MARGIN };
 }
 
 /** Draws the picture on a canvas whose size is that of the picture times the scale. */
@@ -110,7 +77,7 @@ export function paint(context: Context, picture: Picture, scale: number): void {
   context.fillText(printable(picture.title), MARGIN, 22);
   context.font = FONT;
   context.fillText(printable(picture.subtitle), MARGIN, 41);
-  for (const { node, x, row, width: wide } of boxes(tree, picture.zoomed, width - 2 * MARGIN).boxes) {
+  for (const { node, x, row, width: wide } of boxes(tree, picture.zoomed, width - 2 * MARGIN, WIDTH_MIN).boxes) {
     const top = HEAD_HEIGHT + row * ROW_HEIGHT;
     context.fillStyle = picture.colourOf(node);
     context.fillRect(MARGIN + x, top, Math.max(wide - 0.5, WIDTH_MIN), ROW_HEIGHT - 1);
