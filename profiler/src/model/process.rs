@@ -21,7 +21,7 @@ pub struct TargetFacts {
     #[serde(default)]
     pub cgroup: Option<Arc<str>>,
     /// The link that the program was started by, whose name reports show; `None` where it was none.
-    #[serde(default)]
+    #[serde(default, with = "in_json")]
     pub program: Option<Program>,
     pub beginning: Beginning,
     pub exited: bool,
@@ -48,6 +48,25 @@ impl TargetFacts {
             exit_code: None,
             detached: None,
             overhead: None,
+        }
+    }
+}
+
+/// A field that folds of recordings, whose layout is fixed, have elsewhere.
+mod in_json {
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    use super::Program;
+
+    pub(super) fn serialize<S: Serializer>(program: &Option<Program>, serializer: S) -> Result<S::Ok, S::Error> {
+        if serializer.is_human_readable() { program.serialize(serializer) } else { serializer.serialize_unit() }
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Program>, D::Error> {
+        if deserializer.is_human_readable() {
+            Option::deserialize(deserializer)
+        } else {
+            <()>::deserialize(deserializer).map(|()| None)
         }
     }
 }

@@ -17,11 +17,13 @@ use crate::ledger::snapshot::TargetSnapshot;
 use crate::ledger::timeline::Timeline;
 use crate::ledger::totals::Flow;
 use crate::linux::proc::maps::{Device, Mapping, MappingName};
-use crate::model::{Health, Inventory, Leaks, MemoryAccount, MemoryFacts, Symbolization, Window};
+use crate::model::{Health, Leaks, MemoryAccount, Symbolization, Window};
 use crate::object::module::Modules;
 use crate::process::address_space::{AddressSpace, MappedModule};
 use crate::snapshot::{Base, HeapFacts, Snapshot, TargetState, ThreadNames, WindowFacts};
 use crate::units::{Cubes, MonotonicNanos};
+
+mod fold;
 
 /// Maximum number of ended targets to keep, as in a session. The sums of others are in the health facts.
 pub(crate) const ENDED_MAX: usize = 1000;
@@ -274,40 +276,6 @@ impl Replay {
                 || ended.contains(id)
                 || now.saturating_sub(account.opened.0) < UNDECIDED_NS_MAX
         });
-    }
-
-    /// The state, followed by the third cumulants of its estimates, the accounts of resident memory and the inventories, which
-    /// readers of minor version 0 ignore.
-    pub(super) fn serialized(&mut self) -> postcard::Result<Vec<u8>> {
-        let state = postcard::to_allocvec(self)?;
-        let cubes: Vec<Cubes> = self.cubes_mut().map(|cubes| *cubes).collect();
-        let memory: Vec<&MemoryAccount> = self.accounts.values().map(|account| &*account.memory).collect();
-        let inventories: Vec<Option<&Inventory>> =
-            self.accounts.values().map(|account| account.memory.inventory()).collect();
-        let with_memory = postcard::to_extend(&memory, postcard::to_extend(&cubes, state)?)?;
-        postcard::to_extend(&inventories, with_memory)
-    }
-
-    pub(super) fn from_bytes(bytes: &[u8]) -> postcard::Result<Self> {
-        let (mut replay, rest) = postcard::take_from_bytes::<Self>(bytes)?;
-        if !rest.is_empty() {
-            let (cubes, rest) = postcard::take_from_bytes::<Vec<Cubes>>(rest)?;
-            let (memory, rest) = postcard::take_from_bytes::<Vec<MemoryAccount>>(rest)?;
-            // Minor version 1 has no inventories.
-            let mut inventories: Vec<Option<Inventory>> =
-                if rest.is_empty() { vec![None; memory.len()] } else { postcard::from_bytes(rest)? };
-            let counts = [memory.len(), inventories.len()];
-            if cubes.len() != replay.cubes_mut().count() || counts != [replay.accounts.len(); 2] {
-                return Err(postcard::Error::DeserializeBadEncoding);
-            }
-            replay.cubes_mut().zip(cubes).for_each(|(to, from)| *to = from);
-            let accounts = replay.accounts.values_mut();
-            for ((account, mut memory), inventory) in accounts.zip(memory).zip(inventories.drain(..)) {
-                memory.extend(MemoryFacts { inventory, ..MemoryFacts::default() });
-                account.memory = Arc::new(memory);
-            }
-        }
-        Ok(replay)
     }
 
     /// In an order that follows from the state.

@@ -5,6 +5,7 @@ use crate::address::FileOffset;
 use crate::ids::ModuleId;
 use crate::ledger::timeline::TimelinePoint;
 use crate::model::{Inventory, MemoryFacts};
+use crate::process::program::Program;
 use crate::recording::block::VERSION_MAJOR;
 use crate::recording::entry::{MappedRange, ModuleFacts, ThreadFacts};
 use crate::units::Cubes;
@@ -104,4 +105,20 @@ fn an_inventory_follows_a_fold() {
     // Minor version 1 ends before the list of inventories.
     assert_eq!(read(&without[..without.len() - 2]), None);
     assert!(Replay::from_bytes(&bytes[..bytes.len() - 1]).is_err());
+}
+
+#[test]
+fn a_fold_has_the_name_that_a_program_was_started_by() {
+    let program = Program { path: "/bin/seven".into(), started_as: "/bin/link".into() };
+    let facts = TargetFacts::running(Pid(7), "seven", "seven", Beginning::running(MonotonicNanos(1)));
+    let facts = TargetFacts { program: Some(program.clone()), ..facts };
+    let record = TargetRecord { facts, begun: true, heaps: Vec::new() };
+    let text = serde_json::to_string(&record).expect("it is written as JSON");
+    assert_eq!(serde_json::from_str::<TargetRecord>(&text).expect("it is read"), record);
+    let mut replay = replay();
+    replay.enter(fact(Fact::Target(LedgerId(1), record)));
+    let bytes = replay.serialized().expect("it can be written");
+    let again = Replay::from_bytes(&bytes).expect("it was written now");
+    let targets = again.snapshot(None, Modules::default(), MonotonicNanos(9000)).targets;
+    assert_eq!(targets[0].facts.program, Some(program));
 }

@@ -1,0 +1,59 @@
+//! The bytes of a replay's state, which replace the entries that are folded into it.
+
+use std::sync::Arc;
+
+use serde::de::DeserializeOwned;
+
+use super::{Account, Replay};
+use crate::model::{Inventory, MemoryAccount, MemoryFacts};
+use crate::process::program::Program;
+use crate::units::Cubes;
+
+impl Replay {
+    /// The state, followed by the third cumulants of its estimates, the accounts of resident memory, the inventories and the
+    /// programs, which readers of minor version 0 ignore.
+    pub(in crate::recording) fn serialized(&mut self) -> postcard::Result<Vec<u8>> {
+        let state = postcard::to_allocvec(self)?;
+        let cubes: Vec<Cubes> = self.cubes_mut().map(|cubes| *cubes).collect();
+        let memory: Vec<&MemoryAccount> = self.accounts.values().map(|account| &*account.memory).collect();
+        let inventories: Vec<Option<&Inventory>> =
+            self.accounts.values().map(|account| account.memory.inventory()).collect();
+        let programs: Vec<Option<&Program>> = self.accounts.values().map(program).collect();
+        let with_memory = postcard::to_extend(&memory, postcard::to_extend(&cubes, state)?)?;
+        postcard::to_extend(&programs, postcard::to_extend(&inventories, with_memory)?)
+    }
+
+    pub(in crate::recording) fn from_bytes(bytes: &[u8]) -> postcard::Result<Self> {
+        let (mut replay, rest) = postcard::take_from_bytes::<Self>(bytes)?;
+        if !rest.is_empty() {
+            let (cubes, rest) = postcard::take_from_bytes::<Vec<Cubes>>(rest)?;
+            let (memory, rest) = postcard::take_from_bytes::<Vec<MemoryAccount>>(rest)?;
+            // Minor version 1 has no inventories, and version 2 no programs.
+            let (inventories, rest) = of_accounts::<Inventory>(rest, memory.len())?;
+            let (programs, _) = of_accounts::<Program>(rest, memory.len())?;
+            let counts = [memory.len(), inventories.len(), programs.len()];
+            if cubes.len() != replay.cubes_mut().count() || counts != [replay.accounts.len(); 3] {
+                return Err(postcard::Error::DeserializeBadEncoding);
+            }
+            for (account, program) in replay.accounts.values_mut().zip(programs) {
+                account.record.iter_mut().for_each(|record| record.facts.program.clone_from(&program));
+            }
+            replay.cubes_mut().zip(cubes).for_each(|(to, from)| *to = from);
+            let accounts = replay.accounts.values_mut();
+            for ((account, mut memory), inventory) in accounts.zip(memory).zip(inventories) {
+                memory.extend(MemoryFacts { inventory, ..MemoryFacts::default() });
+                account.memory = Arc::new(memory);
+            }
+        }
+        Ok(replay)
+    }
+}
+
+fn program(account: &Account) -> Option<&Program> {
+    account.record.as_ref()?.facts.program.as_ref()
+}
+
+/// One for each account; none where the fold ends before.
+fn of_accounts<T: Clone + DeserializeOwned>(rest: &[u8], count: usize) -> postcard::Result<(Vec<Option<T>>, &[u8])> {
+    if rest.is_empty() { Ok((vec![None; count], rest)) } else { postcard::take_from_bytes(rest) }
+}
