@@ -111,7 +111,7 @@ fn frames_can_be_searched_and_zoomed() {
 #[test]
 fn frames_are_dark_in_dark_mode() {
     let opened = open(&Fixture::exact().converted("svg", ""), "picks", "");
-    let dark = |fill: &str| rgb(fill).into_iter().all(|channel| channel < 110);
+    let dark = |fill: &str| rgb(fill).into_iter().all(|channel| channel < 130);
     let fills = opened["dark"]["frames"].as_array().expect("a list");
     assert!(fills.len() > 1 && fills.iter().all(|fill| fill.as_str().is_some_and(dark)), "{fills:?}");
     assert!(opened["dark"]["ground"].as_str().is_some_and(dark), "{}", opened["dark"]);

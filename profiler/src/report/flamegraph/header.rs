@@ -42,6 +42,7 @@ text { fill:rgb(232,233,237); }
 .quiet { fill:rgb(162,168,181); }
 .stripe { stroke:white; stroke-opacity:0.16; }
 #frames > *:hover { stroke:white; }
+#frames text { fill:white; }
 DARK#frames rect[fill=\"rgb(243,154,214)\"] { fill:rgb(162,56,127); }
 }
 ";
