@@ -6,7 +6,6 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use anyhow::{Context as _, Result, ensure};
-use heapbpf::internals::Format;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -40,8 +39,8 @@ pub(super) fn formats(arguments: &Arguments) -> Result<()> {
     let folder = tempfile::tempdir()?;
     let report = folder.path().join("large.json");
     write_report(&report)?;
-    let formats = Format::ALL.into_iter().filter(|format| !format.needs_recording());
-    let extensions: Vec<_> = std::iter::once(None).chain(formats.map(|format| Some(format.spec().extension))).collect();
+    let formats = command::output(&mut Command::new(repository.example("formats")?))?;
+    let extensions: Vec<_> = std::iter::once(None).chain(formats.lines().map(Some)).collect();
     let runs = alternate(arguments.rounds, &extensions, |extension| {
         let output = extension.map(|extension| folder.path().join(format!("large.{extension}")));
         convert(&heapbpf, &report, output.as_deref())
