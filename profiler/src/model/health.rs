@@ -73,6 +73,7 @@ impl Health {
 #[derive(
     Clone, Debug, PartialEq, Eq, Serialize, Deserialize, strum::EnumString, strum::IntoStaticStr, strum::EnumMessage,
 )]
+#[cfg_attr(test, derive(strum::VariantNames))]
 #[serde(from = "String", into = "String")]
 #[strum(serialize_all = "snake_case")]
 pub enum Loss {

@@ -30,6 +30,7 @@ mod schema;
 mod speedscope;
 mod summary;
 mod tail;
+mod troubleshooting;
 mod unreachable;
 mod verdict;
 
