@@ -7,10 +7,12 @@ mod build_ebpf;
 mod build_page;
 mod command;
 mod demo;
+mod dist;
 mod faults;
 mod fuzz;
 mod packages;
 mod process;
+mod screenshots;
 mod test;
 mod tidy;
 mod viewers;
@@ -34,8 +36,10 @@ enum Subcommands {
     BuildEbpf(build_ebpf::Arguments),
     BuildPage(build_page::Arguments),
     Demo(demo::Arguments),
+    Dist(dist::Arguments),
     Fuzz(fuzz::Arguments),
     Faults(faults::Arguments),
+    Screenshots(screenshots::Arguments),
     Test(test::Arguments),
     Tidy(tidy::Arguments),
     Viewers(viewers::Arguments),
@@ -51,8 +55,10 @@ fn main() -> ExitCode {
         Subcommands::BuildEbpf(arguments) => build_ebpf::run(&arguments),
         Subcommands::BuildPage(arguments) => build_page::run(&arguments),
         Subcommands::Demo(arguments) => demo::run(&arguments),
+        Subcommands::Dist(arguments) => dist::run(&arguments),
         Subcommands::Fuzz(arguments) => fuzz::run(&arguments),
         Subcommands::Faults(arguments) => faults::run(&arguments),
+        Subcommands::Screenshots(arguments) => screenshots::run(&arguments),
         Subcommands::Test(arguments) => test::run(&arguments),
         Subcommands::Tidy(arguments) => tidy::run(&arguments),
         Subcommands::Viewers(arguments) => viewers::run(&arguments),
