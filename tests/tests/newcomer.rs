@@ -49,5 +49,5 @@ fn a_newcomer_finds_a_leak_of_redis() {
     let named = |line: &&&str| line.contains("luaCreateFunction") && line.contains("evalGenericCommand");
     assert!(table.iter().filter(named).count() >= 2, "{text}\n{}", String::from_utf8_lossy(&output.stderr));
     let page = fs::read_to_string(directory.path().join("heap.html")).expect("the page is written");
-    assert!(page.contains("redis-server"));
+    assert!(page.to_lowercase().starts_with("<!doctype html>"));
 }
