@@ -133,7 +133,8 @@ fn component(found: &Crate, kind: &str, checksums: &BTreeMap<Id, String>) -> Val
     }
     if let Some(license) = &found.license {
         // The separator of licences before SPDX expressions.
-        component["licenses"] = json!([{ "expression": license.replace('/', " OR ") }]);
+        let expression = license.split('/').map(str::trim).collect::<Vec<_>>().join(" OR ");
+        component["licenses"] = json!([{ "expression": expression }]);
     }
     if let Some(repository) = &found.repository {
         component["externalReferences"] = json!([{ "type": "vcs", "url": repository }]);
