@@ -71,7 +71,7 @@ impl Demo {
     }
 
     fn leaks(&self) -> Result<()> {
-        let options = ["leaks", "--pid", &self.pid, "--watch", MONITORED, "--limit", "3"];
+        let options = ["leaks", "--pid", &self.pid, "--watch", MONITORED, "--limit", "3", "--trim"];
         match self.run(options.map(OsStr::new))?.code() {
             Some(LEAKS_FOUND) => Ok(()),
             code => bail!("heapbpf did not find the leak of `log_line`: exit code {code:?}"),
