@@ -14,7 +14,7 @@ use super::{X86_64, read};
 use crate::command::{self, Repository};
 
 pub(super) const PROFILE: &str = "dist";
-/// Maximum size of the stripped binary.
+/// Maximum size of the stripped binary, against unnoticed growth.
 const BYTES_MAX: u64 = 14_500_000;
 /// Merges functions with equal code, of which generic code has many, and removes symbols.
 const LINKING: [&str; 2] = ["-Clink-arg=-Wl,--icf=all", "-Cstrip=symbols"];
