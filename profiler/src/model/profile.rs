@@ -30,6 +30,8 @@ pub struct Profile {
     pub window: Option<Window>,
     /// Minimum age of the live blocks to show, in nanoseconds; `None` for all.
     pub older_than_ns: Option<u64>,
+    /// The patterns that selected callsites and frames, such as `focus=cache`; `None` for all.
+    pub filter: Option<String>,
     /// The live blocks are the unreachable ones only: a leak report.
     pub unreachable: bool,
     /// Anything missing makes the profile incomplete.

@@ -124,9 +124,13 @@ pub(super) fn title(profile: &Profile, view: View) -> String {
         // All blocks in it leaked, live or allocated.
         return format!("leaked {}", view.unit());
     }
-    match profile.older_than_ns.filter(|_| view.shows_old_blocks_only(profile)) {
+    let title = match profile.older_than_ns.filter(|_| view.shows_old_blocks_only(profile)) {
         Some(age_ns) => format!("{} older than {}", view.title(), text::duration(age_ns)),
         None => view.title().to_owned(),
+    };
+    match &profile.filter {
+        Some(filter) => format!("{title} ({})", text::printable(filter)),
+        None => title,
     }
 }
 

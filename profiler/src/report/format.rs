@@ -8,7 +8,8 @@ use thiserror::Error;
 
 use super::presentation::Presentation;
 use super::{
-    dhat, firefox, flamegraph, folded, gperftools, html, json, massif, memory_infra, otlp, perfetto, pprof, speedscope,
+    csv, dhat, firefox, flamegraph, folded, gperftools, html, json, massif, memory_infra, otlp, perfetto, pprof,
+    speedscope,
 };
 use crate::model::Profile;
 
@@ -65,6 +66,8 @@ formats! {
     Massif: text("massif", "massif.out", "massif", massif::write),
     Heaptrack: binary("heaptrack", "heaptrack.zst", "heaptrack", None),
     Gperftools: text("gperftools", "heap", "gperftools heap profile", gperftools::write),
+    Csv: text("csv", "csv", "table of callsites", csv::write),
+    CsvFunctions: text("csv-functions", "functions.csv", "table of functions", csv::write_functions),
     Otlp: binary("otlp", "otlp", "OpenTelemetry profile", Some(otlp::write)),
 }
 
@@ -126,6 +129,6 @@ pub enum ReportError {
         .0.spec().description, .0.spec().extension
     )]
     NeedsRecording(Format),
-    #[error("`.{}` ({}) cannot hold a difference; use `.svg`, `.folded` or `.json`", .0.spec().extension, .0.spec().description)]
+    #[error("`.{}` ({}) cannot hold a difference; use `.html`, `.svg`, `.folded` or `.json`", .0.spec().extension, .0.spec().description)]
     NoDifference(Format),
 }

@@ -33,6 +33,7 @@ pub(super) fn write(profile: &Profile, presentation: &Presentation, out: &mut dy
         started_unix_ns: profile.started_unix_ns,
         ended_unix_ns: profile.ended_unix_ns,
         older_than_ns: profile.older_than_ns,
+        filter: profile.filter.as_deref().map(Cow::Borrowed),
         window: profile.window,
         targets: Each(|| profile.targets.iter().map(|target| self::target(profile, target, presentation.view))),
         others: others(profile),

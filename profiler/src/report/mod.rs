@@ -5,13 +5,16 @@ pub use format::Format;
 pub(crate) use format::ReportError;
 pub(crate) use presentation::Share;
 pub use presentation::{Group, Presentation, View};
+pub(crate) use usage::TopBy;
 
 pub(crate) mod diff;
+pub(crate) mod filter;
 pub mod summary;
 pub(crate) mod suppressions;
 pub(crate) mod tail;
 pub(crate) mod unreachable;
 
+mod csv;
 mod dhat;
 mod firefox;
 mod flamegraph;
@@ -38,6 +41,9 @@ mod presentation;
 mod proto;
 mod tables;
 pub(crate) mod text;
+mod usage;
 
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+pub(crate) use tests::docs::check_table;

@@ -145,7 +145,7 @@ impl View {
         self.amounts(totals).samples
     }
 
-    pub(super) fn amount(self, rounded: u64) -> String {
+    pub(crate) fn amount(self, rounded: u64) -> String {
         if self.is_bytes() { text::size(rounded) } else { text::counted(rounded, "block") }
     }
 }

@@ -3,11 +3,12 @@
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
-use super::function::chain;
+use super::function::{self, chain};
 use super::memory::{self, Unexplained};
 use super::page::{Column, HEADING, PLAIN, Page, WARNING};
 use super::presentation::{Group, View};
 use super::tables::group_frame;
+use super::usage::{TopBy, usage};
 use super::{describe, text};
 use crate::ids::Pid;
 use crate::ledger::details::Ages;
@@ -19,8 +20,22 @@ pub(super) mod health;
 
 const TARGETS_MAX: usize = 10;
 
+/// The table of the largest callsites, functions or modules.
+#[derive(Clone, Copy, Debug)]
+pub struct Top {
+    pub rows: usize,
+    pub(crate) by: TopBy,
+}
+
+impl From<usize> for Top {
+    fn from(rows: usize) -> Self {
+        Self { rows, by: TopBy::default() }
+    }
+}
+
 /// `width` is the terminal's, in columns; without one, lines are not truncated. `colour` allows ANSI escapes.
-pub fn summary(profile: &Profile, view: View, top: usize, width: Option<usize>, colour: bool) -> String {
+pub fn summary(profile: &Profile, view: View, top: impl Into<Top>, width: Option<usize>, colour: bool) -> String {
+    let top = top.into();
     let mut page = Page::new(width, colour);
     page.header(profile);
     let totals = describe::totals(profile);
@@ -34,8 +49,12 @@ pub fn summary(profile: &Profile, view: View, top: usize, width: Option<usize>, 
     if !describe::has_stacks(profile, view) {
         describe::nothing(profile, view).iter().for_each(|line| page.line(PLAIN, line));
         page.gap();
-    } else if top > 0 {
-        page.callsites(profile, view, top);
+    } else if top.rows > 0 {
+        match top.by {
+            TopBy::Callsite => page.callsites(profile, view, top.rows),
+            TopBy::Function => page.usage(profile, view, top.rows, true),
+            TopBy::Module => page.usage(profile, view, top.rows, false),
+        }
         page.gap();
     }
     page.leaks(profile);
@@ -135,6 +154,15 @@ impl Page {
     }
 }
 
+/// Growth and stack of a profile's first callsite.
+pub fn grower(profile: &Profile) -> String {
+    let first = profile.callsites().next();
+    first.map_or_else(String::new, |(_, callsite)| {
+        let growth = text::size(callsite.totals.delta_bytes().rounded());
+        format!("+{growth} {}", chain(profile, &callsite.stack, callsite.end, callsite.inherited))
+    })
+}
+
 fn exit(target: &TargetProfile) -> String {
     match (target.facts.exited, target.facts.exit_code) {
         (false, _) if target.facts.detached.is_some() => ", detached".to_owned(),
@@ -207,6 +235,42 @@ impl Page {
         }
     }
 }
+
+impl Page {
+    /// What functions or modules allocated themselves, and with their callees.
+    fn usage(&mut self, profile: &Profile, view: View, top: usize, by_function: bool) {
+        let noun = if by_function { "function" } else { "module" };
+        let index = View::ALL.iter().position(|other| *other == view).unwrap_or_default();
+        let rows = usage(profile, view, by_function);
+        let which = match rows.len() {
+            all if all > top => format!("largest {top} of {} {noun}s", text::count(all as u64)),
+            all => text::counted(all as u64, noun),
+        };
+        let estimated = if profile.is_exact() { "" } else { " (estimates)" };
+        let title = describe::title(profile, view);
+        self.line(HEADING, &format!("{which} by {title}{estimated}; total includes callees"));
+        let whole = view.rounded(&describe::totals(profile));
+        let cells = rows.into_iter().take(top).map(|(key, usage)| {
+            let amounts = [usage.own, usage.total].map(|views| views[index]);
+            let mut cells: Vec<String> =
+                amounts.iter().flat_map(|&amount| [view.amount(amount), share(amount, whole)]).collect();
+            if by_function {
+                cells.push(text::cut(&text::printable(&key.module), MODULE_CHARS_MAX).into_owned());
+                cells.push(function::short(&text::printable(&key.function)));
+            } else {
+                cells.push(text::printable(&key.module).into_owned());
+            }
+            cells
+        });
+        let cells = cells.collect();
+        let mut columns: Vec<Column> = ["self", "share", "total", "share"].map(Column::Right).into();
+        columns.push(Column::Left("module"));
+        columns.extend(by_function.then_some(Column::Left("function")));
+        self.table(&columns, cells);
+    }
+}
+
+const MODULE_CHARS_MAX: usize = 24;
 
 fn locations(profile: &Profile, view: View) -> Vec<(Location<'_>, Sums)> {
     let mut locations: BTreeMap<Location<'_>, Sums> = BTreeMap::new();

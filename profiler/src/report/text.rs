@@ -9,7 +9,7 @@ use num_format::{Buffer, Locale};
 
 const SECOND_NS: u64 = 1_000_000_000;
 
-pub(super) fn size(bytes: u64) -> String {
+pub(crate) fn size(bytes: u64) -> String {
     ByteSize::b(bytes).display().iec().to_string()
 }
 
@@ -42,7 +42,7 @@ pub(crate) fn counted(number: u64, noun: &str) -> String {
 }
 
 /// To about three digits: `250µs`, `120ms`, `30.5s`, `2m 5s`.
-pub(super) fn duration(nanos: u64) -> String {
+pub(crate) fn duration(nanos: u64) -> String {
     let step = match nanos {
         0..1_000_000 => 1_000,
         1_000_000..SECOND_NS => 1_000_000,
@@ -64,7 +64,7 @@ pub(super) fn moment(unix_ns: u64) -> String {
 }
 
 /// Formats a share: `12.3%`, or `–` if the whole is 0. Only all of it reads `100.0%`, and only nothing `0.0%`.
-pub(super) fn share(part: f64, whole: f64) -> String {
+pub(crate) fn share(part: f64, whole: f64) -> String {
     if whole <= 0.0 {
         return "–".to_owned();
     }
@@ -126,7 +126,7 @@ fn is_deceptive(c: char) -> bool {
     matches!(c, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{fffe}' | '\u{ffff}')
 }
 
-pub(super) fn cut(text: &str, chars_max: usize) -> Cow<'_, str> {
+pub(crate) fn cut(text: &str, chars_max: usize) -> Cow<'_, str> {
     if text.chars().nth(chars_max).is_none() {
         return Cow::Borrowed(text);
     }

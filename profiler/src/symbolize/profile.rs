@@ -49,6 +49,7 @@ pub fn profile(snapshot: &Snapshot, scope: Scope, resolver: &dyn Resolve, trims:
             .older_than
             .filter(|_| scope != Scope::Peak)
             .map(|age| u64::try_from(age.as_nanos()).unwrap_or(u64::MAX)),
+        filter: None,
         unreachable: false,
         strict: false,
         window: snapshot.window_of(scope),

@@ -79,6 +79,7 @@ fn profile(report: schema::Report<'_>) -> Result<Profile, String> {
         ended_unix_ns: report.ended_unix_ns,
         started_monotonic_ns: report.started_unix_ns,
         older_than_ns: report.older_than_ns,
+        filter: report.filter.map(Cow::into_owned),
         // Leak reports have a shape of their own, which is not read back.
         unreachable: false,
         strict: false,

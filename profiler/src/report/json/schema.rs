@@ -31,6 +31,9 @@ pub(crate) struct Report<'a, Targets = Vec<Target<'a>>> {
     /// With `--older-than`: minimum age of the blocks that callsites' `older_…` count, in nanoseconds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) older_than_ns: Option<u64>,
+    /// With `--focus`, `--ignore`, `--hide` or `--only-module`: the patterns that selected callsites and frames.
+    #[serde(borrow, skip_serializing_if = "Option::is_none")]
+    pub(super) filter: Option<Cow<'a, str>>,
     /// The part of the recording that the report covers; null for all of it.
     pub(super) window: Option<Window>,
     /// The profiled processes.

@@ -3,9 +3,12 @@
 //! `UPDATE_GOLDEN=1 cargo test -p heapbpf report` rewrites the goldens; read the difference before you commit it.
 
 mod choice;
+mod csv;
 mod cuts;
 mod dhat;
 mod diff;
+pub(super) mod docs;
+mod filter;
 mod firefox;
 mod flamegraph;
 mod folded;

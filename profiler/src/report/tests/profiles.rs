@@ -374,6 +374,7 @@ pub(super) fn profile(interval_bytes: u64, mut targets: Vec<TargetProfile>, fram
     let mut profile = Profile {
         older_than_ns: None,
         unreachable: false,
+        filter: None,
         strict: false,
         interval_bytes,
         started_unix_ns: STARTED_UNIX_NS,

@@ -80,7 +80,9 @@ fn reports() -> Vec<Value> {
         emulated_with_return_ns: 700.0,
         single_stepped_with_return_ns: 1300.0,
     });
-    let others = [window, limited, growing()];
+    let mut filtered = profiles::exact();
+    filtered.filter = Some("focus=cache".to_owned());
+    let others = [window, limited, filtered, growing()];
     profiles::all().iter().chain(&others).map(report).collect()
 }
 

@@ -1,11 +1,11 @@
 //! The verdict: what makes a profile incomplete, in all reports and in docs/exit-codes.md.
 
-use std::path::Path;
 use std::sync::Arc;
 
 use serde_json::{Value, json};
 use strum::VariantArray as _;
 
+use super::docs::check_table;
 use super::{profiles, render};
 use crate::model::{Defect, Loss, MemoryAccount, MemoryClass, MemoryFacts, MemoryPart, MemoryPoint, Profile};
 use crate::report::{Format, View, describe, summary};
@@ -109,14 +109,5 @@ fn the_documented_table_is_that_of_the_code() {
     };
     let rows: String = Defect::VARIANTS.iter().map(row).collect();
     let table = format!("| kind | what is missing | incomplete above | with `--strict` |\n|---|---|---:|---:|\n{rows}");
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/exit-codes.md");
-    let text = std::fs::read_to_string(&path).expect("it is in docs");
-    let (start, rest) = text.split_once("generated -->\n").expect("the mark before the table");
-    let (documented, end) = rest.split_once("<!-- end -->").expect("the mark after the table");
-    if std::env::var_os("UPDATE_GOLDEN").is_some_and(|value| value == "1") {
-        std::fs::write(&path, format!("{start}generated -->\n{table}<!-- end -->{end}"))
-            .expect("docs can be written to");
-    } else {
-        assert!(documented == table, "{} has another table; UPDATE_GOLDEN=1 rewrites it:\n{table}", path.display());
-    }
+    check_table("exit-codes.md", "table of thresholds", &table);
 }

@@ -1,0 +1,47 @@
+//! Tables for spreadsheets.
+
+use super::{check_golden, profiles, render};
+use crate::report::{Format, View};
+
+#[test]
+fn goldens() {
+    for (name, profile, view) in [
+        ("exact", profiles::exact(), View::LiveBytes),
+        ("sampled", profiles::sampled(), View::AllocBytes),
+        ("empty", profiles::empty(), View::LiveBytes),
+    ] {
+        check_golden(&format!("csv/{name}.csv"), &render(Format::Csv, &profile, view));
+        check_golden(&format!("csv/{name}.functions.csv"), &render(Format::CsvFunctions, &profile, view));
+    }
+}
+
+/// The cells of a line (RFC 4180).
+fn cells(line: &str) -> Vec<String> {
+    let (mut cells, mut is_quoted) = (vec![String::new()], false);
+    for character in line.chars() {
+        match character {
+            '"' => is_quoted = !is_quoted,
+            ',' if !is_quoted => cells.push(String::new()),
+            _ => cells.last_mut().expect("there is one").push(character),
+        }
+    }
+    cells
+}
+
+#[test]
+fn rows_have_the_columns_of_the_header_and_add_up() {
+    for format in [Format::Csv, Format::CsvFunctions] {
+        for profile in [profiles::exact(), profiles::sampled(), profiles::mixed()] {
+            let text = render(format, &profile, View::LiveBytes);
+            let rows: Vec<Vec<String>> = text.lines().map(cells).collect();
+            let header = rows[0].clone();
+            assert!(rows.iter().all(|row| row.len() == header.len()), "{text}");
+            let name = if format == Format::Csv { "live_bytes" } else { "self_live_bytes" };
+            let column = header.iter().position(|cell| cell == name).expect(name);
+            let sum: u64 = rows[1..].iter().map(|row| row[column].parse::<u64>().expect("a number")).sum();
+            let with_stack = profile.callsites().filter(|(_, site)| format == Format::Csv || !site.stack.is_empty());
+            let expected: u64 = with_stack.map(|(_, site)| View::LiveBytes.of_callsite(site)).sum();
+            assert_eq!(sum, expected, "{text}");
+        }
+    }
+}
