@@ -12,7 +12,7 @@ pub(super) const FOLDED: &str = "[processes that exited, of which only totals ar
 
 /// An amount with its sign: `+1.5 MiB`, `-3 blocks`, `0 B`.
 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "`as` saturates")]
-pub(super) fn signed(view: View, amount: f64) -> String {
+pub(crate) fn signed(view: View, amount: f64) -> String {
     let rounded = amount.abs().round() as u64;
     let sign = match rounded {
         0 => "",

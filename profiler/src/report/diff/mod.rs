@@ -3,6 +3,7 @@
 mod comparison;
 mod describe;
 mod flamegraph;
+mod html;
 mod json;
 mod table;
 
@@ -10,14 +11,14 @@ use std::io;
 
 use super::{Format, ReportError, View};
 
-#[cfg(test)]
 pub(crate) use comparison::Delta;
 pub use comparison::{Diff, Side};
+pub(crate) use describe::signed;
 pub use flamegraph::Drawing;
 pub(crate) use flamegraph::Widths;
 pub use table::table;
 
-pub const FORMATS: [Format; 3] = [Format::Flamegraph, Format::Folded, Format::Json];
+pub const FORMATS: [Format; 4] = [Format::Flamegraph, Format::Html, Format::Folded, Format::Json];
 
 impl Diff<'_> {
     pub fn write(
@@ -29,6 +30,7 @@ impl Diff<'_> {
     ) -> Result<(), ReportError> {
         match format {
             Format::Flamegraph => flamegraph::write(self, view, drawing, out),
+            Format::Html => html::write(self, view, drawing, out),
             Format::Folded => flamegraph::write_folded(self, view, out),
             Format::Json => json::write(self, view, out),
             _ => Err(ReportError::NoDifference(format)),

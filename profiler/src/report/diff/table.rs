@@ -9,10 +9,10 @@ use crate::report::page::{Column, HEADING, PLAIN, Page, WARNING};
 use crate::report::{View, describe, text};
 
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
-struct Row<'a> {
-    program: Option<usize>,
-    heap: Option<&'a str>,
-    chain: String,
+pub(super) struct Row<'a> {
+    pub(super) program: Option<usize>,
+    pub(super) heap: Option<&'a str>,
+    pub(super) chain: String,
 }
 
 /// Lists up to `top` callsites that grew, and as many that shrank, by at least `threshold` bytes or blocks.
@@ -139,6 +139,13 @@ impl Page {
             self.table(&columns, cells);
         }
     }
+}
+
+/// The largest changes first.
+pub(super) fn changed_rows<'a>(diff: &'a Diff<'_>, view: View) -> Vec<(Row<'a>, Delta)> {
+    let mut rows = rows(diff, view);
+    rows.retain(|(_, delta)| delta.growth(view) != 0.0);
+    rows
 }
 
 fn rows<'a>(diff: &'a Diff<'_>, view: View) -> Vec<(Row<'a>, Delta)> {

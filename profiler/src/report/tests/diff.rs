@@ -103,6 +103,28 @@ fn goldens() {
 }
 
 #[test]
+fn a_page_has_the_totals_the_flame_graph_and_all_rows() {
+    for (before, after) in [(profiles::exact(), exact_later()), (profiles::sampled(), sampled_later())] {
+        let diff = diff(&before, &after);
+        let page = render(&diff, Format::Html, View::LiveBytes, Widths::After);
+        assert!(page.starts_with("<!DOCTYPE html>\n") && page.ends_with("</html>\n"), "{page}");
+        assert_eq!(page.matches("<figure>\n<svg").count(), 1, "{page}");
+        let changed = diff.callsites.iter().filter(|site| site.delta.growth(View::LiveBytes) != 0.0).count();
+        let rows = page.matches("<tr class=").count() - View::ALL.len();
+        // Callsites that look the same are one row.
+        assert!(rows > 0 && rows <= changed, "{rows} rows, {changed} callsites");
+        // The names of the profile that would break markup.
+        assert!(!page.contains("Set<\"a;b\""), "{page}");
+        let outside =
+            page.split("<svg").next().expect("the start").to_owned() + page.split("</svg>").last().expect("the end");
+        assert!(!outside.contains("<script") && !outside.contains("http") && !outside.contains('\u{1b}'), "{outside}");
+    }
+    let same = profiles::exact();
+    let page = render(&diff(&same, &same), Format::Html, View::LiveBytes, Widths::After);
+    assert!(page.contains("Grew: 0 callsites") && page.contains("Shrank: 0 callsites"), "{page}");
+}
+
+#[test]
 fn an_icicle_has_the_same_frames_upside_down() {
     let (before, after) = (profiles::exact(), exact_later());
     // Title, colour and row of each frame.
