@@ -97,8 +97,8 @@ impl Heapbpf {
     pub fn with_command(mut command: Command) -> Self {
         let directory = tempfile::tempdir().expect("there is a directory for temporary files");
         command.current_dir(directory.path()).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        // The environment of the tests must not enable colours.
-        command.env("NO_COLOR", "1").env_remove("RUST_LOG");
+        // The environment of the tests must neither enable colours nor change defaults.
+        command.env("NO_COLOR", "1").env("HEAPBPF_CONFIG", "").env_remove("RUST_LOG");
         Self { command, directory }
     }
 

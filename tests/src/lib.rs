@@ -15,7 +15,7 @@
 //! - Once probes are attached, one line on stderr starts with `heapbpf: recording`.
 //! - It exits at SIGINT, at SIGTERM, after `--duration` or when the target exits. Each time it writes the reports and
 //!   prints a summary on stdout.
-//! - Without `-o` the report is `heapbpf-<comm>-<pid>.svg` in the current directory. A file's extension selects its
+//! - Without `-o` the reports are `heapbpf-<comm>-<pid>-<time>.svg` and `.html` in the current directory. A file's extension selects its
 //!   format: `.svg`, `.folded`, `.json`.
 //! - Exit codes: 0 done, 1 failed, 2 wrong usage, 3 done but incomplete, 130 interrupted before anything was written.
 //! - Errors go to stderr as `heapbpf: error: …` or `error: …`, in lower case, with the value in backticks.

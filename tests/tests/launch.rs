@@ -160,8 +160,14 @@ fn the_summary_is_printed_at_the_end_on_stderr() {
     assert!(summary.starts_with("sh (pid "), "{summary}");
     assert!(summary.contains("recorded from its first allocation on"), "{summary}");
     assert!(summary.contains("health: complete"), "{summary}");
-    assert!(summary.ends_with("./heapbpf-sh.svg (flame graph)\n"), "{summary}");
-    assert!(text(&folder.path().join("heapbpf-sh.svg")).contains("<svg"));
+    let last: Vec<&str> = summary.lines().rev().take(2).collect();
+    let path = |line: &str, kind: &str| {
+        let name = line.strip_prefix("./").and_then(|line| line.strip_suffix(kind));
+        folder.path().join(name.unwrap_or_else(|| panic!("{summary}")))
+    };
+    let (page, image) = (path(last[0], " (interactive report)"), path(last[1], " (flame graph)"));
+    assert!(image.to_string_lossy().contains("/heapbpf-sh-") && text(&image).contains("<svg"), "{summary}");
+    assert!(text(&page).contains("<html"), "{summary}");
 }
 
 #[test]

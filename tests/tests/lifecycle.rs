@@ -309,11 +309,16 @@ fn the_default_output_is_named_after_the_target() {
     let session = heapbpf.start();
     target.work("keep 1000 25");
     let outcome = session.interrupt().expect_code(0);
-    let name = format!("heapbpf-service-{}.svg", target.pid());
-    assert_eq!(heapbpf.files(), [name.as_str()]);
-    let svg = text(&heapbpf.file(&name));
+    let files = heapbpf.files();
+    let [page, image] = files.as_slice() else { panic!("{files:?}") };
+    let time = page.strip_prefix(&format!("heapbpf-service-{}-", target.pid())).expect("it is named after the target");
+    let time = time.strip_suffix(".html").expect("a page");
+    assert!(time.len() == 15 && time.chars().all(|c| c.is_ascii_digit() || c == '-'), "{time}");
+    assert_eq!(*image, page.replace(".html", ".svg"));
+    let svg = text(&heapbpf.file(image));
     assert!(svg.contains("<svg") && svg.contains("keeps"), "{svg:.1000}");
-    assert!(outcome.stdout.contains(&name) || outcome.stderr.contains(&name), "the path is not printed: {outcome:?}");
+    assert!(text(&heapbpf.file(page)).contains("<html"), "not a page");
+    assert!(files.iter().all(|name| outcome.stdout.contains(name)), "the paths are not printed: {outcome:?}");
 }
 
 #[test]

@@ -4,14 +4,14 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Result, anyhow};
 use clap::Args;
-use clap::builder::TypedValueParser;
-use indexmap::IndexSet;
 use profiler_common::interval::Interval;
 use profiler_common::limits::LIVE_BLOCKS_DEFAULT;
 
+use super::completion;
 use super::exit::usage;
+use super::report_args::{FilterArgs, OUTPUT, OutputArgs, PLACEMENT, PresentationArgs, VerdictArgs, listed};
 use super::values::{self, named};
 use crate::allocator::custom::CustomHook;
 use crate::allocator::hook_set::built_in_names;
@@ -25,15 +25,12 @@ use crate::probe::place::PlacementMode;
 use crate::process::cgroup::Cgroup;
 use crate::process::pattern::Pattern;
 use crate::recording::write::SIZE_BYTES_MIN;
-use crate::report::diff::Widths;
 use crate::report::suppressions::Suppressions;
-use crate::report::{Format, Group, Presentation, Share, View};
 use crate::session::{Engine, Hold, OverloadPolicy, ScopeChoice, UnwindMode};
 
 // Headings of the help, in the order of their first options below.
 const TARGETS: &str = "What to profile";
-const SAMPLING: &str = "Sampling";
-const OUTPUT: &str = "Output";
+const RECORDING: &str = "Recording";
 const DUMPS: &str = "Dumps";
 const LIMITS: &str = "Limits";
 const KERNEL: &str = "Kernel side";
@@ -57,25 +54,33 @@ const SCOPE: [(&str, ScopeChoice); 3] = [
     ("inode", ScopeChoice::Only(ScopeKind::Inode)),
 ];
 const ENGINE: [(&str, Engine); 2] = [("trap", Engine::Trap), ("inline", Engine::Inline)];
-const PLACEMENT: [(&str, PlacementMode); 2] = [("auto", PlacementMode::Auto), ("entry", PlacementMode::Entry)];
-const WIDTHS: [(&str, Widths); 2] = [("after", Widths::After), ("before", Widths::Before)];
 const MEMORY_BYTES_MIN: u64 = 1 << 20;
 
 #[derive(Args, Clone, Debug)]
-#[command(mut_arg("output", |output| output.help(
-    "Write a report to FILE; `-` is standard output, as folded text. May be given several times. The extension selects \
-     the format; `.heapbpf`, at most once, records every event for `heapbpf convert`",
+#[command(mut_arg("output", |output| output.long_help(
+    "Write a report to FILE. May be given several times. The extension selects the format; `-` is standard output, as folded \
+     text; `.heapbpf`, at most once, records every event for `heapbpf convert`. Without it, a flame graph and an HTML report, \
+     `heapbpf-NAME-TIME.svg` and `.html`, are written to the current directory",
 )))]
 #[command(mut_arg("interval", |interval| interval.default_value_if("engine", "inline", "512KiB")))]
 pub(super) struct RecordArgs {
-    /// Profile the process PID. May be given several times.
-    #[arg(help_heading = TARGETS, short, long, value_name = "PID", value_parser = values::pid())]
+    /// Process to profile, by its number or its name.
+    ///
+    /// A name must be that of one running program: otherwise, heapbpf lists those that match.
+    #[arg(value_name = "PROGRAM_OR_PID", conflicts_with_all = ["pid", "cmdline", "cgroup", "all"], add = completion::programs_and_pids())]
+    pub(super) process: Option<String>,
+
+    /// Profile the process PID.
+    ///
+    /// May be given several times.
+    #[arg(help_heading = TARGETS, short, long, value_name = "PID", value_parser = values::pid, conflicts_with = "all", allow_hyphen_values = true, add = completion::pids())]
     pub(super) pid: Vec<Pid>,
 
-    /// Profile programs whose name matches PATTERN, running or started later. The name is the last path component of
-    /// argv[0], cut at `@`; `*`, `?` and `[…]` match as in a shell. A pattern with a `/` matches the whole path. May be
-    /// given several times.
-    #[arg(help_heading = TARGETS, short, long, value_name = "PATTERN")]
+    /// Profile programs by name, also those started later.
+    ///
+    /// The name is the last path component of argv[0], cut at `@`; `*`, `?` and `[…]` match as in a shell. A pattern with a
+    /// `/` matches the whole path. May be given several times.
+    #[arg(help_heading = TARGETS, short, long, value_name = "PATTERN", add = completion::programs())]
     pub(super) cmdline: Vec<Pattern>,
 
     /// Profile the processes of a control group and of the groups below it: a path, or the first characters (at least 6)
@@ -88,7 +93,7 @@ pub(super) struct RecordArgs {
     pub(super) all: bool,
 
     /// Exclude programs whose name matches PATTERN from `--cmdline`, `--cgroup` and `--all`. May be given several times.
-    #[arg(help_heading = TARGETS, long, value_name = "PATTERN")]
+    #[arg(help_heading = TARGETS, long, value_name = "PATTERN", add = completion::programs())]
     pub(super) exclude: Vec<Pattern>,
 
     /// Exclude processes with less resident memory than BYTES, until they grow beyond it.
@@ -115,7 +120,7 @@ pub(super) struct RecordArgs {
     pub(super) hold: Hold,
 
     /// Start a program with its arguments and profile it. Its streams, signals and exit code pass through.
-    #[arg(last = true, value_name = "COMMAND", conflicts_with_all = ["pid", "cmdline", "cgroup", "all"])]
+    #[arg(last = true, value_name = "COMMAND", conflicts_with_all = ["process", "pid", "cmdline", "cgroup", "all"])]
     pub(super) command: Vec<OsString>,
 
     #[arg(help_heading = TARGETS, long, value_name = "NAME", help = heap_help())]
@@ -130,23 +135,23 @@ pub(super) struct RecordArgs {
     #[arg(help_heading = TARGETS, long, value_name = "SPEC")]
     pub(super) hook: Vec<CustomHook>,
 
-    #[arg(help_heading = TARGETS, long, value_name = "FILE", help = hooks_help())]
+    #[arg(help_heading = TARGETS, long, value_name = "FILE", help = hooks_help(), add = completion::hook_sets())]
     pub(super) hooks: Vec<String>,
 
     #[command(flatten)]
     pub(super) common: CommonArgs,
 
     /// Sample one heap at its own interval, such as `cuda=1`. May be given several times.
-    #[arg(help_heading = SAMPLING, long, value_name = "NAME=BYTES")]
+    #[arg(help_heading = RECORDING, long, value_name = "NAME=BYTES")]
     pub(super) heap_interval: Vec<HeapInterval>,
 
     /// Behaviour under overload: `adapt` raises the sampling interval until the load drops; `drop` keeps the interval and
     /// drops events. Reports record either.
-    #[arg(help_heading = SAMPLING, long, value_name = "HOW", default_value = "adapt", value_parser = named(OVERLOAD), hide_possible_values = true)]
+    #[arg(help_heading = RECORDING, long, value_name = "HOW", default_value = "adapt", value_parser = named(OVERLOAD), hide_possible_values = true)]
     pub(super) on_overload: PolicyOfMaximum,
 
     /// Maximum interval of `--on-overload adapt`.
-    #[arg(help_heading = SAMPLING, long, value_name = "BYTES", default_value = "16MiB", value_parser = values::interval, allow_hyphen_values = true)]
+    #[arg(help_heading = RECORDING, long, value_name = "BYTES", default_value = "16MiB", value_parser = values::interval, allow_hyphen_values = true)]
     pub(super) interval_max: Interval,
 
     /// Limit a recording (`-o x.heapbpf`) to BYTES. Beyond that, its oldest part is reduced to totals, within which
@@ -160,13 +165,17 @@ pub(super) struct RecordArgs {
     #[command(flatten)]
     pub(super) dumps: DumpArgs,
 
-    /// Stop after TIME (10s, 5m, 1h30m). By default, recording stops at Ctrl-C, or when all targets have exited and no
-    /// others can match.
-    #[arg(help_heading = LIMITS, short, long, value_name = "TIME", value_parser = values::duration, allow_hyphen_values = true)]
+    /// Stop after TIME (10s, 5m, 1h30m).
+    ///
+    /// By default, recording stops at Ctrl-C, or when all targets have exited and no others can match.
+    #[arg(help_heading = RECORDING, short, long, value_name = "TIME", value_parser = values::duration, allow_hyphen_values = true)]
     pub(super) duration: Option<Duration>,
 
     #[command(flatten)]
     pub(super) presentation: PresentationArgs,
+
+    #[command(flatten)]
+    pub(super) filter: FilterArgs,
 
     /// Show only live blocks that are at least TIME old when recording stops. Totals still include all blocks.
     #[arg(help_heading = OUTPUT, long, value_name = "TIME", value_parser = values::duration, allow_hyphen_values = true)]
@@ -196,9 +205,11 @@ pub(super) struct RecordArgs {
     #[arg(help_heading = KERNEL, long, value_name = "HOW", default_value = "auto", value_parser = named(BACKEND), hide_possible_values = true)]
     pub(super) backend: BackendChoice,
 
-    /// Observe calls by WHICH engine: `trap` probes each function, about 1 µs per call; `inline` redirects calls to code that
-    /// counts bytes, about 2 ns per call that is not sampled.
-    #[arg(help_heading = KERNEL, long, value_name = "WHICH", default_value = "trap", value_parser = named(ENGINE), hide_possible_values = true)]
+    /// `trap`, or the cheaper `inline`.
+    ///
+    /// `trap` probes each function, about 1 µs per call; `inline` redirects calls to code that counts bytes, about 2 ns per call
+    /// that is not sampled.
+    #[arg(help_heading = RECORDING, long, value_name = "WHICH", default_value = "trap", value_parser = named(ENGINE), hide_possible_values = true)]
     pub(super) engine: Engine,
 
     /// Attach probes to WHICH processes: `process` is the targets, whose calls cost more with each further target; `inode` is
@@ -255,9 +266,11 @@ impl DumpArgs {
 // Options of all commands that attach probes.
 #[derive(Args, Clone, Debug)]
 pub(super) struct CommonArgs {
-    /// Mean bytes between samples. 1 records every allocation and is exact; a larger interval costs less and gives
-    /// estimates. Units: KiB and MiB are powers of 1024, k and M of 1000 [default: 4KiB; with `--engine inline`: 512KiB]
-    #[arg(help_heading = SAMPLING, short, long, value_name = "BYTES", default_value = "4KiB", hide_default_value = true, value_parser = values::interval, allow_hyphen_values = true)]
+    /// Mean bytes between samples; 1 is exact [default: 4KiB].
+    ///
+    /// 1 records every allocation; a larger interval costs less and gives estimates. Units: KiB and MiB are powers of 1024, k and M of 1000
+    /// [default: 4KiB; with `--engine inline`: 512KiB]
+    #[arg(help_heading = RECORDING, short, long, value_name = "BYTES", default_value = "4KiB", hide_default_value = true, value_parser = values::interval, allow_hyphen_values = true)]
     pub(super) interval: Interval,
 
     #[command(flatten)]
@@ -278,7 +291,7 @@ impl CommonArgs {
         for path in &self.suppressions {
             let shown = path.display();
             let text = files::read_text(path, SUPPRESSIONS_BYTES_MAX)
-                .map_err(|error| usage(format!("cannot read suppressions from `{shown}`: {error}")))?;
+                .map_err(|error| anyhow!("cannot read suppressions from `{shown}`: {error}"))?;
             suppressions.extend(Suppressions::parse(&text).map_err(|error| usage(format!("`{shown}`, {error}")))?);
         }
         Ok(suppressions)
@@ -297,172 +310,6 @@ pub(super) struct KernelArgs {
     pub(super) live_blocks: u32,
 }
 
-// Options of all commands whose exit code is 3 for incomplete profiles.
-#[derive(Args, Clone, Copy, Debug)]
-pub(super) struct VerdictArgs {
-    /// Exit with 3 if anything is missing from the profile, however little, and with `-- COMMAND` also instead of its 0. See
-    /// docs/exit-codes.md.
-    #[arg(help_heading = OUTPUT, long)]
-    pub(super) strict: bool,
-}
-
-// Options of all commands that write reports of one profile.
-#[derive(Args, Clone, Debug)]
-pub(super) struct OutputArgs {
-    /// Write a report to FILE; `-` is standard output, as folded text. May be given several times. The extension selects
-    /// the format.
-    #[arg(help_heading = OUTPUT, short, long, value_name = "FILE")]
-    pub(super) output: Vec<PathBuf>,
-
-    #[arg(help_heading = OUTPUT, long, value_name = "FORMAT", help = format_help(), value_parser = named(Format::ALL.map(|format| (format.spec().name, format))), hide_possible_values = true)]
-    pub(super) format: Option<Format>,
-
-    /// Remove frames of the language runtime from both ends of stacks (`operator new`, `alloc::…`, `__libc_start_main`).
-    #[arg(help_heading = OUTPUT, long)]
-    pub(super) trim: bool,
-
-    /// Embed the source lines around each frame in HTML reports, from files on this machine that the invoking user may
-    /// read. Files are named by the target's debug information: check a report before you pass it on.
-    #[arg(help_heading = OUTPUT, long)]
-    pub(super) source: bool,
-
-    /// Print errors only.
-    #[arg(help_heading = OUTPUT, short, long)]
-    pub(super) quiet: bool,
-}
-
-#[derive(Args, Clone, Debug)]
-pub(super) struct PresentationArgs {
-    #[arg(help_heading = OUTPUT, long, value_name = "VIEW", default_value_t = View::LiveBytes, help = VIEW_HELP, value_parser = view(), hide_possible_values = true)]
-    pub(super) view: View,
-
-    /// Group stacks by `thread`, `command`, `cgroup` or `heap`, or by several of them separated by commas, the outermost
-    /// first. Groups become frames above the process, or labels in formats that have them. `thread` must be specified when
-    /// recording starts, or when a recording is converted.
-    #[arg(help_heading = OUTPUT, long, value_name = "WHAT", value_delimiter = ',', value_parser = named(Group::ALL.map(|group| (group.name(), group))), hide_possible_values = true)]
-    pub(super) by: Vec<Group>,
-
-    /// Merge frames below this share of the view's total, such as 0.8%, into frames called `<other>`, level by level.
-    /// Totals do not change.
-    #[arg(help_heading = OUTPUT, long, value_name = "SHARE", allow_hyphen_values = true)]
-    pub(super) threshold: Option<Share>,
-
-    /// Draw flame graphs upside down, with the outermost frames at the top.
-    #[arg(help_heading = OUTPUT, long)]
-    pub(super) icicle: bool,
-
-    /// Number of rows in the table of callsites.
-    #[arg(help_heading = OUTPUT, long, value_name = "ROWS", default_value_t = 10)]
-    pub(super) top: usize,
-}
-
-impl PresentationArgs {
-    pub(super) fn by_thread(&self) -> bool {
-        self.by.contains(&Group::Thread)
-    }
-
-    pub(super) fn presentation(&self) -> Presentation {
-        let by = self.by.iter().copied().collect::<IndexSet<_>>().into_iter().collect();
-        Presentation { view: self.view, by, threshold: self.threshold, icicle: self.icicle }
-    }
-}
-
-#[derive(Args, Clone, Debug)]
-pub(super) struct ConvertArgs {
-    /// Recording (`.heapbpf`) or JSON report to read.
-    #[arg(value_name = "FILE")]
-    pub(super) recording: PathBuf,
-
-    /// Start at TIME after the start of the recording (10s, 1m30s): allocated and freed bytes count from there.
-    #[arg(long, value_name = "TIME", value_parser = values::offset, allow_hyphen_values = true)]
-    pub(super) from: Option<Duration>,
-
-    /// Stop at TIME after the start of the recording: live bytes are those at that time.
-    #[arg(long, value_name = "TIME", value_parser = values::duration, allow_hyphen_values = true)]
-    pub(super) to: Option<Duration>,
-
-    #[command(flatten)]
-    pub(super) presentation: PresentationArgs,
-
-    #[command(flatten)]
-    pub(super) verdict: VerdictArgs,
-
-    #[command(flatten)]
-    pub(super) output: OutputArgs,
-}
-
-#[derive(Args, Clone, Debug)]
-pub(super) struct DiffArgs {
-    /// Earlier profile: a JSON report, or a recording (`.heapbpf`).
-    #[arg(value_name = "BEFORE")]
-    pub(super) before: PathBuf,
-
-    /// Later profile.
-    #[arg(value_name = "AFTER")]
-    pub(super) after: PathBuf,
-
-    #[arg(long, value_name = "VIEW", default_value_t = View::LiveBytes, help = format!("{VIEW_HELP}. JSON has all four"), value_parser = view(), hide_possible_values = true)]
-    pub(super) view: View,
-
-    /// Write the difference to FILE; `-` is standard output, as folded text. May be given several times. The extension
-    /// selects the format.
-    #[arg(short, long, value_name = "FILE")]
-    pub(super) output: Vec<PathBuf>,
-
-    /// Take the widths of a flame graph's frames from this profile; frames that it lacks are not drawn. `after` shows new
-    /// frames, `before` removed ones.
-    #[arg(long, value_name = "WHICH", default_value = "after", value_parser = named(WIDTHS), hide_possible_values = true)]
-    pub(super) widths: Widths,
-
-    #[command(flatten)]
-    pub(super) verdict: VerdictArgs,
-
-    /// Draw flame graphs upside down, with the outermost frames at the top.
-    #[arg(long)]
-    pub(super) icicle: bool,
-
-    /// Number of rows in each of the two tables, growth and shrinkage.
-    #[arg(long, value_name = "ROWS", default_value_t = 10)]
-    pub(super) top: usize,
-
-    /// Omit callsites from the tables that changed by less than AMOUNT: bytes (with units, as in 100KiB) or blocks.
-    #[arg(long, value_name = "AMOUNT", default_value = "0", hide_default_value = true, value_parser = values::size)]
-    pub(super) threshold: u64,
-
-    /// Print errors only.
-    #[arg(short, long)]
-    pub(super) quiet: bool,
-}
-
-#[derive(Args, Clone, Debug)]
-pub(super) struct DoctorArgs {
-    /// Also show which functions of the process PID would be probed, and where.
-    #[arg(short, long, value_name = "PID", value_parser = values::pid())]
-    pub(super) pid: Option<Pid>,
-
-    /// Place probes at WHERE in the allocator's functions (see `heapbpf --help`).
-    #[arg(long, value_name = "WHERE", default_value = "auto", value_parser = named(PLACEMENT), hide_possible_values = true)]
-    pub(super) placement: PlacementMode,
-
-    /// Print JSON.
-    #[arg(long)]
-    pub(super) json: bool,
-}
-
-const VIEW_HELP: &str = "Quantity that flame graphs, folded text and the table show: `live-bytes` and `live-count` (not \
-                         freed when recording stops), `alloc-bytes` and `alloc-count` (all allocated while recording)";
-
-fn view() -> impl TypedValueParser<Value = View> {
-    named(View::ALL.map(|view| (view.name(), view)))
-}
-
-fn format_help() -> String {
-    format!(
-        "Format of all reports, whatever their extensions: {}",
-        listed(Format::ALL.map(|format| format.spec().name))
-    )
-}
-
 fn heap_help() -> String {
     format!(
         "Profile the heap NAME only: {}, or another that reports name. May be given several times. The default, `all`, is \
@@ -474,8 +321,4 @@ fn heap_help() -> String {
 fn hooks_help() -> String {
     let built_in = listed(built_in_names());
     format!("Read such functions from a TOML file, or use a built-in set: {built_in}. May be given several times")
-}
-
-fn listed(names: impl IntoIterator<Item = &'static str>) -> String {
-    names.into_iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ")
 }

@@ -1,5 +1,5 @@
-//! `heapbpf convert` and `heapbpf diff`: reports from recordings and JSON reports. The first bytes of a file, not its
-//! name, determine what it is.
+//! `heapbpf convert`: reports from recordings and JSON reports. The first bytes of a file, not its name, determine what
+//! it is.
 
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
@@ -9,10 +9,9 @@ use anyhow::{Context, Result, bail};
 use bytesize::ByteSize;
 use rustc_hash::FxHashMap;
 
-use super::args::{ConvertArgs, DiffArgs};
 use super::exit::{self, usage};
-use super::output::{Access, Output, Written};
-use super::source;
+use super::output::{self, Access, Output, Written};
+use super::report_args::ConvertArgs;
 use super::terminal::{self, say};
 use crate::ids::LedgerId;
 use crate::ledger::totals::Movement;
@@ -22,10 +21,10 @@ use crate::recording::block::MAGIC;
 use crate::recording::names::{self, Found, RecordedNames};
 use crate::recording::read::{self, Damage};
 use crate::recording::span::{ReplayedSpan, Span, SpanError};
-use crate::report::diff::{self, Diff, Drawing, Side};
+use crate::report::filter::Filter;
 use crate::report::json::read::read as read_json;
 use crate::report::text::count;
-use crate::report::{Presentation, ReportError, heaptrack, summary};
+use crate::report::{Presentation, heaptrack, summary};
 use crate::snapshot::{Scope, Snapshot, TargetState};
 use crate::symbolize::Resolve;
 use crate::symbolize::profile::profile;
@@ -40,6 +39,7 @@ pub(super) fn convert(args: &ConvertArgs) -> Result<u8> {
         return Err(usage(format!("`--from {from:?}` must be before `--to {to:?}`")));
     }
     // Mistyped output paths are reported before the recording is read.
+    output::check_distinct(&args.output.output)?;
     let open = |path: &PathBuf| Output::open(path, args.output.format, Access::All);
     let outputs = args.output.output.iter().map(open).collect::<Result<Vec<_>>>()?;
     let nanos = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
@@ -55,9 +55,7 @@ pub(super) fn convert(args: &ConvertArgs) -> Result<u8> {
         Some(profile) => from_report(args, profile, &outputs)?.into(),
     };
     input.judge(args.verdict.strict);
-    if args.output.source {
-        source::embed(&mut input.profile, args.output.quiet);
-    }
+    input.select(&args.filter.filter());
     write(args, options, &input, outputs)?;
     let is_complete = !input.profile.incomplete() && !input.is_damaged;
     Ok(if is_complete { exit::DONE } else { exit::INCOMPLETE })
@@ -110,7 +108,7 @@ fn write(args: &ConvertArgs, options: Options, input: &Input, outputs: Vec<Outpu
         return Ok(());
     }
     let (width, colour) = terminal::layout();
-    let mut text = summary::summary(&input.profile, presentation.view, args.presentation.top, width, colour);
+    let mut text = summary::summary(&input.profile, presentation.view, args.presentation.top(), width, colour);
     if let Some(folded_ns) = input.folded_until_ns {
         text.push_str(&format!("\nfolded until {}: `--from` and `--to` must not be earlier", clock(folded_ns)));
     }
@@ -124,38 +122,6 @@ fn clock(ns: u64) -> String {
     format!("{:02}:{:02}:{:02}", seconds / 3600, seconds / 60 % 60, seconds % 60)
 }
 
-pub(super) fn diff(args: &DiffArgs) -> Result<u8> {
-    // Mistyped output paths are reported before the profiles are read.
-    let outputs = args.output.iter().map(|path| open_for_diff(path)).collect::<Result<Vec<_>>>()?;
-    let (mut before, mut after) = (read_whole(&args.before, args.quiet)?, read_whole(&args.after, args.quiet)?);
-    [&mut before, &mut after].into_iter().for_each(|input| input.judge(args.verdict.strict));
-    let [before_name, after_name] = [&args.before, &args.after].map(|path| path.display().to_string());
-    let diff = Diff::new(
-        Side { name: &before_name, profile: &before.profile },
-        Side { name: &after_name, profile: &after.profile },
-    );
-    let drawing = Drawing { widths: args.widths, icicle: args.icicle };
-    let mut written = Written::default();
-    for output in outputs {
-        written.write(output, |format, out| Ok(diff.write(format, args.view, drawing, out)?))?;
-    }
-    if !args.quiet {
-        let (width, colour) = terminal::layout();
-        let text = diff::table(&diff, args.view, args.top, args.threshold, width, colour) + &written.list("growth, ");
-        terminal::print(text.trim_end(), written.to_stdout)?;
-    }
-    let is_damaged = before.is_damaged || after.is_damaged;
-    Ok(if diff.incomplete() || is_damaged { exit::INCOMPLETE } else { exit::DONE })
-}
-
-fn open_for_diff(path: &Path) -> Result<Output> {
-    let output = Output::open(path, None, Access::All)?;
-    if !diff::FORMATS.contains(&output.format()) {
-        return Err(output.refuse(&ReportError::NoDifference(output.format())));
-    }
-    Ok(output)
-}
-
 /// Maximum size of a JSON report. One of 10,000 callsites with 40 frames each has a sixth of it.
 const REPORT_BYTES_MAX: u64 = 512 << 20;
 const MISSING_LISTED_MAX: usize = 5;
@@ -163,10 +129,10 @@ const MISSING_LISTED_MAX: usize = 5;
 /// zstd's own default.
 const COMPRESSION_LEVEL: i32 = 3;
 
-struct Input {
-    profile: Profile,
+pub(super) struct Input {
+    pub(super) profile: Profile,
     /// The file is damaged, and was read up to there.
-    is_damaged: bool,
+    pub(super) is_damaged: bool,
     /// Until when the recording has totals only, in nanoseconds since its start.
     folded_until_ns: Option<u64>,
     events: Option<EventNames>,
@@ -179,10 +145,17 @@ impl From<Profile> for Input {
 }
 
 impl Input {
-    fn judge(&mut self, strict: bool) {
+    pub(super) fn judge(&mut self, strict: bool) {
         self.profile.strict = strict;
         if let Some(events) = &mut self.events {
             events.profile.strict = strict;
+        }
+    }
+
+    pub(super) fn select(&mut self, filter: &Filter) {
+        filter.apply(&mut self.profile);
+        if let Some(events) = &mut self.events {
+            events.select(filter);
         }
     }
 }
@@ -202,7 +175,7 @@ fn read_report(path: &Path) -> Result<Option<Profile>> {
     profile.with_context(|| format!("cannot read a profile from `{}`", path.display()))
 }
 
-fn read_whole(path: &Path, quiet: bool) -> Result<Input> {
+pub(super) fn read_whole(path: &Path, quiet: bool) -> Result<Input> {
     match read_report(path)? {
         None => read_recording(path, Options { quiet, ..Options::default() }),
         Some(profile) => Ok(profile.into()),
@@ -315,6 +288,20 @@ impl EventNames {
         };
         let targets = ledgers.into_iter().zip(&snapshot.targets).enumerate().map(target).collect();
         Self { profile: profile(snapshot, Scope::Whole, resolver, trims), targets, entries }
+    }
+
+    /// Events of callsites that are left out have no callsite.
+    fn select(&mut self, filter: &Filter) {
+        let kept = filter.apply(&mut self.profile);
+        for (target, callsites) in self.targets.values_mut() {
+            callsites.retain(|_, callsite| match kept[*target].get(*callsite).copied().flatten() {
+                Some(new) => {
+                    *callsite = new;
+                    true
+                }
+                None => false,
+            });
+        }
     }
 
     /// Writes the events of the same span in heaptrack's format. `options` are those of the first reading.

@@ -8,16 +8,18 @@ use std::process::ExitCode;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use thiserror::Error;
 
+use super::similar::similar;
 use super::terminal::say;
 use crate::process::launch::LaunchError;
 use crate::session::TooSmall;
 
-// A contract: see `heapbpf --help`.
+// A contract: see docs/exit-codes.md.
 pub(super) const DONE: u8 = 0;
 pub(super) const FAILED: u8 = 1;
 pub(super) const USAGE: u8 = 2;
 pub(super) const INCOMPLETE: u8 = 3;
 pub(super) const LEAKS: u8 = 4;
+pub(super) const GREW: u8 = 5;
 pub(super) const INTERRUPTED: u8 = 130;
 
 /// Maximum length of a word in messages: clap repeats values of any length.
@@ -50,15 +52,33 @@ pub(super) fn is_broken_pipe(error: &anyhow::Error) -> bool {
         .any(|cause| cause.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe))
 }
 
-/// Prints help and version to standard output, and parse errors as one line in the form of all other errors.
-pub(super) fn report_parse_error(error: &clap::Error, commands: &clap::Command) -> ExitCode {
-    if !error.use_stderr() {
-        let _ = error.print();
-        return ExitCode::from(DONE);
+#[derive(Debug, Error)]
+pub(super) enum ParseError {
+    /// Also a request for help.
+    #[error(transparent)]
+    Words(#[from] clap::Error),
+    /// With the user's defaults, which come from `sources`.
+    #[error("{sources}: {error}")]
+    Defaults { error: clap::Error, sources: String },
+    #[error(transparent)]
+    Other(#[from] anyhow::Error),
+}
+
+impl ParseError {
+    /// Prints help and version to standard output, and parse errors as one line in the form of all other errors.
+    pub(super) fn report(&self, commands: &clap::Command, words: &[OsString]) -> ExitCode {
+        let (error, prefix) = match self {
+            Self::Other(error) => return ExitCode::from(fail(error)),
+            Self::Words(error) if !error.use_stderr() => {
+                let _ = error.print();
+                return ExitCode::from(DONE);
+            }
+            Self::Words(error) => (error, String::new()),
+            Self::Defaults { error, sources } => (error, format!("{sources}: ")),
+        };
+        say(&format!("heapbpf: error: {prefix}{}", message(error, commands, words)));
+        ExitCode::from(USAGE)
     }
-    let words: Vec<OsString> = std::env::args_os().collect();
-    say(&format!("heapbpf: error: {}", message(error, commands, &words)));
-    ExitCode::from(USAGE)
 }
 
 fn message(error: &clap::Error, commands: &clap::Command, words: &[OsString]) -> String {
@@ -76,12 +96,14 @@ fn message(error: &clap::Error, commands: &clap::Command, words: &[OsString]) ->
     let tips = tips.filter(|tip| !tip.starts_with("to pass")).map(in_backticks);
     let usage = text.lines().find_map(|line| line.strip_prefix("Usage: ")).unwrap_or("heapbpf");
     let mut own_words = words.iter().skip(1).take_while(|&word| word != "--");
-    let subcommand = own_words.find_map(|word| commands.find_subcommand(word));
+    let subcommand = own_words.clone().find_map(|word| commands.find_subcommand(word));
     let command = subcommand.map_or_else(|| "heapbpf".to_owned(), |command| format!("heapbpf {}", command.get_name()));
-    let stray = stray_word(error).filter(|_| usage.contains("COMMAND"));
-    let stray = stray.map(|word| format!("to start a program: `{command} -- {word}`"));
+    let similar = own_words.next().and_then(|word| self::similar(word.to_str()?)).filter(|_| subcommand.is_none());
+    let similar = similar.map(|name| format!("a similar command exists: `heapbpf {name}`"));
+    let program = program(error, words, subcommand).filter(|_| usage.contains("COMMAND") && similar.is_none());
+    let program = program.map(|word| format!("to start a program: `{command} -- {word}`"));
     let help = format!("see `{command} --help`");
-    let advice: Vec<String> = tips.chain(stray).chain(std::iter::once(help)).collect();
+    let advice: Vec<String> = tips.chain(similar).chain(program).chain(std::iter::once(help)).collect();
     format!("{}{values}; {}", in_backticks(&reason), advice.join("; "))
 }
 
@@ -92,13 +114,17 @@ fn shortened(word: &str) -> Cow<'_, str> {
     }
 }
 
-fn stray_word(error: &clap::Error) -> Option<&str> {
-    match error.get(ContextKind::InvalidArg) {
-        Some(ContextValue::String(word)) if error.kind() == ErrorKind::UnknownArgument && !word.starts_with('-') => {
-            Some(word)
-        }
-        _ => None,
+/// A program whose own options were given to heapbpf.
+fn program<'a>(error: &'a clap::Error, words: &'a [OsString], subcommand: Option<&clap::Command>) -> Option<&'a str> {
+    let Some(ContextValue::String(unknown)) = error.get(ContextKind::InvalidArg) else { return None };
+    if error.kind() != ErrorKind::UnknownArgument {
+        return None;
     }
+    if !unknown.starts_with('-') {
+        return Some(unknown);
+    }
+    let first = words.get(1 + usize::from(subcommand.is_some()))?.to_str()?;
+    (!first.starts_with('-')).then_some(first)
 }
 
 /// Replaces clap's quotes by backticks. An apostrophe is between letters and stays.
@@ -116,10 +142,31 @@ fn in_backticks(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use clap::{CommandFactory as _, Parser as _};
-
-    use super::super::Cli;
     use super::*;
+    use crate::report::check_table;
+
+    #[test]
+    fn exit_codes_are_documented() {
+        let rows = [
+            (DONE, "all", "done; of `doctor`: profiling works; of `leaks`: no leaks"),
+            (FAILED, "all", "failed: for example, a file cannot be read or written, or a process does not exist"),
+            (USAGE, "all", "wrong usage: an option, a value or a format that heapbpf does not know"),
+            (
+                INCOMPLETE,
+                "all but `doctor`",
+                "done, but the profile is incomplete; of `convert` and `diff`: or the input is damaged",
+            ),
+            (LEAKS, "`leaks`", "leaks found"),
+            (GREW, "`diff`", "growth above the limit of `--fail-above`"),
+            (INTERRUPTED, "`record`, `leaks`", "interrupted before anything was written"),
+        ];
+        let rows: String = rows.map(|(code, of, meaning)| format!("| {code} | {of} | {meaning} |\n")).concat();
+        check_table(
+            "exit-codes.md",
+            "table of codes",
+            &format!("| code | commands | meaning |\n|---:|---|---|\n{rows}"),
+        );
+    }
 
     #[test]
     fn quotes_become_backticks_except_apostrophes() {
@@ -134,13 +181,15 @@ mod tests {
         let check = |words: &str, expected: &str| {
             let words = std::iter::once("heapbpf").chain(words.split_ascii_whitespace());
             let words: Vec<OsString> = words.map(OsString::from).collect();
-            let error = Cli::try_parse_from(&words).expect_err("it cannot be parsed");
-            assert_eq!(message(&error, &Cli::command(), &words), expected);
+            let commands = super::super::commands::commands();
+            let error = commands.clone().try_get_matches_from(&words).expect_err("it cannot be parsed");
+            assert_eq!(message(&error, &commands, &words), expected);
         };
-        check("ls", "unexpected argument `ls` found; to start a program: `heapbpf -- ls`; see `heapbpf --help`");
+        check("ls -x", "unexpected argument `-x` found; to start a program: `heapbpf -- ls`; see `heapbpf --help`");
+        check("ls a", "unexpected argument `a` found; to start a program: `heapbpf -- a`; see `heapbpf --help`");
         check(
-            "leaks ls -l",
-            "unexpected argument `ls` found; to start a program: `heapbpf leaks -- ls`; see `heapbpf leaks --help`",
+            "leaks ls -x",
+            "unexpected argument `-x` found; to start a program: `heapbpf leaks -- ls`; see `heapbpf leaks --help`",
         );
         check(
             "--pids 3",
@@ -150,7 +199,7 @@ mod tests {
         check("diff a b c", "unexpected argument `c` found; see `heapbpf diff --help`");
         check(
             "leak --pid 3",
-            "unexpected argument `leak` found; to start a program: `heapbpf -- leak`; see `heapbpf --help`",
+            "the argument `[PROGRAM_OR_PID]` cannot be used with `--pid <PID>`; a similar command exists: `heapbpf leaks`; see `heapbpf --help`",
         );
         check(
             "diff",

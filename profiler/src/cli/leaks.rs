@@ -11,6 +11,7 @@ use bytesize::ByteSize;
 use clap::Args;
 
 use super::args::{CommonArgs, KernelArgs};
+use super::completion;
 use super::exit::{self, is_broken_pipe, usage};
 use super::output::{self, Access, Output};
 use super::runtime::{Worker, async_runtime, run_session, start_session, wait_for_command};
@@ -37,6 +38,8 @@ const SNAPSHOT: [(&str, Method); 2] = [("read", Method::Read), ("fork", Method::
 #[derive(Args, Clone, Debug)]
 #[command(
     mut_arg("interval", |interval| interval.default_value("1").hide_default_value(false).help(
+        "Mean bytes between recorded allocations",
+    ).long_help(
         "Mean bytes between recorded allocations. 1 records each; others cost less, and leave leaked blocks without a stack",
     )),
     mut_arg("ring_size", |size| size.default_value("64MiB")),
@@ -45,18 +48,23 @@ const SNAPSHOT: [(&str, Method); 2] = [("read", Method::Read), ("fork", Method::
         "Read suppressions in LeakSanitizer's syntax (`leak:PATTERN`) from FILE. Leaks with a frame whose function, module \
          or source file matches, and blocks reachable from them, are counted and not listed. May be given several times",
     )),
-    mut_arg("output", |output| output.help(
+    mut_arg("output", |output| output.long_help(
         "Write a report to FILE; `-` is standard output, as folded text. May be given several times. The extension selects \
          the format: `.json` lists each leak; all others (`.svg`, `.html`, `.pb.gz`, …) show leaked bytes by callsite",
     )),
 )]
 pub(super) struct LeaksArgs {
+    /// Process to check: its number, or the name of a program that runs once.
+    #[arg(value_name = "PROGRAM_OR_PID", conflicts_with_all = ["pid", "command"], add = completion::programs_and_pids())]
+    pub(super) process: Option<String>,
+
     /// Check the process PID.
-    #[arg(short, long, value_name = "PID", value_parser = values::pid(), conflicts_with = "command")]
+    #[arg(short, long, value_name = "PID", value_parser = values::pid, conflicts_with = "command", allow_hyphen_values = true, add = completion::pids())]
     pub(super) pid: Option<Pid>,
 
-    /// Record allocations for TIME (30s, 10m) before the check, so that blocks allocated meanwhile have a stack and an
-    /// age. Ctrl-C ends it early. Without it, no probe is attached.
+    /// Record allocations for TIME (30s, 10m) before the check.
+    ///
+    /// Blocks allocated meanwhile have a stack and an age. Ctrl-C ends it early. Without it, no probe is attached.
     #[arg(short, long, value_name = "TIME", value_parser = values::period, allow_hyphen_values = true, conflicts_with = "command")]
     pub(super) watch: Option<Duration>,
 
@@ -64,8 +72,10 @@ pub(super) struct LeaksArgs {
     #[arg(short, long, value_name = "LEAKS", default_value_t = 100)]
     pub(super) limit: usize,
 
-    /// Take the heap snapshot with HOW: `read` copies memory while the process is stopped; `fork` makes the process fork
-    /// and reads the copy, which shortens the pause for large heaps and costs memory for pages written meanwhile.
+    /// Take the heap snapshot with HOW: `read`, or `fork`, for a short pause.
+    ///
+    /// `read` copies memory while the process is stopped; `fork` makes the process fork and reads the copy, which shortens the
+    /// pause for large heaps and costs memory for pages written meanwhile.
     #[arg(long, value_name = "HOW", default_value = "read", value_parser = named(SNAPSHOT), hide_possible_values = true)]
     pub(super) snapshot: Method,
 
@@ -90,28 +100,27 @@ pub(super) struct LeaksArgs {
 
 type Checker = Worker<HeapSnapshot, Option<Verdict>>;
 
-pub(super) fn run(args: &LeaksArgs, inherited: Inherited) -> Result<u8> {
+pub(super) fn run(mut args: LeaksArgs, inherited: Inherited) -> Result<u8> {
+    if let Some(word) = args.process.take() {
+        args.pid = Some(super::process::find(&word, "heapbpf leaks")?);
+    }
+    let args = &args;
     if args.pid.is_none() && args.command.is_empty() {
         return Err(usage(
-            "nothing to check: specify `--pid PID` (`pgrep -a NAME` lists processes), or a command after `--`; see `heapbpf leaks --help`",
+            "nothing to check: specify `--pid PID` or the name of a running program (`ps -e` lists them), or a command after `--`; see `heapbpf leaks --help`",
         ));
     }
-    let CommonArgs { output, .. } = &args.common;
+    let common = &args.common.output;
     let plan = Plan {
         limit: args.limit,
         suppressions: args.common.read_suppressions()?,
         with_contents: args.contents,
-        trims: output.trim,
+        trims: common.trim,
     };
-    let open = |path: &PathBuf| Output::open_for_profile(path, output.format, Access::Owner);
-    let outputs = output.output.iter().map(open).collect::<Result<Vec<_>>>()?;
-    let reports = Reports {
-        outputs,
-        format: output.format,
-        quiet: output.quiet,
-        source: output.source,
-        to_stderr: !args.command.is_empty(),
-    };
+    output::check_distinct(&common.output)?;
+    let open = |path: &PathBuf| Output::open_for_profile(path, common.format, Access::Owner);
+    let outputs = common.output.iter().map(open).collect::<Result<Vec<_>>>()?;
+    let reports = Reports { outputs, format: common.format, quiet: common.quiet, to_stderr: !args.command.is_empty() };
     match (args.pid, args.watch) {
         (Some(pid), None) => async_runtime()?.block_on(check_unrecorded(pid, args.snapshot, plan, reports)),
         _ => run_session(record(args, plan, reports, inherited)),
@@ -196,8 +205,8 @@ struct Events {
 }
 
 impl Listener for Events {
-    fn progress(&mut self, progress: &Progress) {
-        self.line.show(progress);
+    fn progress(&mut self, progress: Progress) {
+        self.line.show(&progress, "checks now");
     }
 
     fn inspected(&mut self, snapshot: Result<HeapSnapshot>) {

@@ -1,5 +1,6 @@
 //! Output files. They are opened before anything is attached, so that a mistyped path is reported at once.
 
+use std::collections::HashSet;
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -132,6 +133,40 @@ pub(super) fn is_recording(path: &Path) -> bool {
 
 pub(super) fn recording_path(args: &RecordArgs) -> Option<&PathBuf> {
     args.common.output.output.iter().find(|path| is_recording(path))
+}
+
+/// Refuses two outputs to one file: the second would replace the first.
+pub(super) fn check_distinct(paths: &[PathBuf]) -> Result<()> {
+    let mut seen = HashSet::new();
+    for path in paths {
+        // Devices such as `/dev/null` take any number.
+        let is_device = fs::metadata(path).is_ok_and(|metadata| !metadata.is_file() && !metadata.is_dir());
+        if !is_device && !seen.insert(identity(path)) {
+            let what =
+                if path == Path::new("-") { "standard output".to_owned() } else { format!("`{}`", path.display()) };
+            return Err(usage(format!("`-o` names {what} twice: name another file for the second report")));
+        }
+    }
+    Ok(())
+}
+
+/// The same for all paths to a file, whether it exists or not.
+fn identity(path: &Path) -> PathBuf {
+    if path == Path::new("-") {
+        return path.to_owned();
+    }
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let whole = fs::canonicalize(path).ok();
+    let whole = whole.or_else(|| Some(fs::canonicalize(folder).ok()?.join(path.file_name()?)));
+    whole.unwrap_or_else(|| path.to_owned())
+}
+
+/// Paths in the current directory that do not exist, one per format, of one name.
+pub(super) fn new_paths(name: &str, formats: &[Format]) -> Vec<PathBuf> {
+    let path = |name: &str, format: &Format| Path::new(".").join(format!("{name}.{}", format.spec().extension));
+    let names = std::iter::once(name.to_owned()).chain((2..).map(|number| format!("{name}-{number}")));
+    let mut all = names.map(|name| formats.iter().map(|format| path(&name, format)).collect::<Vec<_>>());
+    all.find(|paths| !paths.iter().any(|path| path.symlink_metadata().is_ok())).unwrap_or_default()
 }
 
 /// Checks that a recording can be written to `path`, without changing an existing file.
@@ -299,6 +334,40 @@ mod tests {
         let mut sorted = names.clone();
         sorted.sort();
         assert_eq!(sorted, [&names[0], &names[2], &names[1], &names[3]].map(Clone::clone));
+    }
+
+    #[test]
+    fn outputs_to_one_file_are_refused() {
+        let folder = tempfile::tempdir().expect("temporary folder");
+        let check = |names: [&str; 2], expected: bool| {
+            let paths = names.map(|name| if name == "-" { name.into() } else { folder.path().join(name) });
+            assert_eq!(check_distinct(&paths).is_ok(), expected, "{names:?}");
+        };
+        check(["a.svg", "a.html"], true);
+        check(["a.svg", "a.svg"], false);
+        check(["a.svg", "./a.svg"], false);
+        check(["-", "-"], false);
+        check(["-", "a.svg"], true);
+        check(["missing/a.svg", "missing/a.svg"], false);
+        std::os::unix::fs::symlink("a.svg", folder.path().join("b.svg")).expect("ours");
+        fs::write(folder.path().join("a.svg"), "").expect("ours");
+        check(["a.svg", "b.svg"], false);
+        assert!(check_distinct(&["/dev/null".into(), "/dev/null".into()]).is_ok());
+    }
+
+    #[test]
+    fn default_names_are_new() {
+        let folder = tempfile::tempdir().expect("temporary folder");
+        let name = folder.path().join("heapbpf-x").display().to_string();
+        let formats = [Format::Flamegraph, Format::Html];
+        let expect = |ends: [&str; 2]| {
+            assert_eq!(new_paths(&name, &formats), ends.map(|end| PathBuf::from(format!("{name}{end}"))));
+        };
+        expect([".svg", ".html"]);
+        fs::write(format!("{name}.html"), "").expect("ours");
+        expect(["-2.svg", "-2.html"]);
+        fs::write(format!("{name}-2.svg"), "").expect("ours");
+        expect(["-3.svg", "-3.html"]);
     }
 
     #[test]

@@ -6,16 +6,18 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, bail};
+use anyhow::{Result, anyhow, bail};
 use bytesize::ByteSize;
+use jiff::Zoned;
 
-use super::args::{PresentationArgs, RecordArgs};
+use super::args::RecordArgs;
 use super::exit::{self, is_broken_pipe, usage};
 use super::output::{self, Access, Output, Written, is_recording, recording_path};
+use super::report_args::PresentationArgs;
 use super::runtime::{Worker, run_session, start_session, wait_for_command};
 use super::source;
 use super::terminal::{self, ProgressLine, say};
-use crate::allocator::hook_set::HookSet;
+use crate::allocator::hook_set::{HookSet, SpecError};
 use crate::allocator::selection::HeapSelection;
 use crate::guardrail::Limits;
 use crate::ids::Pid;
@@ -38,12 +40,16 @@ const NAME_CHARS_MAX: usize = 100;
 /// Maximum number of dumps that wait to be written. Each has all callsites of its window.
 const PENDING_MAX: usize = 16;
 
-pub(super) fn run(args: &RecordArgs, inherited: Inherited) -> Result<u8> {
+pub(super) fn run(mut args: RecordArgs, inherited: Inherited) -> Result<u8> {
     // All input is checked before anything is attached.
+    if let Some(word) = args.process.take() {
+        args.pid.push(super::process::find(&word, "heapbpf")?);
+    }
+    let args = &args;
     let config = config(args)?;
     if config.selection.pids.is_empty() && !config.selection.is_open() && args.command.is_empty() {
         return Err(usage(
-            "nothing to profile: specify `--pid PID` (`pgrep -a NAME` lists processes), `--cmdline NAME`, or a command after `--`; see `heapbpf --help`",
+            "nothing to profile: specify `--pid PID` or the name of a running program (`ps -e` lists them), `--cmdline NAME`, or a command after `--`; see `heapbpf --help`",
         ));
     }
     let suppressions = args.common.read_suppressions()?;
@@ -56,7 +62,10 @@ fn config(args: &RecordArgs) -> Result<SessionConfig> {
     // Hooks of `--hook` take precedence over those of `--hooks`.
     args.hook.iter().for_each(|hook| functions.add(hook.clone()));
     for file in &args.hooks {
-        functions.load(file).map_err(|error| usage(error.to_string()))?;
+        functions.load(file).map_err(|error| match error {
+            SpecError::Missing { .. } => anyhow!("{error}"),
+            _ => usage(error.to_string()),
+        })?;
     }
     let mut seen = HashSet::new();
     Ok(SessionConfig {
@@ -92,6 +101,7 @@ fn config(args: &RecordArgs) -> Result<SessionConfig> {
         backend: args.backend,
         engine: args.engine,
         hints: true,
+        detailed_progress: !is_silent(args) && ProgressLine::is_possible(),
         scope: args.scope,
         unwind_bytes_max: args.unwind_memory,
         by_thread: args.presentation.by_thread(),
@@ -118,12 +128,10 @@ async fn record(
         return Ok(exit::INTERRUPTED);
     };
     let quiet = args.common.output.quiet;
-    // Messages must not interrupt a command's own output.
-    let is_silent = quiet || !args.command.is_empty();
-    if !is_silent {
+    if !is_silent(args) {
         announce(args, &session);
     }
-    let line = ProgressLine::new(is_silent);
+    let line = ProgressLine::new(is_silent(args));
     let has_files = outputs.iter().any(|output| output.path().is_some());
     let writer = start_writer(args, outputs, suppressions, line.clone());
     let mut events = Events { writer, line, quiet, has_files };
@@ -152,6 +160,11 @@ async fn record(
         }
         None => Ok(code),
     }
+}
+
+/// Messages must not interrupt a command's own output.
+fn is_silent(args: &RecordArgs) -> bool {
+    args.common.output.quiet || !args.command.is_empty()
 }
 
 fn announce(args: &RecordArgs, session: &Session) {
@@ -188,8 +201,12 @@ impl Events {
 }
 
 impl Listener for Events {
-    fn progress(&mut self, progress: &Progress) {
-        self.line.show(progress);
+    fn progress(&mut self, mut progress: Progress) {
+        let grower = progress.top_grower.take().filter(|_| self.writer.pending() == 0);
+        if let Some(grower) = grower {
+            self.writer.send(Job::Grower(*grower));
+        }
+        self.line.show(&progress, "stops");
     }
 
     fn dumped(&mut self, snapshot: Snapshot) {
@@ -219,8 +236,8 @@ fn summarize(args: &RecordArgs, reports: &Reports, recording: Option<&Recording>
     let Reports { profile, written, failed, .. } = reports;
     if !args.common.output.quiet {
         let (width, colour) = terminal::layout();
-        let PresentationArgs { view, top, .. } = args.presentation;
-        let mut text = summary::summary(profile, view, top, width, colour) + &written.list("");
+        let PresentationArgs { view, .. } = args.presentation;
+        let mut text = summary::summary(profile, view, args.presentation.top(), width, colour) + &written.list("");
         if let Some(recording) = recording {
             let size = ByteSize(recording.size_bytes);
             text.push_str(&format!("\n{} (recording, {size})", recording.path.display()));
@@ -237,12 +254,13 @@ fn summarize(args: &RecordArgs, reports: &Reports, recording: Option<&Recording>
     })
 }
 
-/// Opens the reports of `-o`, or a flame graph in the current directory.
+/// Opens the reports of `-o`, or a flame graph and an HTML report in the current directory.
 fn outputs(args: &RecordArgs, pids: &[Pid]) -> Result<Vec<Output>> {
     let paths = &args.common.output.output;
     if paths.iter().filter(|path| is_recording(path)).count() > 1 {
         return Err(usage("`-o` names more than one recording (`.heapbpf`), and they would be identical: name one"));
     }
+    output::check_distinct(paths)?;
     match recording_path(args) {
         Some(path) => output::check_recording(path)?,
         None if args.max_size.is_some() => {
@@ -256,12 +274,14 @@ fn outputs(args: &RecordArgs, pids: &[Pid]) -> Result<Vec<Output>> {
     }
     let open = |path: &Path| Output::open_for_profile(path, args.common.output.format, Access::All);
     if paths.is_empty() {
-        return Ok(vec![open(&default_path(args, pids))?]);
+        let formats = args.common.output.format.map_or(vec![Format::Flamegraph, Format::Html], |format| vec![format]);
+        let paths = output::new_paths(&default_name(args, pids), &formats);
+        return paths.iter().map(|path| open(path)).collect();
     }
     paths.iter().filter(|path| !is_recording(path)).map(|path| open(path)).collect()
 }
 
-fn default_path(args: &RecordArgs, pids: &[Pid]) -> PathBuf {
+fn default_name(args: &RecordArgs, pids: &[Pid]) -> String {
     let name = match (pids, args.command.first()) {
         ([pid], _) => format!("{}-{pid}", process::comm(*pid).unwrap_or_default()),
         ([], Some(command)) => Path::new(command).file_name().unwrap_or(command).to_string_lossy().into_owned(),
@@ -274,8 +294,7 @@ fn default_path(args: &RecordArgs, pids: &[Pid]) -> PathBuf {
     };
     let sanitize = |c: char| if c.is_ascii_alphanumeric() || "-_.".contains(c) { c } else { '_' };
     let name: String = name.chars().map(sanitize).take(NAME_CHARS_MAX).collect();
-    let format = args.common.output.format.unwrap_or(Format::Flamegraph);
-    Path::new(".").join(format!("heapbpf-{name}.{}", format.spec().extension))
+    format!("heapbpf-{name}-{}", Zoned::now().strftime("%Y%m%d-%H%M%S"))
 }
 
 struct Reports {
@@ -288,6 +307,8 @@ struct Reports {
 type Writer = Worker<Job, Reports>;
 
 enum Job {
+    /// Name the callsite that grows most, for the status line.
+    Grower(Snapshot),
     Window(Snapshot),
     End(Snapshot),
 }
@@ -300,6 +321,7 @@ fn start_writer(args: &RecordArgs, outputs: Vec<Output>, suppressions: Suppressi
         let mut state = State { paths, args, presentation, suppressions, line, resolver, failed: false };
         for (job, _pending) in jobs {
             match job {
+                Job::Grower(snapshot) => state.name_grower(&snapshot),
                 Job::Window(snapshot) => state.write_window(&snapshot),
                 Job::End(snapshot) => return Ok(state.write_end(&snapshot, outputs)),
             }
@@ -324,11 +346,15 @@ impl State {
         let mut profile = profile(snapshot, scope, &self.resolver, self.args.common.output.trim);
         tracing::debug!(elapsed = ?start.elapsed(), frames = profile.frames.len(), "symbolized");
         profile.suppress(&self.suppressions);
-        if self.args.common.output.source {
-            source::embed(&mut profile, self.args.common.output.quiet);
-        }
+        self.args.filter.filter().apply(&mut profile);
         profile.strict = self.args.verdict.strict;
         profile
+    }
+
+    fn name_grower(&self, snapshot: &Snapshot) {
+        let profile = profile(snapshot, Scope::Whole, &self.resolver, true);
+        self.line.set_grower(summary::grower(&profile));
+        self.resolver.release();
     }
 
     fn write_window(&mut self, snapshot: &Snapshot) {

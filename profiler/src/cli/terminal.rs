@@ -2,12 +2,13 @@
 //! targets could move a terminal's cursor or type into it, even from a log file printed later.
 
 use std::io::{self, IsTerminal, Write};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use bytesize::ByteSize;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use terminal_size::terminal_size;
 
+use super::status;
 use crate::report::text::on_terminal;
 use crate::session::Progress;
 
@@ -34,7 +35,20 @@ pub(super) fn layout() -> (Option<usize>, bool) {
         return (None, false);
     }
     let width = terminal_size().map(|(width, _)| usize::from(width.0));
-    (width, std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty()))
+    (width, wants_colour())
+}
+
+pub(super) fn errors_have_colour() -> bool {
+    io::stderr().is_terminal() && wants_colour()
+}
+
+fn wants_colour() -> bool {
+    std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
+}
+
+fn columns() -> usize {
+    const DEFAULT: usize = 80;
+    terminal_size::terminal_size_of(io::stderr()).map_or(DEFAULT, |(width, _)| usize::from(width.0))
 }
 
 /// Prints a command's tables, on standard error if standard output has a report (`redirected`).
@@ -95,63 +109,93 @@ impl<W: Write> Drop for Lines<W> {
     }
 }
 
+/// The status of a recording, at the bottom of a terminal.
 #[derive(Clone)]
-pub(super) struct ProgressLine(ProgressBar);
+pub(super) struct ProgressLine {
+    bar: ProgressBar,
+    /// The callsite that grows most, once it has a name.
+    grower: Arc<Mutex<Option<String>>>,
+}
 
 impl ProgressLine {
     pub(super) fn new(quiet: bool) -> Self {
-        let is_shown = !quiet && io::stderr().is_terminal();
+        let is_shown = !quiet && Self::is_possible();
         let target = if is_shown { ProgressDrawTarget::stderr() } else { ProgressDrawTarget::hidden() };
-        let style = ProgressStyle::with_template("{spinner} {msg}");
+        let style = ProgressStyle::with_template("{msg}");
         let style = style.unwrap_or_else(|_| ProgressStyle::default_spinner());
-        Self(ProgressBar::with_draw_target(None, target).with_style(style))
+        let bar = ProgressBar::with_draw_target(None, target).with_style(style);
+        if is_shown {
+            set_shown(Some(bar.clone()));
+        }
+        Self { bar, grower: Arc::default() }
     }
 
-    pub(super) fn show(&self, progress: &Progress) {
-        self.0.set_message(progress_text(progress));
-        self.0.tick();
+    pub(super) fn is_possible() -> bool {
+        io::stderr().is_terminal()
+    }
+
+    /// Draws once.
+    pub(super) fn show(&self, progress: &Progress, stop: &str) {
+        if self.bar.is_hidden() {
+            return;
+        }
+        let grower = self.grower.lock().ok().and_then(|grower| grower.clone());
+        self.bar.set_message(status::text(progress, grower.as_deref(), stop, columns()));
+    }
+
+    pub(super) fn set_grower(&self, text: String) {
+        if let Ok(mut grower) = self.grower.lock() {
+            *grower = Some(text);
+        }
     }
 
     pub(super) fn begin(&self, activity: String) {
         // The tick is a thread.
-        if !self.0.is_hidden() {
-            self.0.set_message(activity);
-            self.0.enable_steady_tick(Duration::from_millis(100));
+        if !self.bar.is_hidden() {
+            self.bar.set_style(ProgressStyle::default_spinner());
+            self.bar.set_message(activity);
+            self.bar.enable_steady_tick(Duration::from_millis(100));
         }
     }
 
     pub(super) fn say(&self, text: &str) {
-        self.0.suspend(|| say(text));
+        self.bar.suspend(|| say(text));
     }
 
     pub(super) fn clear(&self) {
-        self.0.finish_and_clear();
+        self.bar.finish_and_clear();
+        set_shown(None);
+    }
+}
+
+/// The status that is shown, which messages must not overwrite.
+static SHOWN: Mutex<Option<ProgressBar>> = Mutex::new(None);
+
+fn set_shown(bar: Option<ProgressBar>) {
+    if let Ok(mut shown) = SHOWN.lock() {
+        *shown = bar;
     }
 }
 
 #[derive(Debug)]
-pub(super) struct Log {
-    clears: bool,
-}
-
-impl Log {
-    pub(super) fn new() -> Self {
-        Self { clears: io::stderr().is_terminal() }
-    }
-}
+pub(super) struct Log;
 
 impl Write for Log {
     /// Receives one whole log line per call.
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
-        if self.clears {
-            io::stderr().write_all(b"\r\x1b[2K")?;
-        }
         // A target's name may contain line ends.
         let (text, end) = line.split_at(line.len() - usize::from(line.ends_with(b"\n")));
         let one_line: Vec<u8> = text.iter().map(|&byte| if byte == b'\n' { b' ' } else { byte }).collect();
-        let mut errors = errors();
-        errors.write_all(&one_line)?;
-        errors.write_all(end)?;
+        let write = || {
+            let mut errors = errors();
+            errors.write_all(&one_line)?;
+            errors.write_all(end)
+        };
+        let shown = SHOWN.lock().ok().and_then(|shown| shown.clone());
+        match shown {
+            Some(bar) => bar.suspend(write)?,
+            None => write()?,
+        }
         Ok(line.len())
     }
 
@@ -160,29 +204,9 @@ impl Write for Log {
     }
 }
 
-fn progress_text(progress: &Progress) -> String {
-    let elapsed = Duration::from_secs(progress.elapsed.as_secs());
-    let time = match progress.duration {
-        Some(duration) => format!("{elapsed:?} of {duration:?}"),
-        None => format!("{elapsed:?} (Ctrl-C to stop)"),
-    };
-    let live = ByteSize(progress.live_bytes.rounded());
-    let drops = match progress.lost {
-        0 => "no drops".to_owned(),
-        lost => format!("{lost} DROPPED"),
-    };
-    let targets = match progress.targets {
-        1 => String::new(),
-        0 => " · no process yet".to_owned(),
-        targets => format!(" · {targets} processes"),
-    };
-    format!("{time}{targets} · {:.0} events/s · {live} live · {drops}", progress.events_per_second)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::units::EstimatedBytes;
 
     fn written(filters: bool, pieces: &[&str]) -> String {
         let mut out = Vec::new();
@@ -219,20 +243,5 @@ mod tests {
     #[test]
     fn files_and_pipes_receive_unchanged_bytes() {
         assert_eq!(written(false, &["a\x1b[2Jb\n", "c\x07"]), "a\x1b[2Jb\nc\x07");
-    }
-
-    #[test]
-    fn the_progress_line_shows_time_rate_live_bytes_and_drops() {
-        let progress = Progress {
-            elapsed: Duration::from_millis(3700),
-            duration: Some(Duration::from_secs(10)),
-            targets: 1,
-            events_per_second: 1234.5,
-            live_bytes: EstimatedBytes::exact(3 << 20),
-            lost: 2,
-        };
-        assert_eq!(progress_text(&progress), "3s of 10s · 1234 events/s · 3.0 MiB live · 2 DROPPED");
-        let endless = Progress { duration: None, lost: 0, ..progress };
-        assert_eq!(progress_text(&endless), "3s (Ctrl-C to stop) · 1234 events/s · 3.0 MiB live · no drops");
     }
 }

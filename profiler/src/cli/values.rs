@@ -7,12 +7,15 @@ use bytesize::ByteSize;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use profiler_common::interval::Interval;
 use profiler_common::limits::INTERVAL_BYTES_MAX;
+use regex::Regex;
 
 use crate::ids::Pid;
 use crate::units::parse_bytes;
 
 /// Minimum time between dumps: shorter windows cost more than they show.
 const PERIOD_MIN: Duration = Duration::from_millis(100);
+
+const PID_MAX: u32 = i32::MAX as u32;
 
 /// Parser of a fixed set of names, which shell completions list too.
 pub(super) fn named<T: Clone + Send + Sync + 'static>(
@@ -24,8 +27,47 @@ pub(super) fn named<T: Clone + Send + Sync + 'static>(
     names.map(move |name| by_name[name.as_str()].clone())
 }
 
-pub(super) fn pid() -> impl TypedValueParser<Value = Pid> {
-    clap::value_parser!(u32).range(1..=i64::from(i32::MAX)).map(Pid)
+pub(super) fn pid(text: &str) -> Result<Pid, String> {
+    match text.parse() {
+        Ok(pid @ 1..=PID_MAX) => Ok(Pid(pid)),
+        _ if text.is_empty()
+            || text.starts_with(['-', '+'])
+            || text.starts_with(|first: char| first.is_ascii_digit()) =>
+        {
+            Err("not a process id; `ps -e` lists them".to_owned())
+        }
+        _ => Err(format!("not a process id; to select programs by name, use `--cmdline {text}`")),
+    }
+}
+
+pub(super) fn regex(text: &str) -> Result<Regex, String> {
+    Regex::new(text).map_err(|error| {
+        // A drawing of the pattern precedes the reason.
+        let error = error.to_string();
+        let reason = error.lines().last().unwrap_or_default().trim_start_matches("error: ");
+        format!("not a regular expression: {reason}")
+    })
+}
+
+/// Growth between two profiles.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Threshold {
+    /// Of the earlier profile's total, in millionths; can be more than all of it.
+    Share(u64),
+    /// Bytes or blocks.
+    Amount(u64),
+}
+
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "`as` saturates, and it is not negative")]
+pub(super) fn threshold(text: &str) -> Result<Threshold, String> {
+    let wrong = "not a limit of growth; write it like 5% or 10MiB";
+    let Some(percent) = text.trim().strip_suffix('%') else {
+        return size(text).map(Threshold::Amount).map_err(|_| wrong.to_owned());
+    };
+    let number = percent.trim_end();
+    let is_number = number.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.');
+    let share = number.parse::<f64>().ok().filter(|_| is_number).ok_or_else(|| wrong.to_owned())?;
+    Ok(Threshold::Share((share * 10_000.0).round() as u64))
 }
 
 pub(super) fn interval(text: &str) -> Result<Interval, String> {

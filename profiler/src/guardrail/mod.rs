@@ -185,6 +185,25 @@ impl Share {
     }
 }
 
+/// Sum over several targets.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Shares {
+    probe_ns: f64,
+    cpu_ns: f64,
+}
+
+impl Shares {
+    #[expect(clippy::cast_precision_loss, reason = "nanoseconds below 2^53")]
+    pub(crate) fn add(&mut self, share: &Share) {
+        self.probe_ns += share.probe_ns;
+        self.cpu_ns += share.cpu_ns as f64;
+    }
+
+    pub(crate) fn percent(self) -> Option<f64> {
+        (self.cpu_ns > 0.0).then(|| 100.0 * self.probe_ns / self.cpu_ns)
+    }
+}
+
 impl OverheadMonitor {
     /// `None` before the first window is full and for an almost idle target.
     pub(crate) fn observe(

@@ -5,7 +5,7 @@ use rustc_hash::FxHashMap;
 
 use super::callsite::{COUNT_MAX, Callsite};
 use super::curve::CurvePoint;
-use super::details::{Ages, AgesByCallsite};
+use super::details::{Ages, AgesByCallsite, Details};
 use super::inventory;
 use super::ledger::Ledger;
 use super::live::{LiveAllocation, LiveBlock};
@@ -13,7 +13,7 @@ use super::snapshot::{CallsiteSnapshot, TargetSnapshot, sorted_heaps};
 use super::totals::{HeapUsage, Totals};
 use crate::address::TargetAddr;
 use crate::ids::{HeapId, StackId};
-use crate::units::{Amounts, EstimatedCount, MonotonicNanos};
+use crate::units::{Amounts, EstimatedBytes, EstimatedCount, MonotonicNanos};
 
 impl Ledger {
     /// Without the amounts at the peak.
@@ -28,6 +28,17 @@ impl Ledger {
     /// By index, without the amounts at the peak.
     pub fn callsite_totals(&self) -> impl Iterator<Item = &Totals> {
         self.callsites.iter().map(Callsite::totals_now)
+    }
+
+    /// The callsite whose live bytes grew most since the recording began, without details; `None` if none grew.
+    pub fn top_grower(&self) -> Option<CallsiteSnapshot> {
+        let growths = (0..).zip(&self.callsites).map(|(index, callsite)| (index, callsite, callsite.totals_now()));
+        let (index, callsite, totals) = growths
+            .filter(|(.., totals)| totals.delta_bytes() > EstimatedBytes::ZERO)
+            .max_by(|(.., a), (.., b)| a.delta_bytes().cmp(&b.delta_bytes()))?;
+        let &Callsite { heap, thread, inherited, .. } = callsite;
+        let stack = self.stacks.get(&callsite.stack).cloned();
+        Some(CallsiteSnapshot { index, stack, heap, thread, inherited, totals: *totals, details: Details::default() })
     }
 
     pub fn live_blocks(&self) -> usize {

@@ -97,7 +97,7 @@ impl Process {
     }
 }
 
-pub(super) fn running(pid: Pid) -> Result<Stat, TargetError> {
+pub(crate) fn running(pid: Pid) -> Result<Stat, TargetError> {
     if pid.0 == std::process::id() || is_companion(pid) {
         return Err(TargetError::Myself(pid));
     }

@@ -45,6 +45,9 @@ pub struct SessionConfig {
     pub engine: Engine,
     /// Point at the inline engine where it would help.
     pub hints: bool,
+    /// Report the overhead of probes and the callsite that grows most in [`Progress`]. Measuring a probe takes a third of a
+    /// second.
+    pub detailed_progress: bool,
     pub scope: ScopeChoice,
     pub unwind_bytes_max: u64,
     /// File to record events to, and its maximum size.
@@ -81,6 +84,7 @@ impl Default for SessionConfig {
             backend: BackendChoice::Auto,
             engine: Engine::Trap,
             hints: false,
+            detailed_progress: false,
             scope: ScopeChoice::Auto,
             unwind_bytes_max: 256 << 20,
             recording: None,
@@ -170,7 +174,7 @@ impl Control {
 
 /// Callbacks for session events. The ring buffer is not drained meanwhile, so they must return immediately.
 pub trait Listener {
-    fn progress(&mut self, _progress: &Progress) {}
+    fn progress(&mut self, _progress: Progress) {}
 
     fn dumped(&mut self, _snapshot: Snapshot) {}
 
@@ -192,13 +196,22 @@ pub trait Listener {
 
 impl Listener for () {}
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Progress {
     pub elapsed: Duration,
     pub duration: Option<Duration>,
     pub targets: usize,
-    pub events_per_second: f64,
     /// Of all running targets.
     pub live_bytes: EstimatedBytes,
+    /// Allocated minus freed by them since the recording began.
+    pub growth_bytes: EstimatedBytes,
+    /// Since the previous progress.
+    pub allocated_bytes_per_second: f64,
+    /// Share of the allocations that were sampled, from 0 to 1; `None` before the first.
+    pub sampled_share: Option<f64>,
     pub lost: u64,
+    /// Share of the targets' CPU time that probes took lately, in percent; `None` while it is unknown.
+    pub overhead_percent: Option<f64>,
+    /// Only the callsite that grew most since the recording began.
+    pub top_grower: Option<Box<Snapshot>>,
 }

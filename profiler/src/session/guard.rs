@@ -3,14 +3,14 @@
 use anyhow::{Context, Result};
 use bytesize::ByteSize;
 use thiserror::Error;
-use tracing::warn;
+use tracing::{debug, warn};
 
 use super::probes::Probes;
 use super::process_table::ProcessTable;
 use super::rates::Rates;
 use crate::bpf::footprint::{Adjustable, KernelMaps};
 use crate::bpf::load::Kernel;
-use crate::guardrail::{CpuMonitor, Limits, doublings};
+use crate::guardrail::{CpuMonitor, Limits, Shares, doublings};
 use crate::ids::Pid;
 use crate::linux::{clock, memory};
 use crate::model::{Action, Excess, Guardrails, Reached};
@@ -26,6 +26,8 @@ pub(super) struct Guard {
     maps: KernelMaps,
     cpu: CpuMonitor,
     costs: Option<Costs>,
+    /// Share of the CPU time of all targets that probes took lately.
+    pub(super) overhead_percent: Option<f64>,
     memory_bytes_highest: Option<u64>,
     reached: Vec<Reached>,
 }
@@ -41,20 +43,32 @@ impl Guard {
             )));
         }
         let cpu = CpuMonitor::default();
-        Ok(Self { limits, maps, cpu, costs: None, memory_bytes_highest: None, reached: Vec::new() })
+        Ok(Self {
+            limits,
+            maps,
+            cpu,
+            costs: None,
+            overhead_percent: None,
+            memory_bytes_highest: None,
+            reached: Vec::new(),
+        })
     }
 
-    /// With an overhead limit, measures the cost of probes, which takes a third of a second. Must precede attaching.
-    pub(super) fn calibrate(&mut self, probes: &mut Probes) -> Result<()> {
+    /// Measures the cost of probes, which takes a third of a second, with an overhead limit and if `shows_overhead`. Must
+    /// precede attaching.
+    pub(super) fn calibrate(&mut self, probes: &mut Probes, shows_overhead: bool) -> Result<()> {
         if self.limits.overhead_percent_max.is_some() {
             let costs = probes.calibrate();
             self.costs = Some(costs.context("cannot measure the cost of a probe, which `--max-overhead` requires")?);
+        } else if shows_overhead {
+            self.costs =
+                probes.calibrate().inspect_err(|error| debug!("cannot measure the cost of a probe: {error}")).ok();
         }
         Ok(())
     }
 
     pub(super) fn is_needed(&self) -> bool {
-        self.limits.any()
+        self.limits.any() || self.costs.is_some()
     }
 
     pub(super) fn note_keeper_exit(&mut self) {
@@ -95,18 +109,23 @@ impl Guard {
         Ok(false)
     }
 
-    pub(super) fn check_overhead(&self, processes: &mut ProcessTable, probes: &Probes) -> Vec<(Pid, f64)> {
-        let (Some(limit), Some(costs)) = (self.limits.overhead_percent_max, self.costs) else { return Vec::new() };
+    /// Returns the targets over the limit, with the shares of their CPU time that probes take.
+    pub(super) fn check_overhead(&mut self, processes: &mut ProcessTable, probes: &Probes) -> Vec<(Pid, f64)> {
+        let Some(costs) = self.costs else { return Vec::new() };
+        let limit = self.limits.overhead_percent_max.unwrap_or(f64::INFINITY);
         let mut excesses = Vec::new();
+        let mut whole = Shares::default();
         for target in processes.running_mut() {
             let calls = probes.call_costs(target, &costs);
             let (Some(calls), Some(cpu_ns)) = (calls, clock::process_cpu_ns(target.pid)) else { continue };
             let now = clock::now().monotonic;
             let share = target.overhead.observe(now, target.ledger.totals(), cpu_ns, calls);
+            share.iter().for_each(|share| whole.add(share));
             // Detaching is irreversible, so require the lower confidence bound.
             let excess = share.filter(|share| share.percent_at_least() > limit);
             excesses.extend(excess.map(|share| (target.pid, share.percent())));
         }
+        self.overhead_percent = whole.percent();
         excesses
     }
 
@@ -125,7 +144,7 @@ impl Guard {
             cpu_percent_max: self.limits.cpu_percent_max,
             cpu_percent_highest: self.limits.cpu_percent_max.map(|_| self.cpu.percent_highest),
             overhead_percent_max: self.limits.overhead_percent_max,
-            probe_costs: self.costs,
+            probe_costs: self.costs.filter(|_| self.limits.overhead_percent_max.is_some()),
             reached: self.reached.clone(),
         }
     }

@@ -334,6 +334,13 @@ impl ProcessTable {
         self.running.values().map(|target| target.ledger.totals().live_bytes()).sum()
     }
 
+    /// Of all running targets.
+    pub(super) fn totals(&self) -> Totals {
+        let mut totals = Totals::default();
+        self.running.values().for_each(|target| totals.add(target.ledger.totals()));
+        totals
+    }
+
     pub(super) fn live_blocks(&self) -> usize {
         self.running.values().map(|target| target.ledger.live_blocks()).sum()
     }

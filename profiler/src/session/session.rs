@@ -19,6 +19,7 @@ use super::hint::Hint;
 use super::keeper_monitor::KeeperMonitor;
 use super::lifecycle::Lifecycle;
 use super::memory::MemorySampler;
+use super::meter::ProgressMeter;
 use super::overload::{LiveSizes, Load};
 use super::probes::Probes;
 use super::process_table::ProcessTable;
@@ -74,7 +75,7 @@ const BATCH_MAX: usize = 65_536;
 
 /// Period of draining the ring buffer unless it fills: the longest that an event waits.
 const DRAIN_PERIOD: Duration = Duration::from_millis(20);
-pub(super) const PROGRESS_PERIOD: Duration = Duration::from_millis(500);
+const PROGRESS_PERIOD: Duration = Duration::from_millis(500);
 const GUARD_PERIOD: Duration = Duration::from_millis(500);
 
 /// Period of polling targets for allocators that they have mapped meanwhile.
@@ -119,7 +120,7 @@ impl Session {
         };
         let mut guard = Guard::new(config.limits, maps, memory::resident_bytes())?;
         let mut probes = Probes::load(&config, u32::try_from(row_cells).unwrap_or(u32::MAX), discovery, tables)?;
-        guard.calibrate(&mut probes)?;
+        guard.calibrate(&mut probes, config.detailed_progress)?;
         let can_inline = probes.kernel.link_kind() != LinkKind::Perf;
         let is_hint_due = config.hints && config.engine == Engine::Trap && can_inline;
         Ok(Self {
@@ -231,7 +232,7 @@ impl Session {
         let mut poll = every(POLL_PERIOD, began + POLL_PERIOD);
         let mut guard = every(GUARD_PERIOD, began);
         let mut progress = every(PROGRESS_PERIOD, began);
-        let mut events_before = 0;
+        let mut meter = ProgressMeter::default();
         let mut is_empty = true;
         while self.can_continue() {
             let soon = self.lifecycle.next_due();
@@ -259,9 +260,7 @@ impl Session {
                 _ = poll.tick() => self.poll_targets(),
                 _ = progress.tick() => {
                     let counters = self.probes.counters()?;
-                    let events = counters.get(Counter::Events);
-                    listener.progress(&self.progress(began, &counters, events - events_before));
-                    events_before = events;
+                    listener.progress(self.progress(began, &counters, &mut meter));
                 }
             }
         }

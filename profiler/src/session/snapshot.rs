@@ -3,12 +3,11 @@
 use anyhow::{Context, Result, bail};
 use profiler_common::counter::Counter;
 use profiler_common::interval::Interval;
-use tokio::time::Instant;
 use tracing::debug;
 
-use super::config::{Listener, Progress, Request};
+use super::config::{Listener, Request};
 use super::followed::Followed;
-use super::session::{PROGRESS_PERIOD, Session};
+use super::session::Session;
 use super::target::Target;
 use super::windows::Status;
 use crate::bpf::counters::Counters;
@@ -21,42 +20,12 @@ use crate::linux::clock;
 use crate::model::{Health, HookStatus, InlinedHeap, Loss, Others, Symbolization, Window, WindowReason};
 use crate::recording::entry::{HealthFacts, SessionFacts, TargetRecord};
 use crate::recording::recorder::Recorder;
-use crate::report::text::printable;
 use crate::snapshot::{Snapshot, TargetState};
 
 /// A target that allocates permanently must not delay a dump or an inventory forever. The ring buffer holds at most this many batches.
 const DRAINS_MAX: u32 = 16;
 
 impl Session {
-    pub fn describe(&self) -> String {
-        const NAMED_MAX: usize = 5;
-        let running = self.processes.running().take(NAMED_MAX);
-        let mut names: Vec<_> = running.map(|target| format!("{} ({})", printable(&target.comm), target.pid)).collect();
-        let more = self.processes.count().saturating_sub(NAMED_MAX);
-        if more > 0 {
-            names.push(format!("{more} more"));
-        }
-        if names.is_empty() {
-            return format!("{}, of which none runs yet", self.config.selection);
-        }
-        let hooks: usize = self.processes.running().map(|target| target.hooks.attached_count()).sum();
-        let heaps = self.probes.discovery.plan.heaps().join(", ");
-        let later = if self.config.selection.is_open() { "; processes that start later too" } else { "" };
-        format!("{}: {hooks} hooks on heap {heaps}{later}", names.join(", "))
-    }
-
-    #[expect(clippy::cast_precision_loss, reason = "a rate for display")]
-    pub(super) fn progress(&self, began: Instant, counters: &Counters, events: u64) -> Progress {
-        Progress {
-            elapsed: began.elapsed(),
-            duration: self.config.duration,
-            targets: self.processes.count(),
-            events_per_second: events as f64 / PROGRESS_PERIOD.as_secs_f64(),
-            live_bytes: self.processes.live_bytes(),
-            lost: counters.losses().map(|(_, count)| count).sum(),
-        }
-    }
-
     /// The part of the selection that no process matched at the start, if others did.
     pub fn unmatched(&self) -> Option<String> {
         let unmatched = &self.unmatched;

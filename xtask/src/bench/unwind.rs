@@ -477,8 +477,8 @@ mod tests {
 
     #[test]
     fn times_of_tables_are_read_from_the_log() {
-        let log = " INFO heapbpf: unwind tables of process 1: 12.5 ms to build or read, 3.0 ms to write\n WARN other\n \
-                   INFO heapbpf: unwind tables of process 2: 0.5 ms to build or read, 1.0 ms to write";
+        let log = "heapbpf: info: unwind tables of process 1: 12.5 ms to build or read, 3.0 ms to write\nheapbpf: warning: other\n\
+                   heapbpf: info: unwind tables of process 2: 0.5 ms to build or read, 1.0 ms to write";
         assert_eq!(tables_ms(&log.lines().map(str::to_owned).collect::<Vec<_>>()), [13.0, 4.0]);
     }
 }
