@@ -1,5 +1,6 @@
 //! `cargo xtask tidy`: rules of this repository that neither rustfmt nor clippy checks.
 
+mod docs;
 mod imports;
 mod language;
 mod rules;
@@ -26,7 +27,8 @@ use source::Source;
   cycles     imports form no cycle: neither between folders of profiler/src nor between the files of one folder
   unsafe     only in profiler-ebpf, profiler/src/linux, test targets, and `unsafe impl` in profiler-common
   terminal   standard output and standard error are written through profiler/src/cli/terminal.rs
-  links      a link to a kernel's source names a version or a commit
+  links      a link to a kernel's source names a version or a commit; a relative link leads to a file and a heading
+  options    commands of heapbpf in README.md and docs have options that exist
   markers    no leftovers of merges or of unfinished work
   paths      no private folders of one machine
   commits    subjects of at most 72 characters")]
@@ -96,6 +98,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     }
     findings.extend(sources.iter().flat_map(check));
     findings.extend(imports::cycles(&sources));
+    findings.extend(docs::check(&files, &|path| root.join(path).exists()));
     findings.extend(commits(&root));
     findings.sort();
     findings.dedup();
