@@ -87,12 +87,11 @@ fn the_text_lists_functions_with_their_instructions() {
 }
 
 #[test]
-fn a_missing_process_is_an_error() {
+fn a_missing_process_is_an_error_before_the_report() {
     let pid_max = fs::read_to_string("/proc/sys/kernel/pid_max").expect("procfs is mounted");
     let pid = (pid_max.trim().parse::<u32>().expect("a number") + 1).to_string();
-    let json = diagnosis(&["--pid", &pid], 1);
-    assert_eq!(json["works"], false);
-    assert!(json["target"]["error"].as_str().is_some_and(|error| error.contains(&format!("`{pid}`"))), "{json}");
-    let outcome = Heapbpf::new(["doctor", "--pid", &pid]).run().expect_code(1);
-    assert!(outcome.stdout.contains(&format!("`{pid}`")), "{}", outcome.stdout);
+    for options in [&["doctor", "--pid", &pid][..], &["doctor", &pid], &["doctor", "--pid", &pid, "--json"]] {
+        let error = Heapbpf::new(options).run().expect_error(1);
+        assert!(error.contains(&format!("no process `{pid}`")), "{error}");
+    }
 }
