@@ -90,7 +90,7 @@ fn an_invalid_suppression_is_wrong_usage() {
     fs::write(heapbpf.file("known.txt"), "leak:a\n\nrace:b\n").expect("the directory is ours");
     let error = heapbpf.run().expect_error(2);
     assert!(error.contains("`known.txt`, line 3: unsupported suppression type `race`"), "{error}");
-    let error = Heapbpf::of(target.pid(), "--suppressions none.txt").run().expect_error(2);
+    let error = Heapbpf::of(target.pid(), "--suppressions none.txt").run().expect_error(1);
     assert!(error.contains("`none.txt`"), "{error}");
 }
 

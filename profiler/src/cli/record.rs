@@ -6,7 +6,7 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, anyhow, bail};
+use anyhow::{Result, bail};
 use bytesize::ByteSize;
 use jiff::Zoned;
 
@@ -17,7 +17,7 @@ use super::report_args::PresentationArgs;
 use super::runtime::{Worker, run_session, start_session, wait_for_command};
 use super::source;
 use super::terminal::{self, ProgressLine, say};
-use crate::allocator::hook_set::{HookSet, SpecError};
+use crate::allocator::hook_set::HookSet;
 use crate::allocator::selection::HeapSelection;
 use crate::guardrail::Limits;
 use crate::ids::Pid;
@@ -62,10 +62,7 @@ fn config(args: &RecordArgs) -> Result<SessionConfig> {
     // Hooks of `--hook` take precedence over those of `--hooks`.
     args.hook.iter().for_each(|hook| functions.add(hook.clone()));
     for file in &args.hooks {
-        functions.load(file).map_err(|error| match error {
-            SpecError::Missing { .. } => anyhow!("{error}"),
-            _ => usage(error.to_string()),
-        })?;
+        functions.load(file).map_err(|error| usage(error.to_string()))?;
     }
     let mut seen = HashSet::new();
     Ok(SessionConfig {

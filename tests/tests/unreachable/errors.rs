@@ -50,7 +50,7 @@ fn an_unwritable_file_is_reported_first() {
     let pid = target.pid().to_string();
     assert!(rejected(&["--pid", &pid, "-o", "missing/check.json"], FAILED).contains("`missing/check.json`"));
     assert!(rejected(&["--pid", &pid, "-o", "check.txt"], WRONG_USAGE).contains("txt"));
-    assert!(rejected(&["--pid", &pid, "--suppressions", "missing.supp"], WRONG_USAGE).contains("`missing.supp`"));
+    assert!(rejected(&["--pid", &pid, "--suppressions", "missing.supp"], FAILED).contains("`missing.supp`"));
 }
 
 #[test]
