@@ -5,6 +5,7 @@ import { Amounts } from "../src/data/amounts.ts";
 import { sum } from "../src/data/columns.ts";
 import { VIEWS, field } from "../src/data/document.ts";
 import { Points } from "../src/data/points.ts";
+import { Profile } from "../src/data/profile.ts";
 import { EmbeddedSource } from "../src/data/source.ts";
 import { Tree, TreeShape } from "../src/analysis/tree.ts";
 import { golden, profile } from "./profiles.ts";
@@ -54,6 +55,25 @@ describe("points", () => {
       allocated += amounts.totals(amounts.mask(ALL), { from: to - 1, to }).alloc_bytes;
     }
     assert.equal(allocated, amounts.totals(amounts.mask(ALL), points.all()).alloc_bytes);
+  });
+
+  test("blocks from before the recording are live at its start, and inherited ones are not", () => {
+    const before = [1000, 0, 0, 0, 0];
+    for (const [origin, inherited] of [["running", 0], ["fork", 1000]] as const) {
+      const document = golden("exact");
+      const [target] = document.targets;
+      assert.ok(target !== undefined);
+      const changed = { ...target, origin, begun: 500, callsites: { ...target.callsites, opening_bytes: before } };
+      const made = new Profile({ ...document, targets: [changed] });
+      const points = new Points(made);
+      const amounts = new Amounts(made, points);
+      const whole = amounts.totals(amounts.mask(ALL), points.all());
+      assert.equal(whole.opening_bytes, 1000);
+      assert.equal(whole.inherited_bytes, inherited, origin);
+      const first = amounts.totals(amounts.mask(ALL), { from: 0, to: 1 });
+      assert.equal(first.inherited_bytes, inherited, origin);
+      assert.equal(first.opening_bytes, 1000, origin);
+    }
   });
 
   test("the window before a period ends where the period starts", () => {

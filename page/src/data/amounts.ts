@@ -68,7 +68,7 @@ export class Amounts {
     const isAll = this.points.isAll(period);
     const before = isAll ? null : this.points.at(period.from);
     const after = isAll ? callsites : this.points.at(period.to);
-    const came = targets.map((target) => !isAll && this.points.beganIn(target, period));
+    const came = targets.map((target) => (isAll ? this.points.isWhole && target.origin !== "running" : this.points.beganIn(target, period)));
     const live = isAll ? callsites[`shown_${unit}`] : after[`live_${unit}`];
     const allocated = Float64Array.from(after[`alloc_${unit}`]);
     const opening = Float64Array.from(before === null ? callsites[`opening_${unit}`] : before[`live_${unit}`]);
@@ -80,7 +80,7 @@ export class Amounts {
         allocated[index] = at(allocated, index) - at(before[`alloc_${unit}`], index);
         opening[index] = hasCome ? at(callsites[`opening_${unit}`], index) : at(opening, index);
       }
-      inherited[index] = (isAll ? this.points.isWhole : hasCome) ? at(opening, index) : 0;
+      inherited[index] = hasCome ? at(opening, index) : 0;
       freed[index] = at(opening, index) + at(allocated, index) - at(after[`live_${unit}`], index);
     }
     return { [`opening_${unit}`]: opening, [`inherited_${unit}`]: inherited, [`live_${unit}`]: live, [`alloc_${unit}`]: allocated, [`free_${unit}`]: freed };

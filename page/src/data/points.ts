@@ -121,13 +121,13 @@ export class Points {
     return is === "start" && this.isWhole ? this.atStart(time) : this.changesUntil(time);
   }
 
-  /** Inherited blocks exist from the start of their process on. */
+  /** Inherited blocks exist from the start of their process on, others from before the recording at once. */
   private atStart(time: number): Usage {
     const { callsites, count, targets, first } = this.profile;
     const usage = emptyUsage(count);
-    targets.forEach(({ begun, callsites: columns }, number) => {
+    targets.forEach(({ begun, callsites: columns, origin }, number) => {
       const from = at(first, number);
-      if (begun <= time + END_MILLIS) {
+      if (origin === "running" || begun <= time + END_MILLIS) {
         usage.live_bytes.set(callsites.opening_bytes.subarray(from, from + columns.count), from);
         usage.live_count.set(callsites.opening_count.subarray(from, from + columns.count), from);
       }
@@ -145,7 +145,10 @@ export class Points {
 
   /** Whether a process started in a period, with its inherited blocks. */
   beganIn(target: Target, { from, to }: Period): boolean {
-    return this.isWhole && target.begun > this.time(from) + (from === 0 ? END_MILLIS : 0) && target.begun <= this.time(to);
+    if (!this.isWhole || target.origin === "running") {
+      return false;
+    }
+    return target.begun > this.time(from) + (from === 0 ? END_MILLIS : 0) && target.begun <= this.time(to);
   }
 
   /** The point nearest to a time. */

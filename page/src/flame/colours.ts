@@ -24,7 +24,7 @@ export class Colours {
   constructor(readonly isDark: boolean) {}
 
   get text(): string {
-    return this.isDark ? "#f2f2f4" : "#17181c";
+    return this.isDark ? "#ffffff" : "#17181c";
   }
 
   get outline(): string {
@@ -37,7 +37,7 @@ export class Colours {
 
   /** `shade`: from 0 to 1, to distinguish neighbours. */
   hue(hue: number, saturation: number, shade = 0.5): string {
-    const light = this.isDark ? 26 + 9 * shade : 73 + 10 * shade;
+    const light = this.isDark ? 26 + 8 * shade : 73 + 10 * shade;
     return `hsl(${hue} ${this.isDark ? saturation * 0.6 : saturation}% ${light}%)`;
   }
 

@@ -142,10 +142,12 @@ function PeriodChoosers({ id, label, period, onChoose }: PeriodChoosersProps): J
 }
 
 function describe(totals: PeriodTotals): string {
-  const change = totals.live_bytes - totals.opening_bytes + totals.inherited_bytes;
-  const inherited = totals.inherited_bytes > 0 ? `${sizeText(totals.inherited_bytes)} from before or inherited at a fork, ` : "";
+  const opening = totals.opening_bytes - totals.inherited_bytes;
+  const change = totals.live_bytes - opening;
+  const before = opening > 0 ? `${sizeText(opening)} live at its start, ` : "";
+  const inherited = totals.inherited_bytes > 0 ? `${sizeText(totals.inherited_bytes)} inherited at forks, ` : "";
   const allocated = `${sizeText(totals.alloc_bytes)} allocated in ${plural(totals.alloc_count, "block")}`;
-  return `${inherited}${allocated}, ${sizeText(totals.free_bytes)} freed, ${sizeText(totals.live_bytes)} live at its end (${changeText("live-bytes", change)})`;
+  return `${before}${inherited}${allocated}, ${sizeText(totals.free_bytes)} freed, ${sizeText(totals.live_bytes)} live at its end (${changeText("live-bytes", change)})`;
 }
 
 function PeriodStatus(): JSX.Element {
