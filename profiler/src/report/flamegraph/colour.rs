@@ -69,7 +69,7 @@ impl Colour {
 
     fn of_hue(hue: f64, shade: u32) -> Self {
         let shade = f64::from(shade) / f64::from(SHADES - 1);
-        Self { light: Rgb::of_hsl(hue, 62.0, 73.0 + 10.0 * shade), dark: Rgb::of_hsl(hue, 37.2, 26.0 + 9.0 * shade) }
+        Self { light: Rgb::of_hsl(hue, 62.0, 73.0 + 10.0 * shade), dark: Rgb::of_hsl(hue, 37.2, 26.0 + 8.0 * shade) }
     }
 
     /// Red for growth, blue for shrinkage. `part` is the share of the larger amount, from -1 to 1.
@@ -109,6 +109,28 @@ mod tests {
             ["libc.so.6", "redis-server", "größe", ""].map(|name| hash(name).rem_euclid(360)),
             [242, 138, 189, 7]
         );
+    }
+
+    /// WCAG 2.2, section 1.4.3: names have a contrast of 4.5 or more.
+    #[test]
+    fn names_are_readable_on_all_modules() {
+        let linear = |channel: u8| {
+            let part = f64::from(channel) / 255.0;
+            if part <= 0.04045 { part / 12.92 } else { ((part + 0.055) / 1.055).powf(2.4) }
+        };
+        let luminance =
+            |Rgb([red, green, blue]): Rgb| 0.2126 * linear(red) + 0.7152 * linear(green) + 0.0722 * linear(blue);
+        let contrast = |one: Rgb, other: Rgb| {
+            let (one, other) = (luminance(one), luminance(other));
+            (one.max(other) + 0.05) / (one.min(other) + 0.05)
+        };
+        for hue in 0..360 {
+            for shade in 0..SHADES {
+                let Colour { light, dark } = Colour::of_hue(f64::from(hue), shade);
+                assert!(contrast(light, Rgb([23, 24, 28])) >= 4.5, "{hue} {shade}: {light}");
+                assert!(contrast(dark, Rgb([255, 255, 255])) >= 4.5, "{hue} {shade}: {dark}");
+            }
+        }
     }
 
     #[test]
