@@ -16,8 +16,9 @@ use crate::command::{self, Repository};
 pub(super) const PROFILE: &str = "dist";
 /// Maximum size of the stripped binary, against unnoticed growth.
 const BYTES_MAX: u64 = 14_500_000;
-/// Merges functions with equal code, of which generic code has many, and removes symbols.
-const LINKING: [&str; 2] = ["-Clink-arg=-Wl,--icf=all", "-Cstrip=symbols"];
+/// Merges functions with equal code, of which generic code has many, packs relocations (glibc 2.36 applies these in static
+/// programs), and removes symbols.
+const LINKING: [&str; 3] = ["-Clink-arg=-Wl,--icf=all", "-Clink-arg=-Wl,-z,pack-relative-relocs", "-Cstrip=symbols"];
 const EPOCH: &str = "SOURCE_DATE_EPOCH";
 
 /// A source tree, and what else determines the files that are made of it.

@@ -25,7 +25,7 @@ within heapbpf --version
 within heapbpf doctor
 within zcat /usr/share/man/man1/heapbpf.1.gz | head -n 4
 test -s "$root/usr/lib/systemd/system/heapbpf@.service"
-test -s "$root/usr/share/doc/heapbpf/copyright"
+grep --quiet CDDL "$root/usr/share/doc/heapbpf/copyright"
 
 echo "== record"
 # A thousand strings of 1 KiB a second, which stay referenced. Not by `within`, so that the ID is that of perl.
