@@ -47,7 +47,6 @@ pub mod internals {
     pub use crate::bpf::counters::Counters;
     pub use crate::bpf::load::{BackendChoice, Kernel, KernelConfig, LinkKind};
     pub use crate::bpf::ring::Ring;
-    pub use crate::cli::command_line;
     pub use crate::collect::ThreadState;
     pub use crate::guardrail::Limits;
     pub use crate::ids::{HeapId, HookId, ModuleId, Pid, Tid};

@@ -12,6 +12,7 @@ use rustc_hash::FxHashMap;
 use super::exit::{self, usage};
 use super::output::{self, Access, Output, Written};
 use super::report_args::ConvertArgs;
+use super::source;
 use super::terminal::{self, say};
 use crate::ids::LedgerId;
 use crate::ledger::totals::Movement;
@@ -56,6 +57,9 @@ pub(super) fn convert(args: &ConvertArgs) -> Result<u8> {
     };
     input.judge(args.verdict.strict);
     input.select(&args.filter.filter());
+    if args.output.source {
+        source::embed(&mut input.profile, args.output.quiet);
+    }
     write(args, options, &input, outputs)?;
     let is_complete = !input.profile.incomplete() && !input.is_damaged;
     Ok(if is_complete { exit::DONE } else { exit::INCOMPLETE })

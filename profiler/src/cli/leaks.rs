@@ -120,7 +120,13 @@ pub(super) fn run(mut args: LeaksArgs, inherited: Inherited) -> Result<u8> {
     output::check_distinct(&common.output)?;
     let open = |path: &PathBuf| Output::open_for_profile(path, common.format, Access::Owner);
     let outputs = common.output.iter().map(open).collect::<Result<Vec<_>>>()?;
-    let reports = Reports { outputs, format: common.format, quiet: common.quiet, to_stderr: !args.command.is_empty() };
+    let reports = Reports {
+        outputs,
+        format: common.format,
+        quiet: common.quiet,
+        source: common.source,
+        to_stderr: !args.command.is_empty(),
+    };
     match (args.pid, args.watch) {
         (Some(pid), None) => async_runtime()?.block_on(check_unrecorded(pid, args.snapshot, plan, reports)),
         _ => run_session(record(args, plan, reports, inherited)),

@@ -6,6 +6,8 @@ mod completion;
 mod config;
 mod convert;
 mod diff;
+#[cfg(test)]
+mod documents;
 mod exit;
 mod leaks;
 mod log;
@@ -16,6 +18,7 @@ mod record;
 mod report_args;
 mod runtime;
 mod similar;
+mod source;
 mod status;
 mod terminal;
 mod user;
@@ -36,11 +39,6 @@ use crate::doctor::{Diagnosis, report, serve};
 use crate::keeper;
 use crate::linux::signals::{self, Inherited};
 use crate::process::target::running;
-
-/// The commands and their options, for checks of the documentation.
-pub fn command_line() -> clap::Command {
-    commands()
-}
 
 pub fn run() -> ExitCode {
     let words: Vec<OsString> = std::env::args_os().collect();

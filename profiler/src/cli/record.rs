@@ -344,6 +344,9 @@ impl State {
         tracing::debug!(elapsed = ?start.elapsed(), frames = profile.frames.len(), "symbolized");
         profile.suppress(&self.suppressions);
         self.args.filter.filter().apply(&mut profile);
+        if self.args.common.output.source {
+            source::embed(&mut profile, self.args.common.output.quiet);
+        }
         profile.strict = self.args.verdict.strict;
         profile
     }

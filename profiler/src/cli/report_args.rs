@@ -48,6 +48,11 @@ pub(super) struct OutputArgs {
     #[arg(help_heading = OUTPUT, long)]
     pub(super) trim: bool,
 
+    /// Embed the source lines around each frame in HTML reports, from files on this machine that the invoking user may
+    /// read. Files are named by the target's debug information: check a report before you pass it on.
+    #[arg(help_heading = OUTPUT, long)]
+    pub(super) source: bool,
+
     /// Print errors only.
     #[arg(help_heading = OUTPUT, short, long)]
     pub(super) quiet: bool,
