@@ -63,7 +63,7 @@ fn a_stripped_static_program_at_its_exit() {
 
 #[test]
 fn suppressions_without_end() {
-    let text = rejected(&["--pid", "1", "--suppressions", "/dev/zero"], WRONG_USAGE);
+    let text = rejected(&["--pid", "1", "--suppressions", "/dev/zero"], FAILED);
     assert!(text.contains("exceeds the limit of 16"), "{text}");
 }
 
