@@ -2,6 +2,7 @@
 //! `UPDATE_GOLDEN=1` rewrites it.
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::process::Command;
 
@@ -83,4 +84,22 @@ fn wrong_command_lines_are_documented_with_their_messages() {
     } else {
         assert!(documented == table, "{} has another table; UPDATE_GOLDEN=1 rewrites it:\n{table}", path.display());
     }
+}
+
+/// `sudo setpriv --reuid=… heapbpf` leaves `HOME` at root's folder, which the user cannot search.
+#[test]
+fn a_home_of_another_user_is_no_error() {
+    let folder = tempfile::tempdir().expect("there is a directory for temporary files");
+    let mode = |path: &Path, mode| fs::set_permissions(path, fs::Permissions::from_mode(mode)).expect("it is ours");
+    let (home, copy) = (folder.path().join("home"), folder.path().join("heapbpf"));
+    fs::create_dir(&home).expect("the folder is ours");
+    fs::copy(binary(), &copy).expect("the folder is ours");
+    mode(folder.path(), 0o755);
+    mode(&copy, 0o755);
+    mode(&home, 0o700);
+    let mut command = Command::new("setpriv");
+    command.args(["--reuid=65534", "--regid=65534", "--clear-groups"]).arg(&copy).args(["convert", "missing.heapbpf"]);
+    let output = command.current_dir("/").env("HOME", &home).env_remove("XDG_CONFIG_HOME").env_remove("HEAPBPF_CONFIG");
+    let stderr = String::from_utf8(output.output().expect("it can be started").stderr).expect("messages are text");
+    assert!(stderr.contains("missing.heapbpf") && !stderr.contains("config"), "{stderr}");
 }

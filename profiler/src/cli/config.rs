@@ -219,9 +219,7 @@ fn read(path: &Path) -> Result<Option<String>> {
     let shown = path.display();
     let file = match files::open(path) {
         Ok(file) => file,
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound && std::env::var_os(PATH_VARIABLE).is_none() => {
-            return Ok(None);
-        }
+        Err(_) if std::env::var_os(PATH_VARIABLE).is_none() && !is_visible(path) => return Ok(None),
         Err(error) => bail!("cannot read `{shown}`: {error}"),
     };
     let metadata = file.metadata().with_context(|| format!("cannot read `{shown}`"))?;
@@ -232,6 +230,14 @@ fn read(path: &Path) -> Result<Option<String>> {
     let mut text = String::new();
     file.take(BYTES_MAX).read_to_string(&mut text).with_context(|| format!("cannot read `{shown}`"))?;
     Ok(Some(text))
+}
+
+/// Whether there is such a file, as far as this user can see: under `setpriv`, `HOME` may be another user's folder.
+fn is_visible(path: &Path) -> bool {
+    use std::io::ErrorKind::{NotADirectory, NotFound, PermissionDenied};
+    path.symlink_metadata()
+        .err()
+        .is_none_or(|error| ![NotFound, NotADirectory, PermissionDenied].contains(&error.kind()))
 }
 
 #[cfg(test)]
