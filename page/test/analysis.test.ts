@@ -204,6 +204,11 @@ test("the lines around a frame are found", () => {
   assert.deepEqual(sourceAround(made, 0), { first: 10, lines: ["ten", "eleven", "twelve"] });
   assert.equal(sourceAround(made, 1), null);
   assert.equal(sourceAround(bare, 0), null);
+  const line = bare.sourceLine(0);
+  const long = Array.from({ length: 100 }, (_, index) => `line ${line - 50 + index}`).join("\n");
+  const embedded = new Profile(Object.assign({}, bare.document, { sources: { file: [file], line: [line - 50], text: [long] } }));
+  const piece = sourceAround(embedded, 0);
+  assert.deepEqual([piece?.first, piece?.lines.length, piece?.lines[10]], [line - 10, 21, `line ${line}`]);
 });
 
 describe("10,000 callsites of 40 frames", () => {

@@ -3,6 +3,9 @@
 import { at } from "../data/columns.ts";
 import type { Profile } from "../data/profile.ts";
 
+/** Number of lines to show above and below: pieces of nearby frames are embedded as one. */
+const AROUND = 10;
+
 export interface SourcePiece {
   /** Number of the first line. */
   readonly first: number;
@@ -21,7 +24,8 @@ export function sourceAround(profile: Profile, frame: number): SourcePiece | nul
       const first = at(sources.line, piece);
       const lines = (sources.text[piece] ?? "").split("\n");
       if (first <= line && line < first + lines.length) {
-        return { first, lines };
+        const from = Math.max(0, line - first - AROUND);
+        return { first: first + from, lines: lines.slice(from, line - first + AROUND + 1) };
       }
     }
   }
