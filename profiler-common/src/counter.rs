@@ -53,6 +53,10 @@ counters! {
     ExecsSeen = 12, "execs_seen";
     /// Allocating calls of processes that are not targets, at shared probes.
     ForeignCalls = 13, "foreign_calls";
+    /// Stacks through an interpreter without its frames: the state of the thread was not found.
+    InterpreterNoThread = 14, "interpreter_no_thread";
+    /// Stacks of an interpreter whose frames ended at unreadable memory.
+    InterpreterUnreadable = 15, "interpreter_unreadable";
     /// The stack was unwound to the thread's first frame.
     StackComplete = 16, "complete";
     /// The stack is deeper than [`STACK_FRAMES_MAX`](crate::limits::STACK_FRAMES_MAX).

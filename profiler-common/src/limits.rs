@@ -75,6 +75,12 @@ pub const RULE_CACHE_SLOTS: u32 = 1 << 15;
 /// Rules that all unwind tables share: a row stores 16-bit rule numbers.
 pub const UNWIND_RULES_MAX: u32 = 1 << 16;
 
+/// Interpreters of processes whose frames the kernel side unwinds; forked children share that of their parent.
+pub const INTERPRETERS_MAX: u32 = 4096;
+
+/// Maximum bytes of a line table in a record. The rest has no lines: fewer than one module in a thousand has a longer one.
+pub const INTERPRETED_CODE_BYTES_MAX: usize = 8192;
+
 /// Page size that page-rounding allocation functions (`pvalloc`) round up to, in bytes.
 pub const PAGE_BYTES: u64 = 4096;
 

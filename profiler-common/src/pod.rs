@@ -2,6 +2,7 @@
 
 #![expect(unsafe_code, reason = "aya::Pod is an unsafe trait")]
 
+use crate::interpreter::Interpreter;
 use crate::live::{LiveBlock, LiveKey};
 use crate::sampling::SamplingRate;
 use crate::unwind::{PageRows, ProcessMapping, ProcessMappings, RowCell, Rule};
@@ -22,3 +23,5 @@ unsafe impl aya::Pod for Rule {}
 unsafe impl aya::Pod for ProcessMapping {}
 // SAFETY: as above.
 unsafe impl aya::Pod for ProcessMappings {}
+// SAFETY: as above.
+unsafe impl aya::Pod for Interpreter {}

@@ -36,6 +36,8 @@ pub enum RecordKind {
     /// A block that is not in the live set is about to be freed: a [`FreeRecord`] of age 0. Only of targets that
     /// [report frees](crate::target::REPORTS_FREES).
     UnknownFree = 10,
+    /// Interpreted code that a stack contains: a [`CodeRecord`](crate::interpreter::CodeRecord), short or long.
+    Code = 11,
 }
 
 impl RecordKind {
@@ -52,6 +54,7 @@ impl RecordKind {
             8 => Self::Remap,
             9 => Self::StackPage,
             10 => Self::UnknownFree,
+            11 => Self::Code,
             _ => return None,
         })
     }

@@ -111,15 +111,19 @@ pub struct ProcessMappings {
     pub serial: u32,
     /// Copies of stacks that the kernel side may still send: see [`StackPage`](crate::record::RecordKind::StackPage).
     pub copies: u32,
+    /// Number of the process's interpreter, from 1 on; 0 if it has none.
+    pub interpreter: u32,
+    /// Always 0.
+    pub reserved: u32,
 }
 
 impl ProcessMappings {
     /// Of a process that is not registered.
-    pub const NONE: Self = Self { first: 0, count: 0, serial: 0, copies: 0 };
+    pub const NONE: Self = Self { first: 0, count: 0, serial: 0, copies: 0, interpreter: 0, reserved: 0 };
 }
 
 const _: () = assert!(size_of::<ProcessMapping>() == 32 && align_of::<ProcessMapping>() == 8);
-const _: () = assert!(size_of::<ProcessMappings>() == 16);
+const _: () = assert!(size_of::<ProcessMappings>() == 24);
 const _: () = assert!(size_of::<UnwindRow>() == 4 && align_of::<UnwindRow>() == 2);
 const _: () = assert!(size_of::<RowCell>() == 8);
 const _: () = assert!(size_of::<PageRows>() == 8 && align_of::<PageRows>() == 4);

@@ -93,3 +93,11 @@ pub(crate) fn register(regs: *const pt_regs, number: u8) -> u64 {
         _ => load!(regs, r15),
     }
 }
+
+// Thread-specific data (`pthread_getspecific`), from the thread pointer. glibc (2.31 to 2.43, `struct pthread` in nptl/descr.h):
+// pairs of a sequence number and a value, the first block of them in the structure itself, then pointers to the blocks.
+pub(crate) const GLIBC_BLOCK_KEYS: u64 = 32;
+pub(crate) const GLIBC_FIRST_BLOCK: u64 = 0x310;
+pub(crate) const GLIBC_BLOCKS: u64 = 0x510;
+/// musl (1.2.2 to 1.2.6, `struct pthread` in src/internal/pthread_impl.h): pointer to an array of values.
+pub(crate) const MUSL_DATA: u64 = 0x80;

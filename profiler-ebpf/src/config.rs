@@ -40,6 +40,8 @@ globals! {
     TASK_SIGNAL_OFFSET: u32, task_signal_offset -> u64 = |value| value as u64;
     /// Byte offset of `live`, the number of threads that have not exited, in `struct signal_struct`.
     SIGNAL_LIVE_OFFSET: u32, signal_live_offset -> u64 = |value| value as u64;
+    /// Byte offset of the thread pointer in `struct task_struct`; 0 if unknown: then frames of interpreters are not unwound.
+    TASK_THREAD_POINTER_OFFSET: u32, task_thread_pointer_offset -> u64 = |value| value as u64;
     /// 1 to report the execs of all processes, 0 of targets only.
     ALL_EXECS: u32, all_execs -> bool = |value| value != 0;
     /// Requested bytes from which on a function that may throw is assumed to throw.

@@ -2,6 +2,7 @@
 
 use core::mem::MaybeUninit;
 
+use profiler_common::interpreter::{AddressRange, CODE_WORDS, FRAME_WORDS};
 use profiler_common::limits::{INFLIGHT_WAYS, PAGE_BYTES, RAW_STACK_PAGES_MAX, STACK_FRAMES_MAX};
 use profiler_common::live::LiveBlock;
 use profiler_common::record::{RawStackHeader, StackHeader};
@@ -62,6 +63,32 @@ pub(crate) struct Walk {
     pub(crate) is_return_address: u32,
     /// Hash of the frames so far.
     pub(crate) hash: u64,
+    pub(crate) interpreter: InterpreterWalk,
+}
+
+/// Words of an interpreter's frames that are buffered at once: 1 KiB, which has 3 to 8 frames.
+pub(crate) const FRAME_WINDOW_WORDS: usize = 128;
+
+/// State of the walk along the frames of an interpreter.
+#[repr(C)]
+pub(crate) struct InterpreterWalk {
+    /// As in [`ProcessMappings`](profiler_common::unwind::ProcessMappings).
+    pub(crate) number: u32,
+    /// 1 once `frame` is that of the thread.
+    pub(crate) has_begun: u32,
+    /// The next frame, or 0.
+    pub(crate) frame: u64,
+    pub(crate) loops: [AddressRange; 2],
+    /// Address of the copied memory, of which so many bytes are valid.
+    pub(crate) window_start: u64,
+    pub(crate) window_bytes: u64,
+    pub(crate) window: [u64; FRAME_WINDOW_WORDS],
+    /// Index of the current frame's first word.
+    pub(crate) at: u64,
+    /// The current frame's code object, its id, and the words that identify it.
+    pub(crate) code: u64,
+    pub(crate) code_id: u64,
+    pub(crate) code_words: [u64; CODE_WORDS],
 }
 
 /// A stack record under construction.
@@ -95,4 +122,6 @@ pub(crate) struct RawRecord {
     pub(crate) pages: [[u8; PAGE_BYTES as usize]; RAW_STACK_PAGES_MAX],
 }
 
+const _: () = assert!(FRAME_WINDOW_WORDS.is_power_of_two() && FRAME_WINDOW_WORDS > FRAME_WORDS);
+const _: () = assert!(CODE_WORDS.is_power_of_two());
 const _: () = assert!(STACK_FRAMES_MAX.is_power_of_two() && WINDOW_WORDS.is_power_of_two());

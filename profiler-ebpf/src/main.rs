@@ -4,8 +4,8 @@
 //! describes the probe. The entry points do not use aya's `#[uprobe]`, because that macro drops the program's return value,
 //! which a session probe needs to skip the return.
 //!
-//! Layers, each using only those before it: `asm`, `config`, `layout`, `arch` ← `maps` ← `call`, `scratch`, `emit`, `inflight` ← `sample`,
-//! `walk` ← `copy` ← `live`, `stack` ← `remap`, `process` ← `hook`.
+//! Layers, each using only those before it: `asm`, `config`, `layout`, `arch` ← `maps`, `frames` ← `call`, `scratch`, `emit`, `inflight`, `seen` ←
+//! `sample`, `interpreter` ← `walk` ← `copy` ← `live`, `stack` ← `remap`, `process` ← `hook`.
 
 #![no_std]
 #![no_main]
@@ -17,8 +17,10 @@ mod call;
 mod config;
 mod copy;
 mod emit;
+mod frames;
 mod hook;
 mod inflight;
+mod interpreter;
 mod layout;
 mod live;
 mod maps;
@@ -27,6 +29,7 @@ mod process;
 mod remap;
 mod sample;
 mod scratch;
+mod seen;
 mod stack;
 mod walk;
 

@@ -5,9 +5,10 @@ use aya_ebpf::macros::map;
 use aya_ebpf::maps::{Array, HashMap, LruHashMap, PerCpuArray, ProgramArray, RingBuf};
 use profiler_common::counter::Counter;
 use profiler_common::hook::NestedCallers;
+use profiler_common::interpreter::Interpreter;
 use profiler_common::limits::{
-    EXECS_SEEN, HEAPS_MAX, HOOKS_MAX, INFLIGHT_BUCKETS, LIVE_FILTER_SLOTS, MAPPINGS_MAX, PROCESSES_MAX,
-    RULE_CACHE_SLOTS, STACK_BUCKETS, STACK_WAYS, TARGETS_MAX, UNWIND_PAGES_MAX, UNWIND_RULES_MAX,
+    EXECS_SEEN, HEAPS_MAX, HOOKS_MAX, INFLIGHT_BUCKETS, INTERPRETERS_MAX, LIVE_FILTER_SLOTS, MAPPINGS_MAX,
+    PROCESSES_MAX, RULE_CACHE_SLOTS, STACK_BUCKETS, STACK_WAYS, TARGETS_MAX, UNWIND_PAGES_MAX, UNWIND_RULES_MAX,
 };
 use profiler_common::live::{LiveBlock, LiveKey};
 use profiler_common::rule_cache::CachedRule;
@@ -94,6 +95,10 @@ pub(crate) static MAPPINGS: Array<ProcessMapping> = Array::with_max_entries(MAPP
 /// Each target's range of [`MAPPINGS`].
 #[map]
 pub(crate) static PROCESSES: HashMap<u32, ProcessMappings> = HashMap::with_max_entries(PROCESSES_MAX, 0);
+
+/// Interpreters by number, which [`PROCESSES`] has.
+#[map]
+pub(crate) static INTERPRETERS: Array<Interpreter> = Array::with_max_entries(INTERPRETERS_MAX, 0);
 
 /// Always empty: see [`private_stack`](crate::private_stack). For the programs at probes.
 #[map]

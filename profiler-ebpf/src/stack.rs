@@ -3,14 +3,14 @@
 use core::mem::size_of;
 
 use aya_ebpf::helpers::{bpf_probe_read_user, generated};
-use profiler_common::limits::{PAGE_BYTES, STACK_FRAMES_MAX, STACK_WAYS};
+use profiler_common::limits::{PAGE_BYTES, STACK_FRAMES_MAX};
 use profiler_common::record::{RawStackHeader, RecordHeader, RecordKind, StackHeader};
-use profiler_common::stack::{StackEnd, StackHasher, seen_bucket};
+use profiler_common::stack::{StackEnd, StackHasher};
 
-use crate::asm::masked;
 use crate::call::Call;
-use crate::maps::{RAW, STACKS, count};
+use crate::maps::{RAW, count};
 use crate::scratch::Claim;
+use crate::seen::{forget, is_new};
 use crate::{config, copy, emit, inflight, walk};
 
 /// Captures the call's stack and returns its id, or `None` if the caller is a hooked function: see [`inflight::is_caller_hooked`].
@@ -102,46 +102,6 @@ fn header(call: &Call, stack_id: u64, depth: u64, end: StackEnd) -> StackHeader 
         end: end as u8,
         reserved: 0,
         reserved_too: 0,
-    }
-}
-
-/// Whether the stack's frames must be sent; marks them as sent. The mark replaces another one if the bucket is full, and concurrent
-/// calls may overwrite each other's: then frames are sent again, which is harmless.
-#[inline(always)]
-fn is_new(stack_id: u64) -> bool {
-    let Some(bucket) = STACKS.get_ptr_mut(seen_bucket(stack_id)) else {
-        return true;
-    };
-    let mut free = masked::<{ STACK_WAYS as u64 - 1 }>(stack_id >> 32) as usize;
-    for way in 0..STACK_WAYS {
-        // SAFETY: the pointer comes from a successful lookup, and the index is below the array's length.
-        let seen = unsafe { bucket.cast::<u64>().add(way).read_volatile() };
-        if seen == stack_id {
-            return false;
-        }
-        if seen == 0 {
-            free = way;
-        }
-    }
-    // SAFETY: as above.
-    unsafe { bucket.cast::<u64>().add(free).write_volatile(stack_id) };
-    true
-}
-
-/// Has the next event with this stack send its frames again, because they were dropped.
-#[inline(always)]
-fn forget(stack_id: u64) {
-    let Some(bucket) = STACKS.get_ptr_mut(seen_bucket(stack_id)) else {
-        return;
-    };
-    for way in 0..STACK_WAYS {
-        // SAFETY: as in `is_new`.
-        let seen = unsafe { bucket.cast::<u64>().add(way) };
-        // SAFETY: as in `is_new`.
-        if unsafe { seen.read_volatile() } == stack_id {
-            // SAFETY: as in `is_new`.
-            unsafe { seen.write_volatile(0) };
-        }
     }
 }
 

@@ -21,10 +21,10 @@ use profiler_common::unwind::{
 
 use crate::asm::masked;
 use crate::call::Call;
-use crate::config;
 use crate::layout::{Scratch, WINDOW_WORDS, Walk};
 use crate::maps::{MAPPINGS, PAGES, PROCESSES, ROWS, RULE_CACHE, RULES, SCRATCH};
 use crate::scratch::Claim;
+use crate::{config, frames, interpreter};
 
 /// Result of a walk; the frames are in the area's record.
 pub(crate) struct Unwound {
@@ -35,6 +35,8 @@ pub(crate) struct Unwound {
 
 /// Result of [`unwind_step`] if there is a caller; any other is a [`StackEnd`] plus 1.
 const CONTINUE: u32 = 0;
+/// Flag of a result of [`unwind_step`]: the frame is one of the interpreter loop.
+const IN_LOOP: u32 = 1 << 8;
 
 /// The return address of a call at its function's entry, where it is on top of the stack. Fills the window.
 #[inline(always)]
@@ -68,11 +70,13 @@ fn start(call: &Call, scratch: *mut Scratch, caller: Option<u64>, hasher: StackH
     walk.sp = call.sp().wrapping_add(8);
     walk.bp = call.bp();
     walk.is_return_address = 1;
+    walk.interpreter.number = 0;
     if config::unwind_by_tables() {
         let mappings = mappings_of(call.tgid());
         walk.mapping_first = mappings.first;
         walk.mapping_count = mappings.count;
         walk.mapping_serial = mappings.serial;
+        interpreter::start(&mut walk.interpreter, mappings.interpreter);
     }
     Ok(())
 }
@@ -117,14 +121,17 @@ fn walk(area: u32) -> StackEnd {
 pub(crate) extern "C" fn unwind_batch(area: u32) -> u32 {
     for _ in 0..BATCH {
         let word = unwind_step(area);
-        if word != CONTINUE {
-            return word;
+        if word & IN_LOOP != 0 {
+            interpreter::interpreter_frames(area);
+        }
+        if word & !IN_LOOP != CONTINUE {
+            return word & !IN_LOOP;
         }
     }
     CONTINUE
 }
 
-/// Writes the current frame and steps to its caller.
+/// Writes the current frame and steps to its caller. Returns [`CONTINUE`], or an end, and [`IN_LOOP`].
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub(crate) extern "C" fn unwind_step(area: u32) -> u32 {
@@ -138,14 +145,11 @@ pub(crate) extern "C" fn unwind_step(area: u32) -> u32 {
     if depth >= STACK_FRAMES_MAX {
         return StackEnd::Truncated as u32 + 1;
     }
-    write_frame(scratch, depth, registers.ip);
-    walk.depth = depth as u64 + 1;
-    let mut hasher = StackHasher::resume(walk.hash);
-    hasher.add(registers.ip);
-    walk.hash = hasher.state();
+    frames::add(scratch, registers.ip);
+    let in_loop = if interpreter::is_loop(&walk.interpreter, registers.lookup_address()) { IN_LOOP } else { 0 };
     let rule = match rule(walk, &registers) {
         Ok(rule) => rule,
-        Err(end) => return end as u32 + 1,
+        Err(end) => return (end as u32 + 1) | in_loop,
     };
     match step(&registers, rule, &Window(scratch)) {
         Step::Caller(caller) => {
@@ -153,18 +157,9 @@ pub(crate) extern "C" fn unwind_step(area: u32) -> u32 {
             walk.sp = caller.sp;
             walk.bp = caller.bp;
             walk.is_return_address = caller.is_return_address as u32;
-            CONTINUE
+            CONTINUE | in_loop
         }
-        Step::End(end) => end as u32 + 1,
-    }
-}
-
-#[inline(always)]
-fn write_frame(scratch: *mut Scratch, index: usize, address: u64) {
-    if index < STACK_FRAMES_MAX {
-        let index = masked::<{ STACK_FRAMES_MAX as u64 - 1 }>(index as u64);
-        // SAFETY: within the array, whose length is a power of two, in an area that this program has claimed.
-        unsafe { (&raw mut (*scratch).record.frames).cast::<u64>().add(index as usize).write(address) };
+        Step::End(end) => (end as u32 + 1) | in_loop,
     }
 }
 

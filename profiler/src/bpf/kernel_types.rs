@@ -20,6 +20,8 @@ pub(crate) struct TaskLayout {
     pub signal: u32,
     /// In `struct signal_struct`: number of threads that have not exited.
     pub live: u32,
+    /// Of the thread pointer; 0 if the kernel keeps it elsewhere.
+    pub thread_pointer: u32,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
@@ -52,8 +54,16 @@ impl TaskLayout {
             mm: offset("task_struct", "mm")?,
             signal: offset("task_struct", "signal")?,
             live: offset("signal_struct", "live")?,
+            thread_pointer: thread_pointer(&offset).unwrap_or(0),
         })
     }
+}
+
+/// `task->thread.fsbase` (arch/x86/include/asm/processor.h).
+fn thread_pointer(
+    offset: &impl Fn(&'static str, &'static str) -> Result<u32, LayoutError>,
+) -> Result<u32, LayoutError> {
+    Ok(offset("task_struct", "thread")? + offset("thread_struct", "fsbase")?)
 }
 
 const MAGIC: u16 = 0xeb9f;
@@ -191,7 +201,7 @@ mod tests {
             type_words(SIGNAL_STRUCT, BTF_KIND_STRUCT, 0, &[INT, 1, 0, LIVE, 1, 32]),
         ]);
         let expected = expected
-            .map(|(tgid, mm)| TaskLayout { tgid, mm, signal: 256, live: 4 })
+            .map(|(tgid, mm)| TaskLayout { tgid, mm, signal: 256, live: 4, thread_pointer: 0 })
             .map_err(|member| LayoutError::NoMember { structure: "task_struct", member });
         assert_eq!(TaskLayout::find(&bytes), expected);
     }
@@ -248,5 +258,9 @@ mod tests {
         let signal = types.structure(b"signal_struct").expect("processes have one");
         let threads = types.member_offset(signal, b"nr_threads", DEPTH_MAX).expect("it counts them");
         assert_eq!(threads, layout.live + 4, "adjacent");
+        let thread = types.structure(b"thread_struct").expect("tasks have one");
+        let [fs, gs] = [&b"fsbase"[..], b"gsbase"].map(|name| types.member_offset(thread, name, DEPTH_MAX));
+        assert_eq!(layout.thread_pointer, offset(b"thread") + fs.expect("x86-64 has it"));
+        assert_eq!(gs, fs.map(|fs| fs + 8), "adjacent");
     }
 }

@@ -119,7 +119,7 @@ impl Kernel {
         let unwind_by_tables = u32::from(config.unwind_by_tables);
         let (raw_stacks, raw_areas) = if config.raw_stacks { (1u32, scratch_areas) } else { (0, 1) };
         let task_layout = TaskLayout::of_kernel();
-        let task = task_layout.clone().unwrap_or(TaskLayout { tgid: 0, mm: 0, signal: 0, live: 0 });
+        let task = task_layout.clone().unwrap_or(TaskLayout { tgid: 0, mm: 0, signal: 0, live: 0, thread_pointer: 0 });
         let (all_execs, stubs) = (u32::from(config.all_execs), u32::from(config.stubs));
         let mut loader = EbpfLoader::new();
         loader
@@ -132,6 +132,7 @@ impl Kernel {
             .override_global("TASK_MM_OFFSET", &task.mm, true)
             .override_global("TASK_SIGNAL_OFFSET", &task.signal, true)
             .override_global("SIGNAL_LIVE_OFFSET", &task.live, true)
+            .override_global("TASK_THREAD_POINTER_OFFSET", &task.thread_pointer, true)
             .override_global("ALL_EXECS", &all_execs, true)
             .override_global("THROW_SAFE_BYTES", &config.throw_safe_bytes, true)
             .override_global("STUBS", &stubs, true)

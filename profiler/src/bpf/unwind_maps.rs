@@ -4,6 +4,7 @@ use std::io;
 use std::os::fd::AsFd;
 
 use aya::maps::{HashMap, Map, MapData, MapError};
+use profiler_common::interpreter::Interpreter;
 use profiler_common::unwind::{PageRows, ProcessMapping, ProcessMappings, RowCell, Rule};
 
 use super::load::{Kernel, LoadError};
@@ -18,6 +19,7 @@ pub(crate) struct KernelUnwindMaps {
     pages: MapData,
     rules: MapData,
     mappings: MapData,
+    interpreters: MapData,
     processes: HashMap<MapData, u32, ProcessMappings>,
 }
 
@@ -36,6 +38,7 @@ impl KernelUnwindMaps {
             pages: array(kernel, "PAGES")?,
             rules: array(kernel, "RULES")?,
             mappings: array(kernel, "MAPPINGS")?,
+            interpreters: array(kernel, "INTERPRETERS")?,
             processes: HashMap::try_from(processes).map_err(failed)?,
         })
     }
@@ -70,6 +73,10 @@ impl UnwindMaps for KernelUnwindMaps {
         write_array(self.mappings.fd(), first, mappings)
     }
 
+    fn write_interpreter(&mut self, index: u32, interpreter: &Interpreter) -> io::Result<()> {
+        write_array(self.interpreters.fd(), index, std::slice::from_ref(interpreter))
+    }
+
     fn read_cell(&self, index: u32) -> Option<RowCell> {
         read_array(self.rows.fd(), index).ok()
     }
@@ -100,7 +107,7 @@ mod tests {
     fn removing_a_process_that_the_kernel_side_removed_succeeds() {
         let mut kernel = fixture::kernel(LinkKind::Perf);
         let mut maps = KernelUnwindMaps::take(&mut kernel).expect("not taken yet");
-        let mappings = ProcessMappings { first: 3, count: 4, serial: 5, copies: 6 };
+        let mappings = ProcessMappings { first: 3, count: 4, serial: 5, copies: 6, interpreter: 7, reserved: 0 };
         let (executed, other) = (Pid(1), Pid(2));
         for pid in [executed, other] {
             maps.set_process(pid, mappings).expect("there is room");

@@ -1,0 +1,28 @@
+//! The frames of the stack that is being captured.
+
+use profiler_common::limits::STACK_FRAMES_MAX;
+use profiler_common::stack::StackHasher;
+
+use crate::asm::masked;
+use crate::layout::Scratch;
+
+/// Adds a frame to the stack of a claimed area.
+#[inline(always)]
+pub(crate) fn add(scratch: *mut Scratch, frame: u64) {
+    // SAFETY: this program has claimed the area.
+    let walk = unsafe { &mut (*scratch).walk };
+    write(scratch, walk.depth as usize, frame);
+    walk.depth += 1;
+    let mut hasher = StackHasher::resume(walk.hash);
+    hasher.add(frame);
+    walk.hash = hasher.state();
+}
+
+#[inline(always)]
+fn write(scratch: *mut Scratch, index: usize, address: u64) {
+    if index < STACK_FRAMES_MAX {
+        let index = masked::<{ STACK_FRAMES_MAX as u64 - 1 }>(index as u64);
+        // SAFETY: within the array, whose length is a power of two, in an area that this program has claimed.
+        unsafe { (&raw mut (*scratch).record.frames).cast::<u64>().add(index as usize).write(address) };
+    }
+}
