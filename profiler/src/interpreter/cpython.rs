@@ -1,0 +1,89 @@
+//! CPython 3.8 to 3.14. Up to 3.12, offsets are those of the version's headers; later versions publish them in memory.
+
+mod offsets;
+
+use std::ops::Range;
+
+pub(crate) use self::offsets::Unsupported;
+use self::offsets::{DEBUG_OFFSETS_BYTES, Version};
+use super::arch::branches_out;
+use crate::address::{LinkAddr, TargetAddr};
+use crate::ids::Pid;
+use crate::linux::process_memory;
+use crate::object::ObjectError;
+use crate::object::image::Image;
+use crate::object::module::Module;
+use crate::object::symbols::{Definition, definitions};
+use crate::unwind::ranges::inner_parts;
+use profiler_common::interpreter::{AddressRange, Interpreter, USES_MUSL};
+
+/// State of the whole interpreter.
+const RUNTIME: &str = "_PyRuntime";
+/// The interpreter loop.
+const LOOP: &str = "_PyEval_EvalFrameDefault";
+/// The version as a number, since 3.11.
+const VERSION: &str = "Py_Version";
+/// Machine code of the loop: real ones have up to 90 KB.
+const LOOP_BYTES_MAX: u64 = 1 << 20;
+
+/// CPython in a module, by link addresses.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Cpython {
+    version: Result<Version, Unsupported>,
+    runtime: LinkAddr,
+    /// The loop, then the part of it that the compiler considered cold.
+    loops: Vec<Range<u64>>,
+}
+
+impl Cpython {
+    /// `None` if the module contains no CPython.
+    pub(crate) fn of(module: &Module) -> Result<Option<Self>, ObjectError> {
+        let image = module.image().map_err(Clone::clone)?;
+        let elf = module.elf().map_err(Clone::clone)?;
+        let found = definitions(image, elf, &[RUNTIME, LOOP, VERSION]);
+        let get = |name: &str| found.iter().find(|definition| definition.name == name);
+        let (Some(runtime), Some(evaluate)) = (get(RUNTIME), get(LOOP)) else { return Ok(None) };
+        let hexversion = get(VERSION).and_then(|definition| {
+            let offset = elf.data_offset(definition.address)?;
+            let bytes = image.read(offset, 4, 4).ok()?;
+            bytes.first_chunk().map(|word| u32::from_le_bytes(*word))
+        });
+        let version = hexversion.map(Version::of_hex).or_else(|| Version::of_path(module.path()));
+        let version = version.ok_or(Unsupported::NoVersion);
+        Ok(Some(Self { version, runtime: runtime.address, loops: loops(image, module, evaluate) }))
+    }
+
+    /// The interpreter of a process that maps the module with this load bias.
+    pub(crate) fn in_process(&self, pid: Pid, bias: u64, uses_musl: bool) -> Result<Interpreter, Unsupported> {
+        let version = self.version.clone()?;
+        let runtime = self.runtime.0.wrapping_add(bias);
+        let mut published = [0; DEBUG_OFFSETS_BYTES];
+        if version.publishes_offsets() {
+            let read = process_memory::read(pid, &[(runtime, published.len())], &mut published);
+            if read.ok() != Some(published.len()) {
+                return Err(Unsupported::Unreadable);
+            }
+        }
+        let mut interpreter = version.interpreter(TargetAddr(runtime), &published)?;
+        for (range, found) in interpreter.loops.iter_mut().zip(&self.loops) {
+            *range = AddressRange { start: found.start.wrapping_add(bias), bytes: found.end - found.start };
+        }
+        if uses_musl {
+            interpreter.flags |= USES_MUSL;
+        }
+        Ok(interpreter)
+    }
+}
+
+fn loops(image: &Image, module: &Module, evaluate: &Definition) -> Vec<Range<u64>> {
+    let start = evaluate.address.0;
+    let hot = start..start.saturating_add(evaluate.size_bytes.min(LOOP_BYTES_MAX));
+    let code = module.file_offset(evaluate.address).map(|at| image.read(at, hot.end - hot.start, LOOP_BYTES_MAX));
+    let outside = code.and_then(Result::ok).map(|code| branches_out(&code, start)).unwrap_or_default();
+    // Jumps also lead to other functions.
+    let cold = inner_parts(image, &outside).into_iter().max_by_key(|range| range.end - range.start);
+    [Some(hot), cold].into_iter().flatten().collect()
+}
+
+#[cfg(test)]
+mod tests;

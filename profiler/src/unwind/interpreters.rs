@@ -1,0 +1,106 @@
+//! Numbers of interpreters in the kernel's map. Forked children share that of their parent, with the same addresses.
+
+use std::collections::{HashMap, VecDeque};
+
+use profiler_common::interpreter::Interpreter;
+use profiler_common::limits::INTERPRETERS_MAX;
+
+use crate::ids::Pid;
+
+#[derive(Debug, Default)]
+pub(super) struct Interpreters {
+    places: Vec<(Interpreter, u32)>,
+    known: HashMap<Interpreter, u32>,
+    of_processes: HashMap<Pid, u32>,
+    /// Places without users, which children that are not registered yet may still use: the oldest is taken first.
+    free: VecDeque<u32>,
+}
+
+/// A place in the kernel's map.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Place {
+    pub(super) index: u32,
+    /// Its content must be written.
+    pub(super) is_new: bool,
+}
+
+impl Interpreters {
+    /// As in [`ProcessMappings`](profiler_common::unwind::ProcessMappings): 0 for a process without an interpreter.
+    pub(super) fn number(&self, pid: Pid) -> u32 {
+        self.of_processes.get(&pid).map_or(0, |index| index + 1)
+    }
+
+    /// `None` if the map is full.
+    pub(super) fn assign(&mut self, pid: Pid, interpreter: &Interpreter) -> Option<Place> {
+        self.release(pid);
+        let known = self.known.get(interpreter).copied();
+        let place = match known {
+            Some(index) => Place { index, is_new: false },
+            None => Place { index: self.take(interpreter)?, is_new: true },
+        };
+        self.places[place.index as usize].1 += 1;
+        self.free.retain(|free| *free != place.index);
+        self.of_processes.insert(pid, place.index);
+        Some(place)
+    }
+
+    pub(super) fn release(&mut self, pid: Pid) {
+        let Some(index) = self.of_processes.remove(&pid) else { return };
+        let users = &mut self.places[index as usize].1;
+        *users -= 1;
+        if *users == 0 {
+            self.free.push_back(index);
+        }
+    }
+
+    fn take(&mut self, interpreter: &Interpreter) -> Option<u32> {
+        let index = u32::try_from(self.places.len()).ok().filter(|&index| index < INTERPRETERS_MAX);
+        let index = match index {
+            Some(index) => {
+                self.places.push((*interpreter, 0));
+                index
+            }
+            None => {
+                let index = self.free.pop_front()?;
+                self.known.remove(&self.places[index as usize].0);
+                self.places[index as usize] = (*interpreter, 0);
+                index
+            }
+        };
+        self.known.insert(*interpreter, index);
+        Some(index)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn interpreter(key: u64) -> Interpreter {
+        Interpreter { key, ..Interpreter::default() }
+    }
+
+    #[test]
+    fn equal_interpreters_share_a_place_and_free_ones_are_reused_last() {
+        let mut interpreters = Interpreters::default();
+        assert_eq!(interpreters.assign(Pid(1), &interpreter(10)), Some(Place { index: 0, is_new: true }));
+        assert_eq!(interpreters.assign(Pid(2), &interpreter(10)), Some(Place { index: 0, is_new: false }));
+        assert_eq!([1, 2, 3].map(|pid| interpreters.number(Pid(pid))), [1, 1, 0]);
+        interpreters.release(Pid(1));
+        interpreters.release(Pid(2));
+        interpreters.release(Pid(2));
+        // A child that is registered later finds it.
+        assert_eq!(interpreters.assign(Pid(3), &interpreter(10)), Some(Place { index: 0, is_new: false }));
+        interpreters.release(Pid(3));
+        for key in 1..INTERPRETERS_MAX {
+            let place = interpreters.assign(Pid(100 + key), &interpreter(100 + u64::from(key)));
+            assert_eq!(place, Some(Place { index: key, is_new: true }));
+        }
+        assert_eq!(interpreters.assign(Pid(4), &interpreter(11)), Some(Place { index: 0, is_new: true }));
+        assert_eq!(interpreters.assign(Pid(5), &interpreter(12)), None, "all are in use");
+        assert_eq!(interpreters.number(Pid(5)), 0);
+        // A process that executes another program replaces its own.
+        assert_eq!(interpreters.assign(Pid(4), &interpreter(12)), Some(Place { index: 0, is_new: true }));
+        assert_eq!(interpreters.assign(Pid(6), &interpreter(11)), None);
+    }
+}

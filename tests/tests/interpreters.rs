@@ -1,0 +1,194 @@
+//! Functions that interpreters execute, in stacks.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use heapbpf_tests::heapbpf::Heapbpf;
+use heapbpf_tests::interpreters::{Python, VERSIONS};
+use heapbpf_tests::recipe::Recipe;
+use heapbpf_tests::report::{Callsite, Frame, Process, Report};
+use heapbpf_tests::target::Target;
+use serde::Deserialize;
+
+fn script(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("targets").join(name)
+}
+
+/// A block as the interpreter describes it: functions, files and lines, the innermost first.
+#[derive(Debug, Deserialize)]
+struct Block {
+    bytes: u64,
+    stack: Vec<(String, String, u32)>,
+}
+
+type Stack = Vec<(String, String, u32)>;
+/// Number of blocks and bytes.
+type Sums = BTreeMap<Stack, [u64; 2]>;
+
+fn described(output: &Path) -> Sums {
+    let text = fs::read_to_string(output).expect("the target has written it");
+    let mut sums = Sums::new();
+    for line in text.lines() {
+        let block: Block = serde_json::from_str(line).expect("the target writes JSON");
+        let [count, bytes] = sums.entry(block.stack).or_default();
+        *count += 1;
+        *bytes += block.bytes;
+    }
+    assert!(sums.len() > 40, "{} stacks", sums.len());
+    sums
+}
+
+fn is_interpreted(frame: &&Frame) -> bool {
+    frame.kind.as_deref() == Some("interpreted")
+}
+
+/// The functions that CPython executed.
+fn interpreted(callsite: &Callsite) -> Stack {
+    let location = |frame: &Frame| {
+        let text = |text: &Option<String>| text.clone().unwrap_or_default();
+        (text(&frame.function), text(&frame.file), frame.line.unwrap_or(0))
+    };
+    callsite.stack.iter().filter(is_interpreted).map(location).collect()
+}
+
+/// Blocks of at least 50 KB by the Python functions that allocated them: those of the script.
+fn recorded(process: &Process) -> Sums {
+    let mut sums = Sums::new();
+    for callsite in &process.callsites {
+        let [count, bytes] =
+            [&callsite.totals.alloc_count, &callsite.totals.alloc_bytes].map(|number| number.as_u64().expect("exact"));
+        let stack = interpreted(callsite);
+        if !stack.is_empty() && count > 0 && bytes / count >= 50_000 {
+            let sum = sums.entry(stack).or_default();
+            sum[0] += count;
+            sum[1] += bytes;
+        }
+    }
+    sums
+}
+
+/// Compares all stacks. Returns their number.
+#[track_caller]
+fn check(version: &str, expected: &Sums, recorded: &Sums) {
+    let differing: Vec<_> = expected.iter().filter(|&(stack, sums)| recorded.get(stack) != Some(sums)).collect();
+    // CPython's compiler allocates large blocks too.
+    let is_by_script = |stack: &Stack| expected.keys().any(|known| known[0] == stack[0]);
+    let others: Vec<_> =
+        recorded.iter().filter(|&(stack, _)| is_by_script(stack) && !expected.contains_key(stack)).collect();
+    assert!(
+        differing.is_empty() && others.is_empty(),
+        "{version}: {} of {} stacks differ; expected {:#?}\nnot expected {:#?}",
+        differing.len(),
+        expected.len(),
+        &differing[..differing.len().min(3)],
+        &others[..others.len().min(3)]
+    );
+}
+
+/// Makes a report of the recording.
+#[track_caller]
+fn convert(heapbpf: &Heapbpf, name: &str) {
+    let (recording, report) = (heapbpf.file("out.heapbpf"), heapbpf.file(name));
+    let words = ["convert".as_ref(), recording.as_os_str(), "-o".as_ref(), report.as_os_str()];
+    Heapbpf::new(words).run().expect_code(0);
+}
+
+/// Every stack equals the interpreter's own description, to the function, file and line, with the same bytes.
+#[test]
+fn stacks_equal_those_of_the_interpreter() {
+    for version in VERSIONS {
+        let python = Python::of(version);
+        let (inside, output) = python.output();
+        let mut target = Target::spawn(python.script(&script("frames.py")).arg(inside));
+        let mut heapbpf = Heapbpf::of(target.pid(), "--interval 1 -o out.json -o out.heapbpf");
+        let session = heapbpf.start();
+        target.run_command("go");
+        session.interrupt().expect_code(0);
+        let report = heapbpf.report("out.json");
+        check(version, &described(&output), &recorded(report.process(target.pid())));
+        // The recording contains the names.
+        convert(&heapbpf, "again.json");
+        check(version, &described(&output), &recorded(heapbpf.report("again.json").process(target.pid())));
+    }
+}
+
+/// Frames of the interpreter stand between Python functions only on request.
+#[test]
+fn the_interpreters_own_frames_are_shown_on_request() {
+    let python = Python::of("3.13");
+    let (inside, _output) = python.output();
+    let mut target = Target::spawn(python.script(&script("frames.py")).arg(inside));
+    let mut heapbpf = Heapbpf::of(target.pid(), "--interval 1 --native -o native.json -o out.heapbpf");
+    let session = heapbpf.start();
+    target.run_command("go");
+    session.interrupt().expect_code(0);
+    convert(&heapbpf, "plain.json");
+    let [native, plain] = ["native.json", "plain.json"].map(|name| heapbpf.report(name));
+    let pid = target.pid();
+    assert_eq!(recorded(native.process(pid)), recorded(plain.process(pid)));
+    let is_loop = |frame: &Frame| frame.function.as_deref() == Some("_PyEval_EvalFrameDefault");
+    let with_loop = |report: &Report| {
+        let python = report.process(pid).callsites.iter().filter(|callsite| !interpreted(callsite).is_empty());
+        let (with, without): (Vec<_>, Vec<_>) = python.partition(|callsite| callsite.stack.iter().any(is_loop));
+        [with.len(), without.len()]
+    };
+    let [with, without] = with_loop(&native);
+    assert!(with > 50 && without == 0, "{with} stacks with the loop, {without} without");
+    let [with, without] = with_loop(&plain);
+    assert!(with == 0 && without > 50, "{with} stacks with the loop, {without} without");
+}
+
+/// Code of modules is freed when they have been imported: from the first instruction on, names are right.
+#[test]
+fn a_launched_interpreter_is_named_from_its_start() {
+    let python = Python::of("3.13");
+    let (inside, output) = python.output();
+    let mut command = python.script(&script("frames.py"));
+    command.arg(inside).arg("once");
+    let words = std::iter::once(command.get_program()).chain(command.get_args());
+    let options = ["--interval", "1", "-o", "out.json", "--"].map(AsRef::as_ref);
+    let mut heapbpf = Heapbpf::new(options.into_iter().chain(words));
+    heapbpf.run().expect_code(0);
+    let report = heapbpf.report("out.json");
+    let process = report.targets.iter().find(|process| !process.replaced).expect("the interpreter");
+    check("launched", &described(&output), &recorded(process));
+    let bytes = |callsite: &Callsite| callsite.totals.alloc_bytes.as_u64().expect("exact");
+    let has_names =
+        |callsite: &&Callsite| callsite.stack.iter().filter(is_interpreted).all(|frame| frame.function.is_some());
+    let python: Vec<_> = process.callsites.iter().filter(|callsite| !interpreted(callsite).is_empty()).collect();
+    let named: u64 = python.iter().copied().filter(has_names).map(bytes).sum();
+    let whole: u64 = python.iter().copied().map(bytes).sum();
+    assert_eq!(named, whole, "all Python functions have names");
+    let import = |frame: &Frame| frame.function.as_deref() == Some("_find_and_load");
+    assert!(python.iter().any(|callsite| callsite.stack.iter().any(import)), "imports were recorded");
+}
+
+/// What a process claims about its interpreter is not trusted: cycles, wild pointers and lengths end, and harm nobody.
+#[test]
+fn forged_interpreters_are_bounded() {
+    let mut target = Target::spawn(&mut Command::new(Recipe::of("forged_python.c").flags("-rdynamic").build()));
+    let mut heapbpf = Heapbpf::of(target.pid(), "--interval 1 --native -o out.json");
+    let session = heapbpf.start();
+    const KINDS: [&str; 6] = ["cycle", "wild", "texts", "deep", "foreign", "none"];
+    for kind in KINDS {
+        target.run_command(kind);
+    }
+    session.interrupt().expect_code(3);
+    let report = heapbpf.report("out.json");
+    let callsites = &report.process(target.pid()).callsites;
+    let at = |function: &str| -> Vec<&Callsite> {
+        let is_it = |frame: &Frame| frame.function.as_deref() == Some(function);
+        callsites.iter().filter(|callsite| callsite.stack.iter().any(is_it)).collect()
+    };
+    for kind in KINDS {
+        let found = at(kind);
+        let counts: u64 = found.iter().map(|callsite| callsite.totals.alloc_count.as_u64().expect("exact")).sum();
+        // A cycle fills the stack before the walk returns to native frames.
+        let expected = if kind == "cycle" { 0 } else { 1 };
+        assert_eq!(counts, expected, "{kind}: {found:#?}");
+    }
+    assert_eq!(report.health.unwind.get("truncated").copied(), Some(1), "{:?}", report.health.unwind);
+    assert!(callsites.iter().all(|callsite| callsite.stack.len() <= 1100));
+}

@@ -1,0 +1,233 @@
+//! `cargo xtask interpreters`: installs CPython in several versions, from Debian's suites. Each has the C library and the
+//! other libraries of its suite, in a root directory of its own. Needs no root.
+
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context as _, Result, anyhow, bail};
+
+use crate::archive::Archive;
+use crate::command::{self, Repository};
+
+struct Python {
+    /// Also the name of the folder.
+    version: &'static str,
+    suite: &'static str,
+}
+
+/// Tests know the same versions: `heapbpf_tests::interpreters`.
+const VERSIONS: [Python; 4] = [
+    Python { version: "3.9", suite: "bullseye" },
+    Python { version: "3.11", suite: "bookworm" },
+    Python { version: "3.13", suite: "trixie" },
+    Python { version: "3.14", suite: "sid" },
+];
+
+/// Increased when the content of the root directories changes, for the same packages.
+const RECIPE: u32 = 1;
+/// Written last into a root directory: the recipe in a line, then the packages.
+const STAMP: &str = "installed";
+/// The folder in which a root directory is made, with its downloads.
+const UNFINISHED: &str = "unfinished";
+
+/// Installs the versions of CPython that tests profile.
+///
+/// `target/interpreters/VERSION` is a root directory for `chroot`, with a CPython and its libraries from the Debian suite that
+/// has this version, on the mirror of this machine's apt. Complete ones are reused. `cargo xtask test` does this, too.
+#[derive(clap::Args)]
+#[command(after_help = "Examples:
+  cargo xtask interpreters             installs missing versions
+  cargo xtask interpreters --again     reinstalls everything, in the suites' current packages")]
+pub(crate) struct Arguments {
+    /// Reinstall everything.
+    #[arg(long)]
+    again: bool,
+}
+
+pub(crate) fn run(arguments: &Arguments) -> Result<()> {
+    let repository = Repository::find()?;
+    if arguments.again {
+        command::empty_folder(&folder(&repository))?;
+    }
+    let interpreters = install(&repository)?;
+    println!("{}", interpreters.display());
+    Ok(())
+}
+
+/// Returns the folder, which is `HEAPBPF_INTERPRETERS` of tests.
+pub(crate) fn install(repository: &Repository) -> Result<PathBuf> {
+    let interpreters = folder(repository);
+    for python in VERSIONS.iter().filter(|python| !python.is_complete(&interpreters)) {
+        let Python { version, suite } = python;
+        eprintln!("installing CPython {version} of Debian's suite `{suite}` into {}", interpreters.display());
+        let unfinished = interpreters.join(UNFINISHED);
+        command::empty_folder(&unfinished)?;
+        let outcome = python.install(&unfinished, &interpreters.join(version));
+        let removed = fs::remove_dir_all(&unfinished);
+        outcome.map_err(|error| anyhow!("cannot install CPython {version} of Debian's suite `{suite}`: {error:#}"))?;
+        removed.with_context(|| format!("cannot remove the downloads in `{}`", unfinished.display()))?;
+    }
+    Ok(interpreters)
+}
+
+fn folder(repository: &Repository) -> PathBuf {
+    repository.target.join("interpreters")
+}
+
+impl Python {
+    fn is_complete(&self, interpreters: &Path) -> bool {
+        let stamp = fs::read_to_string(interpreters.join(self.version).join(STAMP));
+        stamp.is_ok_and(|stamp| stamp.lines().next() == Some(&self.recipe()))
+    }
+
+    fn recipe(&self) -> String {
+        format!("recipe {RECIPE}: {} of {}", self.packages().join(" "), self.suite)
+    }
+
+    fn packages(&self) -> [String; 3] {
+        let version = self.version;
+        [format!("python{version}-minimal"), format!("libpython{version}-stdlib"), format!("libpython{version}")]
+    }
+
+    /// Makes the root directory in the folder `unfinished`, then moves it to `target`: never is one there in part.
+    fn install(&self, unfinished: &Path, target: &Path) -> Result<()> {
+        // One suite at a time, so that no library comes from another one.
+        let archive = Archive::open(&unfinished.join("apt"), &[("Debian", &[self.suite])])
+            .map_err(|error| anyhow!("{error:#}; {}", self.remedy()))?;
+        self.download(&archive)?;
+        let root = unfinished.join("root");
+        make_folders(&root).with_context(|| format!("cannot make folders in `{}`", root.display()))?;
+        let mut stamp = vec![self.recipe()];
+        for package in archive.downloaded()? {
+            unpack(&package, &root)?;
+            stamp.extend(package.file_name().map(|name| name.to_string_lossy().into_owned()));
+        }
+        let program = root.join("usr/bin").join(format!("python{}", self.version));
+        if !command::is_executable(&program) {
+            bail!("the packages do not contain `{}`", program.display());
+        }
+        fs::write(root.join(STAMP), stamp.join("\n") + "\n").context("cannot write the stamp")?;
+        if target.exists() {
+            fs::remove_dir_all(target).with_context(|| format!("cannot remove `{}`", target.display()))?;
+        }
+        fs::rename(&root, target).with_context(|| format!("cannot move `{}` to `{}`", root.display(), target.display()))
+    }
+
+    fn download(&self, archive: &Archive) -> Result<()> {
+        // Without `--error-on=any`, lists that cannot be downloaded are only a warning.
+        command::run(archive.apt("apt-get").args(["update", "-qq", "--error-on=any"]))
+            .map_err(|error| anyhow!("{error:#}; if the mirror no longer has the suite, {}", self.remedy()))?;
+        let minimal = r"^python3\.[0-9]+-minimal$";
+        let listing = command::output(archive.apt("apt-cache").args(["search", "--names-only", minimal]))?;
+        let versions = versions(&listing);
+        if !versions.contains(&self.version) {
+            bail!("the suite has CPython {}; {}", list(&versions), self.remedy());
+        }
+        let mut install = archive.apt("apt-get");
+        install.args(["install", "-qq", "--no-install-recommends", "--download-only"]);
+        command::run(install.args(self.packages()))
+    }
+
+    fn remedy(&self) -> String {
+        format!(
+            "name a suite that has {version} in `VERSIONS` of `xtask/src/interpreters.rs`, or replace {version} there and in \
+             `tests/src/interpreters.rs`; or set HEAPBPF_INTERPRETERS to a folder with all versions",
+            version = self.version
+        )
+    }
+}
+
+/// Returns the versions in what `apt-cache search` lists: `python3.14-minimal - DESCRIPTION` in a line.
+fn versions(listing: &str) -> Vec<&str> {
+    let names = listing.lines().filter_map(|line| line.split_whitespace().next());
+    names.filter_map(|name| name.strip_prefix("python")?.strip_suffix("-minimal")).collect()
+}
+
+fn list(versions: &[&str]) -> String {
+    if versions.is_empty() { "in no version".to_owned() } else { format!("only in {}", versions.join(", ")) }
+}
+
+fn make_folders(root: &Path) -> std::io::Result<()> {
+    // Merged `/usr`, which packages before Debian 13 expect to be there.
+    for folder in ["bin", "sbin", "lib", "lib64"] {
+        let merged = Path::new("usr").join(folder);
+        fs::create_dir_all(root.join(&merged))?;
+        symlink(merged, root.join(folder))?;
+    }
+    for folder in ["tmp", "proc", "dev"] {
+        fs::create_dir_all(root.join(folder))?;
+    }
+    // A device node requires root.
+    fs::write(root.join("dev/null"), "")
+}
+
+/// Extracts the files of a package. Runs none of its scripts.
+fn unpack(package: &Path, root: &Path) -> Result<()> {
+    let script =
+        r#"dpkg-deb --fsys-tarfile "$1" | tar --extract --keep-directory-symlink --no-same-owner --directory "$2""#;
+    let mut shell = Command::new("bash");
+    shell.args(["-euo", "pipefail", "-c", script, "bash"]).arg(package).arg(root);
+    command::output(&mut shell).map(|_| ())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tests_know_the_same_versions() {
+        assert_eq!(VERSIONS.map(|python| python.version), heapbpf_tests::interpreters::VERSIONS);
+    }
+
+    fn check(listing: &str, expected: &[&str], printed: &str) {
+        let found = versions(listing);
+        assert_eq!((found.as_slice(), list(&found).as_str()), (expected, printed));
+    }
+
+    #[test]
+    fn the_versions_of_a_suite() {
+        check("", &[], "in no version");
+        check("python3.14-minimal - minimal subset of the Python language\n", &["3.14"], "only in 3.14");
+        check(
+            "python3.14-minimal - minimal subset\nlibpython3.14-minimal - library\npython3.15-minimal - minimal subset\n",
+            &["3.14", "3.15"],
+            "only in 3.14, 3.15",
+        );
+    }
+
+    #[test]
+    fn a_root_directory_is_complete_with_the_stamp_of_its_recipe() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let python = Python { version: "3.14", suite: "sid" };
+        let check = |expected| assert_eq!(python.is_complete(folder.path()), expected);
+        check(false);
+        let root = folder.path().join("3.14");
+        make_folders(&root).expect("folders");
+        check(false);
+        let stamp = |content: String| fs::write(root.join(STAMP), content).expect("a file");
+        stamp(format!("{}\nlibc6_2.43-7_amd64.deb\n", python.recipe()));
+        check(true);
+        stamp(Python { version: "3.14", suite: "forky" }.recipe());
+        check(false);
+    }
+
+    #[test]
+    fn packages_without_a_merged_usr_keep_it_merged() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (package, root) = (folder.path().join("package"), folder.path().join("root"));
+        fs::create_dir_all(package.join("DEBIAN")).expect("a folder");
+        fs::create_dir_all(package.join("lib64")).expect("a folder");
+        fs::write(package.join("lib64/loader"), "").expect("a file");
+        let control = "Package: a\nVersion: 1\nArchitecture: all\nMaintainer: a <a@example.org>\nDescription: a\n";
+        fs::write(package.join("DEBIAN/control"), control).expect("a file");
+        let deb = folder.path().join("a.deb");
+        command::output(Command::new("dpkg-deb").arg("--build").arg(&package).arg(&deb)).expect("dpkg-deb is there");
+        make_folders(&root).expect("folders");
+        unpack(&deb, &root).expect("a package");
+        assert!(root.join("lib64").is_symlink() && root.join("usr/lib64/loader").is_file());
+        fs::write(&deb, "").expect("a file");
+        assert!(unpack(&deb, &root).is_err());
+    }
+}
