@@ -3,7 +3,7 @@
 //!
 //! <https://sourceware.org/gdb/current/onlinedocs/gdb.html/Separate-Debug-Files.html>
 
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -16,7 +16,8 @@ const SECTION_BYTES_MAX: u64 = 512;
 const NAME_BYTES_MAX: usize = 255;
 /// Debug files of browsers have 4 GiB.
 pub(crate) const DEBUG_FILE_BYTES_MAX: u64 = 8 << 30;
-/// Directories of distributions' debug files; the first also has them by the directory of the module.
+/// Directories of distributions' debug files, for use after those that the user gives. The first also has them by the directory of the
+/// module.
 const DIRECTORIES: [&str; 2] = ["/usr/lib/debug", "/usr/local/lib/debug"];
 
 #[derive(Debug)]
@@ -59,23 +60,57 @@ const LINK_BYTES_MAX: u64 = 4096 + 64;
 /// Directories for shared debug files, below those for debug files.
 const SHARED_DIRECTORIES: [&str; 2] = [".dwz", ".dwz/x86_64-linux-gnu"];
 
-/// `None` if the module has line information itself.
-pub(crate) fn find_by_build_id(elf: &Elf) -> Option<Image> {
-    let build_id = elf.build_id.as_ref().filter(|_| elf.section(".debug_info").is_none())?;
+/// The build id by which to search for the debug file of a module; `None` if the module has line information itself.
+pub(super) fn wanted_build_id(elf: &Elf) -> Option<&BuildId> {
+    elf.build_id.as_ref().filter(|_| elf.section(".debug_info").is_none())
+}
+
+/// Returns a distribution's file, which only root can write.
+pub(crate) fn find_installed(build_id: &BuildId) -> Option<Image> {
     DIRECTORIES.iter().find_map(|directory| in_directory(Path::new(directory), build_id))
 }
 
-/// Returns the installed file that a debug file shares strings and types with (dwz(1)), and its build id.
-pub(crate) fn find_shared(image: &Image) -> Option<(BuildId, Image)> {
+pub(crate) fn find_given(given: &[PathBuf], build_id: &BuildId) -> Option<Image> {
+    given.iter().find_map(|directory| in_directory(directory, build_id))
+}
+
+/// Returns the file that a debug link names, below directories that the user gives, as below /usr/lib/debug.
+pub(crate) fn find_linked_in(given: &[PathBuf], path: &Path, image: &Image, elf: &Elf) -> Option<DebugLink> {
+    let section =
+        elf.section(".gnu_debuglink").filter(|_| elf.section(".debug_info").is_none() && !given.is_empty())?;
+    let bytes = image.read(section.offset, section.size_bytes, SECTION_BYTES_MAX).ok()?;
+    let (name, checksum) = parse_debug_link(&bytes)?;
+    let below = path.parent()?.strip_prefix("/").ok()?;
+    let image = given.iter().find_map(|directory| {
+        let root = File::open(directory).ok()?;
+        open_beneath(&root, &below.join(name), DEBUG_FILE_BYTES_MAX).ok()
+    })?;
+    Some(DebugLink { image, checksum })
+}
+
+/// The file that a debug file shares strings and types with (dwz(1)).
+#[derive(Debug)]
+pub(crate) struct SharedLink {
+    name: Option<OsString>,
+    pub(crate) build_id: BuildId,
+}
+
+pub(crate) fn shared_link(image: &Image) -> Option<SharedLink> {
     let elf = Elf::read(image).ok()?;
     let section = elf.section(".gnu_debugaltlink")?;
     let bytes = image.read(section.offset, section.size_bytes, LINK_BYTES_MAX).ok()?;
     let (name, build_id) = parse_alternative_link(&bytes)?;
-    let found = DIRECTORIES.iter().map(Path::new).find_map(|directory| {
-        let by_name = |shared: &&str| open_if_of(&directory.join(shared).join(name?), &build_id);
-        in_directory(directory, &build_id).or_else(|| SHARED_DIRECTORIES.iter().find_map(by_name))
-    })?;
-    Some((build_id, found))
+    Some(SharedLink { name: name.map(OsStr::to_owned), build_id })
+}
+
+impl SharedLink {
+    /// Returns the file, if it is in one of the user's directories or installed.
+    pub(crate) fn find(&self, given: &[PathBuf]) -> Option<Image> {
+        given.iter().map(PathBuf::as_path).chain(DIRECTORIES.map(Path::new)).find_map(|directory| {
+            let by_name = |shared: &&str| open_if_of(&directory.join(shared).join(self.name.as_ref()?), &self.build_id);
+            in_directory(directory, &self.build_id).or_else(|| SHARED_DIRECTORIES.iter().find_map(by_name))
+        })
+    }
 }
 
 /// The base name of the path, which may be forged, and the build id.

@@ -8,18 +8,20 @@ use profiler_common::stack::StackEnd;
 use rustc_hash::FxHashMap;
 use serde::{Deserialize, Serialize};
 
+use super::lacking::Lacking;
 use crate::address::{FileOffset, TargetAddr};
 use crate::ids::{HeapId, ModuleId, Tid};
 use crate::ledger::inventory;
 use crate::ledger::snapshot::{CallsiteSnapshot, Stack, TargetSnapshot};
 use crate::linux::proc::maps::is_stubs;
-use crate::model::{CallsiteProfile, Frame, FrameId, Symbolization, ThreadProfile};
+use crate::model::{CallsiteProfile, Frame, FrameId, FrameKind, SymbolSource, Symbolization, ThreadProfile};
+use crate::object::generated::GENERATED;
 use crate::object::module::{Module, Modules};
 use crate::process::address_space::{AddressSpace, CodeOrigin, Location};
 use crate::process::program::{Program, shown_path};
 use crate::snapshot::ThreadNames;
 
-#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct ResolvedFrame {
     /// Demangled, if known.
     pub function: Option<Arc<str>>,
@@ -27,12 +29,37 @@ pub struct ResolvedFrame {
     pub line: Option<u32>,
     /// Its call was inlined into the next function.
     pub inlined: bool,
+    /// Start of a function without a name.
+    #[serde(skip)]
+    pub start: Option<FileOffset>,
+}
+
+impl ResolvedFrame {
+    /// A function of which only the start is known.
+    pub fn starting_at(start: FileOffset) -> Self {
+        Self { start: Some(start), ..Self::default() }
+    }
 }
 
 pub trait Resolve {
-    /// For each offset, the functions active there, innermost first; none if unknown. Offsets lie inside instructions:
-    /// return addresses must be adjusted.
+    /// For each offset, the functions active there, innermost first; none if unknown, one without a name if only its
+    /// start is known. Offsets lie inside instructions: return addresses must be adjusted.
     fn resolve(&self, id: ModuleId, module: &Module, offsets: &[FileOffset]) -> Vec<Arc<[ResolvedFrame]>>;
+
+    /// Looks for more names of modules, in this order. Returns whether it found any, so that resolving again is worthwhile.
+    fn find_more(&self, _: &[(ModuleId, &Module)]) -> bool {
+        false
+    }
+
+    /// Whether modules without names have been searched for names.
+    fn symbolizes(&self) -> bool {
+        true
+    }
+
+    /// `None` if the module's file is unknown here.
+    fn symbols_of(&self, _: &Module) -> Option<SymbolSource> {
+        None
+    }
 
     fn symbolization(&self) -> Symbolization {
         Symbolization::default()
@@ -53,15 +80,16 @@ pub(crate) struct Named {
     pub frames: Vec<Frame>,
     /// By target, in the order of the snapshots.
     pub callsites: Vec<Vec<CallsiteProfile>>,
+    pub lacking: Lacking,
 }
 
 /// Resolves every address once, with one request per module. Cuts stacks at the first address outside all executable
 /// mappings: the rest was not a stack. Without mappings, of targets that exited before they were read, keeps all. A
 /// callsite's heap becomes an index of the snapshot's heaps; callsites of other heaps are dropped with a warning.
 pub(crate) fn name_profile(targets: &[Unnamed<'_>], modules: &Modules, resolver: &dyn Resolve) -> Named {
-    let places: Vec<Places> = targets.iter().map(Places::of).collect();
+    let places: Vec<Places> = targets.iter().map(|target| Places::of(target, modules)).collect();
     let answers = ask(&places, modules, resolver);
-    let mut named = Named::default();
+    let mut named = Named { lacking: lacking(targets, &places, &answers), ..Named::default() };
     for (target, places) in targets.iter().zip(&places) {
         let threads = Threads::of(target.snapshot);
         let mut writer = Writer {
@@ -91,17 +119,29 @@ struct Places {
     /// The target's mappings are unknown.
     unknown: bool,
     by_address: FxHashMap<TargetAddr, Option<CodeOrigin>>,
+    /// Stands for the target's generated code.
+    generated: Option<ModuleId>,
+    /// Contains the interpreter loop.
+    interpreter: Option<ModuleId>,
 }
 
 impl Places {
-    fn of(target: &Unnamed<'_>) -> Self {
+    fn of(target: &Unnamed<'_>, modules: &Modules) -> Self {
+        let generated = target.space.generated_module(modules);
         let mut by_address = FxHashMap::default();
         for stack in target.snapshot.callsites.iter().filter_map(|callsite| callsite.stack.as_ref()) {
             for &address in stack.frames.iter() {
                 by_address.entry(address).or_insert_with(|| target.space.origin(address.inside_call()));
             }
         }
-        Self { unknown: !target.space.is_known(), by_address }
+        let interpreter = target.space.interpreted().map(|interpreted| interpreted.interpreter);
+        Self { unknown: !target.space.is_known(), by_address, generated, interpreter }
+    }
+
+    /// Where a perf map may name code that its module does not: runtimes list what they were built with, such as V8's built-in
+    /// functions.
+    fn listed(&self, address: TargetAddr) -> Option<Location> {
+        Some(Location { module: self.generated?, offset: FileOffset(address.inside_call().0) })
     }
 
     fn at(&self, address: TargetAddr) -> Option<CodeOrigin> {
@@ -120,13 +160,35 @@ impl Places {
 type Answers = FxHashMap<Location, Arc<[ResolvedFrame]>>;
 
 fn ask(places: &[Places], modules: &Modules, resolver: &dyn Resolve) -> Answers {
-    let mut by_module: FxHashMap<ModuleId, Vec<FileOffset>> = FxHashMap::default();
-    for place in places.iter().flat_map(|places| places.by_address.values()) {
-        if let Some(CodeOrigin::Module(location)) = place {
-            by_module.entry(location.module).or_default().push(location.offset);
-        }
-    }
     let mut answers = Answers::default();
+    let origins = places.iter().flat_map(|places| places.by_address.values());
+    let locations = origins.filter_map(|origin| match origin {
+        Some(CodeOrigin::Module(location)) => Some(*location),
+        _ => None,
+    });
+    answer(locations, modules, resolver, &mut answers);
+    let mut listed = Vec::new();
+    for places in places.iter().filter(|places| places.generated.is_some()) {
+        let nameless = places.by_address.iter().filter(|(_, origin)| match origin {
+            Some(CodeOrigin::Module(location)) => name_of(&answers, *location).is_none(),
+            _ => false,
+        });
+        listed.extend(nameless.filter_map(|(&address, _)| places.listed(address)));
+    }
+    answer(listed.into_iter(), modules, resolver, &mut answers);
+    answers
+}
+
+/// The innermost function.
+fn name_of(answers: &Answers, location: Location) -> Option<&Arc<str>> {
+    answers.get(&location)?.first()?.function.as_ref()
+}
+
+fn answer(locations: impl Iterator<Item = Location>, modules: &Modules, resolver: &dyn Resolve, answers: &mut Answers) {
+    let mut by_module: FxHashMap<ModuleId, Vec<FileOffset>> = FxHashMap::default();
+    for location in locations.filter(|location| !answers.contains_key(location)) {
+        by_module.entry(location.module).or_default().push(location.offset);
+    }
     for (module, mut offsets) in by_module {
         // Neighboring offsets share parsed data.
         offsets.sort_unstable();
@@ -134,7 +196,41 @@ fn ask(places: &[Places], modules: &Modules, resolver: &dyn Resolve) -> Answers 
         let resolved = resolver.resolve(module, modules.get(module), &offsets);
         answers.extend(offsets.into_iter().map(|offset| Location { module, offset }).zip(resolved));
     }
-    answers
+}
+
+fn lacking(targets: &[Unnamed<'_>], places: &[Places], answers: &Answers) -> Lacking {
+    let mut total_bytes: u64 = 0;
+    let mut by_module: FxHashMap<ModuleId, [u64; 2]> = FxHashMap::default();
+    for (target, places) in targets.iter().zip(places) {
+        for callsite in &target.snapshot.callsites {
+            let bytes = callsite.totals.alloc_bytes.rounded().max(callsite.totals.live_bytes().rounded());
+            total_bytes = total_bytes.saturating_add(bytes);
+            let stack = callsite.stack.iter().filter(|stack| !inventory::is_stack(stack));
+            let mut met: FxHashMap<ModuleId, [bool; 2]> = FxHashMap::default();
+            let is_interpreted = |stack: &Stack| stack.frames.iter().any(|frame| frame.is_interpreted());
+            // The functions that it executes matter.
+            let interpreter = places.interpreter.filter(|_| callsite.stack.as_ref().is_some_and(is_interpreted));
+            for &address in stack.flat_map(|stack| places.code(&stack.frames)) {
+                let Some(CodeOrigin::Module(location)) = places.at(address) else { continue };
+                if address.is_interpreted() || interpreter == Some(location.module) {
+                    continue;
+                }
+                let listed = places.listed(address).filter(|listed| name_of(answers, *listed).is_some());
+                let innermost = answers.get(&listed.unwrap_or(location)).and_then(|frames| frames.first());
+                let has_name = innermost.is_some_and(|frame| frame.function.is_some());
+                let has_line = innermost.is_some_and(|frame| frame.line.is_some());
+                let lacks = met.entry(location.module).or_default();
+                *lacks = [lacks[0] || !has_name, lacks[1] || !has_name || !has_line];
+            }
+            for (module, lacks) in met {
+                let sums = by_module.entry(module).or_default();
+                for (sum, lacks) in sums.iter_mut().zip(lacks) {
+                    *sum = sum.saturating_add(if lacks { bytes } else { 0 });
+                }
+            }
+        }
+    }
+    Lacking::new(total_bytes, by_module)
 }
 
 struct Writer<'a> {
@@ -157,6 +253,7 @@ impl Writer<'_> {
         // The frames have the reason.
         let inherited = callsite.inherited && !is_inventory;
         CallsiteProfile {
+            index: callsite.index,
             stack: stack.unwrap_or_default(),
             end,
             heap,
@@ -209,28 +306,42 @@ impl Writer<'_> {
 
     fn append(&self, address: TargetAddr, frames: &mut Vec<Frame>) {
         let bare = Frame { address: address.0, ..Frame::default() };
-        let Some(CodeOrigin::Module(location)) = self.places.at(address) else {
-            frames.push(bare);
-            return;
+        let generated = Frame { module: Some(GENERATED.into()), kind: FrameKind::Jitted, ..bare.clone() };
+        let location = match self.places.at(address) {
+            None => return frames.push(bare),
+            Some(CodeOrigin::Generated) => return frames.push(generated),
+            Some(CodeOrigin::Module(location)) => location,
         };
-        let path = self.modules.get(location.module).path();
+        let module = self.modules.get(location.module);
+        let path = module.path();
         // Not a part of the program.
         if is_stubs(Path::new(&**path)) {
             return;
         }
-        let placed = Frame {
-            module: Some(Arc::clone(shown_path(self.program, path))),
-            // The location was looked up inside the call; the frame contains the return address.
-            module_offset: Some(location.offset.0.saturating_add(1)),
-            ..bare
+        let placed = match (module.is_generated(), module.is_interpreted()) {
+            (true, _) => Frame { module: Some(Arc::clone(path)), ..generated },
+            // The word of the stack means nothing elsewhere.
+            (_, true) => {
+                Frame { module: Some(Arc::clone(path)), kind: FrameKind::Interpreted, address: 0, ..Frame::default() }
+            }
+            _ => Frame {
+                kind: if self.places.interpreter == Some(location.module) { FrameKind::Runtime } else { bare.kind },
+                module: Some(Arc::clone(shown_path(self.program, path))),
+                // The location was looked up inside the call; the frame contains the return address.
+                module_offset: Some(location.offset.0.saturating_add(1)),
+                ..bare
+            },
         };
-        match self.answers.get(&location).filter(|resolved| !resolved.is_empty()) {
+        let listed = self.places.listed(address).filter(|listed| name_of(self.answers, *listed).is_some());
+        let named = listed.filter(|_| name_of(self.answers, location).is_none()).unwrap_or(location);
+        match self.answers.get(&named).filter(|resolved| !resolved.is_empty()) {
             None => frames.push(placed),
             Some(resolved) => frames.extend(resolved.iter().map(|resolved| Frame {
                 function: resolved.function.clone(),
                 file: resolved.file.clone(),
                 line: resolved.line,
                 inlined: resolved.inlined,
+                function_start: resolved.start.map(|start| start.0),
                 ..placed.clone()
             })),
         }

@@ -5,14 +5,15 @@ use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
 
+use super::advice::unnamed_modules;
 use super::names::{Resolve, Threads, Unnamed, name_profile};
-use super::trim::trim;
+use super::trim::{Trim, trim};
 use crate::address::TargetAddr;
 use crate::ledger::snapshot::TargetSnapshot;
 use crate::ledger::totals::{HeapUsage, Totals};
 use crate::model::{
     CallsiteProfile, Change, CurvePoint, Health, HeapProfile, History, HookStatus, Leaks, MappingProfile,
-    MemoryAccount, ModuleProfile, Profile, TargetProfile, TimelinePoint,
+    MemoryAccount, ModuleProfile, Profile, Symbolization, TargetProfile, TimelinePoint,
 };
 use crate::object::module::Modules;
 use crate::process::address_space::{AddressSpace, MappedModule};
@@ -20,7 +21,7 @@ use crate::process::program::{Program, shown_path};
 use crate::snapshot::{Base, HeapFacts, Scope, Snapshot, TargetState};
 use crate::units::{Amounts, MonotonicNanos};
 
-pub fn profile(snapshot: &Snapshot, scope: Scope, resolver: &dyn Resolve, trims: bool) -> Profile {
+pub fn profile(snapshot: &Snapshot, scope: Scope, resolver: &dyn Resolve, what: Trim) -> Profile {
     let targets: Vec<(&TargetState, Cow<'_, TargetSnapshot>)> =
         snapshot.targets.iter().filter_map(|target| Some((target, target.ledger_of(scope)?))).collect();
     let unnamed: Vec<_> = targets
@@ -32,9 +33,14 @@ pub fn profile(snapshot: &Snapshot, scope: Scope, resolver: &dyn Resolve, trims:
         })
         .collect();
     let mut named = name_profile(&unnamed, &snapshot.modules, resolver);
-    if trims {
+    if resolver.find_more(&named.lacking.wanted(&snapshot.modules)) {
+        named = name_profile(&unnamed, &snapshot.modules, resolver);
+    }
+    let symbolization = resolver.symbolization();
+    let unnamed_modules = unnamed_modules(&named.lacking, &snapshot.modules, resolver, &symbolization.modules);
+    if what != Trim::NOTHING {
         for callsite in named.callsites.iter_mut().flatten() {
-            callsite.stack = trim(&callsite.stack, &named.frames).to_vec();
+            callsite.stack = trim(&callsite.stack, &named.frames, what).into_owned();
         }
     }
     let code = Code::of(&unnamed, &snapshot.modules);
@@ -67,7 +73,7 @@ pub fn profile(snapshot: &Snapshot, scope: Scope, resolver: &dyn Resolve, trims:
         modules: code.modules,
         sources: Vec::new(),
         health: Health {
-            symbolization: resolver.symbolization(),
+            symbolization: Symbolization { modules: unnamed_modules, ..symbolization },
             ..window.map_or(&snapshot.health, |window| &window.health).clone()
         },
     }
@@ -142,7 +148,7 @@ fn leaks(mut growths: Leaks, ledger: &TargetSnapshot) -> Leaks {
     growths
 }
 
-/// Per target, lowest first: programs have a few hundred, except for generated code, which has no file.
+/// Per target, those of files first, then the lowest: programs have a few hundred, except for generated code.
 const MAPPINGS_MAX: usize = 4096;
 
 #[derive(Clone, Debug, Default)]
@@ -157,11 +163,11 @@ impl Code {
     pub(crate) fn of(targets: &[Unnamed<'_>], modules: &Modules) -> Self {
         let mut code = Self::default();
         let mut places = FxHashMap::default();
-        // `None` for generated code.
-        let mut profile = |program: Option<&Program>, mapped: &MappedModule| {
-            let (id, mapping) = (mapped.module?, &mapped.mapping);
+        // `None` for generated code without names.
+        let mut profile = |target: &Unnamed<'_>, mapped: &MappedModule| {
+            let (id, mapping) = (mapped.module.or(target.space.generated())?, &mapped.mapping);
             let module = modules.get(id);
-            let path = shown_path(program, module.path());
+            let path = shown_path(target.program, module.path());
             let place = *places.entry((id, Arc::clone(path))).or_insert_with(|| {
                 let build_id = module.build_id().map(|build_id| build_id.as_bytes().to_vec());
                 code.modules.push(ModuleProfile { path: Arc::clone(path), build_id });
@@ -170,16 +176,20 @@ impl Code {
             Some(MappingProfile {
                 start: mapping.start.0,
                 end: mapping.end.0,
-                offset: mapping.offset.0,
+                offset: if module.is_generated() || module.is_interpreted() { 0 } else { mapping.offset.0 },
                 bias: module.bias(mapping.start, mapping.offset),
                 module: place,
             })
         };
         for target in targets {
             let mut mapped: Vec<&MappedModule> = target.space.mappings().iter().chain(gone(target)).collect();
-            mapped.sort_by_key(|mapped| (mapped.mapping.start, mapped.mapping.end));
-            let mappings = mapped.into_iter().filter_map(|mapped| profile(target.program, mapped));
-            code.mappings.push(mappings.take(MAPPINGS_MAX).collect());
+            // Files come first: there can be any number of mappings of generated code.
+            let is_generated = |mapped: &MappedModule| mapped.module.is_none_or(|id| modules.get(id).is_generated());
+            mapped.sort_by_cached_key(|mapped| (is_generated(mapped), mapped.mapping.start, mapped.mapping.end));
+            let mappings = mapped.into_iter().filter_map(|mapped| profile(target, mapped));
+            let mut mappings: Vec<MappingProfile> = mappings.take(MAPPINGS_MAX).collect();
+            mappings.sort_by_key(|mapping| (mapping.start, mapping.end));
+            code.mappings.push(mappings);
         }
         code
     }

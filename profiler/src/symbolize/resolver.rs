@@ -5,14 +5,17 @@ use std::sync::Arc;
 
 use rustc_hash::{FxHashMap, FxHashSet};
 
+use super::generated::{Format, Place};
 use super::names::{Resolve, ResolvedFrame};
-use super::sandbox::{Defect, Depth, Engine, Interrupt, ModuleFile, Names, Role, Sandbox};
-use crate::address::FileOffset;
+use super::sandbox::{Defect, Depth, Engine, Interrupt, ModuleFile, Names, Question, Role, Sandbox};
+use super::sources::{Finder, Sources};
+use crate::address::{FileOffset, LinkAddr};
 use crate::ids::ModuleId;
-use crate::model::{NamesFrom, Symbolization, SymbolizationFailure};
-use crate::object::debug_files;
-use crate::object::elf::BuildId;
+use crate::model::{NamesFrom, SymbolSource, Symbolization, SymbolizationFailure};
+use crate::object::elf::{Elf, Segment};
+use crate::object::generated::Generated;
 use crate::object::image::Image;
+use crate::object::interpreted::CodeLocation;
 use crate::object::module::Module;
 
 const FAILURES_MAX: usize = 64;
@@ -31,18 +34,28 @@ struct State {
     /// `None`: files are parsed in this process.
     sandbox: Option<Sandbox>,
     failures: Vec<SymbolizationFailure>,
+    finder: Finder,
+    interrupt: Interrupt,
 }
 
 impl Resolver {
     /// Parses files in a process of its own, which the interrupt ends for good.
-    pub fn sandboxed(interrupt: Interrupt) -> Self {
-        let state = State { sandbox: Some(Sandbox::new(interrupt)), ..State::default() };
+    pub(crate) fn sandboxed(interrupt: Interrupt, sources: Sources) -> Self {
+        let sandbox = Some(Sandbox::new(interrupt.clone()));
+        let state = State { sandbox, interrupt, finder: Finder::new(sources), ..State::default() };
         Self { state: RefCell::new(state) }
     }
 
     /// For tests: the files must be trusted.
     pub fn in_process() -> Self {
         Self::default()
+    }
+
+    /// Executable segments of a module whose own file is missing, from its debug file. Offsets and sizes in the file are invalid.
+    pub(crate) fn debug_code(&self, module: &Module) -> Vec<Segment> {
+        let files = self.state.borrow().finder.find(module);
+        let elf = files.debug_file.and_then(|(_, image)| Elf::read(&image).ok());
+        elf.map(|elf| elf.code().copied().collect()).unwrap_or_default()
     }
 
     /// Frees the memory of parsed files; answers remain cached.
@@ -55,14 +68,22 @@ impl Resolver {
 
 impl Resolve for Resolver {
     fn resolve(&self, id: ModuleId, module: &Module, offsets: &[FileOffset]) -> Vec<Arc<[ResolvedFrame]>> {
+        if let Some(codes) = module.codes() {
+            return offsets.iter().map(|offset| located(codes.locate(offset.0))).collect();
+        }
         let state = &mut *self.state.borrow_mut();
+        if state.finder.sources.is_off {
+            return vec![Arc::default(); offsets.len()];
+        }
         let mut answers = state.modules.remove(&id).unwrap_or_default();
         let mut unknown: Vec<FileOffset> =
             offsets.iter().copied().filter(|offset| !answers.contains_key(offset)).collect();
         unknown.sort_unstable();
         unknown.dedup();
-        if !unknown.is_empty() {
-            state.ask(id, module, &unknown, &mut answers);
+        match module.generated() {
+            _ if unknown.is_empty() => {}
+            Some(generated) => state.ask_generated(module, generated, &unknown, &mut answers),
+            None => state.ask(id, module, &unknown, &mut answers),
         }
         let found = offsets.iter().map(|offset| answers.get(offset).cloned().unwrap_or_default()).collect();
         state.modules.insert(id, answers);
@@ -74,7 +95,42 @@ impl Resolve for Resolver {
         let confinement = state.sandbox.as_ref().and_then(|sandbox| sandbox.confinement);
         let parts = confinement.into_iter().flat_map(|confinement| confinement.parts());
         let isolation = parts.map(|(name, active)| (name.to_owned(), active)).collect();
-        Symbolization { isolation, failures: state.failures.clone() }
+        let downloads = state.finder.downloads.clone();
+        Symbolization { isolation, failures: state.failures.clone(), modules: Vec::new(), downloads }
+    }
+
+    fn find_more(&self, modules: &[(ModuleId, &Module)]) -> bool {
+        let state = &mut *self.state.borrow_mut();
+        let mut is_new = false;
+        for (id, module) in modules {
+            if !state.finder.sources.is_off && state.finder.download(module, &state.interrupt) {
+                state.modules.remove(id);
+                is_new = true;
+            }
+        }
+        is_new
+    }
+
+    fn symbolizes(&self) -> bool {
+        !self.state.borrow().finder.sources.is_off
+    }
+
+    fn symbols_of(&self, module: &Module) -> Option<SymbolSource> {
+        let elf = module.elf().ok()?;
+        let files = self.state.borrow().finder.find(module);
+        let has = |section: &str| elf.section(section).is_some();
+        let is_separate = files.debug_file.is_some() || files.link.is_some() || module.debug_link().is_some();
+        Some(if has(".debug_info") || is_separate {
+            SymbolSource::DebugInformation
+        } else if has(".symtab") {
+            SymbolSource::SymbolTable
+        } else if has(".gnu_debugdata") {
+            SymbolSource::MiniDebugInfo
+        } else if elf.eh_frame_index.is_some() || has(".eh_frame") {
+            SymbolSource::UnwindTables
+        } else {
+            SymbolSource::Exports
+        })
     }
 }
 
@@ -88,19 +144,23 @@ impl State {
         answers: &mut FxHashMap<FileOffset, Arc<[ResolvedFrame]>>,
     ) {
         let (offsets, addresses): (Vec<FileOffset>, Vec<u64>) =
-            offsets.iter().filter_map(|&offset| Some((offset, module.elf().ok()?.link_addr(offset)?.0))).unzip();
-        let Ok(own) = module.image() else { return };
+            offsets.iter().filter_map(|&offset| Some((offset, module.link_addr(offset)?.0))).unzip();
         if addresses.is_empty() {
             return;
         }
-        if !own.unchanged() {
+        let own = module.image().ok();
+        if own.is_some_and(|own| !own.unchanged()) {
             return self.fail(module, "the file was changed after it was opened".to_owned(), NamesFrom::Nothing);
         }
-        let (debug_file, shared) = separate_files(module, own);
-        let debug_file = debug_file.iter().map(|image| (Role::DebugFile, image));
-        let link = module.debug_link().map(|link| (Role::Linked(link.checksum), &link.image));
-        let shared = shared.iter().map(|(id, image)| (Role::Shared(id.to_string()), image));
-        let files: Vec<_> = debug_file.chain(link).chain([(Role::Own, own)]).chain(shared).collect();
+        let found = self.finder.find(module);
+        let debug_file = found.debug_file.iter().map(|(role, image)| (role.clone(), image));
+        let links = found.link.iter().chain(module.debug_link());
+        let link = links.map(|link| (Role::Linked(link.checksum), &link.image));
+        let shared = found.shared.iter().map(|(id, image)| (Role::Shared(id.to_string()), image));
+        let files: Vec<_> = debug_file.chain(link).chain(own.map(|own| (Role::Own, own))).chain(shared).collect();
+        if files.is_empty() {
+            return;
+        }
         let attempts = [(Depth::DebugInformation, NamesFrom::SymbolTable), (Depth::SymbolTables, NamesFrom::Nothing)];
         let skipped = usize::from(self.shallow.contains(&id));
         let mut done: usize = 0;
@@ -111,12 +171,12 @@ impl State {
             let strings = &mut self.strings;
             let take = |names: Names| {
                 defects.extend_from_slice(&names.defects);
-                named += keep(names, &rest[named..], strings, answers);
+                named += keep(names, module, &rest[named..], strings, answers);
             };
             let result = match &mut self.sandbox {
-                Some(sandbox) => sandbox.name(&files, depth, rest_addresses, take),
+                Some(sandbox) => sandbox.name(&files, depth, Question::Linked(rest_addresses), take),
                 None => {
-                    name_in_process(&files, depth, rest_addresses, take);
+                    name_in_process(&files, depth, Question::Linked(rest_addresses), take);
                     Ok(())
                 }
             };
@@ -133,10 +193,64 @@ impl State {
         answers.extend(offsets[done..].iter().map(|&offset| (offset, Arc::default())));
     }
 
+    /// Resolves distinct addresses of generated code, in ascending order. The first name of an address stays, because stacks
+    /// that contain it are older than later names. Addresses without a name are asked again: files grow.
+    fn ask_generated(
+        &mut self,
+        module: &Module,
+        generated: &Generated,
+        offsets: &[FileOffset],
+        answers: &mut FxHashMap<FileOffset, Arc<[ResolvedFrame]>>,
+    ) {
+        let dumps = generated.dumps().iter().map(|image| (Role::Generated(Format::JitDump), &**image));
+        let maps = generated.perf_maps().iter().map(|map| (Role::Generated(Format::PerfMap), map.image()));
+        let files: Vec<_> = dumps.chain(maps).collect();
+        if files.is_empty() {
+            return;
+        }
+        let place = |offset: &FileOffset| {
+            let seen = generated.seen(offset.0, generated.perf_map());
+            Place { address: offset.0, time_ns: seen.time.0, map_bytes: seen.size_bytes }
+        };
+        let places: Vec<Place> = offsets.iter().map(place).collect();
+        let (mut defects, mut named) = (Vec::new(), 0);
+        let strings = &mut self.strings;
+        let take = |names: Names| {
+            defects.extend_from_slice(&names.defects);
+            named += keep(names, module, &offsets[named..], strings, answers);
+        };
+        let (depth, question) = (Depth::SymbolTables, Question::Generated(&places));
+        let result = match &mut self.sandbox {
+            Some(sandbox) => sandbox.name(&files, depth, question, take),
+            None => {
+                name_in_process(&files, depth, question, take);
+                Ok(())
+            }
+        };
+        answers.retain(|_, frames| !frames.is_empty());
+        for defect in defects {
+            match defect {
+                Defect::Entries(count) => {
+                    let reason = format!("malformed entries in its perf map or jitdump: {count}");
+                    self.fail(module, reason, NamesFrom::Nothing);
+                }
+                Defect::Size => {
+                    let reason = "its perf map or jitdump exceeds the limit of 256 MiB or 4 million entries";
+                    self.fail(module, reason.to_owned(), NamesFrom::Nothing);
+                }
+                Defect::Malformed | Defect::Compressed | Defect::Checksum | Defect::MiniDebugInfo => {}
+            }
+        }
+        if let Err(failed) = result {
+            self.fail(module, failed.to_string(), NamesFrom::Nothing);
+        }
+    }
+
     fn report_defects(&mut self, module: &Module, defects: &[Defect]) {
         for (defect, reason) in [
             (Defect::Malformed, "its debug information is malformed"),
             (Defect::Compressed, "its compressed debug information is malformed or above 1 GiB"),
+            (Defect::MiniDebugInfo, "its MiniDebugInfo (`.gnu_debugdata`) is malformed or above 256 MiB"),
         ] {
             if defects.contains(&defect) {
                 self.fail(module, reason.to_owned(), NamesFrom::SymbolTable);
@@ -163,30 +277,33 @@ impl State {
     }
 }
 
-/// The debug file with the module's build id, and the files that the module or its debug files share.
-fn separate_files(module: &Module, own: &Image) -> (Option<Image>, Vec<(BuildId, Image)>) {
-    let debug_file = module.elf().ok().and_then(debug_files::find_by_build_id);
-    let referring = [debug_file.as_ref(), module.debug_link().map(|link| &link.image), Some(own)];
-    let shared = referring.into_iter().flatten().filter_map(debug_files::find_shared).collect();
-    (debug_file, shared)
-}
-
-fn name_in_process(files: &[(Role, &Image)], depth: Depth, addresses: &[u64], mut take: impl FnMut(Names)) {
+fn name_in_process(files: &[(Role, &Image)], depth: Depth, question: Question<'_>, mut take: impl FnMut(Names)) {
     let file = |(role, image): &(Role, &Image)| {
         Some(ModuleFile { role: role.clone(), file: image.file().try_clone().ok()?, path: image.path() })
     };
     let mut engine = Engine::open(files.iter().filter_map(file).collect(), depth, false, None);
-    let mut rest = addresses;
-    while !rest.is_empty() {
-        let names = engine.name(rest);
-        rest = &rest[names.answers.len()..];
+    let mut rest = question;
+    while rest.len() > 0 {
+        let names = match rest {
+            Question::Linked(addresses) => engine.name(addresses),
+            Question::Generated(places) => engine.name_generated(places),
+        };
+        rest = rest.after(names.answers.len());
         take(names);
     }
+}
+
+/// The names are in the table: no file is parsed.
+fn located(location: Option<CodeLocation>) -> Arc<[ResolvedFrame]> {
+    let frame =
+        |CodeLocation { function, file, line }| ResolvedFrame { function, file, line, ..ResolvedFrame::default() };
+    location.into_iter().map(frame).collect()
 }
 
 /// Stores the answers for the first of these offsets, and returns their number.
 fn keep(
     names: Names,
+    module: &Module,
     offsets: &[FileOffset],
     strings: &mut FxHashSet<Arc<str>>,
     answers: &mut FxHashMap<FileOffset, Arc<[ResolvedFrame]>>,
@@ -197,8 +314,14 @@ fn keep(
         let (function, file) = (share(frame.function), share(frame.file));
         ResolvedFrame { function, file, ..frame }
     };
-    let chains = names.answers.into_iter().map(|frames| frames.into_iter().map(&mut frame).collect());
-    answers.extend(offsets.iter().copied().zip(chains));
+    for ((&offset, frames), start) in offsets.iter().zip(names.answers).zip(names.starts) {
+        let start = start.and_then(|start| module.file_offset(LinkAddr(start)));
+        let chain = match start.filter(|start| frames.is_empty() && *start <= offset) {
+            Some(start) => [ResolvedFrame::starting_at(start)].into(),
+            None => frames.into_iter().map(&mut frame).collect(),
+        };
+        answers.insert(offset, chain);
+    }
     count
 }
 

@@ -1,6 +1,9 @@
-//! Removes runtime frames at both ends of stacks: between allocating call and malloc, and between system and `main`.
+//! Removes runtime frames: at both ends of stacks, between allocating call and malloc, and between system and `main`; and those of
+//! an interpreter between, and outside of, the functions that it executes.
 
-use crate::model::{Frame, FrameId};
+use std::borrow::Cow;
+
+use crate::model::{Frame, FrameId, FrameKind};
 
 /// Prefixes of functions between an allocating statement and malloc.
 const ALLOCATION: &[&str] = &[
@@ -67,8 +70,47 @@ const START: &[&str] = &[
 /// Traits that only the standard library implements, on its way to an allocation.
 const ALLOCATION_TRAITS: &[&str] = &[" as alloc::vec::spec_", " as alloc::slice::hack::", " as alloc::vec::is_zero::"];
 
+/// Which frames are removed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Trim {
+    /// Of the language runtime, at both ends.
+    pub ends: bool,
+    /// Of the interpreter.
+    pub interpreter: bool,
+}
+
+impl Trim {
+    pub const NOTHING: Self = Self { ends: false, interpreter: false };
+}
+
 /// A stack that consists of runtime frames is kept.
-pub(crate) fn trim<'stack>(stack: &'stack [FrameId], frames: &[Frame]) -> &'stack [FrameId] {
+pub(crate) fn trim<'stack>(stack: &'stack [FrameId], frames: &[Frame], what: Trim) -> Cow<'stack, [FrameId]> {
+    let kept = if what.interpreter { trim_interpreter(stack, frames) } else { Cow::Borrowed(stack) };
+    if !what.ends {
+        return kept;
+    }
+    match kept {
+        Cow::Borrowed(stack) => Cow::Borrowed(trim_ends(stack, frames)),
+        Cow::Owned(stack) => Cow::Owned(trim_ends(&stack, frames).to_vec()),
+    }
+}
+
+fn trim_interpreter<'stack>(stack: &'stack [FrameId], frames: &[Frame]) -> Cow<'stack, [FrameId]> {
+    let kind = |id: &FrameId| frames.get(id.0 as usize).map_or(FrameKind::Native, |frame| frame.kind);
+    let Some(first) = stack.iter().position(|id| kind(id) == FrameKind::Interpreted) else {
+        return Cow::Borrowed(stack);
+    };
+    // What the interpreter does for the innermost function shows what is allocated: only its loop is removed.
+    let (inside, outside) = stack.split_at(first);
+    let inside = match inside {
+        [before @ .., last] if kind(last) == FrameKind::Runtime => before,
+        inside => inside,
+    };
+    let outside = outside.iter().filter(|id| kind(id) != FrameKind::Runtime);
+    Cow::Owned(inside.iter().chain(outside).copied().collect())
+}
+
+fn trim_ends<'stack>(stack: &'stack [FrameId], frames: &[Frame]) -> &'stack [FrameId] {
     let name = |id: &FrameId| frames.get(id.0 as usize).and_then(|frame| frame.function.as_deref()).unwrap_or("");
     let allocates = |name: &str| {
         begins_like_any(name, ALLOCATION) || ALLOCATION_TRAITS.iter().any(|of_trait| name.contains(of_trait))
@@ -108,7 +150,7 @@ mod tests {
             .map(|name| Frame { function: (!name.is_empty()).then(|| (*name).into()), ..Frame::default() })
             .collect();
         let stack: Vec<FrameId> = (0..).map(FrameId).take(names.len()).collect();
-        let kept: Vec<&str> = trim(&stack, &frames).iter().map(|id| names[id.0 as usize]).collect();
+        let kept: Vec<&str> = trim_ends(&stack, &frames).iter().map(|id| names[id.0 as usize]).collect();
         assert_eq!(kept, expected);
     }
 
@@ -148,6 +190,33 @@ mod tests {
             &["operator newest", "clone3_table", "start_thread_pool"],
             &["operator newest", "clone3_table", "start_thread_pool"],
         );
+    }
+
+    #[test]
+    fn frames_of_an_interpreter_are_removed_except_those_that_allocate() {
+        use FrameKind::{Interpreted, Native, Runtime};
+        let of = |kind| Frame { kind, ..Frame::default() };
+        let kinds = [
+            Native,
+            Runtime,
+            Runtime,
+            Interpreted,
+            Interpreted,
+            Runtime,
+            Native,
+            Runtime,
+            Interpreted,
+            Runtime,
+            Native,
+        ];
+        let frames: Vec<Frame> = kinds.into_iter().map(of).collect();
+        let stack: Vec<FrameId> = (0..).map(FrameId).take(frames.len()).collect();
+        let kept = |what| trim(&stack, &frames, what).iter().map(|id| id.0).collect::<Vec<_>>();
+        assert_eq!(kept(Trim { ends: false, interpreter: true }), [0, 1, 3, 4, 6, 8, 10]);
+        assert_eq!(kept(Trim::NOTHING).len(), frames.len());
+        // Without an interpreted function, the interpreter is all that there is.
+        assert_eq!(trim(&stack[..3], &frames, Trim { ends: false, interpreter: true }).len(), 3);
+        assert_eq!(trim(&stack[3..6], &frames, Trim { ends: false, interpreter: true }).len(), 2);
     }
 
     #[test]

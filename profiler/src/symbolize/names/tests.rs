@@ -34,7 +34,13 @@ impl Resolve for Table {
 }
 
 fn resolved(function: &str, line: u32, inlined: bool) -> ResolvedFrame {
-    ResolvedFrame { function: Some(function.into()), file: Some("app.c".into()), line: Some(line), inlined }
+    ResolvedFrame {
+        function: Some(function.into()),
+        file: Some("app.c".into()),
+        line: Some(line),
+        inlined,
+        start: None,
+    }
 }
 
 fn mapped(start: u64, end: u64, module: Option<ModuleId>) -> MappedModule {
@@ -155,12 +161,25 @@ fn a_stack_is_cut_where_it_leaves_code() {
 }
 
 #[test]
-fn generated_code_has_no_module_and_does_not_cut_stacks() {
+fn generated_code_does_not_cut_stacks() {
     let scene = scene();
     let named = scene.name(&[Some(&[0x3010, 0x1020])]);
-    assert_eq!(render(&named, &named.callsites[0][0]), ["0x3010", "main:20"]);
-    assert_eq!(named.frames[0].module, None);
+    assert_eq!(render(&named, &named.callsites[0][0]), ["[jit]", "main:20"]);
+    assert_eq!((named.frames[0].module.as_deref(), named.frames[0].kind), (Some("[jit]"), FrameKind::Jitted));
     assert_eq!(named.callsites[0][0].end, Some(StackEnd::Complete));
+}
+
+#[test]
+fn the_map_of_generated_code_names_functions_of_modules_that_have_no_name() {
+    let mut scene = scene();
+    scene.space.set_generated(scene.modules.add_generated());
+    // By address: the first has a name of its own.
+    scene.table.answers.push((0x1010 - 1, vec![resolved("other", 1, false)]));
+    scene.table.answers.push((0x2010 - 1, vec![resolved("Builtin:JSEntry", 1, false)]));
+    let named = scene.name(&[Some(&[0x1010, 0x2010, 0x1020])]);
+    assert_eq!(render(&named, &named.callsites[0][0]), ["^allocate:7", "build:9", "Builtin:JSEntry:1", "main:20"]);
+    let built_in = &named.frames[2];
+    assert_eq!((built_in.module_offset, built_in.kind), (Some(0x1110), FrameKind::Native));
 }
 
 #[test]
@@ -241,7 +260,7 @@ fn label_after_the_end(arguments: &[&str], prepare: impl Fn(&Workshop)) -> (Stri
     let frame = |at: usize| &named.frames[named.callsites[0][0].stack[at].0 as usize];
     assert_eq!(frame(1).function.as_deref(), Some("__vdso_getcpu"));
     assert_eq!(frame(1).module.as_deref(), Some("[vdso]"));
-    (frame(0).label(), frame(0).line, doze.offset.0 + 5)
+    (frame(0).label(), frame(0).line, doze.offset.0)
 }
 
 #[test]
@@ -252,7 +271,7 @@ fn a_deleted_program_that_has_ended_still_has_names() {
 }
 
 #[test]
-fn a_stripped_program_has_offsets() {
+fn a_function_of_a_stripped_program_has_its_start() {
     let (label, line, offset) = label_after_the_end(&["-O2"], |workshop| workshop.run("strip", &["sleeper"]));
     assert_eq!((label, line), (format!("sleeper+{offset:#x}"), None));
 }

@@ -4,6 +4,7 @@ use std::path::Path;
 
 use super::*;
 use crate::address::LinkAddr;
+use crate::object::debug_files;
 use crate::object::fixture::Workshop;
 use crate::object::module::ModuleStore;
 use crate::object::symbols::{Search, defined_functions};
@@ -153,7 +154,94 @@ fn a_stripped_program_has_names_of_its_exports_only() {
     let (exported, local) = (offsets_of(&program, "i"), offsets_of(&program, "main"));
     workshop.run("strip", &["program"]);
     assert_eq!(answers_at(&program, &exported).chains, [vec![frame("i", None, false)]]);
-    assert_eq!(answers_at(&program, &local).chains, [vec![]]);
+    assert_eq!(answers_at(&program, &local).chains, [vec![(None, None, false)]]);
+}
+
+fn resolved(path: &Path, offsets: &[FileOffset]) -> Vec<Arc<[ResolvedFrame]>> {
+    let mut modules = ModuleStore::default();
+    let id = modules.intern_path(path).expect("it opens");
+    Resolver::in_process().resolve(id, modules.get(id), offsets)
+}
+
+#[test]
+fn a_function_without_a_name_has_its_start() {
+    let workshop = Workshop::new();
+    let program = workshop.compile("gcc", "program.c", C, &["-O2"]);
+    let functions = ["i", "main"].map(|function| offsets_of(&program, function));
+    workshop.run("strip", &["program"]);
+    for offsets in functions {
+        let expected: Arc<[ResolvedFrame]> = [ResolvedFrame::starting_at(offsets[0])].into();
+        assert_eq!(resolved(&program, &offsets), vec![expected; offsets.len()]);
+    }
+    // Code without unwind information.
+    let source = ".text\n.globl main\nmain: nop\nnop\n.size main, 2\n.type main, @function\n";
+    let program = workshop.compile("gcc", "bare.s", source, &[]);
+    let offsets = offsets_of(&program, "main");
+    workshop.run("strip", &["bare"]);
+    assert!(resolved(&program, &offsets).iter().all(|frames| frames.is_empty()));
+}
+
+/// As GDB's manual describes it: a symbol table in an ELF file in a compressed section.
+fn with_mini_debug_info(workshop: &Workshop) -> std::path::PathBuf {
+    let program = workshop.compile("gcc", "program.c", C, &["-O2"]);
+    workshop.run("objcopy", &["--only-keep-debug", "program", "mini"]);
+    workshop.run("xz", &["mini"]);
+    workshop.run("strip", &["program"]);
+    program
+}
+
+#[test]
+fn mini_debug_info_is_read() {
+    let workshop = Workshop::new();
+    let program = workshop.compile("gcc", "program.c", C, &["-O2"]);
+    let offsets = offsets_of(&program, "i");
+    let program = with_mini_debug_info(&workshop);
+    workshop.run("objcopy", &["--add-section", ".gnu_debugdata=mini.xz", "program"]);
+    assert_eq!(answers_at(&program, &offsets).chains, [vec![frame("i", None, false)]]);
+}
+
+#[test]
+fn malformed_mini_debug_info_is_reported() {
+    let workshop = Workshop::new();
+    with_mini_debug_info(&workshop);
+    let packed = std::fs::read(workshop.path("mini.xz")).expect("readable");
+    let bomb = "head -c 300M /dev/zero | xz -0 > bomb.xz";
+    workshop.run("sh", &["-c", bomb]);
+    std::fs::write(workshop.path("cut.xz"), &packed[..packed.len() / 2]).expect("writable");
+    std::fs::write(workshop.path("text.xz"), "no archive").expect("writable");
+    workshop.run("sh", &["-c", "printf text | xz > inner.xz"]);
+    for name in ["bomb", "cut", "text", "inner"] {
+        std::fs::copy(workshop.path("program"), workshop.path(name)).expect("copied");
+        workshop.run("objcopy", &["--add-section", &format!(".gnu_debugdata={name}.xz"), name]);
+        let mut modules = ModuleStore::default();
+        let id = modules.intern_path(&workshop.path(name)).expect("it opens");
+        let resolver = Resolver::in_process();
+        let entry = modules.get(id).elf().expect("an ELF file").entry;
+        let offset = modules.get(id).elf().expect("an ELF file").file_offset(entry).expect("code");
+        let frames = resolver.resolve(id, modules.get(id), &[offset]);
+        assert!(frames[0].iter().all(|frame| frame.function.is_none()), "{name}: {frames:?}");
+        let failures = resolver.symbolization().failures;
+        assert!(failures[0].reason.contains("MiniDebugInfo"), "{name}: {failures:?}");
+    }
+}
+
+#[test]
+fn stubs_have_the_name_of_their_function() {
+    let workshop = Workshop::new();
+    for (name, flags) in
+        [("lazy.c", ["-Wl,-z,lazy", "-fcf-protection=none"]), ("bound.c", ["-Wl,-z,now", "-fcf-protection"])]
+    {
+        let program = workshop.compile("gcc", name, C, &[&["-O2"], &flags[..]].concat());
+        let output = std::process::Command::new("objdump").arg("-d").arg(&program).output().expect("objdump runs");
+        let text = String::from_utf8(output.stdout).expect("text");
+        let line = text.lines().find(|line| line.ends_with("<malloc@plt>:")).expect("a stub");
+        let address = u64::from_str_radix(&line[..16], 16).expect("an address");
+        let mut modules = ModuleStore::default();
+        let id = modules.intern_path(&program).expect("it opens");
+        let offset = modules.get(id).elf().expect("ELF").file_offset(LinkAddr(address)).expect("code");
+        workshop.run("strip", &[name.strip_suffix(".c").expect("a source")]);
+        assert_eq!(answers_at(&program, &[offset]).chains, [vec![frame("malloc@plt", None, false)]], "{name}");
+    }
 }
 
 #[test]
@@ -225,7 +313,7 @@ fn a_debug_file_beside_the_program_is_used() {
     // A debug file of another build is not believed, and costs nothing but itself.
     workshop.compile("gcc", "other.c", "int main(void) { return 1; }\n", &["-g"]);
     workshop.run("objcopy", &["--only-keep-debug", "other", "program.debug"]);
-    assert_eq!(answers_at(&program, &offsets).chains, [vec![]]);
+    assert_eq!(answers_at(&program, &offsets).chains, [vec![(None, None, false)]]);
 }
 
 #[test]
@@ -236,7 +324,8 @@ fn the_c_librarys_own_functions_have_names_and_lines() {
     let id = modules.intern_path(library).expect("glibc is here");
     let module = modules.get(id);
     let elf = module.elf().expect("an ELF file");
-    let debug_file = debug_files::find_by_build_id(elf).expect("libc6-dbg is installed");
+    let debug_file =
+        debug_files::find_installed(elf.build_id.as_ref().expect("a build id")).expect("libc6-dbg is installed");
     let path = debug_file.path().to_string_lossy().replace("self", &std::process::id().to_string());
     let symbols = std::process::Command::new("nm").arg(path).output().expect("nm runs").stdout;
     let symbols = String::from_utf8(symbols).expect("symbols are text");

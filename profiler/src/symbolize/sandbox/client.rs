@@ -8,8 +8,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use super::{
-    ADDRESSES_MAX, COMMAND, Depth, MEMORY_BYTES_MAX, MODULE_TIME, MODULE_TIME_MAX, Names, REPLY_BYTES_MAX, Reply,
-    Request, Role, TIME_PER_BYTES, TOTAL_TIME_MAX, decode, encode,
+    COMMAND, Depth, MEMORY_BYTES_MAX, MODULE_TIME, MODULE_TIME_MAX, Names, Question, REPLY_BYTES_MAX, Reply, Request,
+    Role, TIME_PER_BYTES, TOTAL_TIME_MAX, decode, encode,
 };
 use crate::linux::companion::Companion;
 use crate::linux::confinement::Confinement;
@@ -23,14 +23,14 @@ const COPY_BYTES_MAX: u64 = 256 << 20;
 
 /// Aborts symbolization: the remaining locations get no names.
 #[derive(Clone, Debug, Default)]
-pub struct Interrupt(Arc<AtomicBool>);
+pub(crate) struct Interrupt(Arc<AtomicBool>);
 
 impl Interrupt {
-    pub fn raise(&self) {
+    pub(crate) fn raise(&self) {
         self.0.store(true, Ordering::Relaxed);
     }
 
-    fn is_raised(&self) -> bool {
+    pub(in crate::symbolize) fn is_raised(&self) -> bool {
         self.0.load(Ordering::Relaxed)
     }
 }
@@ -87,7 +87,7 @@ impl Sandbox {
         &mut self,
         files: &Files<'_>,
         depth: Depth,
-        addresses: &[u64],
+        question: Question<'_>,
         take: impl FnMut(Names),
     ) -> Result<(), Failed> {
         if self.interrupt.is_raised() {
@@ -96,7 +96,7 @@ impl Sandbox {
         let left = TOTAL_TIME_MAX.checked_sub(self.spent).filter(|left| !left.is_zero()).ok_or(Failed::TotalTime)?;
         let start = Instant::now();
         let limit = time_limit(files);
-        let result = self.try_name(files, depth, addresses, limit.min(left), take);
+        let result = self.try_name(files, depth, question, limit.min(left), take);
         self.spent += start.elapsed();
         result.map_err(|error| match self.judge(&error) {
             Failed::ModuleTime(_) if limit < left => Failed::ModuleTime(limit),
@@ -109,22 +109,23 @@ impl Sandbox {
         &mut self,
         files: &Files<'_>,
         depth: Depth,
-        addresses: &[u64],
+        question: Question<'_>,
         limit: Duration,
         mut take: impl FnMut(Names),
     ) -> io::Result<()> {
         self.start()?;
         let deadline = Instant::now() + limit;
         self.open(files, depth, deadline)?;
-        let mut rest = addresses;
-        while !rest.is_empty() {
-            let asked = &rest[..rest.len().min(ADDRESSES_MAX)];
-            let reply = self.ask(&Request::Name { addresses: asked.to_vec() }, &[], deadline)?;
-            let Reply::Names(names) = reply else { return Err(io::ErrorKind::InvalidData.into()) };
-            if !names.is_valid(asked.len()) {
+        let mut rest = question;
+        while rest.len() > 0 {
+            let (request, asked) = rest.request();
+            let Reply::Names(names) = self.ask(&request, &[], deadline)? else {
+                return Err(io::ErrorKind::InvalidData.into());
+            };
+            if !names.is_valid(asked) {
                 return Err(io::ErrorKind::InvalidData.into());
             }
-            rest = &rest[names.answers.len()..];
+            rest = rest.after(names.answers.len());
             take(names);
         }
         Ok(())

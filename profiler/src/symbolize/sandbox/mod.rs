@@ -3,6 +3,7 @@
 //! symbol table, and if that fails too, there are none. Here are its messages, and its limits of time and memory.
 
 mod client;
+mod remainder;
 mod symbolizer;
 
 use std::sync::Arc;
@@ -10,6 +11,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
+use super::generated::{Format, Place};
 use super::names::ResolvedFrame;
 use crate::linux::confinement::Confinement;
 
@@ -47,12 +49,16 @@ const REPLY_BYTES_MAX: usize = 32 << 20;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Role {
     Own,
-    /// By build id.
+    /// By build id, of a distribution.
     DebugFile,
+    /// By build id, of a directory that others may write, or of a server.
+    UnverifiedDebugFile,
     /// With the checksum that its module states.
     Linked(u32),
     /// A file that others refer to by this build id, in hexadecimal (dwz(1)).
     Shared(String),
+    /// Names of generated code.
+    Generated(Format),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -68,6 +74,44 @@ enum Request {
     Open { roles: Vec<Role>, depth: Depth },
     /// Symbolizes these linked addresses, in ascending order.
     Name { addresses: Vec<u64> },
+    /// Symbolizes generated code.
+    NameGenerated { places: Vec<Place> },
+}
+
+/// Addresses to symbolize, in ascending order.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Question<'a> {
+    /// Linked addresses of a file.
+    Linked(&'a [u64]),
+    /// Of generated code.
+    Generated(&'a [Place]),
+}
+
+impl Question<'_> {
+    pub(super) fn len(self) -> usize {
+        match self {
+            Self::Linked(addresses) => addresses.len(),
+            Self::Generated(places) => places.len(),
+        }
+    }
+
+    /// All but the first ones.
+    pub(super) fn after(self, count: usize) -> Self {
+        match self {
+            Self::Linked(addresses) => Self::Linked(&addresses[count..]),
+            Self::Generated(places) => Self::Generated(&places[count..]),
+        }
+    }
+
+    /// A request for the first addresses, and their number.
+    fn request(self) -> (Request, usize) {
+        let count = self.len().min(ADDRESSES_MAX);
+        let request = match self {
+            Self::Linked(addresses) => Request::Name { addresses: addresses[..count].to_vec() },
+            Self::Generated(places) => Request::NameGenerated { places: places[..count].to_vec() },
+        };
+        (request, count)
+    }
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -86,6 +130,12 @@ pub(super) enum Defect {
     /// Its compressed sections exceed the limit, or their claimed sizes.
     Compressed,
     Checksum,
+    /// Its `.gnu_debugdata` cannot be decompressed, or exceeds a limit.
+    MiniDebugInfo,
+    /// Number of its entries that are malformed.
+    Entries(u64),
+    /// It exceeds the limit: its rest is ignored.
+    Size,
 }
 
 /// Names for all addresses of a request, or for the first ones.
@@ -93,6 +143,8 @@ pub(super) enum Defect {
 pub(super) struct Names {
     /// By address, innermost first; none if unknown.
     pub(super) answers: Vec<Vec<ResolvedFrame>>,
+    /// By address, the linked address at which a function without a name starts, if known.
+    pub(super) starts: Vec<Option<u64>>,
     pub(super) defects: Vec<Defect>,
 }
 
@@ -101,6 +153,7 @@ impl Names {
     fn is_valid(&self, asked: usize) -> bool {
         let is_short = |text: &Arc<str>| text.len() <= STRING_BYTES_MAX;
         (1..=asked).contains(&self.answers.len())
+            && self.starts.len() == self.answers.len()
             && self.defects.len() <= ADDRESSES_MAX
             && self.answers.iter().all(|frames| frames.len() <= FRAMES_MAX)
             && self
@@ -125,16 +178,17 @@ mod tests {
     use super::*;
 
     fn names(answers: Vec<Vec<ResolvedFrame>>) -> Names {
-        Names { answers, defects: Vec::new() }
+        Names { starts: vec![None; answers.len()], answers, defects: Vec::new() }
     }
 
     #[test]
     fn invalid_answers_are_refused() {
         let frame =
-            || ResolvedFrame { function: Some("main".into()), file: Some("a.c".into()), line: None, inlined: false };
+            || ResolvedFrame { function: Some("main".into()), file: Some("a.c".into()), ..ResolvedFrame::default() };
         assert!(names(vec![vec![frame()], vec![]]).is_valid(2));
         assert!(!names(vec![vec![frame()]]).is_valid(0));
         assert!(!names(vec![]).is_valid(2));
+        assert!(!Names { starts: Vec::new(), ..names(vec![vec![frame()]]) }.is_valid(1));
         assert!(!names(vec![vec![ResolvedFrame { function: None, ..frame() }]]).is_valid(1));
         assert!(!names(vec![vec![frame(); FRAMES_MAX + 1]]).is_valid(1));
         let long: Arc<str> = "a".repeat(STRING_BYTES_MAX + 1).into();

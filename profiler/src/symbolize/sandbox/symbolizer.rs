@@ -16,6 +16,7 @@ use object::LittleEndian as LE;
 use object::elf::{CompressionHeader64, ELFCOMPRESS_ZLIB, SHF_COMPRESSED, SHT_NOBITS};
 use object::pod::from_bytes;
 
+use super::remainder::Remainder;
 use super::{
     ADDRESSES_MAX, CPU_TIME_MAX, Defect, Depth, FRAMES_MAX, MEMORY_BYTES_MAX, Names, PROCESS_NAME, REQUEST_BYTES_MAX,
     Reply, Request, Role, STRINGS_BYTES, decode, encode,
@@ -25,6 +26,7 @@ use crate::linux::confinement::{Limits, Root, close_inherited, confine};
 use crate::object::elf::{Elf, Section};
 use crate::object::image::Image;
 use crate::symbolize::demangle::demangle;
+use crate::symbolize::generated::{CodeIndex, Place};
 use crate::symbolize::names::ResolvedFrame;
 
 const PATH_BYTES_MAX: usize = 4096;
@@ -35,6 +37,12 @@ pub(in crate::symbolize) struct Engine {
     symbolizer: Symbolizer,
     /// In order of priority; each is consulted for the addresses that are still unknown.
     sources: Vec<Source<'static>>,
+    /// The module itself, until it is needed.
+    own: Option<Image>,
+    /// Consulted after the sources.
+    remainder: Option<Remainder>,
+    /// Files with names of generated code, in order of priority.
+    indices: Vec<CodeIndex<File>>,
     defects: Vec<Defect>,
     shared: Option<&'static Path>,
     is_confined: bool,
@@ -54,19 +62,26 @@ impl Engine {
         is_confined: bool,
         shared: Option<&'static Path>,
     ) -> Self {
-        let (sources, defects) = (Vec::new(), Vec::new());
-        let mut engine = Self { symbolizer: symbolizer(shared), sources, defects, shared, is_confined };
+        let (sources, indices, defects) = (Vec::new(), Vec::new(), Vec::new());
+        let symbolizer = symbolizer(shared);
+        let mut engine =
+            Self { symbolizer, sources, own: None, remainder: None, indices, defects, shared, is_confined };
         for ModuleFile { role, file, path } in files {
             match role {
-                Role::Own => engine.add_unverified(file, &path, depth),
+                Role::Own => {
+                    engine.own = file.try_clone().ok().and_then(|file| Image::new(file).ok());
+                    engine.add_unverified(file, &path, depth);
+                }
                 // It has the build id, and is in a directory that only root can write.
                 Role::DebugFile => engine.add(&path, depth == Depth::DebugInformation),
+                Role::UnverifiedDebugFile => engine.add_unverified(file, &path, depth),
                 Role::Linked(checksum) if crc32(&file).is_some_and(|found| found == checksum) => {
                     engine.add_unverified(file, &path, depth);
                 }
                 Role::Linked(_) => engine.defects.push(Defect::Checksum),
                 // blazesym finds it by its name in `shared`.
                 Role::Shared(_) => {}
+                Role::Generated(format) => engine.add_index(CodeIndex::read(format, file)),
             }
         }
         engine
@@ -97,6 +112,22 @@ impl Engine {
         self.sources.push(source(path, false));
     }
 
+    fn add_index(&mut self, index: CodeIndex<File>) {
+        self.defects.extend((index.malformed > 0).then_some(Defect::Entries(index.malformed)));
+        self.defects.extend(index.is_cut.then_some(Defect::Size));
+        self.indices.push(index);
+    }
+
+    pub(in crate::symbolize) fn name_generated(&mut self, places: &[Place]) -> Names {
+        let frames = |place: &Place| {
+            let found = self.indices.iter().map(|index| index.frames(*place));
+            found.into_iter().find(|frames| !frames.is_empty()).unwrap_or_default()
+        };
+        // Names are short enough for any reply.
+        let answers = places.iter().map(frames).collect();
+        Names { starts: vec![None; places.len()], answers, defects: std::mem::take(&mut self.defects) }
+    }
+
     /// As many addresses as fit into a reply.
     pub(in crate::symbolize) fn name(&mut self, addresses: &[u64]) -> Names {
         let mut chains: Vec<Option<Chain>> = addresses.iter().map(|_| None).collect();
@@ -106,17 +137,48 @@ impl Engine {
             found.into_iter().for_each(|(index, chain)| chains[index] = chain);
         }
         self.qualify(addresses, &mut chains);
+        let starts = self.complete(addresses, &mut chains);
         let mut names = Names { defects: std::mem::take(&mut self.defects), ..Names::default() };
         let mut bytes = 0;
-        for chain in chains.into_iter().map(Option::unwrap_or_default) {
+        for (chain, start) in chains.into_iter().map(Option::unwrap_or_default).zip(starts) {
             let texts = chain.iter().flat_map(|frame| [&frame.function, &frame.file]).flatten();
             bytes += texts.map(|text| text.len()).sum::<usize>();
             names.answers.push(chain);
+            names.starts.push(start);
             if bytes > STRINGS_BYTES {
                 break;
             }
         }
         names
+    }
+
+    /// Names what the sources do not, and returns the starts of functions that still have no name.
+    fn complete(&mut self, addresses: &[u64], chains: &mut [Option<Chain>]) -> Vec<Option<u64>> {
+        let mut starts = vec![None; addresses.len()];
+        if chains.iter().all(Option::is_some) {
+            return starts;
+        }
+        if let Some(own) = self.own.take() {
+            match catch_unwind(AssertUnwindSafe(|| Remainder::read(&own))) {
+                Ok((remainder, mini)) => {
+                    self.remainder = Some(remainder);
+                    self.defects.extend(mini.is_err().then_some(Defect::MiniDebugInfo));
+                }
+                Err(_) => self.defects.push(Defect::Malformed),
+            }
+        }
+        let Some(remainder) = &self.remainder else { return starts };
+        for ((&address, chain), start) in addresses.iter().zip(chains).zip(&mut starts) {
+            if chain.is_some() {
+                continue;
+            }
+            let frame = |name| ResolvedFrame { function: Some(demangle(name).into()), ..ResolvedFrame::default() };
+            match remainder.name(address) {
+                Some(name) => *chain = Some(vec![frame(name)]),
+                None => *start = remainder.start_of(address),
+            }
+        }
+        starts
     }
 
     /// DWARF of gcc lacks the linkage names of lambdas in functions that are not inline, such as `main`: `operator()` alone. The
@@ -213,6 +275,7 @@ fn expand(symbol: &Sym<'_>) -> Chain {
         // Compilers use line 0 for code without a line.
         line: code.and_then(|code| code.line).filter(|&line| line != 0),
         inlined,
+        start: None,
     };
     inlined.chain([outer]).map(frame).collect()
 }
@@ -322,8 +385,10 @@ fn answer(message: Message, root: Root, engine: &mut Option<(Engine, Vec<File>)>
             *engine = None;
             let files: Vec<File> = message.descriptors.into_iter().map(File::from).collect();
             let path = |file: &File| Path::new(root.descriptors()).join(file.as_raw_fd().to_string());
-            let may_open = |file: &File| File::open(path(file)).is_ok();
-            let refused: Vec<usize> = (0..files.len()).filter(|&index| !may_open(&files[index])).collect();
+            // blazesym opens files by path.
+            let may_use =
+                |index: &usize| matches!(roles[*index], Role::Generated(_)) || File::open(path(&files[*index])).is_ok();
+            let refused: Vec<usize> = (0..files.len()).filter(|index| !may_use(index)).collect();
             let shared = (root == Root::Private && share(&roles, &files, path)).then_some(Path::new(SHARED_DIRECTORY));
             let usable = roles.iter().zip(&files).enumerate().filter(|(index, _)| !refused.contains(index));
             let input = |(_, (role, file)): (usize, (&Role, &File))| {
@@ -335,6 +400,10 @@ fn answer(message: Message, root: Root, engine: &mut Option<(Engine, Vec<File>)>
         }
         Request::Name { addresses } if (1..=ADDRESSES_MAX).contains(&addresses.len()) => {
             let names = engine.as_mut().map_or_else(Names::default, |(engine, _)| engine.name(&addresses));
+            Some(Reply::Names(names))
+        }
+        Request::NameGenerated { places } if (1..=ADDRESSES_MAX).contains(&places.len()) => {
+            let names = engine.as_mut().map_or_else(Names::default, |(engine, _)| engine.name_generated(&places));
             Some(Reply::Names(names))
         }
         _ => None,

@@ -1,0 +1,88 @@
+//! Generated code without names: in which processes, and how their compilers write names.
+
+use super::text;
+use crate::model::{FrameKind, Profile, Runtime, TargetProfile};
+
+/// Share of a process's sampled allocations below which its nameless code is not mentioned.
+const SHARE_MIN: f64 = 0.05;
+const OTHER: &str = "its compiler may have an option to write a perf map (docs/jit.md)";
+
+/// A line per process.
+pub(super) fn lines(profile: &Profile) -> impl Iterator<Item = String> {
+    profile.targets.iter().filter_map(|target| {
+        let [nameless, whole] = counts(profile, target);
+        if nameless == 0.0 || nameless < SHARE_MIN * whole {
+            return None;
+        }
+        let process = format!("{} ({})", text::printable(&target.facts.comm), target.facts.pid);
+        let percent = text::share(nameless, whole);
+        Some(format!("generated code without names is in {percent} of the stacks of {process}: {}", advice(target)))
+    })
+}
+
+/// Sampled allocations whose stacks contain nameless generated code, and all.
+fn counts(profile: &Profile, target: &TargetProfile) -> [f64; 2] {
+    let mut counts = [0_u64; 2];
+    for callsite in &target.callsites {
+        let mut frames = callsite.stack.iter().filter_map(|id| profile.frames.get(id.0 as usize));
+        let is_nameless = frames.any(|frame| frame.kind == FrameKind::Jitted && frame.function.is_none());
+        let count = &mut counts[usize::from(is_nameless)];
+        *count = count.saturating_add(callsite.totals.alloc_samples);
+    }
+    #[expect(clippy::cast_precision_loss, reason = "a share")]
+    let [named, nameless] = counts.map(|count| count as f64);
+    [nameless, named + nameless]
+}
+
+/// Runtimes that are known by their files come first: a program can contain several.
+fn advice(target: &TargetProfile) -> &'static str {
+    let of_runtime = target.memory.runtimes().iter().find_map(|runtime| match runtime {
+        Runtime::Node => Some("start it with `--perf-basic-prof`"),
+        Runtime::Chromium => Some("start it with `--no-sandbox --js-flags=--perf-basic-prof`"),
+        Runtime::Jvm => Some(
+            "record it with `--jvm-perfmap`, or run `jcmd PID Compiler.perfmap` while it is recorded (JDK 17 or later)",
+        ),
+        Runtime::Dotnet => Some("start it with `DOTNET_PerfMapEnabled=1`"),
+        Runtime::Php => Some("start it with `-d opcache.jit_debug=16`"),
+        Runtime::Ruby => Some("start it with `--yjit-perf`"),
+        Runtime::Cpython => Some("start it with `-X perf` (Python 3.12 or later)"),
+        Runtime::Go => None,
+    });
+    let of_program = match target.facts.comm.as_str() {
+        "julia" => Some("start it with `ENABLE_JITPROFILING=1`"),
+        comm if comm.starts_with("luajit") => Some("build LuaJIT with `-DLUAJIT_USE_PERFTOOLS`"),
+        _ => None,
+    };
+    of_program.or(of_runtime).unwrap_or(OTHER)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::model::{MemoryAccount, MemoryFacts};
+    use crate::report::tests::profiles;
+
+    #[test]
+    fn runtimes_have_their_option() {
+        let mut profile = profiles::kinds();
+        let all = |profile: &Profile| lines(profile).collect::<Vec<_>>();
+        assert_eq!(all(&profile), Vec::<String>::new(), "all is named");
+        for frame in profile.frames.iter_mut().filter(|frame| frame.kind == FrameKind::Jitted) {
+            frame.function = None;
+        }
+        let [line] = all(&profile).try_into().expect("one process");
+        assert!(line.ends_with("stacks of cached (4711): start it with `--perf-basic-prof`"), "{line}");
+        let mut advice_of = |runtimes: &[Runtime], comm: &str| {
+            let target = &mut profile.targets[0];
+            let mut account = MemoryAccount::default();
+            account.extend(MemoryFacts { runtimes: runtimes.to_vec(), ..MemoryFacts::default() });
+            (target.memory, target.facts.comm) = (Arc::new(account), comm.to_owned());
+            advice(target)
+        };
+        assert!(advice_of(&[Runtime::Jvm], "java").contains("--jvm-perfmap"));
+        assert!(advice_of(&[], "julia").contains("ENABLE_JITPROFILING"));
+        assert_eq!(advice_of(&[], "qemu"), OTHER);
+    }
+}
