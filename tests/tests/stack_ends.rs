@@ -1,6 +1,7 @@
 //! Where stacks end: at the first function of a thread, which is complete, or earlier, which reports, health and the exit code
 //! name.
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::process::Command;
 
@@ -55,30 +56,62 @@ fn stacks_of_a_static_glibc_program_are_complete() {
     check_complete(&Recipe::of("service.c").flags("-static"), "keep 10 5", "main");
 }
 
-fn calling_go() -> PathBuf {
-    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/targets/calling.go");
+/// Concurrent tests each build their own copy.
+fn calling_go(name: &str, flags: &[&str]) -> PathBuf {
+    let sources = ["calling.go", "called.go"].map(|file| format!("{}/targets/{file}", env!("CARGO_MANIFEST_DIR")));
     let directory = build_directory().join("targets");
     let scratch = tempfile::tempdir_in(&directory).expect("the build directory is ours");
-    let built = scratch.path().join("calling-go");
-    run(Command::new("go").args(["build", "-o"]).arg(&built).arg(source).env("CGO_ENABLED", "1"));
-    // Concurrent tests each build their own copy.
-    let program = directory.join("calling-go");
+    let built = scratch.path().join(name);
+    let mut go = Command::new("go");
+    run(go.args(["build", "-o"]).arg(&built).args(flags).args(sources).env("CGO_ENABLED", "1"));
+    let program = directory.join(name);
     std::fs::rename(&built, &program).expect("both lie in one directory");
     program
 }
 
+/// Go calls C on another stack, and C calls Go on that of a goroutine: all of it is one stack. Functions without names are `?`.
+#[track_caller]
+fn check_go(name: &str, flags: &[&str], direct: &str, nested: &str) {
+    let mut target = Target::spawn(&mut Command::new(calling_go(name, flags)));
+    let (report, _, folded) = profile(&mut target, |target| target.run_command("go"), 0);
+    assert_eq!(report.health.unwind.keys().collect::<Vec<_>>(), ["complete"], "{:?}", report.health.unwind);
+    // The hash is of the package's path.
+    let known = |name: &str| match name {
+        _ if name.starts_with("_cgoexp_") => "_cgoexp_called_from_c".to_owned(),
+        _ if name.contains("+0x") => "?".to_owned(),
+        _ => name.to_owned(),
+    };
+    let stacks = folded.lines().filter_map(|line| line.rsplit_once(' ')?.0.split_once(';'));
+    let of_go = stacks.map(|(_, stack)| stack.split(';').map(known).collect::<Vec<_>>().join(" "));
+    let found: BTreeSet<String> = of_go.filter(|stack| stack.contains("main.direct")).collect();
+    assert_eq!(found, BTreeSet::from([direct, nested].map(str::to_owned)), "{folded}");
+}
+
+const DIRECT: &str =
+    "runtime.goexit runtime.main main.main main.direct main._Cfunc_called_from_go runtime.asmcgocall called_from_go";
+const NESTED: &str = "runtime.goexit main.main.func1 main.nested main._Cfunc_calls_go runtime.asmcgocall calls_go called_from_c \
+    crosscall2 runtime.cgocallback runtime.cgocallbackg runtime.cgocallbackg runtime.cgocallbackg1 _cgoexp_called_from_c \
+    main.called_from_c main.direct main._Cfunc_called_from_go runtime.asmcgocall called_from_go";
+
 #[test]
-fn stacks_that_go_cuts_are_incomplete() {
-    let mut target = Target::spawn(&mut Command::new(calling_go()));
-    let (report, outcome, folded) = profile(&mut target, |target| target.run_command("go"), 3);
-    assert_eq!(report.health.unwind.get("complete"), None, "{:?}", report.health.unwind);
-    assert!(folded.contains(";[unwind stopped: no unwind information];runtime.asmcgocall;called_from_go "), "{folded}");
-    assert!(outcome.stdout.contains("Go calls C on another stack"), "{}", outcome.stdout);
-    assert!(
-        outcome.stdout.contains("health: incomplete: 100.0% of stacks are cut (calling-go: no unwind information)"),
-        "{}",
-        outcome.stdout
-    );
+fn stacks_of_c_code_that_go_calls_continue_in_go() {
+    check_go("calling-go", &[], DIRECT, NESTED);
+}
+
+#[test]
+fn stacks_of_a_position_independent_go_program_are_complete() {
+    check_go("calling-go-pie", &["-buildmode=pie"], DIRECT, NESTED);
+}
+
+/// C functions that are not exported have no names then, and inlined functions none of their own.
+#[test]
+fn functions_of_a_stripped_go_program_have_names() {
+    let stripped = |stack: &str| {
+        let names = stack.split(' ').filter(|name| *name != "main.called_from_c");
+        let names = names.map(|name| if ["called_from_go", "calls_go"].contains(&name) { "?" } else { name });
+        names.collect::<Vec<_>>().join(" ")
+    };
+    check_go("calling-go-stripped", &["-ldflags=-s -w"], &stripped(DIRECT), &stripped(NESTED));
 }
 
 /// Records a Java program for some seconds; returns the report, its JSON and the summary.
@@ -124,9 +157,10 @@ fn a_strict_recording_of_a_command_reports_an_incomplete_profile() {
     let directory = tempfile::tempdir().expect("temporary folder");
     let lines = directory.path().join("lines");
     std::fs::write(&lines, "go\n").expect("it can be written");
-    let command = format!("exec {} < {}", calling_go().display(), lines.display());
+    let command = format!("exec {} < {}", calling_go("calling-go-cut", &[]).display(), lines.display());
     for (option, code) in [("--quiet", 0), ("--strict", 3)] {
-        let arguments = [option, "--interval", "1", "-o", "out.json", "--", "sh", "-c", &command];
+        // Without frame pointers, stacks end in Go's code.
+        let arguments = [option, "--interval", "1", "--unwind", "dwarf", "-o", "out.json", "--", "sh", "-c", &command];
         let _ = Heapbpf::new(arguments).run().expect_code(code);
     }
     let failing = ["--strict", "--interval", "1", "-o", "out.json", "--", "sh", "-c", "exit 7"];

@@ -36,12 +36,12 @@ impl Segment {
         self.file_offset(address).is_some()
     }
 
-    fn link_addr(&self, offset: FileOffset) -> Option<LinkAddr> {
+    pub(super) fn link_addr(&self, offset: FileOffset) -> Option<LinkAddr> {
         let inside = offset.0.checked_sub(self.offset.0).filter(|&inside| inside < self.size_bytes)?;
         self.address.0.checked_add(inside).map(LinkAddr)
     }
 
-    fn file_offset(&self, address: LinkAddr) -> Option<FileOffset> {
+    pub(super) fn file_offset(&self, address: LinkAddr) -> Option<FileOffset> {
         let inside = address.0.checked_sub(self.address.0).filter(|&inside| inside < self.size_bytes)?;
         self.offset.0.checked_add(inside).map(FileOffset)
     }
@@ -156,6 +156,11 @@ impl Elf {
 
     pub fn file_offset(&self, address: LinkAddr) -> Option<FileOffset> {
         self.code().find_map(|segment| segment.file_offset(address))
+    }
+
+    /// As [`file_offset`](Self::file_offset), also of data.
+    pub(crate) fn data_offset(&self, address: LinkAddr) -> Option<FileOffset> {
+        self.segments.iter().find_map(|segment| segment.file_offset(address))
     }
 
     pub fn bias(&self, start: TargetAddr, offset: FileOffset) -> Option<u64> {

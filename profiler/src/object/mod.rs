@@ -3,8 +3,11 @@
 
 pub(crate) mod debug_files;
 pub(crate) mod elf;
+pub(crate) mod generated;
+pub(crate) mod golang;
 pub(crate) mod image;
 pub(crate) mod imports;
+pub(crate) mod interpreted;
 pub(crate) mod module;
 pub(crate) mod symbols;
 #[cfg(test)]

@@ -8,10 +8,12 @@ use std::sync::Arc;
 use super::ObjectError;
 use super::debug_files::{self, DebugLink};
 use super::elf::{self, BuildId, Elf, Segment};
+use super::generated::{GENERATED, Generated};
 use super::image::{self, Identity, Image};
-use crate::address::{FileOffset, TargetAddr};
+use super::interpreted::{CodeTable, INTERPRETED_MODULE};
+use crate::address::{FileOffset, LinkAddr, TargetAddr};
 use crate::ids::{ModuleId, Pid};
-use crate::linux::proc::maps::{Device, Mapping, MappingName};
+use crate::linux::proc::maps::{Device, Mapping, MappingName, is_stubs};
 use crate::linux::proc::process::entry_path;
 
 #[derive(Debug)]
@@ -19,6 +21,10 @@ pub struct Module {
     path: Arc<str>,
     contents: Result<Contents, ObjectError>,
     recorded: Recorded,
+    /// Of a module that stands for generated code.
+    generated: Option<Generated>,
+    /// Of the module that stands for interpreted code.
+    codes: Option<Arc<CodeTable>>,
 }
 
 /// From a recording; the file may be missing.
@@ -47,11 +53,39 @@ impl Module {
                 elf.as_ref().ok().and_then(|elf| debug_files::find_linked(root, Path::new(path), &image, elf));
             Contents { image, elf, debug_link }
         });
-        Self { path: path.into(), contents, recorded: Recorded::default() }
+        Self { path: path.into(), contents, recorded: Recorded::default(), generated: None, codes: None }
     }
 
     pub fn recorded(path: &str, image: Result<Image, ObjectError>, recorded: Recorded) -> Self {
         Self { recorded, ..Self::new(path, Path::new(OWN_ROOT), image) }
+    }
+
+    fn of_generated(generated: Generated) -> Self {
+        Self { generated: Some(generated), ..Self::new(GENERATED, Path::new(OWN_ROOT), Err(ObjectError::NoFile)) }
+    }
+
+    fn of_interpreted(codes: Arc<CodeTable>) -> Self {
+        Self { codes: Some(codes), ..Self::new(INTERPRETED_MODULE, Path::new(OWN_ROOT), Err(ObjectError::NoFile)) }
+    }
+
+    /// Whether it stands for interpreted code. Offsets in it are words of stacks.
+    pub fn is_interpreted(&self) -> bool {
+        &*self.path == INTERPRETED_MODULE
+    }
+
+    /// `None` in a replay, and for other modules.
+    pub(crate) fn codes(&self) -> Option<&CodeTable> {
+        self.codes.as_deref()
+    }
+
+    /// Whether it stands for the generated code of a process. Offsets in it are addresses.
+    pub fn is_generated(&self) -> bool {
+        &*self.path == GENERATED
+    }
+
+    /// `None` in a replay, and for files.
+    pub(crate) fn generated(&self) -> Option<&Generated> {
+        self.generated.as_ref()
     }
 
     /// In the first target seen with it, or a name such as `[vdso]`. Other targets may have other names for it.
@@ -78,6 +112,30 @@ impl Module {
 
     pub fn build_id(&self) -> Option<&BuildId> {
         self.elf().map_or(self.recorded.build_id.as_ref(), |elf| elf.build_id.as_ref())
+    }
+
+    /// By the file, or by what a recording has of it.
+    pub fn link_addr(&self, offset: FileOffset) -> Option<LinkAddr> {
+        match self.elf() {
+            Ok(elf) => elf.link_addr(offset),
+            Err(_) => self.recorded.code.iter().find_map(|segment| segment.link_addr(offset)),
+        }
+    }
+
+    /// As [`link_addr`](Self::link_addr), the other way round.
+    pub fn file_offset(&self, address: LinkAddr) -> Option<FileOffset> {
+        match self.elf() {
+            Ok(elf) => elf.file_offset(address),
+            Err(_) => self.recorded.code.iter().find_map(|segment| segment.file_offset(address)),
+        }
+    }
+
+    /// The build id by which to search for a debug file; `None` if the module has line information itself.
+    pub(crate) fn wanted_build_id(&self) -> Option<&BuildId> {
+        match self.elf() {
+            Ok(elf) => debug_files::wanted_build_id(elf),
+            Err(_) => self.build_id(),
+        }
     }
 
     pub fn bias(&self, start: TargetAddr, offset: FileOffset) -> Option<u64> {
@@ -107,6 +165,10 @@ impl Modules {
     pub fn get(&self, id: ModuleId) -> &Arc<Module> {
         &self.0[id.0 as usize]
     }
+
+    pub(crate) fn len(&self) -> usize {
+        self.0.len()
+    }
 }
 
 impl FromIterator<Arc<Module>> for Modules {
@@ -119,15 +181,20 @@ impl FromIterator<Arc<Module>> for Modules {
 pub struct ModuleStore {
     modules: Modules,
     by_key: HashMap<Key, ModuleId>,
+    interpreted: Option<ModuleId>,
+    codes: Arc<CodeTable>,
 }
 
 impl ModuleStore {
-    /// `None` for anonymous memory. Must be called while the process is alive, and once per mapping.
+    /// `None` for generated code. Must be called while the process is alive, and once per mapping.
     pub fn intern_mapping(&mut self, pid: Pid, mapping: &Mapping) -> Option<ModuleId> {
         match &mapping.name {
             MappingName::Anonymous => None,
             MappingName::File { path, .. } => {
                 let image = image::open_mapped(pid, mapping, path);
+                if is_memory(path) && image.as_ref().is_ok_and(|image| Elf::read(image).is_err()) {
+                    return None;
+                }
                 let key = match &image {
                     Ok(image) => Key::File(image.identity()),
                     Err(_) => Key::Unopened(mapping.device, mapping.inode, path.clone()),
@@ -152,6 +219,30 @@ impl ModuleStore {
         self.modules.get(id)
     }
 
+    /// Adds a module that stands for the generated code of a process.
+    pub(crate) fn add_generated(&mut self) -> ModuleId {
+        self.add(Module::of_generated(Generated::default()))
+    }
+
+    /// Replaces what is known of a process's generated code. Earlier snapshots keep what was known then.
+    pub(crate) fn set_generated(&mut self, id: ModuleId, generated: Generated) {
+        self.modules.0[id.0 as usize] = Arc::new(Module::of_generated(generated));
+    }
+
+    /// The module that stands for all interpreted code.
+    pub(crate) fn interpreted(&mut self) -> ModuleId {
+        if let Some(known) = self.interpreted {
+            return known;
+        }
+        let id = self.add(Module::of_interpreted(Arc::clone(&self.codes)));
+        self.interpreted = Some(id);
+        id
+    }
+
+    pub(crate) fn codes(&self) -> &CodeTable {
+        &self.codes
+    }
+
     pub fn iter(&self) -> impl Iterator<Item = (ModuleId, &Arc<Module>)> {
         (0..).map(ModuleId).zip(&self.modules.0)
     }
@@ -167,14 +258,28 @@ impl ModuleStore {
         root: &Path,
         open: impl FnOnce() -> Result<Image, ObjectError>,
     ) -> ModuleId {
-        let modules = &mut self.modules.0;
-        *self.by_key.entry(key).or_insert_with(|| {
-            // Each module takes memory, so ids cannot run out.
-            let id = ModuleId(u32::try_from(modules.len()).unwrap_or(u32::MAX));
-            modules.push(Arc::new(Module::new(path, root, open())));
-            id
-        })
+        if let Some(known) = self.by_key.get(&key) {
+            return *known;
+        }
+        let id = self.add(Module::new(path, root, open()));
+        self.by_key.insert(key, id);
+        id
     }
+
+    fn add(&mut self, module: Module) -> ModuleId {
+        // Each module takes memory, so ids cannot run out.
+        let id = ModuleId(u32::try_from(self.modules.0.len()).unwrap_or(u32::MAX));
+        self.modules.0.push(Arc::new(module));
+        id
+    }
+}
+
+/// Whether a mapped file is shared memory, in which just-in-time compilers generate code.
+fn is_memory(path: &Path) -> bool {
+    let text = path.to_string_lossy();
+    let is_shared =
+        text == "/dev/zero" || ["/memfd:", "/SYSV", "/anon_hugepage"].iter().any(|name| text.starts_with(name));
+    is_shared && !is_stubs(path)
 }
 
 #[cfg(test)]

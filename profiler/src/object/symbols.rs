@@ -219,6 +219,31 @@ pub(crate) fn addresses(image: &Image, elf: &Elf, names: &[&[u8]]) -> Vec<u64> {
     addresses
 }
 
+/// A function or an object that a module exports.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Definition {
+    pub(crate) name: String,
+    pub(crate) address: LinkAddr,
+    pub(crate) size_bytes: u64,
+}
+
+/// Exported functions and objects with these names. Malformed symbol tables count as empty.
+pub(crate) fn definitions(image: &Image, elf: &Elf, names: &[&str]) -> Vec<Definition> {
+    let longest = names.iter().map(|name| name.len()).max().unwrap_or(0);
+    let source = if elf.is_static { SymbolSource::Static } else { SymbolSource::Dynamic };
+    let Some(table) = Table::read(image, elf, source, EXTRA_BYTES_MAX) else { return Vec::new() };
+    let defined = table.symbols().iter().filter(|symbol| {
+        symbol.st_shndx.get(LE) != abi::SHN_UNDEF && matches!(symbol.st_type(), abi::STT_FUNC | abi::STT_OBJECT)
+    });
+    let wanted = defined.filter_map(|symbol| {
+        let (name, _) = table.name(symbol.st_name.get(LE), longest)?;
+        let name = names.iter().find(|wanted| wanted.as_bytes() == name)?;
+        let (address, size_bytes) = (LinkAddr(symbol.st_value.get(LE)), symbol.st_size.get(LE));
+        Some(Definition { name: (*name).to_owned(), address, size_bytes })
+    });
+    wanted.collect()
+}
+
 /// Prefix of the symbols of virtual tables (Itanium C++ ABI, 5.1.4.1).
 const VTABLE_PREFIX: &[u8] = b"_ZTV";
 /// Bytes before the first function: offset to top and type information (Itanium C++ ABI, 2.5.2).

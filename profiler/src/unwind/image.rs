@@ -9,6 +9,7 @@ use super::arch;
 use crate::address::FileOffset;
 use crate::object::ObjectError;
 use crate::object::elf::{Elf, Section};
+use crate::object::golang::GoFunctions;
 use crate::object::image::Image as File;
 use crate::object::symbols;
 
@@ -83,6 +84,11 @@ impl<'a> Image<'a> {
 
     pub fn code_bytes(&self) -> u64 {
         self.code.iter().map(|code| code.end - code.start).sum()
+    }
+
+    /// Of a Go program. Read on demand: they are many, and cached tables do not need them.
+    pub(super) fn go_functions(&self) -> Option<GoFunctions> {
+        GoFunctions::read(self.file, &Elf::read(self.file).ok()?)
     }
 
     pub(super) fn read_code(&self, address: u64, length: u32) -> Vec<u8> {

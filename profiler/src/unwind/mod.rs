@@ -6,8 +6,11 @@ mod arch;
 pub(crate) mod cache;
 pub(crate) mod cfi;
 pub(crate) mod compact;
+mod golang;
 pub(crate) mod image;
+mod interpreters;
 mod outermost;
+pub(crate) mod ranges;
 pub(crate) mod store;
 pub(crate) mod table;
 
@@ -37,8 +40,12 @@ fn build_from_image(image: &Image<'_>) -> Table {
     if let Some(section) = &image.eh_frame {
         functions.read(&EhFrame::new(section, LittleEndian), image, &mut rules, &mut stats);
     }
+    let covered = functions.functions.len();
+    let go_samples = golang::add(image, &mut functions, &mut rules);
+    let is_go = functions.functions.len() > covered;
     // Debuggers' copy of the same information, for modules built without the loaded one.
-    if functions.covered_bytes() < stats.code_bytes / 4
+    if !is_go
+        && functions.covered_bytes() < stats.code_bytes / 4
         && let Some(section) = &image.debug_frame
     {
         functions.read(&DebugFrame::new(section, LittleEndian), image, &mut rules, &mut stats);
@@ -46,7 +53,8 @@ fn build_from_image(image: &Image<'_>) -> Table {
     let mut spans = compact::resolve(functions, image.entry, &image.code, &mut stats);
     let (fills_gaps, mut samples) = compact::fill_gaps(image, &spans);
     samples.extend(image, outermost::mark(image, &mut spans));
-    stats.fills_gaps = fills_gaps;
+    samples.extend(image, go_samples);
+    stats.fills_gaps = fills_gaps || is_go;
     let gap = if fills_gaps { table::FRAME_POINTER } else { table::GAP };
     Table { samples, ..compact::compact(&spans, &image.code, gap, rules, stats) }
 }

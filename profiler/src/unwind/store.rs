@@ -6,12 +6,14 @@ use std::io;
 use std::ops::Range;
 use std::time::Duration;
 
+use profiler_common::interpreter::Interpreter;
 use profiler_common::unwind::{
     PageRows, ProcessMapping, ProcessMappings, ReadTables, RowCell, Rule, TableRef, UnwindRow, find_rule,
 };
 use range_alloc::RangeAllocator;
 use tracing::warn;
 
+use super::interpreters::Interpreters;
 use super::table::{RuleTable, Table};
 use crate::address::{LinkAddr, TargetAddr};
 use crate::ids::{ModuleId, Pid};
@@ -24,6 +26,7 @@ pub(crate) trait UnwindMaps {
     fn write_rules(&mut self, first: u32, rules: &[Rule]) -> io::Result<()>;
     fn write_mappings(&mut self, first: u32, mappings: &[ProcessMapping]) -> io::Result<()>;
     fn set_process(&mut self, pid: Pid, mappings: ProcessMappings) -> io::Result<()>;
+    fn write_interpreter(&mut self, index: u32, interpreter: &Interpreter) -> io::Result<()>;
     fn read_cell(&self, index: u32) -> Option<RowCell>;
     fn read_page(&self, index: u32) -> Option<PageRows>;
     /// Succeeds if the process is missing: the kernel side removes processes too.
@@ -70,12 +73,12 @@ pub(crate) struct TableStore<M> {
     rules_written: usize,
     tables: HashMap<ModuleId, Placement>,
     processes: HashMap<Pid, Registered>,
-    /// Mappings that a walk may still read.
-    retired: Vec<(MonotonicNanos, Range<u32>)>,
+    retired: Vec<Retired>,
     uses: u64,
     /// Of the last registered mappings.
     serial: u32,
     generated: TableRef,
+    interpreters: Interpreters,
 }
 
 #[derive(Debug)]
@@ -96,9 +99,29 @@ struct Registered {
     modules: Vec<ModuleId>,
 }
 
+impl Registered {
+    fn mapping_at(&self, address: u64) -> Option<&ProcessMapping> {
+        let behind = self.rows.partition_point(|row| row.start <= address);
+        self.rows[..behind].last().filter(|row| row.contains(address))
+    }
+}
+
+/// Former mappings of a process: a walk may still read them, and copies of stacks that were made under them may be unread.
+#[derive(Debug)]
+struct Retired {
+    since: MonotonicNanos,
+    /// `None` if the process has ended or executed another program.
+    pid: Option<Pid>,
+    registered: Registered,
+}
+
 /// Maximum duration of a walk that began before a change. Programs run for microseconds; if one is preempted for
 /// longer, the result is a wrong frame at worst, never an invalid access.
 const WALK_MAX: Duration = Duration::from_secs(1);
+
+fn is_over(since: MonotonicNanos, now: MonotonicNanos) -> bool {
+    u128::from(now.0.saturating_sub(since.0)) > WALK_MAX.as_nanos()
+}
 
 /// Copies of stacks that the kernel side may send until a process's mappings are registered again: more than fit into the
 /// ring buffer at once.
@@ -119,6 +142,7 @@ impl<M: UnwindMaps> TableStore<M> {
             uses: 0,
             serial: 0,
             generated,
+            interpreters: Interpreters::default(),
         }
     }
 
@@ -145,17 +169,34 @@ impl<M: UnwindMaps> TableStore<M> {
                 return Err(error);
             }
         };
-        if let Some(before) = self.processes.insert(pid, Registered { mappings, rows, modules }) {
-            self.retire(before, now);
+        if let Some(registered) = self.processes.insert(pid, Registered { mappings, rows, modules }) {
+            self.retired.push(Retired { since: now, pid: Some(pid), registered });
         }
         Ok(omitted)
     }
 
+    /// Sets the interpreter of a process, from its next registration on. Returns false if the map is full.
+    pub(crate) fn set_interpreter(&mut self, pid: Pid, interpreter: Option<&Interpreter>) -> io::Result<bool> {
+        let Some(interpreter) = interpreter else {
+            self.interpreters.release(pid);
+            return Ok(true);
+        };
+        let Some(place) = self.interpreters.assign(pid, interpreter) else { return Ok(false) };
+        if place.is_new {
+            self.maps.write_interpreter(place.index, interpreter)?;
+        }
+        Ok(true)
+    }
+
     /// Tables and mappings are released even if the map cannot be written.
     pub(crate) fn remove_process(&mut self, pid: Pid, now: MonotonicNanos) -> io::Result<()> {
-        let Some(before) = self.processes.remove(&pid) else { return Ok(()) };
+        self.interpreters.release(pid);
+        for retired in self.retired.iter_mut().filter(|retired| retired.pid == Some(pid)) {
+            retired.pid = None;
+        }
+        let Some(registered) = self.processes.remove(&pid) else { return Ok(()) };
         let removed = self.maps.remove_process(pid);
-        self.retire(before, now);
+        self.retired.push(Retired { since: now, pid: None, registered });
         removed
     }
 
@@ -200,7 +241,8 @@ impl<M: UnwindMaps> TableStore<M> {
             return Err(io::Error::other("more mappings than the kernel's map holds"));
         };
         let (first, serial) = (mappings.start, self.next_serial());
-        let range = ProcessMappings { first, count: length, serial, copies: COPIES_MAX };
+        let interpreter = self.interpreters.number(pid);
+        let range = ProcessMappings { first, count: length, serial, copies: COPIES_MAX, interpreter, reserved: 0 };
         let written = self.maps.write_mappings(first, &rows).and_then(|()| self.maps.set_process(pid, range));
         if let Err(error) = written {
             // No walk can be using them.
@@ -226,11 +268,16 @@ impl<M: UnwindMaps> TableStore<M> {
         self.processes.get(&pid).is_some_and(|process| process.mappings.copies == 0)
     }
 
-    /// Searches the unwind rule of an address as the kernel side does.
-    pub(crate) fn rule_at(&self, pid: Pid, address: u64) -> Result<Rule, NoRule> {
-        let rows = self.processes.get(&pid).map_or(&[][..], |process| &process.rows);
-        let behind = rows.partition_point(|row| row.start <= address);
-        let mapping = rows[..behind].last().filter(|row| row.contains(address)).ok_or(NoRule::Unmapped)?;
+    /// Searches the unwind rule of an address as the kernel side does. Where nothing is mapped, the mappings of the last
+    /// second count if `former_at` is the current time: a library may be unloaded before the agent reads the copies of its
+    /// stacks. Not before the mappings have been read again, because another one may be there by now.
+    pub(crate) fn rule_at(&self, pid: Pid, address: u64, former_at: Option<MonotonicNanos>) -> Result<Rule, NoRule> {
+        let now = self.processes.get(&pid).into_iter();
+        let is_recent =
+            |retired: &&Retired| retired.pid == Some(pid) && former_at.is_some_and(|now| !is_over(retired.since, now));
+        let former = self.retired.iter().rev().filter(is_recent);
+        let mut registered = now.chain(former.map(|retired| &retired.registered));
+        let mapping = registered.find_map(|registered| registered.mapping_at(address)).ok_or(NoRule::Unmapped)?;
         let table = &mapping.table;
         if table.is_table() {
             find_rule(self, table, address).ok_or(NoRule::Gap)
@@ -284,7 +331,11 @@ impl<M: UnwindMaps> TableStore<M> {
                 self.cells.give_back(taken);
             }
             let unused = self.tables.iter().filter(|(_, placement)| placement.users == 0);
-            let victim = unused.min_by_key(|(_, placement)| placement.last_use).map(|(module, _)| *module)?;
+            let oldest = unused.min_by_key(|(_, placement)| placement.last_use).map(|(module, _)| *module);
+            let Some(victim) = oldest else {
+                self.retire_tables()?;
+                continue;
+            };
             let placement = self.tables.remove(&victim)?;
             self.cells.give_back(placement.cells);
             self.pages.give_back(placement.pages);
@@ -301,10 +352,15 @@ impl<M: UnwindMaps> TableStore<M> {
         self.maps.write_pages(pages.start, &table.pages_at(cells.start * 2).collect::<Vec<_>>())
     }
 
-    fn retire(&mut self, before: Registered, now: MonotonicNanos) {
-        self.release(&before.modules);
-        let ProcessMappings { first, count, .. } = before.mappings;
-        self.retired.push((now, first..first + count));
+    /// Releases the tables of former mappings. Returns `None` if they have none.
+    fn retire_tables(&mut self) -> Option<()> {
+        let mut modules = Vec::new();
+        for Retired { registered, .. } in &mut self.retired {
+            registered.rows.clear();
+            modules.append(&mut registered.modules);
+        }
+        self.release(&modules);
+        (!modules.is_empty()).then_some(())
     }
 
     fn release(&mut self, modules: &[ModuleId]) {
@@ -316,14 +372,12 @@ impl<M: UnwindMaps> TableStore<M> {
     }
 
     fn reclaim(&mut self, now: MonotonicNanos) {
-        let mappings = &mut self.mappings;
-        self.retired.retain(|(since, range)| {
-            let old = u128::from(now.0.saturating_sub(since.0)) > WALK_MAX.as_nanos();
-            if old {
-                mappings.give_back(range.clone());
-            }
-            !old
-        });
+        let is_old = |retired: &mut Retired| is_over(retired.since, now);
+        let old: Vec<Retired> = self.retired.extract_if(.., is_old).collect();
+        for Retired { registered: Registered { mappings, modules, .. }, .. } in old {
+            self.release(&modules);
+            self.mappings.give_back(mappings.first..mappings.first + mappings.count);
+        }
     }
 }
 

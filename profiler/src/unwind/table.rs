@@ -127,7 +127,7 @@ impl Table {
 
 const MAGIC: [u8; 8] = *b"hbunwind";
 /// Must be incremented whenever a module gives another table or other bytes: layout, meaning of rules, builder.
-const VERSION: u32 = 4;
+const VERSION: u32 = 5;
 /// Before the checksummed bytes are magic, version and checksum.
 pub(crate) const CHECKED_FROM: usize = 16;
 

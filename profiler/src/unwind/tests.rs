@@ -4,6 +4,7 @@ mod against_dwarf;
 mod installed;
 mod live;
 mod module;
+mod prologue;
 mod synthetic;
 
 /// A file with these bytes.

@@ -85,8 +85,9 @@ impl Tally {
         self.stacks += 1;
         self.distinct.insert(sample.id.0);
         self.complete += usize::from(sample.stack.end == StackEnd::Complete);
-        self.frames += sample.stack.frames.len();
-        self.frames_max = self.frames_max.max(sample.stack.frames.len());
+        let frames = oracle::native(sample).count();
+        self.frames += frames;
+        self.frames_max = self.frames_max.max(frames);
         self.bytes_max = self.bytes_max.max(sample.raw.bytes.len());
         if Oracle::agree(sample, &walk) {
             self.identical += 1;
@@ -104,7 +105,7 @@ impl Tally {
 
 /// Describes where the two differ.
 fn parting(oracle: &mut Oracle, sample: &RawSample, walk: &Walk) -> String {
-    let ours: Vec<u64> = sample.stack.frames.iter().map(|frame| frame.0).collect();
+    let ours: Vec<u64> = oracle::native(sample).collect();
     let common = ours.iter().zip(&walk.frames).take_while(|(a, b)| a == b).count();
     let mut text = format!(
         "heapbpf {} frames, {:?}; framehop {} frames, {:?}; {common} in common",

@@ -11,6 +11,7 @@ use framehop::x86_64::{CacheX86_64, UnwindRegsX86_64, UnwinderX86_64};
 use framehop::{ExplicitModuleSectionInfo, FrameAddress, Module, Unwinder};
 use heapbpf::internals::{AddressSpace, Image, LinkAddr, ModuleId, ModuleStore, Pid, RawSample, RawStack, Table};
 use object::{Object, ObjectSection};
+use profiler_common::interpreter::InterpretedFrame;
 use profiler_common::limits::{PAGE_BYTES, RAW_STACK_PAGES_MAX, STACK_FRAMES_MAX};
 use profiler_common::stack::StackEnd;
 use profiler_common::unwind::{CallerBp, Cfa, Rule};
@@ -42,6 +43,12 @@ pub(crate) struct Oracle {
     places: Vec<Place>,
     /// heapbpf's tables, for the rule that was used where the two differ.
     tables: HashMap<ModuleId, Table>,
+}
+
+/// Addresses in the stack. Interpreted functions have none, and framehop does not see them.
+pub(crate) fn native(sample: &RawSample) -> impl Iterator<Item = u64> {
+    let words = sample.stack.frames.iter().map(|frame| frame.0);
+    words.filter(|&word| InterpretedFrame::from_word(word).is_none())
 }
 
 impl Oracle {
@@ -97,14 +104,13 @@ impl Oracle {
 
     /// Whether both found the same frames, and both or neither reached the thread's first one.
     pub(crate) fn agree(sample: &RawSample, walk: &Walk) -> bool {
-        let ours = sample.stack.frames.iter().map(|frame| frame.0);
-        (sample.stack.end == StackEnd::Complete) == walk.end.is_ok() && ours.eq(walk.frames.iter().copied())
+        (sample.stack.end == StackEnd::Complete) == walk.end.is_ok() && native(sample).eq(walk.frames.iter().copied())
     }
 
     /// Returns the reason for a difference, or `None` if it is unknown.
     pub(crate) fn explain(&mut self, sample: &RawSample, walk: &Walk) -> Option<&'static str> {
-        let ours = sample.stack.frames.iter().map(|frame| frame.0);
-        let common: Vec<u64> = ours.zip(&walk.frames).take_while(|(a, b)| a == *b).map(|(a, _)| a).collect();
+        let shared = native(sample).zip(&walk.frames).take_while(|(a, b)| a == *b);
+        let common: Vec<u64> = shared.map(|(a, _)| a).collect();
         let copy_end = sample.raw.start.0.saturating_add(sample.raw.bytes.len() as u64);
         let is_prefix = common.len() == walk.frames.len();
         let is_full = sample.raw.bytes.len() as u64 == RAW_STACK_PAGES_MAX as u64 * PAGE_BYTES;

@@ -4,6 +4,7 @@ use gimli::{
     CfaRule, Encoding, EndianSlice, LittleEndian, Operation, Register, RegisterRule, UnwindContextStorage,
     UnwindExpression, UnwindSection, UnwindTableRow, X86_64,
 };
+use iced_x86::{Code, Decoder, DecoderOptions, FlowControl, Instruction, OpKind, Register as Name};
 use profiler_common::step::{SIGNAL_BP, SIGNAL_IP, SIGNAL_SP};
 use profiler_common::unwind::{CallerBp, Cfa, Rule};
 use strum::EnumCount;
@@ -24,6 +25,11 @@ impl UnwindContextStorage<usize> for RowStorage {
 }
 
 pub(crate) type Bytes<'data> = EndianSlice<'data, LittleEndian>;
+
+/// Whether this is the rule at the entry of a function: the return address is on top of the stack.
+pub(crate) fn is_entry(cfa: &CfaRule<usize>) -> bool {
+    matches!(cfa, CfaRule::RegisterAndOffset { register: X86_64::RSP, offset: 8 })
+}
 
 /// Length of the longest sequence that [`passes_result_to`] recognises.
 pub(crate) const PASSES_RESULT_BYTES_MAX: usize = 8;
@@ -48,6 +54,64 @@ pub(crate) fn is_indirect_call(code: &[u8]) -> bool {
         [.., 0xff, byte] if near(*byte) => true,
         [.., 0xff, byte, _] => displaced(*byte),
         _ => false,
+    }
+}
+
+/// Of code before a function's first call.
+const PROLOGUE_INSTRUCTIONS_MAX: usize = 64;
+
+/// The rule at the first call of a function without branches before it: from pushes, additions to rsp, and a store of rbp.
+pub(crate) fn rule_at_first_call(code: &[u8], address: u64) -> Option<Rule> {
+    let mut sp: i64 = -8;
+    let mut bp = CallerBp::Same;
+    for instruction in Decoder::with_ip(64, code, address, DecoderOptions::NONE).iter().take(PROLOGUE_INSTRUCTIONS_MAX)
+    {
+        match instruction.flow_control() {
+            FlowControl::Next => {}
+            FlowControl::Call | FlowControl::IndirectCall => {
+                return Rule::new(Cfa::Sp { offset: i32::try_from(-sp).ok()? }, bp);
+            }
+            _ => return None,
+        }
+        if stores_bp(&instruction) {
+            let at = sp.checked_add(instruction.memory_displacement64().cast_signed())?;
+            bp = CallerBp::AtCfa(i16::try_from(at).ok()?);
+        }
+        sp = sp.checked_add(i64::from(added_to_sp(&instruction)?))?;
+        if instruction.code() == Code::Push_r64 && instruction.op0_register() == Name::RBP {
+            bp = CallerBp::AtCfa(i16::try_from(sp).ok()?);
+        }
+    }
+    None
+}
+
+/// `mov %rbp,offset(%rsp)`
+fn stores_bp(instruction: &Instruction) -> bool {
+    instruction.code() == Code::Mov_rm64_r64
+        && instruction.op0_kind() == OpKind::Memory
+        && instruction.op1_register() == Name::RBP
+        && instruction.memory_base() == Name::RSP
+        && instruction.memory_index() == Name::None
+}
+
+/// `None` if it cannot be seen.
+fn added_to_sp(instruction: &Instruction) -> Option<i32> {
+    let is_sp = instruction.op_count() > 0
+        && instruction.op0_kind() == OpKind::Register
+        && instruction.op0_register().full_register() == Name::RSP;
+    match instruction.code() {
+        Code::Sub_rm64_imm8 | Code::Sub_rm64_imm32 if is_sp => {
+            i32::try_from(instruction.immediate(1).cast_signed()).ok()?.checked_neg()
+        }
+        Code::Add_rm64_imm8 | Code::Add_rm64_imm32 if is_sp => {
+            i32::try_from(instruction.immediate(1).cast_signed()).ok()
+        }
+        Code::Lea_r64_m if is_sp => {
+            let is_sum = instruction.memory_base() == Name::RSP && instruction.memory_index() == Name::None;
+            is_sum.then(|| i32::try_from(instruction.memory_displacement64().cast_signed()).ok())?
+        }
+        _ if is_sp && !instruction.is_stack_instruction() => None,
+        _ => Some(instruction.stack_pointer_increment()),
     }
 }
 

@@ -66,6 +66,9 @@ impl UnwindMaps for Maps {
         self.ask(Map::Mappings)?;
         write(&mut self.0.borrow_mut().mappings, first, mappings)
     }
+    fn write_interpreter(&mut self, _: u32, _: &Interpreter) -> io::Result<()> {
+        Ok(())
+    }
     fn read_cell(&self, index: u32) -> Option<RowCell> {
         self.0.borrow().rows.get(index as usize).copied()
     }
@@ -196,14 +199,14 @@ fn the_agent_finds_the_same_rules_as_the_kernel_side() {
     let tables = |id: ModuleId| Some(if id.0 == 0 { table(16, 32) } else { table(48, 16) });
     store.set_process(Pid(1), &code, MonotonicNanos(0), tables).expect("fits");
     for address in [0x40_0000, 0x40_1234, 0x40_2000, 0x40_ffff, 0x7f00_0000_1000, 0x7f00_0000_2fff] {
-        assert_eq!(store.rule_at(Pid(1), address).ok(), found(&maps, 1, address), "{address:#x}");
+        assert_eq!(store.rule_at(Pid(1), address, None).ok(), found(&maps, 1, address), "{address:#x}");
     }
-    assert_eq!(store.rule_at(Pid(1), 0x1fff), Ok(Rule::FRAME_POINTER));
-    assert_eq!(store.rule_at(Pid(1), 0x2fff), Err(NoRule::NoTable));
+    assert_eq!(store.rule_at(Pid(1), 0x1fff, None), Ok(Rule::FRAME_POINTER));
+    assert_eq!(store.rule_at(Pid(1), 0x2fff, None), Err(NoRule::NoTable));
     for address in [0, 0xfff, 0x3000, 0x3f_ffff, 0x41_0000, u64::MAX] {
-        assert_eq!(store.rule_at(Pid(1), address), Err(NoRule::Unmapped), "{address:#x}");
+        assert_eq!(store.rule_at(Pid(1), address, None), Err(NoRule::Unmapped), "{address:#x}");
     }
-    assert_eq!(store.rule_at(Pid(2), 0x40_1234), Err(NoRule::Unmapped), "another process");
+    assert_eq!(store.rule_at(Pid(2), 0x40_1234, None), Err(NoRule::Unmapped), "another process");
 }
 
 #[test]
@@ -232,7 +235,11 @@ fn a_process_without_registered_mappings_is_permitted_copies() {
     assert!(store.knows(Pid(1)));
     let expected = maps.0.borrow().processes[&1];
     assert_eq!((expected.count, expected.copies), (0, COPIES_MAX));
-    assert_eq!(store.rule_at(Pid(1), 0x10_1234), Err(NoRule::Unmapped), "so that their walks are continued later");
+    assert_eq!(
+        store.rule_at(Pid(1), 0x10_1234, None),
+        Err(NoRule::Unmapped),
+        "so that their walks are continued later"
+    );
     store.set_process(Pid(1), &[mapped(0, 0x10_0000)], MonotonicNanos(0), |_| Some(table(16, 32))).expect("fits");
     assert_ne!(maps.0.borrow().processes[&1].serial, expected.serial, "rules are cached by it");
     assert_eq!(found(&maps, 1, 0x10_1234), Some(rule(16)));
@@ -254,6 +261,59 @@ fn the_least_recently_used_table_is_evicted_unless_it_is_in_use() {
     assert_eq!(without, []);
     assert_eq!(found(&maps, 3, 0x10_1000), Some(rule(32)));
     assert_eq!(found(&maps, 2, 0x10_1000), Some(rule(24)), "the one in use is untouched");
+}
+
+#[test]
+fn stacks_are_continued_through_code_that_was_just_unmapped() {
+    let (mut store, maps) = store(100);
+    let code = [mapped(0, 0x10_0000), mapped(1, 0x20_0000)];
+    let tables = |id: ModuleId| Some(if id.0 == 0 { table(16, 32) } else { table(48, 16) });
+    let set = |store: &mut TableStore<Maps>, code: &[MappedCode], nanos| {
+        store.set_process(Pid(1), code, MonotonicNanos(nanos), tables).expect("fits");
+    };
+    let second = u64::try_from(WALK_MAX.as_nanos()).expect("short");
+    let at =
+        |store: &TableStore<Maps>, pid, address, nanos| store.rule_at(Pid(pid), address, Some(MonotonicNanos(nanos)));
+    set(&mut store, &code, 0);
+    set(&mut store, &code[..1], 1);
+    assert_eq!(found(&maps, 1, 0x20_1000), None, "it is unmapped");
+    assert_eq!(store.rule_at(Pid(1), 0x20_1000, None), Err(NoRule::Unmapped), "other code may be there by now");
+    assert_eq!(at(&store, 1, 0x20_1000, 2), Ok(rule(48)));
+    assert_eq!(at(&store, 2, 0x20_1000, 2), Err(NoRule::Unmapped), "another process");
+    assert_eq!(at(&store, 1, 0x20_1000, second + 2), Err(NoRule::Unmapped), "too long ago");
+    // What is mapped there now counts.
+    set(&mut store, &[mapped(0, 0x10_0000), mapped(0, 0x20_0000)], 2);
+    assert_eq!(at(&store, 1, 0x20_1000, 3), Ok(rule(16)));
+    set(&mut store, &code[..1], 3);
+    assert_eq!(at(&store, 1, 0x20_1000, 4), Ok(rule(16)), "the latest of the former mappings");
+    // Another program of the same process has no code of this one.
+    store.remove_process(Pid(1), MonotonicNanos(5)).expect("there");
+    set(&mut store, &code[1..], 6);
+    assert_eq!(at(&store, 1, 0x10_1000, 7), Err(NoRule::Unmapped));
+}
+
+#[test]
+fn tables_of_former_mappings_are_evicted_for_new_ones() {
+    // Capacity for two tables of two cells.
+    let (mut store, maps) = store(4);
+    let tables = |id: ModuleId| Some(table(16 + 8 * i32::try_from(id.0).expect("small"), 8));
+    let set = |store: &mut TableStore<Maps>, modules: [u32; 2]| {
+        let code = [mapped(modules[0], 0x10_0000), mapped(modules[1], 0x20_0000)];
+        store.set_process(Pid(1), &code, MonotonicNanos(0), tables).expect("fits")
+    };
+    assert_eq!(set(&mut store, [0, 1]), []);
+    assert_eq!(set(&mut store, [0, 2]), [ModuleId(2)], "the old mappings are in use until the new ones are written");
+    assert_eq!(set(&mut store, [0, 2]), []);
+    assert_eq!(found(&maps, 1, 0x20_1000), Some(rule(32)));
+    assert_eq!(store.rule_at(Pid(1), 0x20_1000, None), Ok(rule(32)));
+    store.set_process(Pid(1), &[], MonotonicNanos(0), tables).expect("fits");
+    assert_eq!(store.rule_at(Pid(1), 0x10_1000, Some(MonotonicNanos(0))), Ok(rule(16)));
+    store.set_process(Pid(2), &[mapped(3, 0x10_0000)], MonotonicNanos(0), tables).expect("fits");
+    assert_eq!(
+        store.rule_at(Pid(1), 0x10_1000, Some(MonotonicNanos(0))),
+        Err(NoRule::Unmapped),
+        "its table may be overwritten"
+    );
 }
 
 #[test]
