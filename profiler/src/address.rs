@@ -1,7 +1,11 @@
 //! Addresses, one type per address space.
 
 use derive_more::LowerHex;
+use profiler_common::interpreter::INTERPRETED;
 use serde::{Deserialize, Serialize};
+
+/// `[vsyscall]`, which every process has, is above (`VSYSCALL_ADDR` in arch/x86/include/uapi/asm/vsyscall.h).
+const KERNEL_CODE: u64 = 0xffff_ffff_0000_0000;
 
 #[derive(Clone, Copy, Debug, LowerHex, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct TargetAddr(pub u64);
@@ -14,8 +18,15 @@ pub struct FileOffset(pub u64);
 pub struct LinkAddr(pub u64);
 
 impl TargetAddr {
-    /// The return address itself is that of the next instruction, which may belong to another line or function.
+    /// The return address itself is that of the next instruction, which may belong to another line or function. Frames of
+    /// interpreted functions have no return address.
     pub fn inside_call(self) -> Self {
-        Self(self.0.saturating_sub(1))
+        if self.is_interpreted() { self } else { Self(self.0.saturating_sub(1)) }
+    }
+
+    /// Whether it stands for a frame of an interpreted function: an
+    /// [`InterpretedFrame`](profiler_common::interpreter::InterpretedFrame).
+    pub fn is_interpreted(self) -> bool {
+        self.0 & INTERPRETED != 0 && self.0 < KERNEL_CODE
     }
 }

@@ -5,9 +5,10 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use rustc_hash::{FxHashMap, FxHashSet};
 use serde::{Deserialize, Serialize};
 
-use crate::ids::{HeapId, Tid};
+use crate::ids::{HeapId, Pid, Tid};
 use crate::ledger::curve::CurvePoint;
 use crate::ledger::snapshot::TargetSnapshot;
 use crate::ledger::timeline::Timeline;
@@ -89,7 +90,18 @@ pub enum Base {
     Ended,
 }
 
+type TargetKey = (Pid, MonotonicNanos);
+
 impl TargetState {
+    /// A pid can be used again, and a process can execute another program.
+    fn key(&self) -> TargetKey {
+        (self.facts.pid, self.facts.beginning.time)
+    }
+
+    fn has_ended(&self) -> bool {
+        self.facts.exited || self.facts.replaced || self.facts.detached.is_some()
+    }
+
     /// The ledger for this scope; `None` if the target is not in it.
     pub fn ledger_of(&self, scope: Scope) -> Option<Cow<'_, TargetSnapshot>> {
         match (scope, &self.base) {
@@ -102,6 +114,49 @@ impl TargetState {
 }
 
 impl Snapshot {
+    /// The window from `base`, an earlier snapshot of the same recording or of a previous one, as [`Scope::Window`].
+    /// Targets of another recording start in the window.
+    pub(crate) fn since(&self, base: &Self) -> Self {
+        let mut window = self.clone();
+        let before: FxHashMap<TargetKey, &TargetState> =
+            base.targets.iter().map(|target| (target.key(), target)).collect();
+        for target in &mut window.targets {
+            target.base = before.get(&target.key()).map_or(Base::Beginning, |earlier| match earlier.has_ended() {
+                true => Base::Ended,
+                false => Base::At(Arc::clone(&earlier.ledger)),
+            });
+        }
+        let start = MonotonicNanos(
+            base.started_monotonic_ns.saturating_add(base.ended_unix_ns.saturating_sub(base.started_unix_ns)),
+        );
+        let is_same = self.started_monotonic_ns == base.started_monotonic_ns;
+        window.window = Some(WindowFacts {
+            window: Window {
+                number: None,
+                reason: WindowReason::Time,
+                start_unix_ns: if is_same { base.ended_unix_ns } else { self.started_unix_ns },
+                since_mark: false,
+                end_unix_ns: self.ended_unix_ns,
+                merged_count: 0,
+            },
+            start: if is_same { start } else { MonotonicNanos(self.started_monotonic_ns) },
+            others: if is_same { self.others_since(base) } else { self.others.clone() },
+            health: if is_same { self.health.since(&base.health) } else { self.health.clone() },
+        });
+        window
+    }
+
+    fn others_since(&self, base: &Self) -> Others {
+        let kept: FxHashSet<TargetKey> = self.targets.iter().map(TargetState::key).collect();
+        let mut folded = base.others.folded_totals;
+        for target in base.targets.iter().filter(|target| !kept.contains(&target.key())) {
+            folded.add(&target.ledger.totals);
+        }
+        let mut others = self.others.since(&base.others);
+        others.folded_totals = self.others.folded_totals.since(&folded);
+        others
+    }
+
     pub fn window_of(&self, scope: Scope) -> Option<Window> {
         match scope {
             Scope::Whole => None,
@@ -133,3 +188,87 @@ const _: fn() = || {
     fn is_send<T: Send + Sync + 'static>() {}
     is_send::<Snapshot>();
 };
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ledger::totals::Totals;
+    use crate::model::Beginning;
+    use profiler_common::interval::Interval;
+
+    const SECOND_NS: u64 = 1_000_000_000;
+
+    /// A recording that started at 100 s on both clocks, at `seconds` after that.
+    fn recording(seconds: u64, targets: Vec<TargetState>) -> Snapshot {
+        Snapshot {
+            started_unix_ns: 100 * SECOND_NS,
+            started_monotonic_ns: 100 * SECOND_NS,
+            ended_unix_ns: (100 + seconds) * SECOND_NS,
+            targets,
+            ..Snapshot::default()
+        }
+    }
+
+    fn target(pid: u32, begun: u64, allocated: u64) -> TargetState {
+        let mut totals = Totals::default();
+        totals.allocate(Amounts::of(allocated, Interval::EXACT), MonotonicNanos(begun));
+        let beginning = Beginning::running(MonotonicNanos(begun));
+        TargetState {
+            facts: TargetFacts::running(Pid(pid), "a", "a", beginning),
+            space: Arc::new(AddressSpace::new(Pid(pid))),
+            threads: Arc::default(),
+            heaps: Vec::new(),
+            ledger: Arc::new(TargetSnapshot { pid: Pid(pid), totals, heaps: Vec::new(), callsites: Vec::new() }),
+            growths: Leaks::default(),
+            curve: Vec::new(),
+            timeline: Arc::default(),
+            memory: Arc::default(),
+            until: MonotonicNanos(begun),
+            older: None,
+            base: Base::Beginning,
+        }
+    }
+
+    fn allocated(window: &Snapshot) -> Vec<Option<u64>> {
+        let ledgers = window.targets.iter().map(|target| target.ledger_of(Scope::Window));
+        ledgers.map(|ledger| ledger.map(|ledger| ledger.totals.alloc_bytes.rounded())).collect()
+    }
+
+    #[test]
+    fn a_window_contains_what_was_allocated_since() {
+        let mut ended = target(2, 1, 7);
+        ended.facts.exited = true;
+        let base = recording(10, vec![target(1, 1, 100), ended.clone()]);
+        // A pid that is used again is another target.
+        let end = recording(25, vec![target(1, 1, 130), ended, target(1, 2, 5), target(3, 3, 9)]);
+        let window = end.since(&base);
+        assert_eq!(allocated(&window), [Some(30), None, Some(5), Some(9)]);
+        let facts = window.window.expect("a window");
+        assert_eq!(facts.start, MonotonicNanos(110 * SECOND_NS));
+        assert_eq!((facts.window.start_unix_ns, facts.window.end_unix_ns), (110 * SECOND_NS, 125 * SECOND_NS));
+    }
+
+    #[test]
+    fn exited_processes_of_which_only_totals_are_kept_count_once() {
+        let base = recording(10, vec![target(1, 1, 100), target(2, 1, 40)]);
+        let mut end = recording(20, vec![target(1, 1, 100)]);
+        end.others.folded_count = 1;
+        end.others.folded_totals = target(2, 1, 46).ledger.totals;
+        let facts = end.since(&base).window.expect("a window");
+        assert_eq!((facts.others.folded_count, facts.others.folded_totals.alloc_bytes.rounded()), (1, 6));
+    }
+
+    #[test]
+    fn a_window_after_another_recording_starts_with_its_own() {
+        let base = recording(10, vec![target(1, 1, 100)]);
+        let end = Snapshot {
+            started_unix_ns: 200 * SECOND_NS,
+            started_monotonic_ns: 201 * SECOND_NS,
+            ..recording(0, vec![target(1, 9, 3)])
+        };
+        let window = end.since(&base);
+        assert_eq!(allocated(&window), [Some(3)]);
+        let facts = window.window.expect("a window");
+        assert_eq!((facts.window.start_unix_ns, facts.start), (200 * SECOND_NS, MonotonicNanos(201 * SECOND_NS)));
+    }
+}

@@ -30,6 +30,7 @@ use crate::report::unreachable::{
 use crate::snapshot::{HeapFacts, Scope, Snapshot, TargetState};
 use crate::symbolize::Resolve;
 use crate::symbolize::profile::profile;
+use crate::symbolize::trim::Trim;
 use crate::symbolize::types::TypeNames;
 use crate::walk::Walk;
 
@@ -45,7 +46,7 @@ pub(crate) struct Plan {
     pub limit: usize,
     pub suppressions: Suppressions,
     pub with_contents: bool,
-    pub trims: bool,
+    pub trim: Trim,
 }
 
 /// Fails with [`CollectError::CopyKilled`] if the copy was killed: without its pointers, blocks would seem unreachable.
@@ -64,7 +65,7 @@ pub(crate) fn check(
     let mut suppressed = BlockTotals::default();
     if !plan.suppressions.is_empty() {
         // Matches untrimmed stacks.
-        let (profile, indices) = profiles.profile(&known.blocks, &folded.unreached, resolver, false);
+        let (profile, indices) = profiles.profile(&known.blocks, &folded.unreached, resolver, Trim::NOTHING);
         let ids = suppressed_of(&known.blocks, &folded, &profile, &indices, &plan.suppressions);
         // Blocks reachable from a suppressed one are suppressed too.
         let words = ids.iter().map(|id| known.blocks.get(*id).start.0).collect();
@@ -73,7 +74,7 @@ pub(crate) fn check(
         suppressed = folded.leaked.without(rest.leaked);
         folded = rest;
     }
-    let (profile, indices) = profiles.profile(&known.blocks, &folded.unreached, resolver, plan.trims);
+    let (profile, indices) = profiles.profile(&known.blocks, &folded.unreached, resolver, plan.trim);
     let state = &snapshot.state.targets[0];
     let mut entries = Entries {
         snapshot: &snapshot,
@@ -362,7 +363,7 @@ impl<'a> LeakedProfiles<'a> {
     }
 
     /// Returns a profile of these blocks, and the callsites' indices in the order of its callsites.
-    fn profile(&self, blocks: &Blocks, leaked: &[BlockId], resolver: &dyn Resolve, trims: bool) -> (Profile, Vec<u32>) {
+    fn profile(&self, blocks: &Blocks, leaked: &[BlockId], resolver: &dyn Resolve, trim: Trim) -> (Profile, Vec<u32>) {
         let picked = leaked.iter().map(|&id| {
             let Block { start, size_bytes, origin } = blocks.get(id);
             SelectedBlock { callsite: origin, size_bytes, born: self.snapshot.born(start) }
@@ -371,7 +372,7 @@ impl<'a> LeakedProfiles<'a> {
         let indices: Vec<u32> = part.callsites.iter().map(|callsite| callsite.index).collect();
         let state = TargetState { ledger: Arc::new(part), ..self.state.clone() };
         let snapshot = Snapshot { targets: vec![state], ..self.snapshot.state.clone() };
-        let mut profile = profile(&snapshot, Scope::Whole, resolver, trims);
+        let mut profile = profile(&snapshot, Scope::Whole, resolver, trim);
         self.name_unrecorded(&mut profile, &indices);
         profile.targets[0].leaks = None;
         profile.unreachable = true;

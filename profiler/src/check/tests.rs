@@ -155,7 +155,7 @@ fn heap_snapshot(memory: Copied, watched: &[(u64, u64, u32)], walks: Vec<Walk>, 
 
 fn plan(suppressions: &str) -> Plan {
     let suppressions = Suppressions::parse(suppressions).expect("good lines");
-    Plan { limit: 100, suppressions, with_contents: true, trims: false }
+    Plan { limit: 100, suppressions, with_contents: true, trim: Trim::NOTHING }
 }
 
 /// Address, bytes, similar ones, and whether it was seen to be made.

@@ -54,6 +54,9 @@ impl<T: Copy, const SPAN_NS: u64> Window<T, SPAN_NS> {
 /// Span over which CPU shares are averaged: writing a report for half a second is no reason to sample less.
 const SPAN_NS: u64 = 3_000_000_000;
 
+/// Time after which a target can be found to exceed its limit.
+const EARLY_NS: u64 = 400_000_000;
+
 #[derive(Clone, Debug, Default)]
 pub(crate) struct CpuMonitor {
     window: Window<u64, SPAN_NS>,
@@ -179,6 +182,12 @@ impl Share {
         if self.cpu_ns == 0 { 0.0 } else { 100.0 * probe_ns / self.cpu_ns as f64 }
     }
 
+    /// Whether a whole window will exceed the limit if the target goes on to use CPU time and calls nothing.
+    #[expect(clippy::cast_precision_loss, reason = "nanoseconds below 2^53")]
+    fn is_certain_of(&self, percent_max: f64) -> bool {
+        self.span_ns >= EARLY_NS && self.percent_at_least() * self.span_ns as f64 > percent_max * SPAN_NS as f64
+    }
+
     #[expect(clippy::cast_precision_loss, reason = "nanoseconds below 2^53")]
     fn is_busy(&self) -> bool {
         100.0 * self.cpu_ns as f64 >= CPU_PERCENT_MIN * self.span_ns as f64
@@ -205,19 +214,24 @@ impl Shares {
 }
 
 impl OverheadMonitor {
-    /// `None` before the first window is full and for an almost idle target.
+    /// `None` for an almost idle target, and before the first window is full, unless the share will exceed `percent_max`
+    /// even if no further call follows.
     pub(crate) fn observe(
         &mut self,
         now: MonotonicNanos,
         totals: &Totals,
         cpu_ns: u64,
         costs: CallCosts,
+        percent_max: f64,
     ) -> Option<Share> {
         let point = Point::new(totals, cpu_ns);
         let (began, first) = *self.first.get_or_insert((now, point));
         self.whole = (now > began).then(|| point.since(&first, costs, now.0.saturating_sub(began.0)));
-        let (span_ns, before) = self.window.push(now, point)?;
-        let share = Some(point.since(&before, costs, span_ns)).filter(Share::is_busy)?;
+        let share = match self.window.push(now, point) {
+            Some((span_ns, before)) => Some(point.since(&before, costs, span_ns)),
+            None => self.whole.filter(|share| share.is_certain_of(percent_max)),
+        };
+        let share = share.filter(Share::is_busy)?;
         if self.highest.is_none_or(|highest| highest.percent() < share.percent()) {
             self.highest = Some(share);
         }

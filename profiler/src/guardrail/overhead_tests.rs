@@ -14,7 +14,7 @@ const SECOND: u64 = 1_000_000_000;
 fn shares(seconds: u64, cpu_ns: u64, pairs: u64) -> Vec<Option<f64>> {
     let (mut monitor, mut totals) = (OverheadMonitor::default(), Totals::default());
     let observe = |second| {
-        let share = monitor.observe(MonotonicNanos(second * SECOND), &totals, second * cpu_ns, COSTS);
+        let share = monitor.observe(MonotonicNanos(second * SECOND), &totals, second * cpu_ns, COSTS, f64::INFINITY);
         let weight = Amounts::of(1, Interval::EXACT);
         (0..pairs).for_each(|_| totals.allocate(weight, MonotonicNanos(0)));
         (0..pairs).for_each(|_| totals.free(weight));
@@ -30,6 +30,20 @@ fn share_is_calls_times_cost() {
 }
 
 #[test]
+fn a_certain_excess_is_found_before_the_window_is_full() {
+    let observed_after = |ms: u64, percent_max: f64| {
+        let (mut monitor, mut totals) = (OverheadMonitor::default(), Totals::default());
+        monitor.observe(MonotonicNanos(0), &totals, 0, COSTS, percent_max);
+        (0..100_000).for_each(|_| totals.allocate(Amounts::of(1, Interval::EXACT), MonotonicNanos(0)));
+        monitor.observe(MonotonicNanos(ms * SECOND / 1000), &totals, SECOND, COSTS, percent_max)
+    };
+    // 100,000 times 600 + 1,900 ns are 25 % of a second.
+    assert_eq!(observed_after(500, 4.0).map(|share| share.percent().round()), Some(25.0));
+    assert_eq!(observed_after(500, 5.0), None);
+    assert_eq!(observed_after(300, 0.1), None);
+}
+
+#[test]
 fn idle_targets_have_no_share() {
     assert_eq!(shares(4, 0, 1000), [None; 5]);
     assert_eq!(shares(4, SECOND / 101, 1000), [None; 5]);
@@ -39,7 +53,7 @@ fn idle_targets_have_no_share() {
 fn highest_and_whole_share_are_kept() {
     let (mut monitor, mut totals) = (OverheadMonitor::default(), Totals::default());
     for second in 0..=9u64 {
-        monitor.observe(MonotonicNanos(second * SECOND), &totals, second * SECOND, COSTS);
+        monitor.observe(MonotonicNanos(second * SECOND), &totals, second * SECOND, COSTS, f64::INFINITY);
         if second < 3 {
             (0..1000).for_each(|_| totals.allocate(Amounts::of(1, Interval::EXACT), MonotonicNanos(0)));
         }
@@ -54,10 +68,10 @@ proptest! {
     fn margin_shrinks_with_the_number_of_samples(samples in 1u32..2000) {
         // Blocks of 16 bytes at 4 KiB stand for 256 each.
         let (mut monitor, mut totals) = (OverheadMonitor::default(), Totals::default());
-        monitor.observe(MonotonicNanos(0), &totals, 0, COSTS);
+        monitor.observe(MonotonicNanos(0), &totals, 0, COSTS, f64::INFINITY);
         let weight = Amounts::of(16, Interval::nearest(4096));
         (0..samples).for_each(|_| totals.allocate(weight, MonotonicNanos(0)));
-        let share = monitor.observe(MonotonicNanos(3 * SECOND), &totals, SECOND, COSTS).expect("it is busy");
+        let share = monitor.observe(MonotonicNanos(3 * SECOND), &totals, SECOND, COSTS, f64::INFINITY).expect("it is busy");
         let relative = share.margin_ns / share.probe_ns;
         let expected = 1.96 / f64::from(samples).sqrt();
         prop_assert!((0.9 * expected..=expected).contains(&relative), "{relative} {expected}");

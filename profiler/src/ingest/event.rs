@@ -9,6 +9,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::address::TargetAddr;
 use crate::ids::{HeapId, HookId, Pid, StackId, Tid};
+use crate::object::interpreted::Code;
 use crate::units::MonotonicNanos;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -29,6 +30,8 @@ pub enum Event {
     RawStack(Pid, StackId, RawStack),
     /// A page of a stack that the kernel side did not unwind completely; all pages precede the frames.
     StackPage(Pid, StackId, StackPage),
+    /// Interpreted code that a stack contains.
+    Code(Pid, Arc<Code>),
 }
 
 impl Event {
@@ -39,7 +42,7 @@ impl Event {
             Self::Fork(fork) => fork.parent,
             Self::Exec(exec) => exec.pid,
             Self::Remap(remap) => remap.pid,
-            Self::Stack(pid, ..) | Self::RawStack(pid, ..) | Self::StackPage(pid, ..) => *pid,
+            Self::Stack(pid, ..) | Self::RawStack(pid, ..) | Self::StackPage(pid, ..) | Self::Code(pid, _) => *pid,
         }
     }
 }

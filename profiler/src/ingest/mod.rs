@@ -2,8 +2,10 @@
 
 pub(crate) mod event;
 
+use std::mem::offset_of;
 use std::sync::Arc;
 
+use profiler_common::interpreter::{CODE_NAME_BYTES, CodeId, CodeText, LineTable, ShortCodeRecord};
 use profiler_common::limits::STACK_FRAMES_MAX;
 use profiler_common::live::LiveBlock;
 use profiler_common::record::{
@@ -17,6 +19,8 @@ use thiserror::Error;
 use self::event::{Allocation, Event, Exec, Fork, Free, RawStack, Remap, Stack, StackPage};
 use crate::address::TargetAddr;
 use crate::ids::{HeapId, HookId, Pid, StackId, Tid};
+use crate::object::interpreted::lines::Lines;
+use crate::object::interpreted::{self, Code, LongTable};
 use crate::units::MonotonicNanos;
 
 /// Why a record was refused. All are defects of heapbpf: the records are written by its own programs.
@@ -28,6 +32,8 @@ pub enum DecodeError {
     UnknownKind(u8),
     #[error("unknown stack end `{0}`")]
     UnknownEnd(u8),
+    #[error("unknown format of line tables `{0}`")]
+    UnknownLines(u8),
 }
 
 pub fn decode(bytes: &[u8]) -> Result<Event, DecodeError> {
@@ -43,13 +49,14 @@ pub fn decode(bytes: &[u8]) -> Result<Event, DecodeError> {
         RecordKind::Exec => exec(bytes).map(Event::Exec),
         RecordKind::Remap => remap(bytes).map(Event::Remap),
         RecordKind::StackPage => stack_page(bytes),
+        RecordKind::Code => code(bytes),
     }
 }
 
 /// Uses the compiler's offsets, so that a changed record cannot be decoded with the old layout.
 macro_rules! field {
     ($bytes:expr, $record:ty, $($field:ident).+, $type:ty) => {
-        <$type>::from_ne_bytes(word($bytes, std::mem::offset_of!($record, $($field).+))?)
+        <$type>::from_ne_bytes(word($bytes, offset_of!($record, $($field).+))?)
     };
 }
 
@@ -58,7 +65,7 @@ fn word<const N: usize>(bytes: &[u8], offset: usize) -> Result<[u8; N], DecodeEr
 }
 
 fn allocation(bytes: &[u8]) -> Result<Allocation, DecodeError> {
-    const BLOCK: usize = std::mem::offset_of!(AllocRecord, block);
+    const BLOCK: usize = offset_of!(AllocRecord, block);
     let words = [word(bytes, BLOCK)?, word(bytes, BLOCK + 8)?, word(bytes, BLOCK + 16)?];
     let block = LiveBlock::from_words(words.map(u64::from_ne_bytes));
     Ok(Allocation {
@@ -146,7 +153,7 @@ fn raw_stack(bytes: &[u8]) -> Result<Event, DecodeError> {
 }
 
 fn stack_page(bytes: &[u8]) -> Result<Event, DecodeError> {
-    const PAGE: std::ops::Range<usize> = std::mem::offset_of!(StackPageRecord, page)..size_of::<StackPageRecord>();
+    const PAGE: std::ops::Range<usize> = offset_of!(StackPageRecord, page)..size_of::<StackPageRecord>();
     let page = StackPage {
         registers: Registers {
             ip: field!(bytes, StackPageRecord, ip, u64),
@@ -159,6 +166,37 @@ fn stack_page(bytes: &[u8]) -> Result<Event, DecodeError> {
     };
     let pid = Pid(field!(bytes, StackPageRecord, header.tgid, u32));
     Ok(Event::StackPage(pid, StackId(field!(bytes, StackPageRecord, stack_id, u64)), page))
+}
+
+/// The parts of short and long records are at the same offsets, except the end.
+fn code(bytes: &[u8]) -> Result<Event, DecodeError> {
+    let text = |at: usize| -> Result<CodeText, DecodeError> {
+        Ok(CodeText {
+            characters: u64::from_ne_bytes(word(bytes, at + offset_of!(CodeText, characters))?),
+            state: u32::from_ne_bytes(word(bytes, at + offset_of!(CodeText, state))?),
+            bytes: u32::from_ne_bytes(word(bytes, at + offset_of!(CodeText, bytes))?),
+        })
+    };
+    let format = field!(bytes, ShortCodeRecord, line_table, u8);
+    let table_bytes = usize::from(field!(bytes, ShortCodeRecord, table_bytes, u16));
+    let table = bytes.get(offset_of!(ShortCodeRecord, table)..).and_then(|rest| rest.get(..table_bytes));
+    let address = TargetAddr(field!(bytes, ShortCodeRecord, table_address, u64));
+    let length = field!(bytes, ShortCodeRecord, table_length, u64);
+    let lines = Lines {
+        format: LineTable::from_wire(format).ok_or(DecodeError::UnknownLines(format))?,
+        first_line: field!(bytes, ShortCodeRecord, first_line, u32),
+        table: table.ok_or(DecodeError::Short)?.into(),
+    };
+    let name_bytes = word::<CODE_NAME_BYTES>(bytes, offset_of!(ShortCodeRecord, name_bytes))?;
+    let file_bytes = word::<CODE_NAME_BYTES>(bytes, offset_of!(ShortCodeRecord, file_bytes))?;
+    let code = Code {
+        id: CodeId(field!(bytes, ShortCodeRecord, code_id, u64)).in_frames(),
+        name: interpreted::text(text(offset_of!(ShortCodeRecord, name))?, &name_bytes),
+        file: interpreted::text(text(offset_of!(ShortCodeRecord, file))?, &file_bytes),
+        lines,
+        long_table: (length > table_bytes as u64).then_some(LongTable { address, length }),
+    };
+    Ok(Event::Code(Pid(field!(bytes, ShortCodeRecord, header.tgid, u32)), Arc::new(code)))
 }
 
 #[cfg(test)]
@@ -285,7 +323,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_bytes_panic(bytes in proptest::collection::vec(any::<u8>(), 0..5000), kind in 0u8..11) {
+        fn no_bytes_panic(bytes in proptest::collection::vec(any::<u8>(), 0..5000), kind in 0u8..12) {
             let mut bytes = bytes;
             if let Some(first) = bytes.first_mut() {
                 *first = kind;

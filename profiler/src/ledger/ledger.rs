@@ -148,7 +148,12 @@ impl Ledger {
             }
             Event::Remap(remap) => self.remap(&remap),
             // The session acts on these.
-            Event::Fork(_) | Event::Exec(_) | Event::RawStack(..) | Event::StackPage(..) | Event::UnknownFree(_) => {}
+            Event::Fork(_)
+            | Event::Exec(_)
+            | Event::RawStack(..)
+            | Event::StackPage(..)
+            | Event::UnknownFree(_)
+            | Event::Code(..) => {}
         }
     }
 

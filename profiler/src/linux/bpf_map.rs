@@ -176,14 +176,26 @@ impl RingPositions {
 
     /// Bytes that were written, including headers, and not read.
     pub(crate) fn unread_bytes(&self) -> u64 {
-        let start = self.0.as_mut_ptr();
-        // SAFETY: both pages are mapped and begin with a word that is written atomically (`struct bpf_ringbuf` in
+        let read = self.read_bytes();
+        self.written_bytes().saturating_sub(read)
+    }
+
+    /// Bytes that were read since the start.
+    pub(crate) fn read_bytes(&self) -> u64 {
+        self.position(0)
+    }
+
+    /// Bytes that were written since the start.
+    pub(crate) fn written_bytes(&self) -> u64 {
+        self.position(1)
+    }
+
+    fn position(&self, page: usize) -> u64 {
+        assert!(page < 2, "only two pages are mapped");
+        // SAFETY: the page is mapped and begins with a word that is written atomically (`struct bpf_ringbuf` in
         // kernel/bpf/ringbuf.c: the consumer's position, then the producers').
-        let (read, written) = unsafe {
-            let position = |page: usize| AtomicU64::from_ptr(start.byte_add(page * PAGE_BYTES).cast::<u64>());
-            (position(0).load(Ordering::Acquire), position(1).load(Ordering::Acquire))
-        };
-        written.saturating_sub(read)
+        let position = unsafe { AtomicU64::from_ptr(self.0.as_mut_ptr().byte_add(page * PAGE_BYTES).cast::<u64>()) };
+        position.load(Ordering::Acquire)
     }
 }
 

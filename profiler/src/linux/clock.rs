@@ -1,7 +1,7 @@
 //! Clocks, and resource usage of the agent.
 
 use std::sync::OnceLock;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use rustix::time::{ClockId, Timespec, clock_gettime};
 
@@ -52,6 +52,13 @@ pub(crate) fn process_cpu_ns(pid: Pid) -> Option<u64> {
         return None;
     }
     Some(nanos(Timespec { tv_sec: time.tv_sec, tv_nsec: time.tv_nsec }))
+}
+
+/// CPU time of children that have exited and were reaped; zero when `/proc` cannot be read.
+pub(crate) fn children_cpu() -> Duration {
+    let stat = procfs::process::Process::myself().and_then(|process| process.stat()).ok();
+    let ticks = stat.map_or(0, |stat| u64::try_from(stat.cutime.saturating_add(stat.cstime)).unwrap_or(0));
+    Duration::from_millis(ticks.saturating_mul(1000) / rustix::param::clock_ticks_per_second().max(1))
 }
 
 /// Peak resident size of this process, in bytes; 0 when `/proc` cannot be read.

@@ -105,6 +105,11 @@ impl Drop for Companion {
     }
 }
 
+/// Those that run.
+pub(crate) fn all() -> Vec<Pid> {
+    RUNNING.lock().unwrap_or_else(PoisonError::into_inner).clone()
+}
+
 pub(crate) fn is_companion(pid: Pid) -> bool {
     RUNNING.lock().unwrap_or_else(PoisonError::into_inner).contains(&pid)
 }

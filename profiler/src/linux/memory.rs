@@ -23,6 +23,16 @@ pub(crate) fn available_bytes() -> Option<u64> {
     procfs::Meminfo::current().ok()?.mem_available
 }
 
+/// Returns freed memory to the kernel, which glibc otherwise keeps for later allocations.
+#[expect(unsafe_code, reason = "rustix has no interface to the allocator")]
+pub(crate) fn release_freed() {
+    #[cfg(target_env = "gnu")]
+    // SAFETY: it takes a number, and may be called at any time.
+    unsafe {
+        libc::malloc_trim(0);
+    }
+}
+
 /// Makes this process the first candidate of the OOM killer, for control groups as well.
 pub(crate) fn prefer_for_oom_kill() {
     let _ = std::fs::write("/proc/self/oom_score_adj", "1000");

@@ -25,6 +25,10 @@ impl PidFd {
         Ok(Self(pidfd_open(pid, PidfdFlags::NONBLOCK)?))
     }
 
+    pub(crate) fn quit(&self) -> io::Result<()> {
+        Ok(rustix::process::pidfd_send_signal(&self.0, rustix::process::Signal::QUIT)?)
+    }
+
     pub(crate) fn kill(&self) -> io::Result<()> {
         Ok(rustix::process::pidfd_send_signal(&self.0, rustix::process::Signal::KILL)?)
     }

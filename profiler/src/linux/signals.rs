@@ -3,9 +3,10 @@
 #![expect(unsafe_code, reason = "rustix has neither sigaction nor sigprocmask for programs with a libc")]
 
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, IntoRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 use std::{io, ptr};
 
 use rustix::event::{EventfdFlags, eventfd};
@@ -52,6 +53,8 @@ pub struct Inherited {
     blocked: libc::sigset_t,
     locked_memory: Rlimit,
     descriptors: Rlimit,
+    /// Input, and output for both streams, where they are not heapbpf's.
+    streams: Option<[RawFd; 2]>,
 }
 
 impl Inherited {
@@ -66,11 +69,26 @@ impl Inherited {
             blocked.assume_init()
         };
         let (locked_memory, descriptors) = (getrlimit(Resource::Memlock), getrlimit(Resource::Nofile));
-        Self { ignored, blocked, locked_memory, descriptors }
+        Self { ignored, blocked, locked_memory, descriptors, streams: None }
     }
 
     pub fn ignores(&self, signal: i32) -> bool {
         (1..=SIGNAL_MAX).contains(&signal) && self.ignored & (1 << signal) != 0
+    }
+
+    /// Gives launched programs other streams than heapbpf's, whose terminal shows something else. The files stay open.
+    pub(crate) fn with_streams(self, input: OwnedFd, output: OwnedFd) -> Self {
+        Self { streams: Some([input, output].map(IntoRawFd::into_raw_fd)), ..self }
+    }
+
+    /// Async-signal-safe, for a child between fork and exec.
+    pub(super) fn set_streams(&self) -> io::Result<()> {
+        let Some([input, output]) = self.streams else { return Ok(()) };
+        // SAFETY: `with_streams` keeps both open for as long as the process runs.
+        let [input, output] = [input, output].map(|number| unsafe { BorrowedFd::borrow_raw(number) });
+        rustix::stdio::dup2_stdin(input)?;
+        rustix::stdio::dup2_stdout(output)?;
+        Ok(rustix::stdio::dup2_stderr(output)?)
     }
 
     /// Async-signal-safe, for a child between fork and exec.
@@ -230,6 +248,24 @@ impl Drop for Deferral {
     }
 }
 
+/// Stops this process, as a terminal's Ctrl-Z does, until it is continued. Waits while that is deferred. Does nothing where no
+/// shell would continue it: the kernel discards the signal in an orphaned process group.
+pub(crate) fn stop_process() {
+    loop {
+        let deferring = deferring();
+        if deferring.depth == 0 {
+            let before = set(libc::SIG_DFL);
+            // SAFETY: the default action runs no code. The signal is the calling thread's, which stops before this returns.
+            unsafe { libc::raise(libc::SIGTSTP) };
+            // SAFETY: it was in force before.
+            unsafe { libc::sigaction(libc::SIGTSTP, &raw const before, ptr::null_mut()) };
+            return;
+        }
+        drop(deferring);
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
 fn deferring() -> MutexGuard<'static, Deferring> {
     DEFERRING.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -238,12 +274,14 @@ extern "C" fn note(_signal: libc::c_int) {
     CAME.store(true, Ordering::Relaxed);
 }
 
-fn set(action: libc::sighandler_t) {
+/// Returns the previous action.
+fn set(action: libc::sighandler_t) -> libc::sigaction {
     // SAFETY: zero is valid for every field.
-    let mut new: libc::sigaction = unsafe { MaybeUninit::zeroed().assume_init() };
+    let [mut new, mut before]: [libc::sigaction; 2] = unsafe { MaybeUninit::zeroed().assume_init() };
     (new.sa_sigaction, new.sa_flags) = (action, libc::SA_RESTART);
     // SAFETY: the action is the default, or `note`, which is async-signal-safe.
-    unsafe { libc::sigaction(libc::SIGTSTP, &raw const new, ptr::null_mut()) };
+    unsafe { libc::sigaction(libc::SIGTSTP, &raw const new, &raw mut before) };
+    before
 }
 
 #[cfg(test)]

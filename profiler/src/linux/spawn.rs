@@ -35,6 +35,7 @@ pub(crate) fn spawn(mut command: Command, inherited: Inherited) -> io::Result<Sp
         // parent. The copy would keep the pipe open after the parent's death.
         unsafe { rustix::io::close(parents_end) };
         inherited.restore_signals();
+        inherited.set_streams()?;
         pid_writer.write_all(&std::process::id().to_ne_bytes())?;
         may_exec.read_exact(&mut [0])?;
         // Last: the program's limit may not allow another descriptor.

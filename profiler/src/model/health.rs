@@ -34,6 +34,8 @@ pub struct Health {
     /// With the inline engine only.
     #[serde(with = "in_text")]
     pub inline_engine: Option<InlineEngine>,
+    #[serde(with = "in_text")]
+    pub interpreters: Option<InterpreterFrames>,
     /// Known when a report is written; recordings store it next to their names.
     #[serde(skip)]
     pub symbolization: Symbolization,
@@ -218,6 +220,22 @@ impl InlineEngine {
     }
 }
 
+/// Functions that interpreters execute, in stacks.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub struct InterpreterFrames {
+    /// Number of processes whose stacks contain these functions.
+    pub processes: u64,
+    /// Number of processes whose stacks lack them, by reason.
+    pub unsupported: std::collections::BTreeMap<String, u64>,
+    /// Number of stacks that lack them because the state of the thread was not found.
+    pub no_thread: u64,
+    /// Number of stacks that lack some of them because a frame could not be read.
+    pub unreadable: u64,
+    /// Number of functions without names, because there were too many.
+    pub unnamed: u64,
+}
+
 /// A user-defined hook whose function is in none of its modules.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
@@ -293,18 +311,71 @@ impl ChangeReason {
     }
 }
 
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Symbolization {
     /// Parts of the symbolizer's isolation, and whether each was in force; empty where nothing was symbolized.
     pub isolation: Vec<(String, bool)>,
     pub failures: Vec<SymbolizationFailure>,
+    /// Modules without names, by falling share.
+    pub modules: Vec<UnnamedModule>,
+    /// From debuginfod servers.
+    pub downloads: Vec<Download>,
 }
 
 impl Symbolization {
     pub fn isolated(&self, in_force: bool) -> impl Iterator<Item = &str> {
         self.isolation.iter().filter(move |(_, is_in_force)| *is_in_force == in_force).map(|(name, _)| name.as_str())
     }
+}
+
+/// A module with functions in the profile that have no name.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub struct UnnamedModule {
+    /// Path of the module.
+    pub module: String,
+    /// Build id, in hexadecimal.
+    pub build_id: Option<String>,
+    /// Share of the profile's bytes in stacks through these functions, from 0 to 1.
+    pub share: f64,
+    /// What the module's files have.
+    pub symbols: SymbolSource,
+    /// Package that probably has the debug information of the module; null where unknown, or where the module has it.
+    pub package: Option<String>,
+}
+
+/// What a module has for symbolization.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[cfg_attr(test, derive(schemars::JsonSchema), schemars(inline))]
+pub enum SymbolSource {
+    /// Debug information, in it or in a file of its own.
+    DebugInformation,
+    /// A symbol table.
+    SymbolTable,
+    /// A compressed symbol table (`.gnu_debugdata`).
+    MiniDebugInfo,
+    /// Names of exported functions, and the ranges of others (`.eh_frame`).
+    UnwindTables,
+    /// Names of exported functions alone.
+    Exports,
+    /// Its file could not be read.
+    Unknown,
+}
+
+/// A debug file that was requested from debuginfod servers.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub struct Download {
+    /// Path of the module.
+    pub module: String,
+    /// Build id of the file, in hexadecimal.
+    pub build_id: String,
+    /// Size of the file.
+    pub bytes: u64,
+    /// Why there is no file; null if it was received.
+    pub failure: Option<String>,
 }
 
 /// A module that could not be symbolized completely.

@@ -5,18 +5,21 @@ mod memory;
 mod process;
 mod profile;
 mod verdict;
+mod workload;
 
 pub(crate) use health::{
-    Action, ChangeReason, Excess, Guardrails, Health, InlineEngine, InlinedHeap, IntervalChange, Loss, NamesFrom,
-    Overhead, ProbeCosts, ProbeScope, Reached, ScopeKind, Symbolization, SymbolizationFailure, UnfoundHook,
+    Action, ChangeReason, Download, Excess, Guardrails, Health, InlineEngine, InlinedHeap, InterpreterFrames,
+    IntervalChange, Loss, NamesFrom, Overhead, ProbeCosts, ProbeScope, Reached, ScopeKind, SymbolSource, Symbolization,
+    SymbolizationFailure, UnfoundHook, UnnamedModule,
 };
 pub(crate) use memory::{
     Inventory, MemoryAccount, MemoryClass, MemoryFacts, MemoryGrowth, MemoryMapping, MemoryPart, MemoryPoint, Runtime,
 };
 pub(crate) use process::{Beginning, HookStatus, Origin, Others, Skipped, TargetFacts};
 pub(crate) use profile::{
-    CallsiteProfile, Change, Frame, FrameId, HeapProfile, History, LeakCandidate, Leaks, MappingProfile, ModuleProfile,
-    SourcePiece, ThreadProfile, TimelinePoint, TypeEvidence, TypeName, Window, WindowReason, base_name,
+    CallsiteProfile, Change, Frame, FrameId, FrameKind, HeapProfile, History, LeakCandidate, Leaks, MappingProfile,
+    ModuleProfile, SourcePiece, ThreadProfile, TimelinePoint, TypeEvidence, TypeName, base_name,
 };
-pub use profile::{CurvePoint, HeapUsage, Profile, SampleTrigger, TargetProfile};
+pub use profile::{CurvePoint, HeapUsage, Profile, SampleTrigger, TargetProfile, Window, WindowReason};
 pub(crate) use verdict::{Defect, Finding};
+pub(crate) use workload::{Pod, Workload};

@@ -156,3 +156,17 @@ pub struct Others {
     /// Largest interval of their heaps, in bytes; `None` where they had none.
     pub folded_interval_bytes: Option<u64>,
 }
+
+impl Others {
+    /// The difference to an earlier time of the same recording; totals of exited processes are as of now.
+    pub(crate) fn since(&self, base: &Self) -> Self {
+        Self {
+            skipped: self.skipped.iter().skip(base.skipped.len()).cloned().collect(),
+            skipped_count: self.skipped_count.saturating_sub(base.skipped_count),
+            short_lived_count: self.short_lived_count.saturating_sub(base.short_lived_count),
+            not_inherited_count: self.not_inherited_count.saturating_sub(base.not_inherited_count),
+            folded_count: self.folded_count.saturating_sub(base.folded_count),
+            ..self.clone()
+        }
+    }
+}

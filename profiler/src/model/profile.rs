@@ -95,6 +95,9 @@ pub struct FrameId(pub u32);
 
 #[derive(Clone, Debug)]
 pub struct CallsiteProfile {
+    /// Number in the target's ledger, by which a callsite is followed from one profile of a recording to the next. In a profile
+    /// that was read from a report, its position.
+    pub index: u32,
     /// Leaf first; inlined calls are frames of their own. Empty where the stack was dropped.
     pub stack: Vec<FrameId>,
     /// Why the stack ends where it does; `None` where the stack was dropped.
@@ -139,9 +142,31 @@ pub struct Frame {
     pub line: Option<u32>,
     /// The call was inlined into the next frame.
     pub inlined: bool,
-    /// Return address in the target.
+    /// Return address in the target; 0 for interpreted functions.
     pub address: u64,
     pub module_offset: Option<u64>,
+    /// Start of the function in the module's file, where its name is unknown but its range is not (`.eh_frame`).
+    pub function_start: Option<u64>,
+    pub kind: FrameKind,
+}
+
+/// What executes the code of a frame.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, strum::IntoStaticStr, strum::VariantArray,
+)]
+#[serde(rename_all = "snake_case")]
+#[strum(serialize_all = "snake_case")]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub enum FrameKind {
+    /// The processor: machine code of a file.
+    #[default]
+    Native,
+    /// The processor: machine code of an interpreter or a runtime.
+    Runtime,
+    /// An interpreter.
+    Interpreted,
+    /// The processor: machine code that a just-in-time compiler generated.
+    Jitted,
 }
 
 /// A file of code, or code of the kernel's.
@@ -313,9 +338,14 @@ impl HeapProfile {
 }
 
 impl Frame {
+    /// The function, or its start in the module: equal for all addresses of a function, if its range is known.
     pub fn label(&self) -> String {
-        match (&self.function, &self.module, self.module_offset) {
+        match (&self.function, &self.module, self.function_start.or(self.module_offset)) {
             (Some(function), _, _) => function.to_string(),
+            // Its address means nothing elsewhere: nameless code of a process is one frame.
+            (None, Some(module), None) if matches!(self.kind, FrameKind::Jitted | FrameKind::Interpreted) => {
+                module.to_string()
+            }
             (None, Some(module), Some(offset)) => format!("{}+{offset:#x}", base_name(module)),
             (None, Some(module), None) => format!("{}+?", base_name(module)),
             (None, None, _) => format!("{:#x}", self.address),

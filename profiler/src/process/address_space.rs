@@ -6,7 +6,7 @@ use crate::ids::{ModuleId, Pid};
 use crate::linux::proc::ProcError;
 use crate::linux::proc::maps::{Mapping, executable_mappings};
 use crate::linux::proc::stat::living_thread;
-use crate::object::module::ModuleStore;
+use crate::object::module::{ModuleStore, Modules};
 
 /// Maximum number of remembered unmapped ranges, which just-in-time compilers create; the oldest are dropped.
 const RETIRED_MAX: usize = 4096;
@@ -26,7 +26,7 @@ pub enum CodeOrigin {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MappedModule {
     pub mapping: Mapping,
-    /// `None` for anonymous memory.
+    /// `None` for generated code.
     pub module: Option<ModuleId>,
 }
 
@@ -35,10 +35,13 @@ impl MappedModule {
         (self.mapping.start..self.mapping.end).contains(&address)
     }
 
-    fn origin(&self, address: TargetAddr) -> CodeOrigin {
+    fn origin(&self, address: TargetAddr, generated: Option<ModuleId>) -> CodeOrigin {
         let inside = address.0.saturating_sub(self.mapping.start.0);
         match self.module {
-            None => CodeOrigin::Generated,
+            None => match generated {
+                Some(module) => CodeOrigin::Module(Location { module, offset: FileOffset(address.0) }),
+                None => CodeOrigin::Generated,
+            },
             Some(module) => CodeOrigin::Module(Location {
                 module,
                 offset: FileOffset(self.mapping.offset.0.saturating_add(inside)),
@@ -55,15 +58,27 @@ pub struct AddressSpace {
     /// Unmapped, oldest first.
     retired: Vec<MappedModule>,
     version: u64,
+    /// The module that stands for its generated code, once it has any.
+    generated: Option<ModuleId>,
+    /// The module that stands for interpreted code, and the one of the interpreter, once it is known to have one.
+    interpreted: Option<Interpreted>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Interpreted {
+    /// Stands for interpreted code.
+    pub code: ModuleId,
+    /// Contains the interpreter loop.
+    pub interpreter: ModuleId,
 }
 
 impl AddressSpace {
     pub fn new(pid: Pid) -> Self {
-        Self { pid, current: Vec::new(), retired: Vec::new(), version: 0 }
+        Self { pid, current: Vec::new(), retired: Vec::new(), version: 0, generated: None, interpreted: None }
     }
 
     pub fn of(pid: Pid, current: Vec<MappedModule>, retired: Vec<MappedModule>) -> Self {
-        Self { pid, current, retired, version: 0 }
+        Self { pid, current, retired, version: 0, generated: None, interpreted: None }
     }
 
     pub fn for_child(&self, child: Pid) -> Self {
@@ -102,18 +117,55 @@ impl AddressSpace {
                 MappedModule { mapping, module }
             })
             .collect();
+        if self.generated.is_none() && self.current.iter().any(|mapped| mapped.module.is_none()) {
+            self.generated = Some(modules.add_generated());
+        }
         self.version += u64::from(self.current != known);
         self.retire(known);
         Ok(self.modules().into_iter().filter(|module| !before.contains(module)).collect())
     }
 
-    /// Returns what is mapped at this address, or was mapped last.
-    pub fn origin(&self, address: TargetAddr) -> Option<CodeOrigin> {
-        let now = self.current_at(address);
-        now.or_else(|| self.retired.iter().rev().find(|old| old.contains(address))).map(|at| at.origin(address))
+    /// The module that stands for its generated code; `None` as long as there is none, and in a replay, where mappings have it.
+    pub(crate) fn generated(&self) -> Option<ModuleId> {
+        self.generated
     }
 
-    /// Returns the module at this address and the file offset; `None` in generated code and outside of code.
+    /// As [`generated`](Self::generated), also in a replay.
+    pub(crate) fn generated_module(&self, modules: &Modules) -> Option<ModuleId> {
+        let mapped = || self.current.iter().chain(&self.retired).filter_map(|mapped| mapped.module);
+        self.generated.or_else(|| mapped().find(|&id| modules.get(id).is_generated()))
+    }
+
+    /// A forked child has its parent's generated code until it generates its own.
+    pub(crate) fn set_generated(&mut self, module: ModuleId) {
+        self.generated = Some(module);
+    }
+
+    pub fn interpreted(&self) -> Option<Interpreted> {
+        self.interpreted
+    }
+
+    pub fn set_interpreted(&mut self, interpreted: Interpreted) {
+        self.interpreted = Some(interpreted);
+    }
+
+    /// Whether code at this address was generated at run time.
+    pub(crate) fn is_generated(&self, address: TargetAddr) -> bool {
+        self.current_at(address).is_some_and(|at| at.module.is_none())
+    }
+
+    /// Returns what is mapped at this address, or was mapped last.
+    pub fn origin(&self, address: TargetAddr) -> Option<CodeOrigin> {
+        if address.is_interpreted() {
+            let module = self.interpreted?.code;
+            return Some(CodeOrigin::Module(Location { module, offset: FileOffset(address.0) }));
+        }
+        let now = self.current_at(address);
+        let at = now.or_else(|| self.retired.iter().rev().find(|old| old.contains(address)));
+        at.map(|at| at.origin(address, self.generated))
+    }
+
+    /// Returns the module at this address and the file offset; `None` outside of code, and in generated code without a module.
     pub fn lookup(&self, address: TargetAddr) -> Option<Location> {
         match self.origin(address)? {
             CodeOrigin::Module(location) => Some(location),
@@ -123,7 +175,7 @@ impl AddressSpace {
 
     /// Whether the address is in mapped code. If not, refresh once for several stacks: mappings may have changed.
     pub fn covers(&self, address: TargetAddr) -> bool {
-        self.current_at(address).is_some()
+        self.current_at(address).is_some() || address.is_interpreted()
     }
 
     /// Increases whenever a refresh finds other mappings than before.

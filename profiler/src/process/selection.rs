@@ -1,8 +1,10 @@
 //! Selection of targets on the command line.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use crate::ids::{Identity, Pid};
+use crate::linux::clock;
 use crate::linux::proc::ProcError;
 use crate::linux::proc::process::{self, Membership};
 use crate::linux::proc::stat::Stat;
@@ -21,6 +23,8 @@ pub struct Selection {
     pub exclude: Vec<Pattern>,
     /// At the time of a scan: a new process becomes a target when it has grown.
     pub min_rss_bytes: u64,
+    /// Minimum time since the start of the process, also at the time of a scan.
+    pub age_min: Duration,
 }
 
 impl std::fmt::Display for Selection {
@@ -53,12 +57,16 @@ impl Selection {
         resident_bytes >= self.min_rss_bytes || self.names_pid(pid)
     }
 
+    fn is_old_enough(&self, pid: Pid, stat: &Stat, boot_ns: u64) -> bool {
+        self.age_min.is_zero() || stat.age(boot_ns) >= self.age_min || self.names_pid(pid)
+    }
+
     pub fn is_open(&self) -> bool {
         self.all || !self.patterns.is_empty() || !self.cgroups.is_empty()
     }
 
     pub fn matches_new(&self) -> bool {
-        self.is_open() && self.min_rss_bytes == 0
+        self.is_open() && self.min_rss_bytes == 0 && self.age_min.is_zero()
     }
 
     /// No error, as a match may start later, but worth a warning.
@@ -110,7 +118,8 @@ pub(crate) fn scan(selection: &Selection) -> Result<Vec<ProcessFacts>, ProcError
     let mut pids = if selection.is_open() { process::all()? } else { selection.pids.clone() };
     pids.sort_unstable();
     pids.dedup();
-    Ok(pids.into_iter().filter_map(|pid| examine(pid, selection)).collect())
+    let boot_ns = clock::boot_ns();
+    Ok(pids.into_iter().filter_map(|pid| examine(pid, selection, boot_ns)).collect())
 }
 
 pub(crate) fn matches_new(pid: Pid, selection: &Selection) -> Result<bool, TargetError> {
@@ -119,9 +128,9 @@ pub(crate) fn matches_new(pid: Pid, selection: &Selection) -> Result<bool, Targe
 }
 
 /// Returns the facts of a process if it matches. Reads cheap properties first.
-fn examine(pid: Pid, selection: &Selection) -> Option<ProcessFacts> {
+fn examine(pid: Pid, selection: &Selection, boot_ns: u64) -> Option<ProcessFacts> {
     let stat = running(pid).ok()?;
-    if !selection.is_large_enough(pid, stat.resident_bytes) {
+    if !selection.is_large_enough(pid, stat.resident_bytes) || !selection.is_old_enough(pid, &stat, boot_ns) {
         return None;
     }
     let facts = facts(pid, stat, selection).ok()?;

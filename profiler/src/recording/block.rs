@@ -15,7 +15,7 @@ use thiserror::Error;
 pub(crate) const MAGIC: [u8; 8] = *b"\x89HEAPBPF";
 pub(crate) const VERSION_MAJOR: u16 = 2;
 /// Incremented for additions that a reader may skip.
-pub(crate) const VERSION_MINOR: u16 = 3;
+pub(crate) const VERSION_MINOR: u16 = 4;
 
 pub const FILE_HEADER_BYTES: usize = 16;
 pub(crate) const BLOCK_HEADER_BYTES: usize = 16;
@@ -36,9 +36,11 @@ impl Kind {
     pub const NAMES: Self = Self(3);
     pub const END: Self = Self(4);
     pub const SYMBOLIZATION: Self = Self(5);
+    /// Starts of functions without names.
+    pub const FUNCTION_STARTS: Self = Self(6);
 
     fn is_known(self) -> bool {
-        (Self::ENTRIES.0..=Self::SYMBOLIZATION.0).contains(&self.0)
+        (Self::ENTRIES.0..=Self::FUNCTION_STARTS.0).contains(&self.0)
     }
 }
 

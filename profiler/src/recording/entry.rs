@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use profiler_common::interpreter::INTERPRETED;
 use serde::{Deserialize, Serialize};
 
 use crate::address::{FileOffset, TargetAddr};
@@ -12,7 +13,7 @@ use crate::linux::proc::maps::Mapping;
 use crate::model::{Health, MemoryFacts, Others, Symbolization};
 use crate::object::elf::Segment;
 use crate::object::module::Module;
-use crate::process::address_space::MappedModule;
+use crate::process::address_space::{Interpreted, MappedModule};
 use crate::snapshot::{HeapFacts, TargetFacts};
 use crate::symbolize::ResolvedFrame;
 use crate::units::MonotonicNanos;
@@ -45,7 +46,7 @@ pub struct MappedRange {
     pub start: TargetAddr,
     pub end: TargetAddr,
     pub offset: FileOffset,
-    /// `None` for generated code.
+    /// `None` for generated code without names.
     pub module: Option<ModuleId>,
 }
 
@@ -125,7 +126,7 @@ pub struct Mark {
     pub reason: String,
 }
 
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Names {
     pub locations: Vec<NamedLocation>,
     pub symbolization: Symbolization,
@@ -139,10 +140,49 @@ pub struct NamedLocation {
     pub frames: Arc<[ResolvedFrame]>,
 }
 
-impl From<&MappedModule> for MappedRange {
-    fn from(mapped: &MappedModule) -> Self {
+/// A location in a function without a name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FunctionStart {
+    pub module: ModuleId,
+    pub offset: FileOffset,
+    pub start: FileOffset,
+}
+
+impl FunctionStart {
+    /// `None` for a location with a name.
+    pub fn of(location: &NamedLocation) -> Option<Self> {
+        let [ResolvedFrame { function: None, start: Some(start), .. }] = *location.frames else { return None };
+        Some(Self { module: location.module, offset: location.offset, start })
+    }
+}
+
+impl From<FunctionStart> for NamedLocation {
+    fn from(FunctionStart { module, offset, start }: FunctionStart) -> Self {
+        Self { module, offset, frames: [ResolvedFrame::starting_at(start)].into() }
+    }
+}
+
+impl MappedRange {
+    /// A range that stands for interpreted code. Its offset is the number of the interpreter's module.
+    pub fn of_interpreted(Interpreted { code, interpreter }: Interpreted) -> Self {
+        let offset = FileOffset(interpreter.0.into());
+        Self { start: TargetAddr(INTERPRETED), end: TargetAddr(u64::MAX), offset, module: Some(code) }
+    }
+
+    /// `None` for other ranges.
+    pub fn interpreted(&self) -> Option<Interpreted> {
+        let is_interpreted = self.start == TargetAddr(INTERPRETED) && self.end == TargetAddr(u64::MAX);
+        let code = self.module.filter(|_| is_interpreted)?;
+        Some(Interpreted { code, interpreter: ModuleId(u32::try_from(self.offset.0).ok()?) })
+    }
+
+    /// `generated` is the module that stands for generated code: its offsets are addresses.
+    pub fn of(mapped: &MappedModule, generated: Option<ModuleId>) -> Self {
         let Mapping { start, end, offset, .. } = mapped.mapping;
-        Self { start, end, offset, module: mapped.module }
+        match (mapped.module, generated) {
+            (None, Some(_)) => Self { start, end, offset: FileOffset(start.0), module: generated },
+            (module, _) => Self { start, end, offset, module },
+        }
     }
 }
 

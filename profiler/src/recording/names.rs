@@ -8,7 +8,7 @@ use rustc_hash::FxHashMap;
 use super::entry::{ModuleFacts, NamedLocation, Names};
 use crate::address::FileOffset;
 use crate::ids::ModuleId;
-use crate::model::Symbolization;
+use crate::model::{SymbolSource, Symbolization};
 use crate::object::ObjectError;
 use crate::object::elf::BuildId;
 use crate::object::image::open_regular;
@@ -53,11 +53,23 @@ pub struct RecordedNames<R> {
     names: FxHashMap<(ModuleId, FileOffset), Arc<[ResolvedFrame]>>,
     symbolization: Option<Symbolization>,
     other: R,
+    /// Locations without a name are resolved again.
+    is_again: bool,
 }
 
 impl<R> RecordedNames<R> {
     pub fn new(other: R) -> Self {
-        Self { names: FxHashMap::default(), symbolization: None, other }
+        Self { names: FxHashMap::default(), symbolization: None, other, is_again: false }
+    }
+
+    /// Also resolves locations that have no name in a recording with names.
+    pub(crate) fn again(self) -> Self {
+        Self { is_again: true, ..self }
+    }
+
+    /// Whether the files of modules are needed.
+    pub(crate) fn needs_files(&self) -> bool {
+        self.is_again || self.is_empty()
     }
 
     pub fn add(&mut self, names: Vec<NamedLocation>) {
@@ -76,16 +88,38 @@ impl<R> RecordedNames<R> {
 impl<R: Resolve> Resolve for RecordedNames<R> {
     fn resolve(&self, id: ModuleId, module: &Module, offsets: &[FileOffset]) -> Vec<Arc<[ResolvedFrame]>> {
         let known = |offset: &FileOffset| self.names.get(&(id, *offset)).cloned();
-        let unknown: Vec<FileOffset> = offsets.iter().copied().filter(|offset| known(offset).is_none()).collect();
-        // In a symbolized recording, a location without a name has none.
-        let mut others =
-            if self.is_empty() { self.other.resolve(id, module, &unknown) } else { Vec::new() }.into_iter();
-        offsets.iter().map(|offset| known(offset).or_else(|| others.next()).unwrap_or_default()).collect()
+        let has_name = |frames: &[ResolvedFrame]| frames.iter().any(|frame| frame.function.is_some());
+        // In a symbolized recording, a location without a name has none, unless it is resolved again.
+        let is_open = |offset: &&FileOffset| {
+            known(offset).is_none_or(|frames| self.is_again && !(has_name(&frames) && frames[0].line.is_some()))
+        };
+        let open: Vec<FileOffset> =
+            if self.needs_files() { offsets.iter().filter(is_open).copied().collect() } else { Vec::new() };
+        let found = self.other.resolve(id, module, &open);
+        let found: FxHashMap<FileOffset, Arc<[ResolvedFrame]>> = open.into_iter().zip(found).collect();
+        let answer = |offset: &FileOffset| match (known(offset), found.get(offset)) {
+            (None, found) => found.cloned().unwrap_or_default(),
+            (Some(_), Some(found)) if has_name(found) => Arc::clone(found),
+            (Some(known), _) => known,
+        };
+        offsets.iter().map(answer).collect()
+    }
+
+    fn find_more(&self, modules: &[(ModuleId, &Module)]) -> bool {
+        self.needs_files() && self.other.find_more(modules)
+    }
+
+    fn symbols_of(&self, module: &Module) -> Option<SymbolSource> {
+        self.other.symbols_of(module)
     }
 
     fn symbolization(&self) -> Symbolization {
         match &self.symbolization {
-            Some(symbolization) if !self.is_empty() => symbolization.clone(),
+            Some(symbolization) if !self.is_empty() => {
+                let others = if self.is_again { self.other.symbolization().downloads } else { Vec::new() };
+                let downloads = symbolization.downloads.iter().cloned().chain(others).collect();
+                Symbolization { downloads, ..symbolization.clone() }
+            }
             _ => self.other.symbolization(),
         }
     }

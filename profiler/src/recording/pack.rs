@@ -131,7 +131,12 @@ impl Packer {
                 Packed::Other { kind: FACT, payload }
             }
             Entry::Event(
-                Event::Fork(_) | Event::Exec(_) | Event::RawStack(..) | Event::StackPage(..) | Event::UnknownFree(_),
+                Event::Fork(_)
+                | Event::Exec(_)
+                | Event::RawStack(..)
+                | Event::StackPage(..)
+                | Event::UnknownFree(_)
+                | Event::Code(..),
             ) => return,
             // These have blocks of their own.
             Entry::Fold(_) | Entry::Names(_) | Entry::Symbolization(_) | Entry::End(_) => return,

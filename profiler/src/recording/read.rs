@@ -7,6 +7,7 @@ use std::path::Path;
 use thiserror::Error;
 
 use super::block::{Block, BlockError, FILE_HEADER_BYTES, HeaderError, Kind, check_header, read_block, read_up_to};
+use super::entry::{FunctionStart, NamedLocation};
 use super::pack::{PackError, Unpacker};
 use super::replay::{Entry, Replay};
 use crate::linux::files;
@@ -95,6 +96,10 @@ impl<R: Read> Reading<R> {
             let entry = match block.kind {
                 Kind::FOLD => self.fold(block)?,
                 Kind::NAMES => Entry::Names(contents(postcard::from_bytes(&block.bytes))?),
+                Kind::FUNCTION_STARTS => {
+                    let starts: Vec<FunctionStart> = contents(postcard::from_bytes(&block.bytes))?;
+                    Entry::Names(starts.into_iter().map(NamedLocation::from).collect())
+                }
                 Kind::SYMBOLIZATION => Entry::Symbolization(contents(serde_json::from_slice(&block.bytes))?),
                 Kind::END => {
                     self.ended = true;

@@ -166,10 +166,12 @@ impl Recorder {
         let Some(id) = ledger.id() else { return };
         let written = self.targets.remove(&id);
         let has_space = |written: &WrittenTarget| {
-            Arc::ptr_eq(&written.space, space) || written.space.mappings() == space.mappings()
+            let facts = |space: &AddressSpace| (space.generated(), space.interpreted(), space.mappings().to_vec());
+            Arc::ptr_eq(&written.space, space) || facts(&written.space) == facts(space)
         };
         if !written.as_ref().is_some_and(has_space) {
-            let mappings = space.mappings().iter().map(MappedRange::from).collect();
+            let mapped = space.mappings().iter().map(|mapped| MappedRange::of(mapped, space.generated()));
+            let mappings = mapped.chain(space.interpreted().map(MappedRange::of_interpreted)).collect();
             self.step(Step::Mapped { ledger: id, mappings });
         }
         if written.as_ref().is_none_or(|written| written.record != record) {

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use super::entry::{
     Fact, HealthFacts, MappedRange, Mark, ModuleFacts, NamedLocation, SessionFacts, Step, TargetRecord, ThreadFacts,
 };
-use crate::ids::{HeapId, LedgerId, Pid};
+use crate::ids::{HeapId, LedgerId, ModuleId, Pid};
 use crate::ingest::event::Event;
 use crate::ledger::Ledger;
 use crate::ledger::snapshot::TargetSnapshot;
@@ -24,6 +24,7 @@ use crate::snapshot::{Base, HeapFacts, Snapshot, TargetState, ThreadNames, Windo
 use crate::units::{Cubes, MonotonicNanos};
 
 mod fold;
+pub(crate) mod late;
 
 /// Maximum number of ended targets to keep, as in a session. The sums of others are in the health facts.
 pub(crate) const ENDED_MAX: usize = 1000;
@@ -63,7 +64,7 @@ impl Entry {
                 }
             },
             Self::End(time) => *time,
-            Self::Event(Event::StackPage(..) | Event::UnknownFree(_)) => return None,
+            Self::Event(Event::StackPage(..) | Event::UnknownFree(_) | Event::Code(..)) => return None,
             Self::Step(_) | Self::Fold(_) | Self::Names(_) | Self::Symbolization(_) => return None,
         })
     }
@@ -322,7 +323,7 @@ impl Replay {
 
     pub fn snapshot(&self, window: Option<(&Start, Window)>, modules: Modules, now: MonotonicNanos) -> Snapshot {
         let start = window.map(|(start, _)| start);
-        let targets = self.targets().into_iter().filter_map(|id| self.state(id, start, now)).collect();
+        let targets = self.targets().into_iter().filter_map(|id| self.state(id, start, &modules, now)).collect();
         let health = Health { events: self.health.health.events.max(self.events), ..self.health.health.clone() };
         Snapshot {
             interval_bytes: self.session.interval_bytes,
@@ -351,7 +352,13 @@ impl Replay {
         targets.into_iter().map(|(_, id)| id).collect()
     }
 
-    fn state(&self, id: LedgerId, start: Option<&Start>, now: MonotonicNanos) -> Option<TargetState> {
+    fn state(
+        &self,
+        id: LedgerId,
+        start: Option<&Start>,
+        modules: &Modules,
+        now: MonotonicNanos,
+    ) -> Option<TargetState> {
         let account = self.accounts.get(&id)?;
         let known = account.record.as_ref().filter(|known| known.begun)?;
         let (snapshot, until) = (account.ledger.snapshot(now), account.closed.unwrap_or(now));
@@ -369,7 +376,7 @@ impl Replay {
         Some(TargetState {
             facts: known.facts.clone(),
             threads: Arc::clone(&account.threads),
-            space: Arc::new(account.space(known.facts.pid, self.modules.len())),
+            space: Arc::new(account.space(known.facts.pid, modules.len())),
             heaps,
             ledger: Arc::new(snapshot),
             growths: account.growths(now),
@@ -447,7 +454,16 @@ impl Account {
             },
             module: range.module.filter(|module| (module.0 as usize) < modules),
         };
-        AddressSpace::of(pid, self.mapped.iter().map(mapped).collect(), self.retired.iter().map(mapped).collect())
+        let is_code = |range: &&MappedRange| range.interpreted().is_none();
+        let [current, retired] =
+            [&self.mapped, &self.retired].map(|ranges| ranges.iter().filter(is_code).map(mapped).collect());
+        let mut space = AddressSpace::of(pid, current, retired);
+        let exists = |module: ModuleId| (module.0 as usize) < modules;
+        let mut interpreted = self.mapped.iter().chain(&self.retired).filter_map(MappedRange::interpreted);
+        if let Some(interpreted) = interpreted.find(|it| exists(it.code) && exists(it.interpreter)) {
+            space.set_interpreted(interpreted);
+        }
+        space
     }
 
     fn map(&mut self, mappings: Vec<MappedRange>) {

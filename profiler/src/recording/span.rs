@@ -6,6 +6,7 @@ use thiserror::Error;
 
 use super::entry::ModuleFacts;
 use super::names::RecordedNames;
+use super::replay::late::LateFacts;
 use super::replay::{Entry, Replay, Start};
 use crate::ids::LedgerId;
 use crate::ledger::totals::Flow;
@@ -32,7 +33,12 @@ pub enum SpanError {
     Folded { earliest_ns: u64 },
     #[error("`--from` is after the end of the recording, which is {} long", seconds(*.length_ns))]
     AfterEnd { length_ns: u64 },
+    #[error("`--every` would divide the recording into more than {WINDOWS_MAX} windows; use a longer time")]
+    TooManyWindows,
 }
+
+/// Also a limit for damaged files, whose times can be anything.
+const WINDOWS_MAX: u32 = 100_000;
 
 fn seconds(ns: u64) -> String {
     format!("{:.1} s", Duration::from_nanos(ns).as_secs_f64())
@@ -93,6 +99,41 @@ impl ReplayedSpan {
             }
         }
         Ok(length_ns)
+    }
+
+    /// Passes a snapshot of each window of `every_ns`; the last one can be shorter, and the first one longer, because a
+    /// folded part cannot be divided. `modules` are those of [`modules`](Self::modules) after a first reading, and `late`
+    /// has noted its entries: a target can allocate, and even exit, in windows before its first facts.
+    pub fn windows<E: From<SpanError>>(
+        entries: impl Iterator<Item = Entry>,
+        span: Span,
+        every_ns: u64,
+        by_thread: bool,
+        modules: &Modules,
+        late: &LateFacts,
+        mut take: impl FnMut(&Snapshot) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let mut spanned = Self::new(span, by_thread, false);
+        let to_ns = spanned.span.to_ns.unwrap_or(u64::MAX);
+        let mut part = Part::new(spanned.span.from_ns, every_ns);
+        for entry in entries.filter(|entry| !matches!(entry, Entry::Names(_))) {
+            let at_ns = entry.time().map_or(0, |time| spanned.replay.since_start_ns(time)).min(to_ns);
+            while at_ns > part.to_ns {
+                spanned.replay.complete_targets(late);
+                take(&part.end(&spanned, part.to_ns, modules)?)?;
+            }
+            let is_fold = matches!(entry, Entry::Fold(_));
+            spanned.enter(entry)?;
+            if is_fold {
+                part.extend(spanned.folded_until_ns().unwrap_or(0));
+            }
+        }
+        let end_ns = spanned.length_ns().min(to_ns);
+        if end_ns > part.from_ns {
+            spanned.replay.complete_targets(late);
+            take(&part.end(&spanned, end_ns, modules)?)?;
+        }
+        Ok(())
     }
 
     fn new(span: Span, by_thread: bool, follows: bool) -> Self {
@@ -172,5 +213,55 @@ impl ReplayedSpan {
             (start, window)
         };
         self.replay.snapshot(self.start.as_ref().map(window), modules, now)
+    }
+}
+
+/// A window of a replay that is not over.
+struct Part {
+    /// `None` before the first window of a span that starts later than the recording.
+    start: Option<Start>,
+    from_ns: u64,
+    to_ns: u64,
+    every_ns: u64,
+    number: u32,
+}
+
+impl Part {
+    fn new(from_ns: Option<u64>, every_ns: u64) -> Self {
+        let start = from_ns.is_none().then(Start::default);
+        let from_ns = from_ns.unwrap_or(0);
+        Self { start, from_ns, to_ns: from_ns.saturating_add(every_ns), every_ns, number: 1 }
+    }
+
+    /// Ends no earlier than this time.
+    fn extend(&mut self, until_ns: u64) {
+        let missing = until_ns.saturating_sub(self.to_ns).div_ceil(self.every_ns);
+        self.to_ns = self.to_ns.saturating_add(missing.saturating_mul(self.every_ns));
+    }
+
+    /// Returns the window, which ends at this time, and starts the next one.
+    fn end(&mut self, spanned: &ReplayedSpan, end_ns: u64, modules: &Modules) -> Result<Snapshot, SpanError> {
+        let replay = &spanned.replay;
+        let session = &replay.session;
+        let unix_ns = |since_start_ns: u64| session.started_unix_ns.saturating_add(since_start_ns);
+        let window = Window {
+            number: Some(self.number),
+            reason: if end_ns < self.to_ns { WindowReason::End } else { WindowReason::Time },
+            start_unix_ns: unix_ns(self.from_ns),
+            since_mark: false,
+            end_unix_ns: unix_ns(end_ns),
+            merged_count: 0,
+        };
+        let next = replay.start();
+        let start = self.start.as_ref().or(spanned.start.as_ref()).unwrap_or(&next);
+        let now = MonotonicNanos(session.started_monotonic_ns.saturating_add(end_ns));
+        let snapshot = replay.snapshot(Some((start, window)), modules.clone(), now);
+        let number = self.number + 1;
+        if number > WINDOWS_MAX {
+            return Err(SpanError::TooManyWindows);
+        }
+        *self =
+            Self { start: Some(next), from_ns: end_ns, to_ns: end_ns.saturating_add(self.every_ns), number, ..*self };
+        Ok(snapshot)
     }
 }

@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 use bytesize::ByteSize;
 use thiserror::Error;
 
-use super::block::{BlockWriter, Kind, file_header};
-use super::entry::{NamedLocation, Names};
+use super::block::{BlockWriter, FILE_HEADER_BYTES, Kind, check_header, file_header, read_block, read_up_to};
+use super::entry::{FunctionStart, NamedLocation, Names};
 use super::pack::Packer;
 use super::read::{DamageReason, Reading};
 use super::replay::{Entry, Replay};
@@ -208,10 +208,9 @@ impl Writer {
     pub fn finish(mut self, names: &Names, end: MonotonicNanos) -> Result<Written, WriteReason> {
         self.flush()?;
         self.take_fold()?;
-        for part in parts(&names.locations) {
-            self.write(Kind::NAMES, &postcard::to_allocvec(part).map_err(io::Error::other)?)?;
+        for (kind, bytes) in name_blocks(names)? {
+            self.write(kind, &bytes)?;
         }
-        self.write(Kind::SYMBOLIZATION, &serde_json::to_vec(&names.symbolization).map_err(io::Error::other)?)?;
         self.take_fold()?;
         let end = postcard::to_allocvec(&end).map_err(io::Error::other)?;
         let block = self.blocks.block(Kind::END, false, &end)?;
@@ -219,6 +218,43 @@ impl Writer {
         self.append(&block)?;
         Ok(Written { path: self.path, size_bytes: self.size_bytes, folds: self.folds })
     }
+}
+
+/// Copies a recording, with these names instead of its own.
+pub(crate) fn with_names(recording: &mut impl Read, out: &mut impl Write, names: &Names) -> io::Result<()> {
+    let malformed = |error: &dyn std::fmt::Display| io::Error::new(io::ErrorKind::InvalidData, error.to_string());
+    check_header(&read_up_to(recording, FILE_HEADER_BYTES)?).map_err(|error| malformed(&error))?;
+    out.write_all(&file_header())?;
+    let mut blocks = BlockWriter::new()?;
+    while let Some(block) = read_block(recording).map_err(|error| malformed(&error))? {
+        match block.kind {
+            Kind::ENTRIES | Kind::FOLD => out.write_all(&blocks.block(block.kind, block.goes_on, &block.bytes)?)?,
+            Kind::END => {
+                for (kind, bytes) in name_blocks(names)? {
+                    out.write_all(&blocks.block(kind, false, &bytes)?)?;
+                }
+                out.write_all(&blocks.block(Kind::END, false, &block.bytes)?)?;
+            }
+            // Replaced names, and blocks of a later version.
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+fn name_blocks(names: &Names) -> io::Result<Vec<(Kind, Vec<u8>)>> {
+    let (starts, named): (Vec<_>, Vec<_>) =
+        names.locations.iter().cloned().partition(|location| FunctionStart::of(location).is_some());
+    let mut blocks = Vec::new();
+    for part in parts(&named) {
+        blocks.push((Kind::NAMES, postcard::to_allocvec(part).map_err(io::Error::other)?));
+    }
+    for part in parts(&starts) {
+        let starts: Vec<FunctionStart> = part.iter().filter_map(FunctionStart::of).collect();
+        blocks.push((Kind::FUNCTION_STARTS, postcard::to_allocvec(&starts).map_err(io::Error::other)?));
+    }
+    blocks.push((Kind::SYMBOLIZATION, serde_json::to_vec(&names.symbolization).map_err(io::Error::other)?));
+    Ok(blocks)
 }
 
 /// Size from which on older entries are folded, with room for what is written meanwhile.

@@ -71,6 +71,30 @@ pub(crate) fn of_thread(tid: Tid) -> Option<Pid> {
     status.lines().find_map(|line| line.strip_prefix("Tgid:"))?.trim().parse().ok().map(Pid)
 }
 
+/// Who a process is to itself and to the system.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Owner {
+    /// Its number in its own PID namespace.
+    pub(crate) own_pid: u32,
+    /// Effective user.
+    pub(crate) uid: u32,
+}
+
+impl Owner {
+    pub(crate) fn read(pid: Pid) -> Option<Self> {
+        Self::parse(&fs::read_to_string(entry_path(pid, "status")).ok()?)
+    }
+
+    /// Parses the text of `/proc/PID/status`.
+    pub(crate) fn parse(status: &str) -> Option<Self> {
+        let line = |name: &str| status.lines().find_map(|line| line.strip_prefix(name));
+        // The innermost namespace is the last; the second user is the effective one.
+        let own_pid = line("NSpid:")?.split_ascii_whitespace().next_back()?.parse().ok()?;
+        let uid = line("Uid:")?.split_ascii_whitespace().nth(1)?.parse().ok()?;
+        Some(Self { own_pid, uid })
+    }
+}
+
 /// The kernel's name for the process, at most 15 bytes. Invalid UTF-8 becomes `U+FFFD`.
 pub(crate) fn comm(pid: Pid) -> Result<String, ProcError> {
     Ok(name(&read(pid, "comm", NAME_BYTES_MAX)?))

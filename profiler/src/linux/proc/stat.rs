@@ -1,6 +1,7 @@
 //! Statistics and threads. The `procfs` crate is not used for `stat`: it panics on a truncated line.
 
 use std::fs;
+use std::time::Duration;
 
 use crate::ids::{Identity, Pid, StartTime, Tid};
 use crate::linux::proc::{ProcError, process};
@@ -42,8 +43,14 @@ impl Stat {
     /// Number of CPUs that it has used on average since its start; `boot_ns` is the present time since boot.
     #[expect(clippy::cast_precision_loss, reason = "a ratio of times")]
     pub(crate) fn cpus(&self, boot_ns: u64) -> f64 {
-        let boot_ticks = boot_ns as f64 / 1e9 * rustix::param::clock_ticks_per_second() as f64;
-        self.cpu_ticks as f64 / (boot_ticks - self.start_ticks.0 as f64).max(1.0)
+        let age_ticks = self.age(boot_ns).as_secs_f64() * rustix::param::clock_ticks_per_second() as f64;
+        self.cpu_ticks as f64 / age_ticks.max(1.0)
+    }
+
+    /// Time since its start, accurate to a clock tick; `boot_ns` is the present time since boot.
+    pub(crate) fn age(&self, boot_ns: u64) -> Duration {
+        let tick_ns = 1_000_000_000 / rustix::param::clock_ticks_per_second().max(1);
+        Duration::from_nanos(boot_ns.saturating_sub(self.start_ticks.0.saturating_mul(tick_ns)))
     }
 
     /// Whether the process has exited, or is exiting and has released its memory.

@@ -24,7 +24,7 @@ fn mapped(start: u64, end: u64, offset: u64, module: Option<u32>) -> MappedModul
 
 impl AddressSpace {
     pub(crate) fn with(pid: Pid, current: Vec<MappedModule>) -> Self {
-        Self { pid, current, retired: Vec::new(), version: 0 }
+        Self::of(pid, current, Vec::new())
     }
 
     /// Replaces all mappings.

@@ -5,6 +5,7 @@ mod entries;
 mod flows;
 mod folding;
 mod layout;
+mod windows;
 
 use std::io::Write as _;
 use std::path::Path;
