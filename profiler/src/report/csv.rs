@@ -64,7 +64,7 @@ fn column(view: View) -> String {
     view.name().replace('-', "_")
 }
 
-fn row<'a>(cells: impl IntoIterator<Item = &'a str>, out: &mut dyn io::Write) -> io::Result<()> {
+pub(crate) fn row<'a>(cells: impl IntoIterator<Item = &'a str>, out: &mut dyn io::Write) -> io::Result<()> {
     let cells: Vec<String> = cells.into_iter().map(cell).collect();
     writeln!(out, "{}", cells.join(","))
 }

@@ -7,7 +7,7 @@ use profiler_common::limits::STACK_FRAMES_MAX;
 use profiler_common::stack::StackEnd;
 
 use super::text;
-use crate::model::{CallsiteProfile, Frame, Profile, Runtime, TargetProfile, base_name};
+use crate::model::{CallsiteProfile, Frame, FrameKind, Profile, Runtime, TargetProfile, base_name};
 
 /// Stacks that end in one module for one reason.
 pub(super) struct Cut<'a> {
@@ -31,7 +31,7 @@ pub(super) fn cuts(profile: &Profile) -> Vec<Cut<'_>> {
         whole = whole.saturating_add(count);
         let Some((end, frame)) = cut(profile, callsite).filter(|_| count > 0) else { continue };
         let advice = advice(target, end, frame);
-        let sum = counts.entry((end as u8, frame.module.as_deref(), advice)).or_default();
+        let sum = counts.entry((end as u8, file(frame), advice)).or_default();
         *sum = sum.saturating_add(count);
     }
     let cut = |((end, module, advice), count): ((u8, _, _), u64)| {
@@ -48,6 +48,11 @@ pub(super) fn cuts(profile: &Profile) -> Vec<Cut<'_>> {
 fn cut<'a>(profile: &'a Profile, callsite: &CallsiteProfile) -> Option<(StackEnd, &'a Frame)> {
     let end = callsite.end.filter(|end| *end != StackEnd::Complete)?;
     Some((end, profile.frames.get(callsite.stack.last()?.0 as usize)?))
+}
+
+/// The file of a frame's code.
+fn file(frame: &Frame) -> Option<&str> {
+    frame.module.as_deref().filter(|_| !matches!(frame.kind, FrameKind::Jitted | FrameKind::Interpreted))
 }
 
 impl Cut<'_> {
@@ -80,11 +85,13 @@ fn advice(target: &TargetProfile, end: StackEnd, frame: &Frame) -> Option<&'stat
         return None;
     }
     if frame.function.as_deref().is_some_and(|name| name.starts_with("runtime.asmcgocall")) {
-        return Some("Go calls C on another stack, so its own callers are not visible: no option helps");
+        return Some(
+            "Go calls C on another stack, and this program's table of functions is of no version from 1.16 to 1.27: no option helps",
+        );
     }
     let is_java = target.memory.runtimes().contains(&Runtime::Jvm);
     // `[vdso]` and the like are no files.
-    let module = frame.module.as_deref().map(base_name);
+    let module = file(frame).map(base_name);
     if module.is_some_and(|name| name.starts_with('[')) {
         return None;
     }

@@ -14,7 +14,7 @@ use crate::units::EstimatedBytes;
 
 pub(super) const INHERITED: &str = "[inherited at the fork]";
 
-pub(super) fn target(target: &TargetProfile) -> String {
+pub(crate) fn target(target: &TargetProfile) -> String {
     let comm = text::printable(&target.facts.comm);
     format!("{} (pid {})", if comm.is_empty() { "[no name]" } else { &comm }, target.facts.pid)
 }

@@ -43,9 +43,13 @@ struct Root<'a> {
 fn meta(context: Context) -> Value {
     let Context { profile, presentation, start_unix_ns, .. } = context;
     let caption = Caption::new(profile, presentation.view);
-    let categories: Vec<_> = [("Other", "grey"), ("Native", "blue"), ("Missing", "red"), ("Group", "purple")]
+    let native = [("Other", "grey"), ("Native", "blue"), ("Missing", "red"), ("Group", "purple")];
+    let others = [("Runtime", "lightblue"), ("Interpreted", "yellow"), ("JIT", "orange")];
+    let categories: Vec<_> = native
+        .into_iter()
+        .chain(others)
         .map(|(name, color)| json!({ "name": name, "color": color, "subcategories": ["Other"] }))
-        .into();
+        .collect();
     json!({
         "version": 24,
         "preprocessedProfileVersion": 55,

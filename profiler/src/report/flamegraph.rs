@@ -15,7 +15,7 @@ use header::{Header, Key};
 use image::{Image, Paint};
 use nodes::{Position, lines, nodes};
 
-pub(super) mod colour;
+pub(crate) mod colour;
 pub(super) mod header;
 pub(super) mod image;
 pub(super) mod nodes;

@@ -8,8 +8,8 @@ use thiserror::Error;
 
 use super::presentation::Presentation;
 use super::{
-    csv, dhat, firefox, flamegraph, folded, gperftools, html, json, massif, memory_infra, otlp, perfetto, pprof,
-    speedscope,
+    csv, dhat, firefox, flamegraph, folded, gperftools, html, json, massif, memory_infra, otlp, parquet, perfetto,
+    pprof, speedscope,
 };
 use crate::model::Profile;
 
@@ -69,6 +69,7 @@ formats! {
     Csv: text("csv", "csv", "table of callsites", csv::write),
     CsvFunctions: text("csv-functions", "functions.csv", "table of functions", csv::write_functions),
     Otlp: binary("otlp", "otlp", "OpenTelemetry profile", Some(otlp::write)),
+    Parquet: binary("parquet", "parquet", "Parquet table of callsites", Some(parquet::write)),
 }
 
 impl Format {

@@ -6,7 +6,7 @@ use profiler_common::stack::StackEnd;
 use super::describe::INHERITED;
 use super::tables::end_frame;
 use super::text;
-use crate::model::{Frame, FrameId, Profile, base_name};
+use crate::model::{Frame, FrameId, FrameKind, Profile, base_name};
 
 const FUNCTIONS_MAX: usize = 8;
 
@@ -68,7 +68,12 @@ const PLUMBING_PREFIXES: &[&str] = &[
     "__libc_",
 ];
 
-pub(super) fn is_plumbing(frame: &Frame) -> bool {
+pub(crate) fn is_plumbing(frame: &Frame) -> bool {
+    match frame.kind {
+        FrameKind::Native => {}
+        FrameKind::Runtime => return true,
+        FrameKind::Interpreted | FrameKind::Jitted => return false,
+    }
     let module = frame.module.as_deref().map_or("", base_name);
     if PLUMBING_MODULES.iter().any(|prefix| module.starts_with(prefix)) {
         return true;
@@ -84,7 +89,7 @@ pub(super) fn is_plumbing(frame: &Frame) -> bool {
 }
 
 /// `std::map<int, Foo>::insert(Foo&&) const` becomes `std::map::insert`; unbalanced brackets change nothing.
-pub(super) fn short(function: &str) -> String {
+pub(crate) fn short(function: &str) -> String {
     let mut short = String::with_capacity(function.len());
     let mut rest = function;
     // A Rust implementation, `<T as Trait>::f`, names its type inside the first bracket.
@@ -165,7 +170,7 @@ fn operator(rest: &str) -> Option<&str> {
 }
 
 /// Formats a stack on one line, from the leaf outwards: the functions of the program, or all frames if there are none.
-pub(super) fn chain(profile: &Profile, stack: &[FrameId], end: Option<StackEnd>, inherited: bool) -> String {
+pub(crate) fn chain(profile: &Profile, stack: &[FrameId], end: Option<StackEnd>, inherited: bool) -> String {
     let chain = own_chain(profile, stack, end);
     if inherited { format!("{chain} {INHERITED}") } else { chain }
 }
@@ -217,7 +222,11 @@ fn collapse(frames: &[&Frame]) -> Vec<String> {
 
 fn name(frame: &Frame) -> String {
     let name = match frame.function.as_deref() {
-        Some(function) if !text::printable(function).is_empty() => short(&text::printable(function)),
+        Some(function) if !text::printable(function).is_empty() => match frame.kind {
+            // `work.<locals>.<lambda>`: the brackets are no parameters of types.
+            FrameKind::Interpreted => text::printable(function).into_owned(),
+            _ => short(&text::printable(function)),
+        },
         _ => Frame { function: None, ..frame.clone() }.label(),
     };
     text::cut(&text::printable(&name), NAME_CHARS_MAX).into_owned()

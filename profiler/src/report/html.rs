@@ -16,7 +16,7 @@ use strum::EnumMessage as _;
 use super::cuts::{Cut, cuts};
 use super::json::schema::Origin;
 use super::presentation::{Presentation, View};
-use super::summary::health::{describe_reached, explain_stack_end, missing_isolation, missing_names};
+use super::summary::health::{describe_reached, explain_stack_end, missing_isolation, missing_names, unnamed_modules};
 use super::{describe, memory, text};
 use crate::ledger::totals::Totals;
 use crate::model::{HeapProfile, HookStatus, Leaks, MemoryAccount, Profile, TargetProfile};
@@ -33,18 +33,43 @@ const STYLE: &str = include_str!("html/dist/page.css");
 const SCRIPT: &str = include_str!("html/dist/page.js");
 const LICENCES: &str = include_str!("html/dist/LICENCES");
 
+/// Where the page gets its data from.
+#[derive(Clone, Copy)]
+enum Source<'a> {
+    /// Its own markup.
+    Embedded(&'a Profile, &'a Presentation),
+    /// The server that it is loaded from.
+    Live,
+}
+
 pub(super) fn write(profile: &Profile, presentation: &Presentation, out: &mut dyn Write) -> io::Result<()> {
+    write_page(Source::Embedded(profile, presentation), out)
+}
+
+/// Writes the page that a server sends: it fetches its documents from `api/document` when `api/events` announces them.
+pub(crate) fn write_live(out: &mut dyn Write) -> io::Result<()> {
+    write_page(Source::Live, out)
+}
+
+/// Writes a document for the live page: the JSON that pages in files embed.
+pub(crate) fn write_document(profile: &Profile, presentation: &Presentation, out: &mut dyn Write) -> io::Result<()> {
+    Ok(serde_json::to_writer(out, &Document::new(profile, presentation))?)
+}
+
+fn write_page(source: Source<'_>, out: &mut dyn Write) -> io::Result<()> {
     let mut rest = PAGE;
     while let Some((before, (part, after))) =
         rest.split_once("{{").and_then(|(before, rest)| Some((before, rest.split_once("}}")?)))
     {
         out.write_all(before.as_bytes())?;
-        match part {
-            "policy" => out.write_all(policy().as_bytes())?,
-            "style" => out.write_all(STYLE.as_bytes())?,
-            "licences" => out.write_all(LICENCES.as_bytes())?,
-            "script" => out.write_all(SCRIPT.as_bytes())?,
-            "profile" => write_data(profile, presentation, out)?,
+        match (part, source) {
+            ("policy", source) => out.write_all(policy(source).as_bytes())?,
+            ("style", _) => out.write_all(STYLE.as_bytes())?,
+            ("licences", _) => out.write_all(LICENCES.as_bytes())?,
+            ("script", _) => out.write_all(SCRIPT.as_bytes())?,
+            ("live", Source::Live) => out.write_all(b" data-live")?,
+            ("profile", Source::Embedded(profile, presentation)) => write_data(profile, presentation, out)?,
+            ("live" | "profile", _) => {}
             _ => return Err(io::Error::other(format!("unknown placeholder `{part}` in the page"))),
         }
         rest = after;
@@ -52,13 +77,17 @@ pub(super) fn write(profile: &Profile, presentation: &Presentation, out: &mut dy
     out.write_all(rest.as_bytes())
 }
 
-/// Allows the page's own script and style by their hashes, and neither loading nor sending anything.
-fn policy() -> String {
+/// Allows the page's own script and style by their hashes. Only a live page may load anything, from its own server.
+fn policy(source: Source<'_>) -> String {
     let hash = |text: &str| format!("'sha256-{}'", STANDARD.encode(Sha256::digest(text.as_bytes())));
     format!(
-        "default-src 'none'; script-src {}; style-src {}; base-uri 'none'; form-action 'none'",
+        "default-src 'none'; script-src {}; style-src {};{} base-uri 'none'; form-action 'none'",
         hash(SCRIPT),
-        hash(STYLE)
+        hash(STYLE),
+        match source {
+            Source::Embedded(..) => "",
+            Source::Live => " connect-src 'self';",
+        },
     )
 }
 
@@ -277,7 +306,8 @@ fn health(profile: &Profile) -> Value {
         let line = format!("{} (pid {}): {}", skipped.command, skipped.pid, skipped.reason);
         text::printable(&line).into_owned()
     });
-    let symbolization = missing_names(&health.symbolization).chain(missing_isolation(&health.symbolization));
+    let symbolization = missing_names(&health.symbolization).chain(unnamed_modules(&health.symbolization));
+    let symbolization = symbolization.chain(missing_isolation(&health.symbolization));
     json!({
         "lost": lost.collect::<Vec<_>>(),
         "unwind": ends.collect::<Vec<_>>(),

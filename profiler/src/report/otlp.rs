@@ -14,24 +14,46 @@ use opentelemetry_proto::tonic::profiles::v1development::{
 use opentelemetry_proto::tonic::resource::v1::Resource;
 use prost::Message;
 
+use super::describe;
 use super::presentation::{Presentation, View};
+use super::series::Series;
 use super::tables::{CodeTables, Intern, Interner, KnownCalls, hex, signed};
-use super::{describe, tables};
-use crate::model::{CallsiteProfile, Profile, TargetProfile};
+use crate::model::{CallsiteProfile, Profile, TargetProfile, Workload};
 
 /// Writes the profile of the view first, which viewers show first. Groups of `--by` are always attributes.
 pub(super) fn write(profile: &Profile, presentation: &Presentation, out: &mut dyn io::Write) -> io::Result<()> {
+    let targets = profile.targets.iter().map(|target| (target, Vec::new()));
+    out.write_all(&encode(profile, targets, presentation.view, false))
+}
+
+/// An `ExportProfilesServiceRequest` with some of the targets, for a collector. Their resources have these attributes
+/// besides those of files. Live bytes and blocks are of a point in time: the end of the window.
+pub(crate) fn encode_series(
+    series: &Series<'_>,
+    attributes: &dyn Fn(&TargetProfile) -> Vec<(String, String)>,
+) -> Vec<u8> {
+    let targets = series.targets.iter().map(|&target| (target, attributes(target)));
+    encode(series.profile, targets, View::LiveBytes, true)
+}
+
+fn encode<'a>(
+    profile: &'a Profile,
+    targets: impl Iterator<Item = (&'a TargetProfile, Vec<(String, String)>)>,
+    view: View,
+    is_series: bool,
+) -> Vec<u8> {
     let mut dictionary = Dictionary::new(profile);
-    let resource_profiles =
-        profile.targets.iter().map(|target| of_target(profile, target, presentation.view, &mut dictionary)).collect();
-    let request = ExportProfilesServiceRequest { resource_profiles, dictionary: Some(dictionary.finish()) };
-    out.write_all(&request.encode_to_vec())
+    let resource = |(target, attributes)| of_target(profile, target, attributes, view, is_series, &mut dictionary);
+    let resource_profiles = targets.map(resource).collect();
+    ExportProfilesServiceRequest { resource_profiles, dictionary: Some(dictionary.finish()) }.encode_to_vec()
 }
 
 fn of_target<'a>(
     profile: &'a Profile,
     target: &'a TargetProfile,
+    more: Vec<(String, String)>,
     view: View,
+    is_series: bool,
     dictionary: &mut Dictionary<'a>,
 ) -> ResourceProfiles {
     let mut known = KnownCalls::default();
@@ -40,17 +62,26 @@ fn of_target<'a>(
     let attributes = profile_attributes(profile, dictionary);
     let others = View::ALL.into_iter().filter(|other| *other != view);
     let views = std::iter::once(view).chain(others);
-    let profiles = views.map(|view| of_view(profile, target, view, &samples, &attributes, dictionary)).collect();
+    let of_view = |view: View| OtlpProfile {
+        duration_nano: if is_series && view.is_live() { 0 } else { describe::duration_ns(profile) },
+        time_unix_nano: match is_series && view.is_live() {
+            true => describe::end_unix_ns(profile),
+            false => describe::start_unix_ns(profile),
+        },
+        ..of_view(profile, target, view, &samples, &attributes, dictionary)
+    };
+    let profiles = views.map(of_view).collect();
     let scope = InstrumentationScope {
         name: "heapbpf".to_owned(),
         version: env!("CARGO_PKG_VERSION").to_owned(),
         ..InstrumentationScope::default()
     };
     let scope_profiles = vec![ScopeProfiles { scope: Some(scope), profiles, schema_url: String::new() }];
-    ResourceProfiles { resource: Some(resource(target)), scope_profiles, schema_url: String::new() }
+    ResourceProfiles { resource: Some(resource(target, more)), scope_profiles, schema_url: String::new() }
 }
 
-fn resource(target: &TargetProfile) -> Resource {
+/// Attributes of `more` replace those of the target.
+fn resource(target: &TargetProfile, more: Vec<(String, String)>) -> Resource {
     let cgroup = target.facts.cgroup.as_deref();
     let text = |key, value: &str| (key, Value::StringValue(value.to_owned()));
     let attributes = [
@@ -58,20 +89,17 @@ fn resource(target: &TargetProfile) -> Resource {
         Some(text("process.command", &target.facts.command)),
         Some(text("process.executable.name", &target.facts.comm)),
         cgroup.map(|cgroup| text("process.linux.cgroup", cgroup)),
-        cgroup.and_then(container_id).map(|id| text("container.id", id)),
+        cgroup.and_then(|cgroup| Workload::of_cgroup(cgroup).container_id).map(|id| text("container.id", id)),
     ];
-    let pair = |(key, value): (&str, Value)| KeyValue {
-        key: key.to_owned(),
+    let own = attributes.into_iter().flatten().filter(|(key, _)| more.iter().all(|(other, _)| other != key));
+    let own: Vec<_> = own.map(|(key, value)| (key.to_owned(), value)).collect();
+    let more = more.into_iter().map(|(key, value)| (key, Value::StringValue(value)));
+    let pair = |(key, value): (String, Value)| KeyValue {
+        key,
         value: Some(AnyValue { value: Some(value) }),
         ..KeyValue::default()
     };
-    Resource { attributes: attributes.into_iter().flatten().map(pair).collect(), ..Resource::default() }
-}
-
-/// Extracts the container id: the 64 hexadecimal digits at the end of a container's control group.
-fn container_id(cgroup: &str) -> Option<&str> {
-    let is_digit = |c: char| c.is_ascii_digit() || ('a'..='f').contains(&c);
-    cgroup.rsplit(|c| !is_digit(c)).find(|digits| digits.len() == 64)
+    Resource { attributes: own.into_iter().chain(more).map(pair).collect(), ..Resource::default() }
 }
 
 fn profile_attributes(profile: &Profile, dictionary: &mut Dictionary<'_>) -> Vec<i32> {
@@ -111,8 +139,6 @@ fn of_view(
     OtlpProfile {
         sample_type: Some(dictionary.value_type(view.sample_type())),
         samples: samples.iter().filter_map(with_value).collect(),
-        time_unix_nano: describe::start_unix_ns(profile),
-        duration_nano: describe::duration_ns(profile),
         period_type: Some(dictionary.value_type(("space", "bytes"))),
         period: signed(profile.interval_bytes),
         attribute_indices,
@@ -201,12 +227,17 @@ impl<'a> Dictionary<'a> {
             line: line.into(),
             ..Line::default()
         };
-        let location = |location: tables::Location| Location {
-            mapping_index: number(location.mapping),
-            address: location.address,
-            lines: location.lines.iter().map(line).collect(),
-            ..Location::default()
-        };
+        let locations = std::mem::take(&mut self.code.locations).into_iter().map(|location| {
+            let frame_type = location.frame_type.map(|name| Attribute::Text(name.to_owned()));
+            let attribute = frame_type.map(|name| self.attribute("profile.frame.type", name));
+            Location {
+                mapping_index: number(location.mapping),
+                address: location.address,
+                lines: location.lines.iter().map(line).collect(),
+                attribute_indices: attribute.into_iter().collect(),
+            }
+        });
+        let location_table = locations.collect();
         let function = |[name, file]: [u32; 2]| Function {
             name_strindex: number(name),
             filename_strindex: number(file),
@@ -225,7 +256,7 @@ impl<'a> Dictionary<'a> {
         let attributes = self.attributes.into_iter().skip(1).map(attribute);
         ProfilesDictionary {
             mapping_table,
-            location_table: self.code.locations.into_iter().map(location).collect(),
+            location_table,
             function_table: self.code.functions.into_iter().map(function).collect(),
             link_table: vec![Link::default()],
             string_table: self.code.strings.into_iter().map(Cow::into_owned).collect(),

@@ -2,6 +2,8 @@
 //! that stacks that several processes share add up; `-tagroot` turns labels into frames. Sums over all samples are the
 //! totals of the JSON report, rounded by callsite.
 
+pub(crate) mod file;
+
 use std::borrow::Cow;
 use std::io;
 
@@ -11,58 +13,132 @@ use prost::Message;
 use super::describe::Caption;
 use super::presentation::{Presentation, View};
 use super::proto::pprof as proto;
+use super::series::{Series, SeriesValues};
 use super::tables::{CodeTables, Intern, Interner, KnownCalls, OrderedMap, hex, process_frame, signed};
 use super::{describe, text};
+use crate::ledger::totals::Totals;
 use crate::model::{CallsiteProfile, Profile, TargetProfile};
 
 /// Values of a sample, in the order of Go's heap profiles.
 const VIEWS: [View; 4] = [View::AllocCount, View::AllocBytes, View::LiveCount, View::LiveBytes];
 const FOLDED: &str = "[processes that exited, only totals kept]";
 
-pub(super) fn write(profile: &Profile, presentation: &Presentation, out: &mut dyn io::Write) -> io::Result<()> {
-    let mut tables = Tables {
-        profile,
-        code: CodeTables::new(profile, true),
-        label_sets: Interner::default(),
-        samples: OrderedMap::default(),
-    };
-    for target in &profile.targets {
-        tables.add_target(target);
+/// What a file is for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Content {
+    State,
+    /// As in the delta profiles of Go's `net/http/pprof`: differences between end and start, negative where more was freed.
+    Change,
+    /// Some of the targets for a server, with these quantities only.
+    Series(SeriesValues),
+}
+
+impl Content {
+    fn has(self, view: View) -> bool {
+        match self {
+            Self::Series(values) => values.has(view),
+            Self::State | Self::Change => true,
+        }
     }
+
+    fn of_callsite(self, callsite: &CallsiteProfile) -> [i64; 4] {
+        match self {
+            Self::Change => change(&callsite.totals),
+            _ => VIEWS.map(|view| if self.has(view) { signed(view.of_callsite(callsite)) } else { 0 }),
+        }
+    }
+
+    fn of_folded(self, profile: &Profile) -> [i64; 4] {
+        match self {
+            Self::Change => change(&profile.others.folded_totals),
+            _ => VIEWS.map(|view| signed(view.of_folded(profile))),
+        }
+    }
+}
+
+/// In the order of [`VIEWS`].
+fn change(totals: &Totals) -> [i64; 4] {
+    let (count, bytes) = (totals.delta_count(), totals.delta_bytes());
+    let live = [count.to_f64(), bytes.to_f64()];
+    #[expect(clippy::cast_possible_truncation, reason = "`as` saturates")]
+    let [live_count, live_bytes] = live.map(|amount| amount.round() as i64);
+    [signed(totals.alloc_count.rounded()), signed(totals.alloc_bytes.rounded()), live_count, live_bytes]
+}
+
+pub(super) fn write(profile: &Profile, presentation: &Presentation, out: &mut dyn io::Write) -> io::Result<()> {
+    write_all(Content::State, profile, presentation, out)
+}
+
+/// Writes how a window changed the heap.
+pub(crate) fn write_change(profile: &Profile, presentation: &Presentation, out: &mut dyn io::Write) -> io::Result<()> {
+    write_all(Content::Change, profile, presentation, out)
+}
+
+fn write_all(
+    content: Content,
+    profile: &Profile,
+    presentation: &Presentation,
+    out: &mut dyn io::Write,
+) -> io::Result<()> {
+    let mut tables = Tables::new(profile, content);
+    profile.targets.iter().for_each(|target| tables.add_target(target));
     // One sample for the processes of which only totals are kept, so that sums over all samples are the totals.
-    let folded = VIEWS.map(|view| view.of_folded(profile));
+    let folded = content.of_folded(profile);
     if folded != [0; 4] {
         let key = vec![tables.code.named_location(FOLDED), tables.label_sets.intern(Vec::new())];
         tables.samples.insert(key, folded);
     }
-    // Without a time and a name, the same profile gives the same bytes.
-    let mut compressed = GzBuilder::new().mtime(0).write(out, Compression::default());
-    tables.write(presentation, &mut compressed)?;
-    compressed.finish()?;
-    Ok(())
+    tables.compress(presentation, out)
+}
+
+/// A file, compressed, with some of the targets, for a server that stores profiles by the labels that it receives beside
+/// them. Labels of samples add to these, so only the heap and a requested thread are labels.
+pub(crate) fn encode_series(series: &Series<'_>, values: SeriesValues) -> io::Result<Vec<u8>> {
+    let mut tables = Tables::new(series.profile, Content::Series(values));
+    series.targets.iter().for_each(|target| tables.add_target(target));
+    let mut bytes = Vec::new();
+    tables.compress(&View::LiveBytes.into(), &mut bytes)?;
+    Ok(bytes)
 }
 
 struct Tables<'a> {
+    content: Content,
     profile: &'a Profile,
     code: CodeTables<'a>,
     label_sets: Interner<Vec<proto::Label>>,
     /// Values in the order of [`VIEWS`], by the ids of locations and, last, the label set.
-    samples: OrderedMap<Vec<u32>, [u64; 4]>,
+    samples: OrderedMap<Vec<u32>, [i64; 4]>,
 }
 
 impl<'a> Tables<'a> {
+    fn new(profile: &'a Profile, content: Content) -> Self {
+        Self {
+            content,
+            profile,
+            code: CodeTables::new(profile, true),
+            label_sets: Interner::default(),
+            samples: OrderedMap::default(),
+        }
+    }
+
+    fn is_series(&self) -> bool {
+        matches!(self.content, Content::Series(_))
+    }
+
     fn string(&mut self, text: impl Into<Cow<'a, str>>) -> i64 {
         self.code.string(text).into()
     }
 
     fn add_target(&mut self, target: &'a TargetProfile) {
         let mut common = Vec::new();
-        self.text_label(&mut common, "process", process_frame(target));
-        self.text_label(&mut common, "command", &target.facts.command);
-        self.text_label(&mut common, "cgroup", target.facts.cgroup.as_deref().unwrap_or_default());
+        if !self.is_series() {
+            self.text_label(&mut common, "process", process_frame(target));
+            self.text_label(&mut common, "command", &target.facts.command);
+            self.text_label(&mut common, "cgroup", target.facts.cgroup.as_deref().unwrap_or_default());
+        }
         let mut known = KnownCalls::default();
         for callsite in &target.callsites {
-            let values = VIEWS.map(|view| view.of_callsite(callsite));
+            let values = self.content.of_callsite(callsite);
             if values == [0; 4] {
                 continue;
             }
@@ -97,6 +173,9 @@ impl<'a> Tables<'a> {
         let heap = target.heaps.get(callsite.heap).map_or("", |heap| heap.name.as_str());
         self.text_label(&mut labels, "heap", heap);
         self.text_label(&mut labels, "thread", thread.and_then(|thread| thread.name.as_deref()).unwrap_or_default());
+        if self.is_series() {
+            return self.label_sets.intern(labels);
+        }
         labels.push(self.number_label("pid", target.facts.pid.0.into(), "count"));
         labels.extend(thread.map(|thread| self.number_label("thread_id", thread.tid.0.into(), "count")));
         self.label_sets.intern(labels)
@@ -111,6 +190,13 @@ impl<'a> Tables<'a> {
             order[..=first].rotate_right(1);
         }
         order
+    }
+
+    fn compress(&mut self, presentation: &Presentation, out: &mut dyn io::Write) -> io::Result<()> {
+        // Without a time and a name, the same profile gives the same bytes.
+        let mut compressed = GzBuilder::new().mtime(0).write(out, Compression::default());
+        self.write(presentation, &mut compressed)?;
+        compressed.finish().map(|_| ())
     }
 
     /// Writes the file as many small messages: consecutive messages of one type are merged by concatenating their lists.
@@ -143,14 +229,16 @@ impl<'a> Tables<'a> {
         Ok(())
     }
 
-    fn sample(&mut self, key: &[u32], values: [u64; 4]) -> proto::Sample {
+    fn sample(&mut self, key: &[u32], values: [i64; 4]) -> proto::Sample {
         let (&labels, locations) = key.split_last().expect("keys end with the label set");
         let mut label = self.label_sets[labels as usize].clone();
         let [alloc_count, alloc_bytes, live_count, live_bytes] = values;
         let mean_bytes = alloc_bytes.checked_div(alloc_count).or_else(|| live_bytes.checked_div(live_count));
+        let mean_bytes = mean_bytes.filter(|_| !self.is_series()).and_then(|bytes| u64::try_from(bytes).ok());
         label.extend(mean_bytes.map(|bytes| self.number_label("bytes", bytes, "bytes")));
         let location_id = locations.iter().copied().map(u64::from).collect();
-        proto::Sample { location_id, value: values.map(signed).to_vec(), label }
+        let value = VIEWS.into_iter().zip(values).filter(|&(view, _)| self.content.has(view));
+        proto::Sample { location_id, value: value.map(|(_, value)| value).collect(), label }
     }
 
     fn mapping(&mut self, id: u64, index: usize) -> proto::Mapping {
@@ -173,15 +261,26 @@ impl<'a> Tables<'a> {
 
     fn header(&mut self, presentation: &Presentation) -> proto::Profile {
         let profile = self.profile;
-        let sample_type = VIEWS.map(|view| self.value_type(view.sample_type())).to_vec();
+        let views = VIEWS.into_iter().filter(|&view| self.content.has(view)).collect::<Vec<_>>();
+        let sample_type = views.into_iter().map(|view| self.value_type(view.sample_type())).collect();
+        let [time_ns, duration_ns] = match self.content {
+            Content::Series(SeriesValues::LiveAtEnd) => [describe::end_unix_ns(profile), 0],
+            _ => [describe::start_unix_ns(profile), describe::duration_ns(profile)],
+        };
+        let comments = match self.content {
+            // Totals and findings are of all targets.
+            Content::Series(_) => vec![format!("heapbpf {}", env!("CARGO_PKG_VERSION"))],
+            Content::State | Content::Change => comments(profile, presentation),
+        };
+        let default_view = if self.content.has(presentation.view) { presentation.view } else { View::AllocBytes };
         proto::Profile {
             sample_type,
-            time_nanos: signed(describe::start_unix_ns(profile)),
-            duration_nanos: signed(describe::duration_ns(profile)),
+            time_nanos: signed(time_ns),
+            duration_nanos: signed(duration_ns),
             period_type: Some(self.value_type(("space", "bytes"))),
             period: signed(profile.interval_bytes.max(1)),
-            comment: comments(profile, presentation).into_iter().map(|line| self.string(line)).collect(),
-            default_sample_type: self.string(presentation.view.sample_type().0),
+            comment: comments.into_iter().map(|line| self.string(line)).collect(),
+            default_sample_type: self.string(default_view.sample_type().0),
             ..Default::default()
         }
     }

@@ -19,6 +19,8 @@ pub struct Presentation {
     pub threshold: Option<Share>,
     /// Flame graphs grow downwards, with the outermost frames at the top.
     pub icicle: bool,
+    /// Name of the recorded machine, for formats that are aggregated over machines; `None` where unknown.
+    pub host: Option<String>,
 }
 
 impl From<View> for Presentation {

@@ -62,6 +62,13 @@ pub fn summary(profile: &Profile, view: View, top: impl Into<Top>, width: Option
     page.text
 }
 
+/// The summary's section about what is missing, and what the recording cost. Lines are not wrapped.
+pub(crate) fn health_lines(profile: &Profile, view: View) -> Vec<String> {
+    let mut page = Page::new(None, false);
+    page.health(profile, view);
+    page.text.lines().map(str::to_owned).collect()
+}
+
 impl Page {
     fn header(&mut self, profile: &Profile) {
         let parts = [

@@ -11,7 +11,9 @@ use serde::{Serialize, Serializer};
 
 use super::presentation::{Group, Presentation};
 use super::{cuts, describe};
-use crate::model::{CallsiteProfile, Frame, FrameId, MappingProfile, ModuleProfile, Profile, TargetProfile};
+use crate::model::{
+    CallsiteProfile, Frame, FrameId, FrameKind, MappingProfile, ModuleProfile, Profile, Runtime, TargetProfile,
+};
 
 /// A report that was read from a file can reference frames that it does not contain.
 pub(super) fn frame(profile: &Profile, id: FrameId) -> Option<&Frame> {
@@ -94,11 +96,11 @@ pub(super) fn heap_name(target: &TargetProfile, heap: usize) -> &str {
     target.heaps.get(heap).map_or("[heap unknown]", |heap| &heap.name)
 }
 
-pub(super) fn process_frame(target: &TargetProfile) -> String {
+pub(crate) fn process_frame(target: &TargetProfile) -> String {
     format!("{} ({})", target.facts.comm, target.facts.pid)
 }
 
-pub(super) fn gap_frames(callsite: &CallsiteProfile) -> impl DoubleEndedIterator<Item = String> {
+pub(crate) fn gap_frames(callsite: &CallsiteProfile) -> impl DoubleEndedIterator<Item = String> {
     let inherited = callsite.inherited.then(|| describe::INHERITED.to_owned());
     inherited.into_iter().chain(end_frame(callsite.end, &callsite.stack))
 }
@@ -196,6 +198,8 @@ pub(super) struct Location {
     pub(super) address: u64,
     /// Functions with their lines, 0 if unknown. All but the last were inlined into the next one.
     pub(super) lines: Box<[(u32, u32)]>,
+    /// What executes it, as OpenTelemetry names it; `None` if that is unknown.
+    pub(super) frame_type: Option<&'static str>,
 }
 
 pub(super) type KnownCalls<'a> = FxHashMap<&'a [FrameId], u32>;
@@ -238,7 +242,9 @@ impl<'a> CodeTables<'a> {
             [Some(Frame { function: None, file: None, .. })] if !self.labels_nameless => Box::default(),
             frames => frames.iter().map(|frame| self.line(*frame)).collect(),
         };
-        self.locations.intern(Location { mapping, address: physical.map_or(0, call_address), lines })
+        let address = physical.map_or(0, call_address);
+        let frame_type = physical.and_then(|frame| frame_type(target, frame));
+        self.locations.intern(Location { mapping, address, lines, frame_type })
     }
 
     pub(super) fn named_location(&mut self, name: impl Into<Cow<'a, str>>) -> u32 {
@@ -262,6 +268,30 @@ impl<'a> CodeTables<'a> {
         let Some(path) = &frame.module else { return 0 };
         let location = CodeLocation::of(self.profile, target, frame);
         self.mappings.intern(Mapping { range: location.range(), path, build_id: location.build_id() })
+    }
+}
+
+/// Value of `profile.frame.type` in OpenTelemetry's semantic conventions.
+fn frame_type(target: &TargetProfile, frame: &Frame) -> Option<&'static str> {
+    match frame.kind {
+        FrameKind::Native | FrameKind::Runtime => frame.module.is_some().then_some("native"),
+        FrameKind::Interpreted | FrameKind::Jitted => only_runtime(target).map(|runtime| match runtime {
+            Runtime::Cpython => "cpython",
+            Runtime::Php => "php",
+            Runtime::Chromium | Runtime::Node => "v8js",
+            Runtime::Jvm => "jvm",
+            Runtime::Go => "go",
+            Runtime::Ruby => "ruby",
+            Runtime::Dotnet => "dotnet",
+        }),
+    }
+}
+
+/// The runtime that executes interpreted and generated code: the target's, if it has one only.
+pub(super) fn only_runtime(target: &TargetProfile) -> Option<Runtime> {
+    match target.memory.runtimes() {
+        [runtime] => Some(*runtime),
+        _ => None,
     }
 }
 

@@ -14,7 +14,7 @@ pub(crate) fn size(bytes: u64) -> String {
 }
 
 /// With its sign.
-pub(super) fn change(bytes: i64) -> String {
+pub(crate) fn change(bytes: i64) -> String {
     let sign = if bytes < 0 { '-' } else { '+' };
     format!("{sign}{}", size(bytes.unsigned_abs()))
 }

@@ -192,7 +192,8 @@ impl<'a> FrameKey<'a> {
     fn of(frame: &'a FrameProfile) -> Self {
         let (function, module) = (frame.function.as_deref(), frame.module.as_deref());
         let is_placed = function.is_some() && frame.file.is_some() && frame.line.is_some();
-        let offset = if is_placed { 0 } else { frame.module_offset.unwrap_or(frame.address) };
+        let known = frame.function_start.or(frame.module_offset);
+        let offset = if is_placed { 0 } else { known.unwrap_or(frame.address) };
         Self { function, module, file: frame.file.as_deref(), line: frame.line, inlined: frame.inlined, offset }
     }
 }

@@ -366,7 +366,7 @@ impl<'a> Matching<'a> {
         let module = frame.module.as_deref();
         match (frame.function.as_deref(), module) {
             (Some(name), module) => FrameKey::Function { name, module: module.map(|path| module_key(path, program)) },
-            (None, Some(path)) => FrameKey::Module { path, offset: frame.module_offset },
+            (None, Some(path)) => FrameKey::Module { path, offset: frame.function_start.or(frame.module_offset) },
             (None, None) => FrameKey::Address(self.same.contains(&pid).then_some((pid, frame.address))),
         }
     }

@@ -5,13 +5,15 @@ use serde::{Serialize, Serializer};
 use serde_json::{Value, json};
 
 use crate::model::{
-    CallsiteProfile, Change, Frame, FrameId, Profile, SampleTrigger, TargetProfile, TimelinePoint, base_name,
+    CallsiteProfile, Change, Frame, FrameId, FrameKind, Profile, Runtime, SampleTrigger, TargetProfile, TimelinePoint,
+    base_name,
 };
 use crate::report::describe;
 use crate::report::dumps::rounded;
 use crate::report::presentation::{Group, Presentation, View};
 use crate::report::tables::{
     ByColumn, CodeLocation, Columns, Intern, Interner, call_address, calls, frame, gap_frames, group_frame,
+    only_runtime,
 };
 use crate::units::MonotonicNanos;
 
@@ -19,6 +21,9 @@ use crate::units::MonotonicNanos;
 const CATEGORY_NATIVE: usize = 1;
 const CATEGORY_GAP: usize = 2;
 const CATEGORY_GROUP: usize = 3;
+const CATEGORY_RUNTIME: usize = 4;
+const CATEGORY_INTERPRETED: usize = 5;
+const CATEGORY_JITTED: usize = 6;
 
 /// Index of a target's thread; `None` for callsites whose thread is unknown.
 pub(super) type Part = Option<usize>;
@@ -163,11 +168,13 @@ struct Function {
     name: u32,
     resource: Option<u32>,
     file: Option<u32>,
+    /// Of JavaScript: the profiler's filter of functions depends on it.
+    is_script: bool,
 }
 
 const FUNCTIONS: Columns<Function, Value> = &[
     ("name", |row| row.name.into()),
-    ("isJS", |_| false.into()),
+    ("isJS", |row| row.is_script.into()),
     ("relevantForJS", |_| false.into()),
     ("resource", |row| row.resource.map_or(-1, i64::from).into()),
     ("fileName", |row| row.file.into()),
@@ -308,7 +315,7 @@ impl Tables {
 
     fn synthetic(&mut self, prefix: Option<u32>, text: &str, category: usize) -> u32 {
         let name = self.strings.intern_ref(text);
-        let function = self.functions.intern(Function { name, resource: None, file: None });
+        let function = self.functions.intern(Function { name, resource: None, file: None, is_script: false });
         let row = FrameRow { function, category, address: -1, inline_depth: 0, line: None };
         let frame = self.frames.intern(row);
         self.stacks.intern(StackRow { prefix, frame })
@@ -326,9 +333,11 @@ impl Tables {
             self.resources.intern(Resource { lib, name })
         });
         let file = frame.file.as_deref().map(|file| self.strings.intern_ref(file));
-        let function = self.functions.intern(Function { name, resource, file });
+        let is_script = is_script(target, frame);
+        let function = self.functions.intern(Function { name, resource, file, is_script });
         let address = address(context, target, frame);
-        let row = FrameRow { function, category: CATEGORY_NATIVE, address, inline_depth: depth, line: frame.line };
+        let category = category(frame.kind);
+        let row = FrameRow { function, category, address, inline_depth: depth, line: frame.line };
         let index = self.frames.intern(row);
         self.known.insert((id, depth), index);
         Some(index)
@@ -356,6 +365,20 @@ impl Tables {
             "endTime": vec![(); length],
         })
     }
+}
+
+fn category(kind: FrameKind) -> usize {
+    match kind {
+        FrameKind::Native => CATEGORY_NATIVE,
+        FrameKind::Runtime => CATEGORY_RUNTIME,
+        FrameKind::Interpreted => CATEGORY_INTERPRETED,
+        FrameKind::Jitted => CATEGORY_JITTED,
+    }
+}
+
+fn is_script(target: &TargetProfile, frame: &Frame) -> bool {
+    let is_code = matches!(frame.kind, FrameKind::Interpreted | FrameKind::Jitted);
+    is_code && matches!(only_runtime(target), Some(Runtime::Node | Runtime::Chromium))
 }
 
 fn address(context: &Context, target: &TargetProfile, frame: &Frame) -> i64 {

@@ -12,7 +12,7 @@ const SHADES: u32 = 4;
 const STRENGTHS: f64 = 8.0;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) struct Rgb([u8; 3]);
+pub(crate) struct Rgb(pub(crate) [u8; 3]);
 
 impl fmt::Display for Rgb {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

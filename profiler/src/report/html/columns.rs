@@ -9,8 +9,8 @@ use serde::{Serialize, Serializer};
 
 use crate::ledger::details::Histogram;
 use crate::model::{
-    CallsiteProfile, Change, CurvePoint, Frame, FrameId, HeapUsage, Profile, SampleTrigger, SourcePiece, TargetProfile,
-    base_name,
+    CallsiteProfile, Change, CurvePoint, Frame, FrameId, FrameKind, HeapUsage, Profile, SampleTrigger, SourcePiece,
+    TargetProfile, base_name,
 };
 use crate::report::function;
 use crate::report::tables::{ByColumn, Columns as Getters, Intern, Interner, gap_frames};
@@ -224,6 +224,8 @@ const PROGRAM: u32 = 0;
 const LIBRARY: u32 = 1;
 const PLUMBING: u32 = 2;
 const NAMELESS: u32 = 3;
+const JITTED: u32 = 4;
+const INTERPRETED: u32 = 5;
 
 /// Limit of offsets that JavaScript numbers represent.
 const OFFSET_MAX: u64 = 1 << 53;
@@ -329,6 +331,8 @@ impl<'a> Names<'a> {
         let base = base_name(module);
         match frame.function {
             None => NAMELESS,
+            Some(_) if frame.kind == FrameKind::Jitted => JITTED,
+            Some(_) if frame.kind == FrameKind::Interpreted => INTERPRETED,
             Some(_) if function::is_plumbing(frame) => PLUMBING,
             // The kernel cuts a program's name to 15 bytes.
             Some(_) if self.programs.iter().any(|comm| !comm.is_empty() && base.starts_with(comm)) => PROGRAM,

@@ -10,8 +10,8 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use super::values::counts;
 use crate::ids::Pid;
 use crate::model::{
-    self, Action, Excess, InlineEngine, InlinedHeap, IntervalChange, Loss, ProbeCosts, ProbeScope,
-    SymbolizationFailure, UnfoundHook,
+    self, Action, Download, Excess, InlineEngine, InlinedHeap, InterpreterFrames, IntervalChange, Loss, ProbeCosts,
+    ProbeScope, SymbolizationFailure, UnfoundHook, UnnamedModule,
 };
 
 /// Drops, and the cost of profiling.
@@ -59,6 +59,9 @@ pub(in crate::report) struct Health {
     /// How calls reached the inline engine; missing with the other.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     inline_engine: Option<InlineEngine>,
+    /// Functions that interpreters execute, in stacks; missing without such processes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    interpreters: Option<InterpreterFrames>,
     /// How addresses were symbolized.
     #[serde(default, with = "Symbolization")]
     symbolization: model::Symbolization,
@@ -155,13 +158,25 @@ struct Symbolization<'a> {
     isolation_missing: Vec<Cow<'a, str>>,
     /// Modules that could not be symbolized completely.
     failures: Cow<'a, [SymbolizationFailure]>,
+    /// Modules with functions that have no name and at least 1 % of the profile's bytes.
+    #[serde(default)]
+    modules: Cow<'a, [UnnamedModule]>,
+    /// Debug files that were requested from debuginfod servers.
+    #[serde(default)]
+    downloads: Cow<'a, [Download]>,
 }
 
 impl Symbolization<'_> {
     fn serialize<S: Serializer>(model: &model::Symbolization, serializer: S) -> Result<S::Ok, S::Error> {
         let isolated = |in_force| model.isolated(in_force).map(Cow::Borrowed).collect();
         let (isolation, isolation_missing) = (isolated(true), isolated(false));
-        let fields = Symbolization { isolation, isolation_missing, failures: Cow::Borrowed(&model.failures) };
+        let fields = Symbolization {
+            isolation,
+            isolation_missing,
+            failures: Cow::Borrowed(&model.failures),
+            modules: Cow::Borrowed(&model.modules),
+            downloads: Cow::Borrowed(&model.downloads),
+        };
         Serialize::serialize(&fields, serializer)
     }
 
@@ -169,7 +184,11 @@ impl Symbolization<'_> {
         let fields: Symbolization<'_> = Deserialize::deserialize(from)?;
         let isolation = fields.isolation.into_iter().map(|name| (name.into_owned(), true));
         let missing = fields.isolation_missing.into_iter().map(|name| (name.into_owned(), false));
-        let failures = fields.failures.into_owned();
-        Ok(model::Symbolization { isolation: isolation.chain(missing).collect(), failures })
+        Ok(model::Symbolization {
+            isolation: isolation.chain(missing).collect(),
+            failures: fields.failures.into_owned(),
+            modules: fields.modules.into_owned(),
+            downloads: fields.downloads.into_owned(),
+        })
     }
 }

@@ -105,7 +105,8 @@ fn target(target: schema::Target<'_>, modules: usize, names: &mut Names) -> Resu
     let heaps = target.heaps.into_iter().map(heap).collect::<Result<Vec<_>, _>>()?;
     let mappings = target.mappings.iter().map(|mapping| self::mapping(mapping, modules));
     let threads = target.threads.len();
-    let callsites = target.callsites.into_iter().map(|callsite| self::callsite(callsite, &heaps, threads, names));
+    let callsites = (0..).zip(target.callsites);
+    let callsites = callsites.map(|(index, callsite)| self::callsite(index, callsite, &heaps, threads, names));
     let callsites = callsites.collect::<Result<Vec<_>, _>>()?;
     let leaks = target.leak_candidates.map(|leaks| self::leaks(leaks, &heaps, &callsites, names));
     Ok(TargetProfile {
@@ -221,6 +222,7 @@ fn mapping(mapping: &schema::Mapping, modules: usize) -> Result<MappingProfile, 
 }
 
 fn callsite(
+    index: u32,
     callsite: schema::Callsite<'_>,
     heaps: &[HeapProfile],
     threads: usize,
@@ -235,6 +237,7 @@ fn callsite(
     }
     let older = callsite.older_count.zip(callsite.older_bytes).map(|(count, bytes)| amounts(count, bytes));
     Ok(CallsiteProfile {
+        index,
         stack: names.stack(callsite.stack)?,
         end: end.transpose()?,
         heap: heaps.iter().position(|heap| Some(&*heap.name) == callsite.heap.as_deref()).unwrap_or(heaps.len()),
@@ -415,6 +418,8 @@ impl Names {
             inlined: frame.inlined,
             address,
             module_offset: frame.module_offset.map(|Hex(offset)| offset),
+            function_start: frame.function_start.map(|Hex(start)| start),
+            kind: frame.kind,
         };
         Ok(FrameId(self.frames.intern(frame)))
     }

@@ -350,6 +350,17 @@ pub(in crate::report) struct Frame<'a> {
     pub(super) address: Option<Hex>,
     /// Offset of the address in the module's file, in hexadecimal.
     pub(super) module_offset: Option<Hex>,
+    /// Offset of the function's start in the module's file, in hexadecimal; absent if the function has a name, or its start is
+    /// unknown.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) function_start: Option<Hex>,
+    /// What executes the frame's code; absent if it is machine code of a file.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub(super) kind: model::FrameKind,
+}
+
+fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
 }
 
 impl<'a> Frame<'a> {
@@ -366,8 +377,10 @@ impl<'a> Frame<'a> {
             file: frame.file.as_deref().map(Cow::Borrowed),
             line: frame.line,
             inlined: frame.inlined,
+            kind: frame.kind,
             address: None,
             module_offset: frame.module_offset.map(Hex),
+            function_start: frame.function_start.map(Hex),
         }
     }
 }

@@ -5,15 +5,16 @@ use profiler_common::limits::STACK_FRAMES_MAX;
 use strum::EnumMessage as _;
 
 use crate::model::{
-    Action, Excess, Guardrails, Health, HeapProfile, HookStatus, NamesFrom, Profile, Reached, ScopeKind, Symbolization,
-    SymbolizationFailure,
+    Action, Excess, Guardrails, Health, HeapProfile, HookStatus, NamesFrom, Profile, Reached, ScopeKind, SymbolSource,
+    Symbolization, SymbolizationFailure, base_name,
 };
 use crate::report::cuts::cuts;
 use crate::report::page::{HEADING, PLAIN, Page, WARNING};
 use crate::report::presentation::View;
-use crate::report::{describe, text};
+use crate::report::{describe, nameless, text};
 
 const HOOKS_MAX: usize = 5;
+const MODULES_MAX: usize = 3;
 const CUTS_MAX: usize = 5;
 const REACHED_MAX: usize = 10;
 
@@ -36,7 +37,9 @@ impl Page {
         self.stacks(&profile.health);
         self.cuts(profile);
         self.frame_pointers(&profile.health);
+        self.interpreters(&profile.health);
         self.symbolization(&profile.health.symbolization);
+        nameless::lines(profile).take(HOOKS_MAX).for_each(|line| self.line(WARNING, &format!("  {line}")));
         self.cost(profile);
     }
 
@@ -73,6 +76,29 @@ impl Page {
             self.line(PLAIN, &format!("    {targets} with the trap engine: {}", text::printable(reason)));
         }
         self.and_more("    ", engine.refused.len(), REACHED_MAX);
+    }
+
+    fn interpreters(&mut self, health: &Health) {
+        let Some(interpreters) = &health.interpreters else { return };
+        for (reason, processes) in interpreters.unsupported.iter().take(REACHED_MAX) {
+            let processes = text::counted(*processes, "process");
+            let reason = text::printable(reason);
+            self.line(WARNING, &format!("  stacks of {processes} lack the functions of the interpreter: {reason}"));
+        }
+        self.and_more("    ", interpreters.unsupported.len(), REACHED_MAX);
+        for (count, what, reason) in [
+            (interpreters.no_thread, "the", "the state of the thread was not found"),
+            (interpreters.unreadable, "some", "a frame could not be read"),
+        ] {
+            if count > 0 {
+                let stacks = text::counted(count, "stack");
+                self.line(WARNING, &format!("  {stacks} without {what} functions of the interpreter: {reason}"));
+            }
+        }
+        if interpreters.unnamed > 0 {
+            let functions = text::counted(interpreters.unnamed, "function");
+            self.line(WARNING, &format!("  {functions} of interpreters have no names: there are too many"));
+        }
     }
 
     fn guardrails(&mut self, profile: &Profile) {
@@ -214,6 +240,9 @@ impl Page {
             self.line(WARNING, &format!("  {line}"));
         }
         self.and_more("    ", symbolization.failures.len(), HOOKS_MAX);
+        for line in unnamed_modules(symbolization).take(MODULES_MAX) {
+            self.line(PLAIN, &format!("  {line}"));
+        }
         if let Some(line) = missing_isolation(symbolization) {
             self.line(PLAIN, &format!("  {line}"));
         }
@@ -304,6 +333,33 @@ pub(in crate::report) fn missing_names(symbolization: &Symbolization) -> impl It
             NamesFrom::Nothing => "missing",
         };
         text::printable(&format!("names of {module}: {names}: {reason}")).into_owned()
+    })
+}
+
+/// What modules without names have, and what would help, by falling share of the profile's bytes.
+pub(in crate::report) fn unnamed_modules(symbolization: &Symbolization) -> impl Iterator<Item = String> {
+    // What debug information does not name, such as assembly, has no name anywhere.
+    let unnamed = symbolization.modules.iter().filter(|unnamed| unnamed.symbols != SymbolSource::DebugInformation);
+    unnamed.map(|unnamed| {
+        let has = match unnamed.symbols {
+            SymbolSource::DebugInformation => "debug information",
+            SymbolSource::SymbolTable => "functions missing from its symbol table",
+            SymbolSource::MiniDebugInfo => "functions missing from its MiniDebugInfo",
+            SymbolSource::UnwindTables => "no symbols, only unwind tables",
+            SymbolSource::Exports => "no symbols",
+            SymbolSource::Unknown => "its file is not readable",
+        };
+        let download = symbolization.downloads.iter().find(|download| download.module == unnamed.module);
+        let refused = download.and_then(|download| download.failure.as_deref());
+        let servers = refused.map_or("set DEBUGINFOD_URLS".to_owned(), |reason| format!("debuginfod: {reason}"));
+        let advice = match (&unnamed.package, &unnamed.build_id) {
+            (Some(package), _) => format!("; install {package}, or {servers}"),
+            (None, Some(build_id)) => format!("; install the debug information of build {build_id}, or {servers}"),
+            (None, None) => "; its debug information cannot be identified, because it has no build id".to_owned(),
+        };
+        let share = text::share(unnamed.share, 1.0);
+        let text = format!("{}: {has}, in stacks of {share} of the bytes{advice}", base_name(&unnamed.module));
+        text::printable(&text).into_owned()
     })
 }
 

@@ -29,7 +29,7 @@ fn unknown_extensions_are_reported_with_the_known_ones() {
     let supported = "`.svg` (flame graph), `.html` (interactive report), `.folded` (folded stacks), `.json` (JSON), `.pb.gz` (pprof), \
                      `.speedscope.json` (speedscope), `.fxprofile.json` (Firefox Profiler), `.perfetto-trace` (Perfetto trace), \
                      `.memory-infra.json` (Chrome memory-infra), `.dhat.json` (DHAT), `.massif.out` (massif), `.heaptrack.zst` (heaptrack), \
-                     `.heap` (gperftools heap profile), `.csv` (table of callsites), `.functions.csv` (table of functions), `.otlp` (OpenTelemetry profile)";
+                     `.heap` (gperftools heap profile), `.csv` (table of callsites), `.functions.csv` (table of functions), `.otlp` (OpenTelemetry profile), `.parquet` (Parquet table of callsites)";
     for (path, expected) in [
         ("heap.png", format!("`heap.png`: unknown format `.png`; use one of {supported}, or `--format`")),
         (

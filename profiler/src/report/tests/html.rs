@@ -15,7 +15,7 @@ use crate::model::{
     Change, CurvePoint, FrameId, Health, HeapUsage, History, LeakCandidate, Leaks, Profile, SampleTrigger,
     TimelinePoint,
 };
-use crate::report::{Format, Group, Presentation, View};
+use crate::report::{Format, Group, Presentation, View, html};
 use crate::units::MonotonicNanos;
 use profiler_common::stack::StackEnd;
 
@@ -86,6 +86,30 @@ fn the_requested_view_is_shown_first() {
 #[test]
 fn the_policy_allows_the_pages_scripts_and_style_only() {
     let page = page(&profiles::exact());
+    check_policy(&page);
+    assert!(!page.contains("connect-src") && !page.contains("data-live"), "a file loads nothing");
+}
+
+#[test]
+fn a_live_page_has_no_data_and_loads_from_its_server_only() {
+    let mut bytes = Vec::new();
+    html::write_live(&mut bytes).expect("a vector takes all bytes");
+    let page = String::from_utf8(bytes).expect("it is text");
+    check_policy(&page);
+    assert!(page.contains("id=\"profile\" data-live></script>"), "it has no data");
+    let (_, sources) = page.split_once("connect-src ").expect("it may connect");
+    assert_eq!(sources.split_once(';').map(|(sources, _)| sources), Some("'self'"));
+}
+
+#[test]
+fn documents_of_live_pages_are_those_of_files() {
+    let mut bytes = Vec::new();
+    html::write_document(&profiles::sampled(), &Presentation::default(), &mut bytes).expect("a vector takes all bytes");
+    let document: Value = serde_json::from_slice(&bytes).expect("it is JSON");
+    assert_eq!(document, data(&page(&profiles::sampled())));
+}
+
+fn check_policy(page: &str) {
     let (_, policy) = page.split_once("Content-Security-Policy\" content=\"").expect("there is a policy");
     let (policy, _) = policy.split_once('"').expect("it ends");
     assert!(policy.starts_with("default-src 'none'; "), "{policy}");

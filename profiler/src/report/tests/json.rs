@@ -98,13 +98,16 @@ const OBJECTS: &[(&str, &str)] = &[
     ("/targets/0/callsites/0/stack/0", "address file function inlined line module module_offset"),
     (
         "/health",
-        "agent_cpu_ns agent_rss_bytes_max cut_stacks events frame_pointer_modules guardrails inline_engine inlined_heaps interval_changes lost memory_sampling_ns resyncs symbolization unfound unwind verdict",
+        "agent_cpu_ns agent_rss_bytes_max cut_stacks events frame_pointer_modules guardrails inline_engine inlined_heaps interpreters interval_changes lost memory_sampling_ns resyncs symbolization unfound unwind verdict",
     ),
     ("/health/cut_stacks/0", "advice count end module share"),
     ("/health/verdict", "complete findings statement strict"),
     ("/health/verdict/findings/0", "count exceeded kind share share_max"),
     ("/health/inline_engine", "passed_calls refused stop_ns_max targets trapped_calls"),
-    ("/health/symbolization", "failures isolation isolation_missing"),
+    ("/health/interpreters", "no_thread processes unnamed unreadable unsupported"),
+    ("/health/symbolization", "downloads failures isolation isolation_missing modules"),
+    ("/health/symbolization/downloads/0", "build_id bytes failure module"),
+    ("/health/symbolization/modules/0", "build_id module package share symbols"),
     ("/health/symbolization/failures/0", "module names reason"),
 ];
 

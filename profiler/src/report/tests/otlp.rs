@@ -18,9 +18,12 @@ use crate::report::{Format, View};
 
 #[test]
 fn goldens() {
-    for (name, profile) in
-        [("exact", profiles::exact()), ("sampled", profiles::sampled()), ("empty", profiles::empty())]
-    {
+    for (name, profile) in [
+        ("exact", profiles::exact()),
+        ("sampled", profiles::sampled()),
+        ("kinds", profiles::kinds()),
+        ("empty", profiles::empty()),
+    ] {
         check_golden(&format!("otlp/{name}.txt"), &Decoded::of(&profile, View::LiveBytes).text());
     }
 }
@@ -58,7 +61,7 @@ impl Decoded {
 
     /// A line per function of the location, or its address if it has none.
     fn location(&self, index: i32) -> String {
-        let Location { mapping_index, address, lines, .. } = &self.dictionary.location_table[at(index)];
+        let Location { mapping_index, address, lines, attribute_indices } = &self.dictionary.location_table[at(index)];
         let lines: Vec<String> = lines
             .iter()
             .map(|line| {
@@ -67,7 +70,8 @@ impl Decoded {
                 format!("{name:?} {file}:{}", line.line)
             })
             .collect();
-        format!("{address:#x} in {mapping_index}: {}", lines.join(" in "))
+        let attributes = self.attributes(attribute_indices);
+        format!("{address:#x} in {mapping_index}: {} {attributes}", lines.join(" in "))
     }
 
     fn mapping(&self, mapping: &Mapping) -> String {

@@ -11,7 +11,8 @@ use proptest::prelude::*;
 use super::profiles::{self, Frames, callsite, taken};
 use super::{check_golden, properties, written};
 use crate::model::{FrameId, MappingProfile, Profile};
-use crate::report::{Format, Group, Presentation, View, tables};
+use crate::report::{Format, Group, Presentation, View, pprof, tables};
+use crate::units::{EstimatedBytes, EstimatedCount};
 use decoded::Decoded;
 use profiler_common::stack::StackEnd;
 
@@ -35,6 +36,28 @@ fn sums(decoded: &Decoded) -> [u64; 4] {
 fn goldens() {
     for (name, profile) in profiles::named() {
         check_golden(&format!("pprof/{name}.txt"), &decoded(&profile).text());
+    }
+}
+
+#[test]
+fn changes_are_differences_of_live_blocks() {
+    let mut profile = profiles::exact();
+    for callsite in profile.targets.iter_mut().flat_map(|target| &mut target.callsites) {
+        // 3 blocks of 30 bytes from before were freed, too.
+        let totals = &mut callsite.totals;
+        totals.free_count = totals.alloc_count + EstimatedCount::exact(3);
+        totals.free_bytes = totals.alloc_bytes + EstimatedBytes::exact(30);
+    }
+    let mut bytes = Vec::new();
+    pprof::write_change(&profile, &Presentation::default(), &mut bytes).expect("memory");
+    let samples = Decoded::new(&bytes).samples;
+    let whole = decoded(&profile).samples;
+    assert!(samples.len() >= whole.len() && !samples.is_empty());
+    for sample in &samples {
+        let [alloc_count, alloc_bytes, live_count, live_bytes] = sample.values[..] else { panic!("{sample:?}") };
+        let live = [live_count, live_bytes].map(u64::cast_signed);
+        assert!(live[0] % 3 == 0 && live[0] < 0 && live[1] == 10 * live[0], "{live:?}");
+        assert!(alloc_count <= alloc_bytes);
     }
 }
 

@@ -11,10 +11,10 @@ use crate::ids::Pid;
 use crate::ledger::details::Details;
 use crate::ledger::totals::Totals;
 use crate::model::{
-    Beginning, CallsiteProfile, ChangeReason, Frame, FrameId, Guardrails, Health, HeapProfile, History, HookStatus,
-    InlineEngine, InlinedHeap, IntervalChange, Inventory, Loss, MemoryAccount, MemoryClass, MemoryFacts, MemoryMapping,
-    MemoryPart, MemoryPoint, NamesFrom, Origin, Others, Profile, Runtime, Skipped, Symbolization, SymbolizationFailure,
-    TargetFacts, TargetProfile, UnfoundHook,
+    Beginning, CallsiteProfile, ChangeReason, Download, Frame, FrameId, FrameKind, Guardrails, Health, HeapProfile,
+    History, HookStatus, InlineEngine, InlinedHeap, InterpreterFrames, IntervalChange, Inventory, Loss, MemoryAccount,
+    MemoryClass, MemoryFacts, MemoryMapping, MemoryPart, MemoryPoint, NamesFrom, Origin, Others, Profile, Runtime,
+    Skipped, SymbolSource, Symbolization, SymbolizationFailure, TargetFacts, TargetProfile, UnfoundHook, UnnamedModule,
 };
 use crate::units::{Amounts, MappedAmounts, MonotonicNanos};
 
@@ -22,7 +22,7 @@ const STARTED_UNIX_NS: u64 = 1_795_255_200_000_000_000;
 const STARTED_MONOTONIC_NS: u64 = 5_000_000_000;
 
 /// A server in C, every allocation sampled, no losses, all frames named.
-pub(in crate::report) fn exact() -> Profile {
+pub(crate) fn exact() -> Profile {
     let mut frames = Frames::default();
     let main = frames.placed("main", "/usr/bin/cached", "/src/main.c", 12);
     let handle = frames.placed("handle_request", "/usr/bin/cached", "/src/server.c", 88);
@@ -61,6 +61,7 @@ pub(in crate::report) fn exact() -> Profile {
         guardrails: Guardrails::default(),
         scope: None,
         inline_engine: None,
+        interpreters: None,
         symbolization: Symbolization::default(),
     };
     let mut target = target(4711, "cached", "/usr/bin/cached", heaps, callsites);
@@ -69,9 +70,27 @@ pub(in crate::report) fn exact() -> Profile {
     profile(1, vec![target], frames, health)
 }
 
+/// A program of Node, some of whose functions are interpreted, generated or its runtime's.
+pub(crate) fn kinds() -> Profile {
+    let mut profile = exact();
+    let mut account = MemoryAccount::default();
+    account.extend(MemoryFacts { runtimes: vec![Runtime::Node], ..MemoryFacts::default() });
+    profile.targets[0].memory = Arc::new(account);
+    for frame in &mut profile.frames {
+        let (kind, module) = match frame.function.as_deref() {
+            Some("cache_insert") => (FrameKind::Jitted, Some("[jit]".into())),
+            Some("handle_request") => (FrameKind::Interpreted, None),
+            Some("main") => (FrameKind::Runtime, frame.module.clone()),
+            _ => continue,
+        };
+        *frame = Frame { kind, module, module_offset: None, ..frame.clone() };
+    }
+    profile
+}
+
 /// Two processes, sampled, with everything that can be wrong: names that would break formats, frames without names,
 /// lost and incomplete stacks, lost events, a hook that is not attached.
-pub(in crate::report) fn sampled() -> Profile {
+pub(crate) fn sampled() -> Profile {
     let mut frames = Frames::default();
     let app = "/opt/app/bin/app";
     let main = frames.placed("main", app, "/src/main.cc", 5);
@@ -121,6 +140,7 @@ pub(in crate::report) fn sampled() -> Profile {
         agent_cpu_ns: 4_200_000_000,
         agent_rss_bytes_max: 61 << 20,
         inline_engine: Some(inline_engine()),
+        interpreters: Some(interpreters()),
         symbolization: symbolization(),
         ..Health::default()
     };
@@ -201,7 +221,7 @@ pub(super) fn freed() -> Profile {
 }
 
 /// All profiles.
-pub(super) fn all() -> [Profile; 8] {
+pub(crate) fn all() -> [Profile; 8] {
     named().map(|(_, profile)| profile)
 }
 
@@ -220,7 +240,7 @@ pub(super) fn named() -> [(&'static str, Profile); 8] {
 }
 
 /// A session that found no process.
-pub(super) fn nobody() -> Profile {
+pub(crate) fn nobody() -> Profile {
     profile(4096, vec![], Frames::default(), Health::default())
 }
 
@@ -252,6 +272,7 @@ fn details(totals: &Totals, size_bytes: u64, age_s: u64) -> Details {
 
 pub(super) fn callsite(stack: &[FrameId], end: Option<StackEnd>, heap: usize, totals: Totals) -> CallsiteProfile {
     CallsiteProfile {
+        index: 0,
         stack: stack.to_vec(),
         end,
         heap,
@@ -319,8 +340,9 @@ pub(super) fn target(
     comm: &str,
     command: &str,
     mut heaps: Vec<HeapProfile>,
-    callsites: Vec<CallsiteProfile>,
+    mut callsites: Vec<CallsiteProfile>,
 ) -> TargetProfile {
+    (0..).zip(&mut callsites).for_each(|(index, callsite)| callsite.index = index);
     for (i, heap) in heaps.iter_mut().enumerate() {
         heap.totals = sum(callsites.iter().filter(|callsite| callsite.heap == i));
     }
@@ -430,12 +452,23 @@ impl Frames {
             inlined: false,
             address: 0x5555_5555_4000 + u64::from(id) * 0x10,
             module_offset,
+            ..Frame::default()
         });
         FrameId(id)
     }
 
     fn last(&mut self) -> &mut Frame {
         self.frames.last_mut().expect("one was just added")
+    }
+}
+
+fn interpreters() -> InterpreterFrames {
+    InterpreterFrames {
+        processes: 3,
+        unsupported: [("CPython 3.15 is not supported (3.8 to 3.14 are)".to_owned(), 2)].into(),
+        no_thread: 7,
+        unreadable: 1,
+        unnamed: 2_000_000,
     }
 }
 
@@ -457,6 +490,28 @@ fn symbolization() -> Symbolization {
             module: "/usr/lib/libhostile.so".to_owned(),
             reason: "the symbolizer crashed: SIGBUS".to_owned(),
             names: NamesFrom::SymbolTable,
+        }],
+        modules: vec![
+            UnnamedModule {
+                module: "/usr/bin/git".to_owned(),
+                build_id: Some("12ab34".to_owned()),
+                share: 0.423,
+                symbols: SymbolSource::UnwindTables,
+                package: Some("git-dbgsym".to_owned()),
+            },
+            UnnamedModule {
+                module: "/opt/\x1bapp".to_owned(),
+                build_id: Some("56cd".to_owned()),
+                share: 0.01,
+                symbols: SymbolSource::MiniDebugInfo,
+                package: None,
+            },
+        ],
+        downloads: vec![Download {
+            module: "/opt/\x1bapp".to_owned(),
+            build_id: "56cd".to_owned(),
+            bytes: 0,
+            failure: Some("no server has it".to_owned()),
         }],
     }
 }

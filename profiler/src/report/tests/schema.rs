@@ -9,7 +9,7 @@ use schemars::{JsonSchema, Schema, json_schema};
 use serde_json::{Map, Value};
 
 use super::{guardrails, profiles, render};
-use crate::model::{LeakCandidate, Leaks, ProbeCosts, Profile, Window, WindowReason};
+use crate::model::{FrameKind, LeakCandidate, Leaks, ProbeCosts, Profile, Window, WindowReason};
 use crate::report::json::schema;
 use crate::report::json::values::counts::Counts;
 use crate::report::json::values::{Amount, Hex};
@@ -73,6 +73,9 @@ fn reports() -> Vec<Value> {
         end_unix_ns: window.ended_unix_ns,
         merged_count: 1,
     });
+    let unnamed = window.frames.iter_mut().find(|frame| frame.module_offset.is_some() && frame.function.is_none());
+    let unnamed = unnamed.expect("the profile has unnamed functions");
+    (unnamed.function_start, unnamed.kind) = (Some(0x1200), FrameKind::Jitted);
     let mut limited = guardrails::limited();
     limited.health.guardrails.probe_costs = Some(ProbeCosts {
         emulated_ns: 300.0,
@@ -82,7 +85,7 @@ fn reports() -> Vec<Value> {
     });
     let mut filtered = profiles::exact();
     filtered.filter = Some("focus=cache".to_owned());
-    let others = [window, limited, filtered, growing()];
+    let others = [window, limited, filtered, growing(), profiles::kinds()];
     profiles::all().iter().chain(&others).map(report).collect()
 }
 
