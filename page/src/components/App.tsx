@@ -3,12 +3,15 @@
 import type { JSX } from "preact";
 import { useCallback, useEffect, useMemo, useRef, useState } from "preact/hooks";
 import { matchShare } from "../analysis/query.ts";
+import type { LiveSource } from "../data/live.ts";
 import { Colours } from "../flame/colours.ts";
+import { carriedState } from "../state/carry.ts";
 import { fromHash, toHash } from "../state/hash.ts";
 import type { Model } from "../state/model.ts";
 import { filtered, queryError, searched } from "../state/selection.ts";
 import { changed, type State, type Update } from "../state/state.ts";
 import { FlamePanel } from "./flame/FlamePanel.tsx";
+import { useHeld } from "./held.ts";
 import { Folded, Header, Views } from "./Header.tsx";
 import { Health } from "./health/Health.tsx";
 import { Leaks } from "./Leaks.tsx";
@@ -35,13 +38,14 @@ function useDark(theme: string): boolean {
 }
 
 /** The state, which starts as the address says, and which the address follows. */
-function usePageState(model: Model): [State, Update] {
+function usePageState(model: Model, isLive: boolean): [State, Update] {
   const { points, initial, limits } = model;
-  const [state, setState] = useState(() => fromHash(location.hash, initial, points, limits));
+  const [state, setState] = useHeld<Model, State>(model, (before) =>
+    before === null ? fromHash(location.hash, initial, points, limits) : carriedState(before.value, before.owner, model));
   const written = useRef(location.hash.replace(/^#/, ""));
-  const update = useCallback<Update>((change) => { setState((before) => changed(before, change, points)); }, [points]);
+  const update = useCallback<Update>((change) => { setState((before) => changed(before, change, points)); }, [points, setState]);
   useEffect(() => {
-    const hash = toHash(state, initial, points);
+    const hash = toHash(state, initial, points, isLive);
     const timer = setTimeout(() => {
       if (hash !== written.current) {
         written.current = hash;
@@ -49,23 +53,23 @@ function usePageState(model: Model): [State, Update] {
       }
     }, HASH_MILLIS);
     return () => { clearTimeout(timer); };
-  }, [state, initial, points]);
+  }, [state, initial, points, isLive]);
   useEffect(() => {
     const listen = (): void => {
       const hash = location.hash.replace(/^#/, "");
       if (hash !== written.current) {
         written.current = hash;
-        setState(fromHash(hash, initial, points, limits));
+        setState(() => fromHash(hash, initial, points, limits));
       }
     };
     addEventListener("hashchange", listen);
     return () => { removeEventListener("hashchange", listen); };
-  }, [initial, limits, points]);
+  }, [initial, limits, points, setState]);
   return [state, update];
 }
 
-function usePageValue(model: Model, isDark: boolean): PageValue {
-  const [state, update] = usePageState(model);
+function usePageValue(model: Model, isDark: boolean, isLive: boolean): PageValue {
+  const [state, update] = usePageState(model, isLive);
   const { target, heap, thread, focus, ignore, hide, view, period, base, atPeak, search } = state;
   const colours = useMemo(() => new Colours(isDark), [isDark]);
   const { mask, hidden } = useMemo(() => filtered(model, { target, heap, thread, focus, ignore, hide }), [model, target, heap, thread, focus, ignore, hide]);
@@ -89,10 +93,16 @@ function useSearchKey(): void {
   }, []);
 }
 
-export function App({ model }: { model: Model }): JSX.Element {
+export interface AppProps {
+  readonly model: Model;
+  /** Null for a finished profile. */
+  readonly live: LiveSource | null;
+}
+
+export function App({ model, live }: AppProps): JSX.Element {
   const settings = useStoredSettings();
   const isDark = useDark(settings.theme);
-  const page = usePageValue(model, isDark);
+  const page = usePageValue(model, isDark, live !== null);
   useSearchKey();
   const { match, shown, state } = page;
   const share = useMemo(() => {
@@ -108,7 +118,7 @@ export function App({ model }: { model: Model }): JSX.Element {
         <a class="skip" href="#flame" onClick={(event) => { event.preventDefault(); document.getElementById("flame-scroller")?.focus(); }}>
           Skip to the flame graph
         </a>
-        <Header />
+        <Header live={live} />
         <Toolbar share={share} error={queryError(state)} />
         <main>
           <Views />

@@ -1,11 +1,13 @@
 /** The top of the page: what was recorded, and the quantities to choose from. */
 
 import type { JSX } from "preact";
+import type { LiveSource } from "../data/live.ts";
 import { VIEWS, field, type Estimates, type View } from "../data/document.ts";
 import type { Profile } from "../data/profile.ts";
 import { amountText, capital, cut, printable, timestamp, viewTitle } from "../text.ts";
 import { lacksHooks } from "./health/hooks.ts";
 import { usePage, type PageValue } from "./page.ts";
+import { Live } from "./Live.tsx";
 import { Marked } from "./names.tsx";
 import { Settings } from "./Settings.tsx";
 
@@ -27,7 +29,7 @@ function facts(profile: Profile): string[] {
   return [command, ...observed, header.window ?? "", ending(profile)].filter((fact) => fact !== "");
 }
 
-export function Header(): JSX.Element {
+export function Header({ live }: { live: LiveSource | null }): JSX.Element {
   const { model } = usePage();
   const { header } = model.profile;
   return (
@@ -36,6 +38,7 @@ export function Header(): JSX.Element {
         <h1>
           <span class="mark">heapbpf</span> <span id="subject">{cut(header.subject, 200)}</span>
         </h1>
+        {live === null ? null : <Live source={live} />}
         <ul id="facts">
           {facts(model.profile).map((fact) => (
             <li key={fact}>{fact}</li>

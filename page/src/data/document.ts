@@ -241,6 +241,13 @@ export const PROGRAM = 0;
 export const LIBRARY = 1;
 export const PLUMBING = 2;
 export const NAMELESS = 3;
+export const JITTED = 4;
+export const INTERPRETED = 5;
+
+/** Whether functions of a kind are the program's own. */
+export function isOwn(kind: number): boolean {
+  return kind === PROGRAM || kind === JITTED || kind === INTERPRETED;
+}
 
 export function field(view: View): ViewField {
   return view.replace("-", "_") as ViewField;

@@ -94,7 +94,7 @@ export class Profile {
     return this.string(at(this.document.functions.module, number) - 1);
   }
 
-  /** One of `PROGRAM`, `LIBRARY`, `PLUMBING` and `NAMELESS`. */
+  /** One of `PROGRAM`, `LIBRARY`, `PLUMBING`, `NAMELESS`, `JITTED` and `INTERPRETED`. */
   functionKind(number: number): number {
     return at(this.document.functions.kind, number);
   }

@@ -1,13 +1,14 @@
 /** Colours of the flame graph: by module, by kind of function, or by growth. */
 
 import { at } from "../data/columns.ts";
-import { NAMELESS, PROGRAM } from "../data/document.ts";
+import { NAMELESS, isOwn } from "../data/document.ts";
 import type { Tree } from "../analysis/tree.ts";
 import type { ColourScheme } from "../state/state.ts";
 import { baseName } from "../text.ts";
 
-export const KINDS = ["program", "library", "allocator or runtime", "no name", "heapbpf label"];
-const KIND_HUES = [28, 205, 280, 0, 0];
+export const KINDS = ["program", "library", "allocator or runtime", "no name", "generated code", "interpreted", "heapbpf label"];
+const LABEL = 6;
+const KIND_HUES = [28, 205, 280, 0, 130, 55, 0];
 const MEMORY_HUES = [28, 45, 280, 330, 130, 205, 180, 0, 100, 240, 60, 310];
 
 function hueOf(text: string): number {
@@ -80,7 +81,8 @@ export class Colours {
   }
 
   ofKind(kind: number, shade?: number): string {
-    return kind >= NAMELESS ? this.grey(kind === NAMELESS ? 1 : 0) : this.hue(at(KIND_HUES, kind), kind === PROGRAM ? 85 : 60, shade);
+    const isGrey = kind === NAMELESS || kind === LABEL;
+    return isGrey ? this.grey(kind === NAMELESS ? 1 : 0) : this.hue(at(KIND_HUES, kind), isOwn(kind) ? 85 : 60, shade);
   }
 
   /** Red for growth, blue for shrinkage; saturation by share. */

@@ -24,11 +24,16 @@ const PERIODS = [
   ["base", "base-from", "base-to"],
 ] as const;
 
+/** End of a period that follows the recording. */
+const NOW = "now";
+
 function milliseconds(points: Points, index: number): string {
   return String(Math.round(points.time(index)));
 }
 
-export function toHash(state: State, initial: State, points: Points): string {
+/** The address of a live page has no numbers of functions, processes or callsites, which are of one document, and its
+ * periods can end now. */
+export function toHash(state: State, initial: State, points: Points, isLive = false): string {
   const query = new URLSearchParams();
   for (const name of ["view", "tab", "colour"] as const) {
     if (state[name] !== initial[name]) {
@@ -45,17 +50,17 @@ export function toHash(state: State, initial: State, points: Points): string {
       query.set(name, "1");
     }
   }
-  for (const name of FUNCTIONS) {
+  for (const name of isLive ? [] : FUNCTIONS) {
     if (state[name] !== null) {
       query.set(name, String(state[name]));
     }
   }
-  for (const name of LISTS) {
+  for (const name of isLive ? [] : LISTS) {
     if (state[name].length > 0) {
       query.set(name, state[name].join("."));
     }
   }
-  if (state.target >= 0) {
+  if (state.target >= 0 && !isLive) {
     query.set("target", String(state.target));
   }
   if (state.groups.join(",") !== initial.groups.join(",")) {
@@ -65,7 +70,7 @@ export function toHash(state: State, initial: State, points: Points): string {
     const period = state[name];
     if (period !== null && (name === "base" || !points.isAll(period))) {
       query.set(from, milliseconds(points, period.from));
-      query.set(to, milliseconds(points, period.to));
+      query.set(to, isLive && period.to === points.last ? NOW : milliseconds(points, period.to));
     }
   }
   return query.toString();
@@ -77,7 +82,7 @@ function whole(text: string | null, limit: number): number | null {
 }
 
 function periodOf(query: URLSearchParams, from: string, to: string, points: Points): Period | null {
-  const times = [query.get(from), query.get(to)].map((text) => (text === null || text === "" ? NaN : Number(text)));
+  const times = [query.get(from), query.get(to)].map((text) => (text === NOW ? points.time(points.last) : text === null || text === "" ? NaN : Number(text)));
   if (!points.any || times.some((time) => !Number.isFinite(time))) {
     return null;
   }

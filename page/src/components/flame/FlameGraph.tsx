@@ -21,8 +21,8 @@ export interface FlameGraphProps {
   readonly onZoom: (node: number) => void;
 }
 
+/** Where the pointer is, in the window. */
 interface Hover {
-  readonly node: number;
   readonly x: number;
   readonly y: number;
 }
@@ -44,10 +44,10 @@ function useWidth(element: { readonly current: HTMLElement | null }): number {
   return width;
 }
 
-function nodeAt(layout: Layout, scroller: HTMLElement, event: MouseEvent): number {
+function nodeAt(layout: Layout, scroller: HTMLElement, { x: left, y: top }: Hover): number {
   const bounds = scroller.getBoundingClientRect();
-  const x = event.clientX - bounds.left;
-  const row = layout.rows[Math.floor((event.clientY - bounds.top + scroller.scrollTop) / ROW)] ?? [];
+  const x = left - bounds.left;
+  const row = layout.rows[Math.floor((top - bounds.top + scroller.scrollTop) / ROW)] ?? [];
   return row.find((box) => x >= box.x && x < box.x + box.width)?.node ?? -1;
 }
 
@@ -89,21 +89,26 @@ export function FlameGraph(props: FlameGraphProps): JSX.Element {
   const { colours, state, update } = usePage();
   const scroller = useRef<HTMLDivElement>(null);
   const canvas = useRef<HTMLCanvasElement>(null);
-  const [hover, setHover] = useState<Hover>({ node: -1, x: 0, y: 0 });
+  const [hover, setHover] = useState<Hover | null>(null);
   const width = useWidth(scroller);
   const layout = useMemo(() => layOut(tree, zoomed, width), [tree, zoomed, width]);
+  const hovered = hover === null || scroller.current === null ? -1 : nodeAt(layout, scroller.current, hover);
   const draw = (): void => {
     if (scroller.current !== null && canvas.current !== null) {
       const { scrollTop: top, clientHeight: height } = scroller.current;
-      paint(canvas.current, { tree, layout, colours, scheme: state.colour, found, chosen, hovered: hover.node }, { top, width, height }, devicePixelRatio || 1);
+      paint(canvas.current, { tree, layout, colours, scheme: state.colour, found, chosen, hovered }, { top, width, height }, devicePixelRatio || 1);
     }
   };
   useEffect(draw);
+  const revealed = useRef(tree.profile);
   useEffect(() => {
-    if (scroller.current !== null && chosen !== 0) {
+    // With another document the reader stays at the same place.
+    const isUpdate = revealed.current !== tree.profile;
+    revealed.current = tree.profile;
+    if (scroller.current !== null && chosen !== 0 && !isUpdate) {
       reveal(scroller.current, layout, chosen);
     }
-  }, [chosen, layout]);
+  }, [chosen, layout, tree]);
   const zoomOut = (): void => {
     if (zoomed === 0) {
       update({ root: null });
@@ -129,9 +134,8 @@ export function FlameGraph(props: FlameGraphProps): JSX.Element {
     }
     event.preventDefault();
   };
-  const nodeOf = (event: TargetedMouseEvent<HTMLDivElement>): number => nodeAt(layout, event.currentTarget, event);
   const onClick = (event: TargetedMouseEvent<HTMLDivElement>): void => {
-    const node = nodeOf(event);
+    const node = nodeAt(layout, event.currentTarget, { x: event.clientX, y: event.clientY });
     if (node >= 0) {
       onZoom(node === zoomed && node !== 0 ? tree.parent(node) : node);
     }
@@ -147,8 +151,8 @@ export function FlameGraph(props: FlameGraphProps): JSX.Element {
         aria-label={LABEL}
         aria-describedby="flame-detail"
         onScroll={draw}
-        onMouseMove={(event) => { setHover({ node: nodeOf(event), x: event.clientX, y: event.clientY }); }}
-        onMouseLeave={() => { setHover({ node: -1, x: 0, y: 0 }); }}
+        onMouseMove={(event) => { setHover({ x: event.clientX, y: event.clientY }); }}
+        onMouseLeave={() => { setHover(null); }}
         onClick={onClick}
         onKeyDown={onKey}
       >
@@ -156,7 +160,7 @@ export function FlameGraph(props: FlameGraphProps): JSX.Element {
           <canvas id="flame-canvas" ref={canvas} />
         </div>
       </div>
-      {hover.node < 0 ? null : <Tip {...hover} name={tree.name(hover.node)} lines={amountsOf(tree, hover.node, zoomed, state).join(" · ")} />}
+      {hover === null || hovered < 0 ? null : <Tip {...hover} name={tree.name(hovered)} lines={amountsOf(tree, hovered, zoomed, state).join(" · ")} />}
     </div>
   );
 }

@@ -1,13 +1,15 @@
 /** The flame graph's section: title, controls, legend, the graph, and details of the chosen frame. */
 
 import type { JSX } from "preact";
-import { useMemo, useState } from "preact/hooks";
+import { useMemo } from "preact/hooks";
 import { Tree } from "../../analysis/tree.ts";
 import { at } from "../../data/columns.ts";
 import { KINDS, type Colours } from "../../flame/colours.ts";
 import { nodeOfPath, pathOf } from "../../flame/layout.ts";
+import { carriedNodes } from "../../state/carry.ts";
 import type { State } from "../../state/state.ts";
 import { amountText, baseName, changeText, cut, shareText, viewTitle, wholeText } from "../../text.ts";
+import { useOfTree } from "../held.ts";
 import { ExportMenu } from "../ExportMenu.tsx";
 import { Button, Chooser, Marked, Name } from "../names.tsx";
 import { usePage, type PageValue } from "../page.ts";
@@ -48,6 +50,16 @@ export function amountsOf(tree: Tree, node: number, zoomed: number, { view, root
   return [amountText(view, after), ...shares, ...named];
 }
 
+interface Choice {
+  readonly zoomed: number;
+  readonly node: number;
+}
+
+function carriedChoice(from: Tree, { zoomed, node }: Choice, to: Tree): Choice {
+  const found = carriedNodes(from, [zoomed, node], to);
+  return { zoomed: found.get(zoomed) ?? 0, node: found.get(node) ?? 0 };
+}
+
 export function FlamePanel(): JSX.Element {
   const page = usePage();
   const { model, state, update, shown, hidden, match } = page;
@@ -57,8 +69,8 @@ export function FlamePanel(): JSX.Element {
   const zoomed = useMemo(() => nodeOfPath(tree, state.zoom), [tree, state.zoom]);
   const found = useMemo(() => (match === null ? null : tree.find(match.functions, match.matches)), [tree, match]);
   // The frame that was chosen by key or click; another zoom chooses the zoomed frame.
-  const [choice, setChoice] = useState({ tree, zoomed, node: zoomed });
-  const chosen = choice.tree === tree && choice.zoomed === zoomed ? choice.node : zoomed;
+  const [choice, setChoice] = useOfTree(tree, () => ({ zoomed, node: zoomed }), carriedChoice);
+  const chosen = choice.zoomed === zoomed ? choice.node : zoomed;
   const zoom = (node: number): void => { update({ zoom: pathOf(tree, node) }); };
   const isEmpty = !(at(tree.width, 0) > 0);
   return (
@@ -73,7 +85,7 @@ export function FlamePanel(): JSX.Element {
       <Root />
       {isEmpty ? <Empty /> : (
         <>
-          <FlameGraph {...{ tree, zoomed, chosen, found }} onChoose={(node) => { setChoice({ tree, zoomed, node }); }} onZoom={zoom} />
+          <FlameGraph {...{ tree, zoomed, chosen, found }} onChoose={(node) => { setChoice({ zoomed, node }); }} onZoom={zoom} />
           <Detail {...{ tree, zoomed, chosen }} onZoom={zoom} />
         </>
       )}

@@ -2,7 +2,7 @@
 
 import type { JSX } from "preact";
 import { at } from "../../data/columns.ts";
-import { HISTOGRAMS, PROGRAM } from "../../data/document.ts";
+import { HISTOGRAMS, isOwn } from "../../data/document.ts";
 import type { Points } from "../../data/points.ts";
 import type { Profile } from "../../data/profile.ts";
 import { baseName, countText, cut, durationText, plural, sizeText, wholeText } from "../../text.ts";
@@ -85,7 +85,7 @@ function StackFrame({ profile, frame }: { profile: Profile; frame: number }): JS
   const key = profile.frameFunction(frame);
   const module = profile.functionModule(key);
   return (
-    <li class={profile.functionKind(key) === PROGRAM ? "own" : ""}>
+    <li class={isOwn(profile.functionKind(key)) ? "own" : ""}>
       <WholeName name={profile.functionName(key)} />
       {profile.isInlined(frame) ? <span class="tag">inlined</span> : null}
       <span class="quiet" title={cut(module, 1000)}>

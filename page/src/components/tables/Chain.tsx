@@ -1,7 +1,7 @@
 /** A stack in a line. */
 
 import type { JSX } from "preact";
-import { LIBRARY, PROGRAM } from "../../data/document.ts";
+import { LIBRARY, isOwn } from "../../data/document.ts";
 import type { Profile } from "../../data/profile.ts";
 import { baseName, cut } from "../../text.ts";
 
@@ -11,7 +11,9 @@ const CHAIN_MAX = 5;
 function ownFrames(profile: Profile, callsite: number): number[] {
   const frames = profile.stack(callsite);
   const kind = (frame: number): number => profile.functionKind(profile.frameFunction(frame));
-  return [PROGRAM, LIBRARY].map((most) => frames.filter((frame) => kind(frame) <= most)).find((some) => some.length > 0) ?? frames;
+  const own = frames.filter((frame) => isOwn(kind(frame)));
+  const withLibraries = frames.filter((frame) => isOwn(kind(frame)) || kind(frame) === LIBRARY);
+  return [own, withLibraries].find((some) => some.length > 0) ?? frames;
 }
 
 /** Names of a stack, innermost first; repeated ones once, with their number. */

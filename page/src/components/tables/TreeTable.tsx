@@ -6,6 +6,8 @@ import { hotPath, selfAmount, treeRows, type TreeRow } from "../../analysis/rows
 import type { Tree } from "../../analysis/tree.ts";
 import { at } from "../../data/columns.ts";
 import { amountText, baseName, changeText, countText, cut, shareText } from "../../text.ts";
+import { carriedNodes } from "../../state/carry.ts";
+import { useOfTree } from "../held.ts";
 import { Button } from "../names.tsx";
 import { usePage } from "../page.ts";
 
@@ -23,22 +25,24 @@ export interface TreeTableProps {
   readonly empty: string;
 }
 
-interface Opened {
-  readonly tree: Tree;
-  readonly nodes: ReadonlySet<number>;
+function carriedSet(from: Tree, nodes: ReadonlySet<number>, to: Tree): ReadonlySet<number> {
+  return new Set(carriedNodes(from, nodes, to).values());
+}
+
+function carriedNode(from: Tree, node: number, to: Tree): number {
+  return node < 0 ? node : (carriedNodes(from, [node], to).get(node) ?? -1);
 }
 
 /** The nodes that are open in a tree: of another tree, the path that has nearly all. */
 function useOpen(tree: Tree, root: number): [ReadonlySet<number>, (nodes: ReadonlySet<number>) => void] {
-  const first = useMemo(() => new Set(hotPath(tree, root).filter((node) => node !== root).slice(0, -1)), [tree, root]);
-  const [opened, setOpened] = useState<Opened>({ tree, nodes: first });
-  return [opened.tree === tree ? opened.nodes : first, (nodes) => { setOpened({ tree, nodes }); }];
+  const first = (): ReadonlySet<number> => new Set(hotPath(tree, root).filter((node) => node !== root).slice(0, -1));
+  return useOfTree(tree, first, carriedSet);
 }
 
 export function TreeTable({ id, label, tree, root, nameTitle, hasSelf, empty }: TreeTableProps): JSX.Element {
   const [open, setOpen] = useOpen(tree, root);
   const [limit, setLimit] = useState(ROWS_MAX);
-  const [current, setCurrent] = useState(-1);
+  const [current, setCurrent] = useOfTree(tree, () => -1, carriedNode);
   const body = useRef<HTMLTableSectionElement>(null);
   const { state, match } = usePage();
   const rows = useMemo(() => treeRows(tree, root, (node) => open.has(node)), [tree, root, open]);

@@ -126,7 +126,7 @@ function drag(chart: uPlot, { points, onPick }: ChartProps): void {
 const STEPS = Array.from({ length: 50 }, (_, power) => 2 ** power);
 
 function options(width: number, latest: { readonly current: ChartProps }): uPlot.Options {
-  const { view, curve, peak, range } = latest.current;
+  const { view, curve } = latest.current;
   const axis = { stroke: themeColour("--quiet"), grid: { stroke: themeColour("--line"), width: 1 }, ticks: { stroke: themeColour("--line"), width: 1 } };
   const paths = curve.isCoarse ? uPlot.paths.linear?.() : uPlot.paths.stepped?.({ align: 1 });
   return {
@@ -135,7 +135,7 @@ function options(width: number, latest: { readonly current: ChartProps }): uPlot
     legend: { show: false },
     cursor: { y: false, drag: { x: true, y: false, setScale: false }, points: { size: 7 } },
     padding: [6, 8, 0, 0],
-    scales: { x: { time: false, range: () => [range.from, range.to] }, y: { range: (_chart, _least, most) => [0, Math.max(most, peak?.value ?? 0) * 1.3 || 1] } },
+    scales: { x: { time: false, range: () => [latest.current.range.from, latest.current.range.to] }, y: { range: (_chart, _least, most) => [0, Math.max(most, latest.current.peak?.value ?? 0) * 1.3 || 1] } },
     axes: [
       { ...axis, size: 26, values: (_, splits) => splits.map((split) => durationText(split * 1000)), space: 80 },
       { ...axis, size: 78, space: 24, values: (_, splits) => splits.map((split) => amountText(view, split)), ...(isBytes(view) ? { incrs: STEPS } : {}) },
@@ -165,18 +165,23 @@ function listenToClicks(chart: uPlot, latest: { readonly current: ChartProps }):
   });
 }
 
+function dataOf({ curve }: ChartProps): uPlot.AlignedData {
+  return [curve.times as number[], curve.values as number[]];
+}
+
 export function Chart(props: ChartProps): JSX.Element {
   const parent = useRef<HTMLDivElement>(null);
   const chart = useRef<uPlot | null>(null);
   const latest = useRef(props);
   latest.current = props;
   const { curve, range, view, isDark, period, base, peak } = props;
+  const { isCoarse } = curve;
   useEffect(() => {
     const element = parent.current;
     if (element === null) {
       return;
     }
-    const made = new uPlot(options(element.clientWidth || 600, latest), [curve.times as number[], curve.values as number[]], element);
+    const made = new uPlot(options(element.clientWidth || 600, latest), dataOf(latest.current), element);
     listenToClicks(made, latest);
     chart.current = made;
     const observer = new ResizeObserver(() => {
@@ -190,7 +195,9 @@ export function Chart(props: ChartProps): JSX.Element {
       made.destroy();
       chart.current = null;
     };
-  }, [curve, range, view, isDark, peak]);
+  }, [isCoarse, view, isDark]);
+  // Other data keep the chart with its cursor.
+  useEffect(() => { chart.current?.setData(dataOf(latest.current)); }, [curve, range, peak]);
   useEffect(() => { chart.current?.redraw(false, true); }, [period, base]);
   return <div id="timeline-chart" ref={parent} role="img" aria-label="Chart of the heap over time. The lists below select a part of it." />;
 }
