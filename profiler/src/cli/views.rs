@@ -1,0 +1,127 @@
+//! The views of a recording that is going on: their options, and when they start and end.
+
+use std::sync::Arc;
+
+use anyhow::Result;
+use clap::Args;
+
+use super::push::PushArgs;
+use super::serve::ServeArgs;
+use super::terminal::say;
+use super::top_settings::TopSettings;
+use super::top_view::Top;
+use crate::live::Feed;
+use crate::push::Pusher;
+use crate::report::Presentation;
+use crate::serve::{Running, Server};
+use crate::session::{Control, Progress};
+use crate::snapshot::Snapshot;
+use crate::symbolize::sources::Sources;
+use crate::symbolize::trim::Trim;
+
+// Options of all commands that record.
+#[derive(Args, Clone, Debug, Default)]
+pub(super) struct ViewArgs {
+    #[command(flatten)]
+    pub(super) serve: ServeArgs,
+
+    #[command(flatten)]
+    pub(super) push: PushArgs,
+}
+
+impl ViewArgs {
+    fn any(&self) -> bool {
+        !self.serve.serve.is_empty() || self.push.push.is_some()
+    }
+}
+
+/// How views show profiles.
+pub(super) struct Shown {
+    pub(super) presentation: Presentation,
+    /// Remove frames of the language runtime.
+    pub(super) trim: Trim,
+    /// Standard error is not for views' messages.
+    pub(super) quiet: bool,
+    pub(super) sources: Sources,
+}
+
+/// Running views. They have threads of their own, so that nothing they do delays the session.
+pub(super) struct Views {
+    feed: Feed,
+    _server: Option<Running>,
+    pusher: Option<Pusher>,
+    /// What `heapbpf top` shows, before it is started and then.
+    top_settings: Option<TopSettings>,
+    top: Option<Top>,
+}
+
+impl Views {
+    /// Starts the requested views before anything is attached, so that mistakes are reported first. `None` without any.
+    pub(super) fn start(args: &ViewArgs, shown: Shown, top: Option<TopSettings>) -> Result<Option<Self>> {
+        if !args.any() && top.is_none() {
+            return Ok(None);
+        }
+        let Shown { presentation, trim, quiet, sources } = shown;
+        let server = args.serve.bind()?;
+        let feed = Feed::start(trim, sources);
+        let urls = server.as_ref().map(Server::urls).unwrap_or_default();
+        let warn = move |text: &str| {
+            if !quiet {
+                say(&format!("heapbpf: warning: {text}"));
+            }
+        };
+        let pusher = args.push.start(&feed, warn)?;
+        let pushed = pusher.as_ref().map(Pusher::status);
+        let server = server.map(|server| server.start(feed.clone(), presentation, pushed)).transpose()?;
+        if !quiet {
+            urls.iter().for_each(|url| say(&format!("heapbpf: serving {url}")));
+        }
+        Ok(Some(Self { feed, _server: server, pusher, top_settings: top, top: None }))
+    }
+
+    /// Joins the views to a session that has started.
+    pub(super) fn connect(&mut self, control: &mut Control) {
+        self.feed.connect(control);
+        self.top = self.top_settings.take().map(|settings| Top::start(settings, self.feed.clone()));
+    }
+
+    /// Until the user closes the screen; for ever without one.
+    pub(super) fn closed(views: Option<&Self>) -> impl Future<Output = ()> + use<> {
+        let closed = views.and_then(|views| views.top.as_ref()).map(Top::closed);
+        async move {
+            match closed {
+                Some(closed) => closed.await,
+                None => std::future::pending().await,
+            }
+        }
+    }
+
+    /// Shows the last state of a recording that has ended by itself, until the user closes the screen or `stop` resolves.
+    pub(super) async fn close_screen(&mut self, stop: impl Future<Output = ()>) -> Result<()> {
+        let Some(top) = self.top.take() else { return Ok(()) };
+        tokio::select! {
+            () = top.closed() => {}
+            () = stop => {}
+        }
+        top.close()
+    }
+
+    pub(super) fn publish(&self, progress: &Progress) {
+        self.feed.publish(Some(progress));
+    }
+
+    /// The session has ended with this snapshot. Views show it until they are dropped.
+    pub(super) async fn end_session(&self, last: Arc<Snapshot>) {
+        self.feed.publish(None);
+        self.feed.end(last).await;
+        self.top.iter().for_each(Top::end_recording);
+    }
+
+    /// Waits for the last window to be pushed, for a few seconds at most. Returns a line for the summary.
+    pub(super) async fn finish(self, stop: impl Future<Output = ()>) -> Option<String> {
+        match self.pusher {
+            Some(pusher) => Some(pusher.finish(stop).await),
+            None => None,
+        }
+    }
+}
