@@ -1,0 +1,345 @@
+//! Requests that wait for the server, in order. While the server accepts them, they stay in memory; after the first
+//! failure, they are written to a folder, which survives a restart. When the limit is exceeded, the oldest are dropped.
+//!
+//! A file has a header of 24 bytes (magic, profiles, checksum and length of the body), then the body. Its name is its
+//! number in the order.
+
+use std::collections::VecDeque;
+use std::fs::{self, DirBuilder, File};
+use std::io::{self, Read, Write};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+
+use hyper::body::Bytes;
+use rustix::fs::{
+    AtFlags, CWD, Dir, FileType, FlockOperation, Mode, OFlags, flock, fstat, mkdirat, openat, statat, unlinkat,
+};
+use rustix::io::Errno;
+use rustix::process::geteuid;
+
+use super::payload::Payload;
+use super::status::{DropReason, Drops};
+use crate::linux::files::Replacement;
+
+const MAGIC: [u8; 8] = *b"heapbpf\x01";
+const HEADER_BYTES: usize = 24;
+const EXTENSION: &str = ".push";
+/// Limit of requests in memory that cannot be written to the folder.
+const MEMORY_BYTES_MAX: u64 = 8 << 20;
+
+#[derive(Debug)]
+struct Entry {
+    number: u64,
+    profiles: u32,
+    /// Of the body and, on disk, the header.
+    bytes: u64,
+    /// `None` on disk.
+    body: Option<Bytes>,
+}
+
+/// A request to send.
+#[derive(Clone, Debug)]
+pub(super) struct Pending {
+    pub(super) number: u64,
+    pub(super) profiles: u32,
+    pub(super) body: Bytes,
+}
+
+#[derive(Debug)]
+pub(super) struct Queue {
+    /// Locked: no other process uses it.
+    folder: OwnedFd,
+    bytes_max: u64,
+    entries: VecDeque<Entry>,
+    next: u64,
+    bytes: u64,
+    /// The last request failed: new ones are written to the folder at once.
+    spills: bool,
+    drops: Drops,
+    /// Why a file could not be written or read.
+    error: Option<io::Error>,
+}
+
+impl Queue {
+    /// Opens the folder `name` within `parent`, and creates both if needed.
+    pub(super) fn open(parent: &Path, name: &str, bytes_max: u64) -> io::Result<Self> {
+        if let Some(above) = parent.parent() {
+            fs::create_dir_all(above)?;
+        }
+        match DirBuilder::new().mode(0o700).create(parent) {
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+            _ => {}
+        }
+        let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::RDONLY;
+        let parent = private(openat(CWD, parent, flags, Mode::empty())?)?;
+        match mkdirat(&parent, name, Mode::RWXU) {
+            Err(error) if error != Errno::EXIST => return Err(error.into()),
+            _ => {}
+        }
+        let folder = private(openat(&parent, name, flags, Mode::empty())?)?;
+        flock(&folder, FlockOperation::NonBlockingLockExclusive).map_err(|error| match error {
+            Errno::WOULDBLOCK => io::Error::other("another heapbpf uses it for the same URL"),
+            error => error.into(),
+        })?;
+        // Fails now rather than after the first failed request.
+        drop(Replacement::create(&at(&folder, "test"), 0o600)?);
+        let mut queue = Self {
+            folder,
+            bytes_max,
+            entries: VecDeque::new(),
+            next: 0,
+            bytes: 0,
+            spills: false,
+            drops: Drops::default(),
+            error: None,
+        };
+        queue.scan()?;
+        queue.trim();
+        Ok(queue)
+    }
+
+    /// Finds the requests of an earlier run, without reading them.
+    fn scan(&mut self) -> io::Result<()> {
+        let mut found = Vec::new();
+        for entry in Dir::read_from(&self.folder)? {
+            let name = entry?.file_name().to_string_lossy().into_owned();
+            if name.starts_with(".heapbpf-") {
+                // A crash left it incomplete.
+                let _ = unlinkat(&self.folder, &name, AtFlags::empty());
+                continue;
+            }
+            let number = name.strip_suffix(EXTENSION).filter(|number| number.len() == 20);
+            let Some(number) = number.and_then(|number| number.parse::<u64>().ok()) else { continue };
+            match self.header(number) {
+                Ok((profiles, bytes)) => found.push(Entry { number, profiles, bytes, body: None }),
+                Err(_) => {
+                    self.drops.add(DropReason::Corrupt, 1);
+                    self.delete(number);
+                }
+            }
+        }
+        found.sort_by_key(|entry| entry.number);
+        self.next = found.last().map_or(0, |last| last.number.saturating_add(1));
+        self.bytes = found.iter().map(|entry| entry.bytes).sum();
+        self.entries = found.into();
+        // Newer requests must not overtake them in memory.
+        self.spills = !self.entries.is_empty();
+        Ok(())
+    }
+
+    /// Profiles and size of a file, from its header.
+    fn header(&self, number: u64) -> io::Result<(u32, u64)> {
+        let status = statat(&self.folder, file_name(number), AtFlags::SYMLINK_NOFOLLOW)?;
+        if FileType::from_raw_mode(status.st_mode) != FileType::RegularFile {
+            return Err(io::ErrorKind::InvalidData.into());
+        }
+        let mut header = [0; HEADER_BYTES];
+        self.file(number)?.read_exact(&mut header)?;
+        let Header { profiles, length, .. } = Header::parse(&header).ok_or(io::ErrorKind::InvalidData)?;
+        let bytes = length.saturating_add(HEADER_BYTES as u64);
+        if u64::try_from(status.st_size) == Ok(bytes) {
+            Ok((profiles, bytes))
+        } else {
+            Err(io::ErrorKind::InvalidData.into())
+        }
+    }
+
+    pub(super) fn push(&mut self, payload: Payload) {
+        let Payload { profiles, body } = payload;
+        let bytes = body.len() as u64;
+        let number = self.next;
+        self.next += 1;
+        self.bytes += bytes;
+        self.entries.push_back(Entry { number, profiles, bytes, body: Some(body.into()) });
+        if self.spills {
+            self.spill();
+        }
+        self.trim();
+    }
+
+    /// The oldest request. Damaged files are removed and counted.
+    pub(super) fn front(&mut self) -> Option<Pending> {
+        loop {
+            let Entry { number, profiles, body, .. } = self.entries.front()?;
+            let (number, profiles) = (*number, *profiles);
+            let body = match body {
+                Some(body) => Ok(body.clone()),
+                None => self.read(number),
+            };
+            match body {
+                Ok(body) => return Some(Pending { number, profiles, body }),
+                Err(error) => {
+                    self.error = Some(error);
+                    self.drop_front(DropReason::Corrupt);
+                }
+            }
+        }
+    }
+
+    /// Removes a request that was sent or refused. It may have been dropped meanwhile: returns whether it was there.
+    pub(super) fn remove(&mut self, number: u64) -> bool {
+        let is_front = self.entries.front().is_some_and(|entry| entry.number == number);
+        if is_front {
+            self.pop();
+        }
+        self.spills &= !self.entries.is_empty();
+        is_front
+    }
+
+    /// Writes requests to the folder until the queue is empty again: after a failure, and at the end. Those that cannot
+    /// be written stay in memory, within a limit.
+    pub(super) fn spill(&mut self) {
+        self.spills = true;
+        for index in 0..self.entries.len() {
+            let entry = &self.entries[index];
+            let Some(body) = entry.body.clone() else { continue };
+            match self.write(entry.number, entry.profiles, &body) {
+                Ok(()) => {
+                    let entry = &mut self.entries[index];
+                    entry.body = None;
+                    entry.bytes += HEADER_BYTES as u64;
+                    self.bytes += HEADER_BYTES as u64;
+                }
+                Err(error) => {
+                    self.error = Some(error);
+                    break;
+                }
+            }
+        }
+        while self.memory_bytes() > MEMORY_BYTES_MAX {
+            self.drop_front(DropReason::DiskError);
+        }
+        self.trim();
+    }
+
+    /// Counts what remains in memory at the end.
+    pub(super) fn close(&mut self) {
+        self.spill();
+        while let Some(index) = self.entries.iter().position(|entry| entry.body.is_some()) {
+            let lost = self.entries.remove(index);
+            let lost = lost.expect("its position was found");
+            self.bytes -= lost.bytes;
+            self.drops.add(DropReason::DiskError, lost.profiles.into());
+        }
+    }
+
+    pub(super) fn profiles(&self) -> u64 {
+        self.entries.iter().map(|entry| u64::from(entry.profiles)).sum()
+    }
+
+    pub(super) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    pub(super) fn drops(&self) -> Drops {
+        self.drops
+    }
+
+    pub(super) fn count_drop(&mut self, reason: DropReason, profiles: u64) {
+        self.drops.add(reason, profiles);
+    }
+
+    pub(super) fn take_error(&mut self) -> Option<io::Error> {
+        self.error.take()
+    }
+
+    fn memory_bytes(&self) -> u64 {
+        self.entries.iter().filter(|entry| entry.body.is_some()).map(|entry| entry.bytes).sum()
+    }
+
+    fn trim(&mut self) {
+        while self.bytes > self.bytes_max && !self.entries.is_empty() {
+            self.drop_front(DropReason::QueueFull);
+        }
+    }
+
+    fn drop_front(&mut self, reason: DropReason) {
+        if let Some(profiles) = self.pop() {
+            self.drops.add(reason, profiles.into());
+        }
+    }
+
+    fn pop(&mut self) -> Option<u32> {
+        let Entry { number, profiles, bytes, body } = self.entries.pop_front()?;
+        self.bytes -= bytes;
+        if body.is_none() {
+            self.delete(number);
+        }
+        Some(profiles)
+    }
+
+    fn delete(&self, number: u64) {
+        let _ = unlinkat(&self.folder, file_name(number), AtFlags::empty());
+    }
+
+    fn file(&self, number: u64) -> io::Result<File> {
+        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
+        Ok(openat(&self.folder, file_name(number), flags, Mode::empty())?.into())
+    }
+
+    fn read(&self, number: u64) -> io::Result<Bytes> {
+        let damaged = || io::Error::new(io::ErrorKind::InvalidData, "a file of the queue is damaged");
+        let mut bytes = Vec::new();
+        self.file(number)?.take(self.bytes_max.saturating_add(1)).read_to_end(&mut bytes)?;
+        let (header, body) = bytes.split_at_checked(HEADER_BYTES).ok_or_else(damaged)?;
+        let header = Header::parse(header).ok_or_else(damaged)?;
+        if header.length != body.len() as u64 || header.checksum != crc32fast::hash(body) {
+            return Err(damaged());
+        }
+        Ok(Bytes::from(bytes).slice(HEADER_BYTES..))
+    }
+
+    fn write(&self, number: u64, profiles: u32, body: &[u8]) -> io::Result<()> {
+        let file = Replacement::create(&at(&self.folder, &file_name(number)), 0o600)?;
+        let mut out = file.file();
+        out.write_all(&MAGIC)?;
+        out.write_all(&profiles.to_le_bytes())?;
+        out.write_all(&crc32fast::hash(body).to_le_bytes())?;
+        out.write_all(&(body.len() as u64).to_le_bytes())?;
+        out.write_all(body)?;
+        file.commit().map(drop)
+    }
+}
+
+struct Header {
+    profiles: u32,
+    checksum: u32,
+    length: u64,
+}
+
+impl Header {
+    fn parse(bytes: &[u8]) -> Option<Self> {
+        let (magic, rest) = bytes.split_at_checked(MAGIC.len())?;
+        let (profiles, rest) = rest.split_first_chunk()?;
+        let (checksum, rest) = rest.split_first_chunk()?;
+        let (length, _) = rest.split_first_chunk()?;
+        (magic == MAGIC).then(|| Self {
+            profiles: u32::from_le_bytes(*profiles),
+            checksum: u32::from_le_bytes(*checksum),
+            length: u64::from_le_bytes(*length),
+        })
+    }
+}
+
+fn file_name(number: u64) -> String {
+    format!("{number:020}{EXTENSION}")
+}
+
+/// A path that does not depend on what the folder is called meanwhile.
+fn at(folder: &OwnedFd, name: &str) -> PathBuf {
+    format!("/proc/self/fd/{}/{name}", folder.as_raw_fd()).into()
+}
+
+/// Profiles contain paths and names of functions. In `/tmp`, another user may have created the folder.
+fn private(folder: OwnedFd) -> io::Result<OwnedFd> {
+    let status = fstat(&folder)?;
+    if status.st_uid != geteuid().as_raw() {
+        return Err(io::Error::new(io::ErrorKind::PermissionDenied, "it belongs to another user"));
+    }
+    if status.st_mode & 0o077 != 0 {
+        let error = "other users have access to it; run `chmod 700` on it";
+        return Err(io::Error::new(io::ErrorKind::PermissionDenied, error));
+    }
+    Ok(folder)
+}
