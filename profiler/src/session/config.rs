@@ -1,13 +1,16 @@
 //! Interface between a session and its caller: configuration and requests in, progress and results out.
 
+use std::fmt::Debug;
 use std::io;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Result;
 use profiler_common::interval::Interval;
 use profiler_common::limits::LIVE_BLOCKS_DEFAULT;
 use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::{mpsc, oneshot};
 
 use super::overload::OverloadPolicy;
 use super::windows::DumpPlan;
@@ -19,7 +22,7 @@ use crate::collect::Method;
 use crate::guardrail::Limits;
 use crate::model::ScopeKind;
 use crate::probe::place::PlacementMode;
-use crate::process::selection::Selection;
+use crate::process::selection::{ProcessFacts, Selection};
 use crate::snapshot::Snapshot;
 use crate::units::EstimatedBytes;
 
@@ -59,6 +62,12 @@ pub struct SessionConfig {
     /// Walk the heaps of processes that run already and have no more resident memory, so that the profile contains their live
     /// blocks. 0 leaves them out.
     pub inventory_bytes_max: u64,
+    /// Make Java virtual machines write perf maps.
+    pub jvm_perf_maps: bool,
+    /// Between scans for processes that have become large or old enough.
+    pub scan_period: Duration,
+    /// Decides about each selected process; `None` records all with `engine`.
+    pub policy: Option<Arc<dyn Policy>>,
     /// How to take heap snapshots of targets for leak checks on request; `None` if requests take dumps.
     pub checks: Option<Method>,
     /// Number of raw stack copies to keep for verifying the unwinder; 0 disables copying.
@@ -92,6 +101,9 @@ impl Default for SessionConfig {
             older_than: None,
             limits: Limits::default(),
             inventory_bytes_max: 1 << 30,
+            jvm_perf_maps: false,
+            scan_period: Duration::from_secs(1),
+            policy: None,
             checks: None,
             raw_stacks_max: 0,
         }
@@ -99,10 +111,26 @@ impl Default for SessionConfig {
 }
 
 impl SessionConfig {
+    pub(super) fn treatment(&self, facts: &ProcessFacts) -> Treatment {
+        self.policy.as_ref().map_or(Treatment::Record(self.engine), |policy| policy.treatment(facts))
+    }
+
     /// Delay of process changes: with `--all`, most helpers of compilers and shells are too short-lived to be profiled.
     pub(super) fn grace(&self) -> Duration {
         if self.selection.all { Duration::from_millis(50) } else { Duration::ZERO }
     }
+}
+
+/// Decides how processes that the selection matches are recorded. Called once for each, when it is found.
+pub trait Policy: Debug + Send + Sync {
+    fn treatment(&self, facts: &ProcessFacts) -> Treatment;
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Treatment {
+    Record(Engine),
+    /// The profile lists it as skipped, for this reason.
+    Skip(String),
 }
 
 /// How calls reach the kernel side.
@@ -138,36 +166,66 @@ pub enum UnwindMode {
     FramePointer,
 }
 
-/// Request to a running session, sent as a signal to heapbpf.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// Maximum number of requests that wait for the session.
+const REQUESTS_MAX: usize = 16;
+
+/// Request to a running session: a signal to heapbpf, or from a view.
+#[derive(Debug)]
 pub enum Request {
     /// End the window and write it: `SIGUSR1`.
     Dump,
     /// Start later windows now: `SIGUSR2`.
     Mark,
+    /// Take a snapshot of the whole recording so far. Ends no window.
+    Snapshot(oneshot::Sender<Arc<Snapshot>>),
 }
 
 /// While it exists, its signals do not terminate heapbpf. Pending signals of the same kind count once.
 #[derive(Debug, Default)]
 pub struct Control {
     signals: Option<(Signal, Signal)>,
+    requests: Option<mpsc::Receiver<Request>>,
 }
 
 impl Control {
     pub fn listen() -> io::Result<Self> {
-        Ok(Self { signals: Some((signal(SignalKind::user_defined1())?, signal(SignalKind::user_defined2())?)) })
+        let signals = Some((signal(SignalKind::user_defined1())?, signal(SignalKind::user_defined2())?));
+        Ok(Self { signals, requests: None })
+    }
+
+    /// Accepts requests from other threads, too. They fail when the session has ended and this value is dropped.
+    pub fn accept(&mut self) -> mpsc::Sender<Request> {
+        let (sender, requests) = mpsc::channel(REQUESTS_MAX);
+        self.requests = Some(requests);
+        sender
     }
 
     pub fn none() -> Self {
         Self::default()
     }
 
+    /// The next request. Loses none when it is cancelled.
     pub async fn next(&mut self) -> Request {
-        let Some((dump, mark)) = &mut self.signals else { return std::future::pending().await };
+        let Self { signals, requests } = self;
+        let signalled = async {
+            let Some((dump, mark)) = signals else { return std::future::pending().await };
+            tokio::select! {
+                biased;
+                _ = dump.recv() => Request::Dump,
+                _ = mark.recv() => Request::Mark,
+            }
+        };
+        let requested = async {
+            match requests {
+                Some(requests) => requests.recv().await,
+                None => None,
+            }
+        };
         tokio::select! {
             biased;
-            _ = dump.recv() => Request::Dump,
-            _ = mark.recv() => Request::Mark,
+            request = signalled => request,
+            Some(request) = requested => request,
+            else => std::future::pending().await,
         }
     }
 }

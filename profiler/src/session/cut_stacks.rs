@@ -11,6 +11,7 @@ use super::resume::resume;
 use super::session::Session;
 use super::target::Target;
 use crate::ids::Pid;
+use crate::linux::clock;
 
 impl Probes {
     /// Reads a target's mappings, and registers them if they have changed.
@@ -28,8 +29,11 @@ impl Probes {
     pub(super) fn continue_stacks(&mut self, pid: Pid, is_last: bool, processes: &mut ProcessTable) -> usize {
         let mut rules = FxHashMap::default();
         let unwinding = &self.unwinding;
+        let former_at = is_last.then(|| clock::now().monotonic);
         let continued = self.copies.resume(pid, is_last, |frames, copy| {
-            resume(frames, copy, |address| *rules.entry(address).or_insert_with(|| unwinding.rule_at(pid, address)))
+            resume(frames, copy, |address| {
+                *rules.entry(address).or_insert_with(|| unwinding.rule_at(pid, address, former_at))
+            })
         });
         for (id, stack) in &continued.stacks {
             processes.complete(pid, *id, stack);

@@ -1,10 +1,12 @@
 //! Handling of process changes: new processes become targets, exits and execs close ledgers.
 
+use std::time::{Duration, Instant};
+
 use anyhow::Result;
 use tracing::{debug, info, warn};
 
 use super::config::Hold;
-use super::lifecycle::ProcessChange;
+use super::lifecycle::{ProcessChange, UNREACHED};
 use super::session::Session;
 use super::target::{End, ForkedChild, ParentTarget, Target};
 use crate::allocator::resolve::NoAllocator;
@@ -17,9 +19,14 @@ use crate::linux::proc::stat::Stat;
 use crate::model::Origin;
 use crate::process::selection;
 use crate::process::target::{Exit, Process, TargetError};
+use crate::units::MonotonicNanos;
 
 /// Polls until every target has been polled once, so that modules mapped later are hooked within a second.
 const POLL_TURNS: u32 = 3;
+
+/// Time limit per call for handling changes, so that exits and signals are handled in between: targets may fork faster
+/// than probes are attached to their children.
+const CHANGES_TIME_MAX: Duration = Duration::from_millis(100);
 
 impl Session {
     /// Makes the kernel side sample a process. Must precede attaching its probes: they ignore other processes.
@@ -70,7 +77,12 @@ impl Session {
     }
 
     fn discard(&mut self, target: &mut Target) {
-        target.close(clock::now().monotonic, &mut self.probes.kernel);
+        self.discard_at(target, clock::now().monotonic);
+    }
+
+    /// `ended` is the time of its last totals.
+    fn discard_at(&mut self, target: &mut Target, ended: MonotonicNanos) {
+        target.close(ended, &mut self.probes.kernel);
         self.probes.release(target);
     }
 
@@ -81,26 +93,27 @@ impl Session {
         };
         self.processes.retain_new(&mut found);
         // Processes whose start was reported are handled as such.
-        while !self.drain() {}
+        self.empty_ring();
         for facts in found {
             let pid = facts.pid();
             if self.processes.get(pid).is_some() || self.lifecycle.awaits(pid) {
                 continue;
             }
-            match self.probes.discovery.open(pid) {
-                Ok(target) => self.begin_found(target, facts.identity),
-                Err(error) => self.processes.decline(facts.identity, facts.command(), &error),
+            if let Some(target) = self.processes.open(&facts, &self.config, &mut self.probes.discovery) {
+                self.begin_found(target, facts.identity);
             }
         }
     }
 
+    /// Changes that remain after the time limit are [due](super::lifecycle::Lifecycle::next_due) at once.
     pub(super) fn handle_changes(&mut self) {
+        let end = Instant::now() + CHANGES_TIME_MAX;
         for pid in self.lifecycle.take_unfollowed() {
             self.probes.forget(pid);
         }
         // Attaches probes of all children before entering blocks of any, which takes microseconds each.
         let mut children = Vec::new();
-        while let Some(change) = self.lifecycle.take_due() {
+        while let Some(change) = self.next_change(end) {
             match change {
                 ProcessChange::Forked(forked) => children.extend(self.follow_fork(*forked)),
                 ProcessChange::Executed(exec, before) => self.follow_exec(&exec, *before),
@@ -122,8 +135,17 @@ impl Session {
         }
     }
 
+    /// After `end`, a change of the held process only: it is released when its changes are handled.
+    fn next_change(&mut self, end: Instant) -> Option<ProcessChange> {
+        if Instant::now() < end {
+            return self.lifecycle.take_due(None);
+        }
+        let held = self.held?;
+        self.lifecycle.take_due(Some(held.pid))
+    }
+
     pub(super) fn poll_targets(&mut self) {
-        if self.lifecycle.is_scan_due(&self.config.selection) {
+        if self.lifecycle.is_scan_due(&self.config) {
             self.scan();
         }
         self.probes.choose_scope(self.processes.running_mut(), std::iter::empty());
@@ -131,7 +153,13 @@ impl Session {
         for target in self.processes.running().filter(|target| target.was_recorded()) {
             self.probes.poll_stubs(target, &self.rates);
         }
+        if self.config.policy.is_some() {
+            self.skip_refused();
+        }
         self.hint.poll(self.processes.running());
+        self.jvm_maps.poll(self.processes.running(), &self.probes.discovery.modules);
+        self.poll_generated();
+        self.probes.unwinding.interpreters.forget_others(&self.probes.discovery.modules, || self.processes.pids());
         let now = clock::now().monotonic;
         self.processes.note(now, None);
         self.memory.poll(&mut self.processes, self.probes.discovery.plan.heaps(), now);
@@ -153,6 +181,31 @@ impl Session {
             self.probes.forget(pid);
         }
         self.processes.update_exit_codes();
+    }
+
+    /// Looks for the files that name generated code, as long as the processes live.
+    pub(super) fn poll_generated(&mut self) {
+        for target in self.processes.running_mut() {
+            target.poll_generated(&mut self.probes.discovery.modules);
+        }
+    }
+
+    /// A policy that chooses the inline engine for a process means no other: probes are expensive among many targets.
+    fn skip_refused(&mut self) {
+        let refused = |target: &Target| {
+            let reason = self.probes.stubs_refused(target)?;
+            Some((target.pid, format!("the inline engine cannot record it: {reason}")))
+        };
+        let refused: Vec<_> = self.processes.running().filter_map(refused).collect();
+        for (pid, reason) in refused {
+            let Some(mut target) = self.processes.remove(pid) else { continue };
+            self.lifecycle.settled(pid);
+            self.discard(&mut target);
+            if let Some(identity) = target.identity() {
+                self.processes.ignore(identity);
+            }
+            self.processes.skip(pid, target.command, reason);
+        }
     }
 
     pub(super) fn settle(&mut self, pid: Pid) {
@@ -293,9 +346,27 @@ impl Session {
         self.processes.keep(target, &self.probes.discovery.plan);
     }
 
+    /// At the end: closes replaced programs, and counts the processes that are not targets yet.
     pub(super) fn close_replaced(&mut self) {
-        for (exec, before) in self.lifecycle.take_executed() {
-            self.close_program(&exec, before);
+        for change in self.lifecycle.take_remaining() {
+            let pid = change.pid();
+            let opened = match change {
+                ProcessChange::Executed(exec, before) => {
+                    self.close_program(&exec, *before);
+                    continue;
+                }
+                ProcessChange::Forked(forked) => Target::open(pid, Origin::Forked(forked.fork.parent), None).map(Some),
+                ProcessChange::Started(exec, origin, parent) => {
+                    self.open_selected(&exec, origin, parent.is_some_and(|parent| parent.requested))
+                }
+            };
+            match opened {
+                Ok(Some(target)) if self.processes.get(pid).is_none() => {
+                    self.processes.skip(pid, target.command, UNREACHED.to_owned());
+                }
+                Ok(_) => {}
+                Err(error) => self.count_missed(pid, &error),
+            }
         }
     }
 
@@ -358,32 +429,36 @@ impl Session {
         Ok(Some(target))
     }
 
-    /// Handles the exit of a target: enters its last events and closes its ledger.
-    pub(super) fn handle_exit(&mut self, pid: Pid) {
-        while !self.drain() {}
-        if self.processes.get(pid).is_some_and(Target::is_gone) {
-            self.resync_exited();
+    /// Handles exits of targets: enters their last events and closes their ledgers.
+    pub(super) fn handle_exits(&mut self, pids: Vec<Pid>) {
+        self.empty_ring();
+        for pid in pids {
+            if self.processes.get(pid).is_some_and(Target::is_gone) {
+                self.resync_exited();
+            }
+            self.close_if_gone(pid);
         }
-        self.close_if_gone(pid);
     }
 
     /// Closes a target that has exited, whether that was reported yet or not. Its pid may be another target's by now.
     fn close_if_gone(&mut self, pid: Pid) {
         if self.processes.get(pid).is_some_and(Target::is_gone) {
-            self.close(pid);
+            self.close(pid, clock::now().monotonic);
         }
     }
 
-    pub(super) fn close(&mut self, pid: Pid) {
+    /// Closes a target that has exited. `ended` is the time of its last totals.
+    pub(super) fn close(&mut self, pid: Pid, ended: MonotonicNanos) {
         self.lifecycle.settled(pid);
         self.complete_pass_for(pid);
         self.probes.continue_stacks(pid, true, &mut self.processes);
         let Some(mut target) = self.processes.remove(pid) else { return };
+        target.poll_generated(&mut self.probes.discovery.modules);
         let unprofilable = target.starting().and_then(|starting| starting.unprofilable.take());
         let exit = target.process.as_ref().and_then(Process::exit_now).unwrap_or(Exit { code: None });
         target.set_end(End::Exited(exit));
         self.settle_drops_of(&mut target);
-        self.discard(&mut target);
+        self.discard_at(&mut target, ended);
         match unprofilable {
             _ if target.was_recorded() => self.processes.keep(target, &self.probes.discovery.plan),
             Some(reason) => self.processes.skip(pid, target.command, reason),
@@ -395,7 +470,7 @@ impl Session {
     pub(super) fn detach_target(&mut self, pid: Pid) -> bool {
         self.probes.forget(pid);
         let now = clock::now().monotonic;
-        while !self.drain() {}
+        self.empty_ring();
         // A program that was executed meanwhile has no overhead yet.
         let has_overhead = |target: &Target| !target.is_gone() && target.overhead.whole.is_some();
         if !self.processes.get(pid).is_some_and(has_overhead) {

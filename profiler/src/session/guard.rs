@@ -1,5 +1,7 @@
 //! Enforces the cost limits of `guardrail` every half second: reads memory and CPU time, and raises intervals.
 
+use std::time::{Duration, Instant};
+
 use anyhow::{Context, Result};
 use bytesize::ByteSize;
 use thiserror::Error;
@@ -29,8 +31,11 @@ pub(super) struct Guard {
     /// Share of the CPU time of all targets that probes took lately.
     pub(super) overhead_percent: Option<f64>,
     memory_bytes_highest: Option<u64>,
+    overhead_checked: Instant,
     reached: Vec<Reached>,
 }
+
+pub(super) const GUARD_PERIOD: Duration = Duration::from_millis(500);
 
 impl Guard {
     pub(super) fn new(limits: Limits, maps: KernelMaps, own_bytes: u64) -> Result<Self, TooSmall> {
@@ -50,6 +55,7 @@ impl Guard {
             costs: None,
             overhead_percent: None,
             memory_bytes_highest: None,
+            overhead_checked: Instant::now(),
             reached: Vec::new(),
         })
     }
@@ -109,17 +115,24 @@ impl Guard {
         Ok(false)
     }
 
+    /// Attaching to many targets takes seconds.
+    pub(super) fn is_overhead_due(&self) -> bool {
+        self.limits.overhead_percent_max.is_some() && self.overhead_checked.elapsed() >= GUARD_PERIOD
+    }
+
     /// Returns the targets over the limit, with the shares of their CPU time that probes take.
     pub(super) fn check_overhead(&mut self, processes: &mut ProcessTable, probes: &Probes) -> Vec<(Pid, f64)> {
         let Some(costs) = self.costs else { return Vec::new() };
+        self.overhead_checked = Instant::now();
         let limit = self.limits.overhead_percent_max.unwrap_or(f64::INFINITY);
         let mut excesses = Vec::new();
         let mut whole = Shares::default();
+        let count = processes.count();
         for target in processes.running_mut() {
-            let calls = probes.call_costs(target, &costs);
+            let calls = probes.call_costs(target, &costs, count);
             let (Some(calls), Some(cpu_ns)) = (calls, clock::process_cpu_ns(target.pid)) else { continue };
             let now = clock::now().monotonic;
-            let share = target.overhead.observe(now, target.ledger.totals(), cpu_ns, calls);
+            let share = target.overhead.observe(now, target.ledger.totals(), cpu_ns, calls, limit);
             share.iter().for_each(|share| whole.add(share));
             // Detaching is irreversible, so require the lower confidence bound.
             let excess = share.filter(|share| share.percent_at_least() > limit);

@@ -37,7 +37,7 @@ impl Hint {
         for target in targets.take(TARGETS_MAX) {
             let Some(cpu_ns) = clock::process_cpu_ns(target.pid) else { continue };
             let monitor = self.monitors.entry(target.pid).or_default();
-            let _ = monitor.observe(now, target.ledger.totals(), cpu_ns, TRAP);
+            let _ = monitor.observe(now, target.ledger.totals(), cpu_ns, TRAP, f64::INFINITY);
             let percent = monitor.whole.and_then(percent);
             let Some(percent) = percent.filter(|percent| *percent > PERCENT_MIN) else { continue };
             warn!(

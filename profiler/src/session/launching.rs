@@ -81,7 +81,7 @@ impl Session {
                 // An exec ends all other threads.
                 self.held = Some(Held { pid, is_alone: true, since_exec: true });
             }
-            while !self.drain() {}
+            self.empty_ring();
             self.settle(pid);
             Ok::<(), LaunchError>(())
         });
@@ -149,7 +149,7 @@ impl Session {
         while let Some(stop) = command.launch.next_stop()? {
             if matches!(stop, ProgramStop::Exiting) {
                 // The last time that its mappings can be read.
-                while !self.drain() {}
+                self.empty_ring();
                 self.complete_all_stacks();
             }
             match (stop, self.config.checks) {

@@ -12,7 +12,9 @@ use crate::ids::Pid;
 use crate::ingest::event::{Exec, Fork};
 use crate::ledger::Ledger;
 use crate::model::Origin;
-use crate::process::selection::Selection;
+
+/// Why a process is listed as skipped.
+pub(super) const UNREACHED: &str = "recording ended before heapbpf attached to it";
 
 pub(super) enum ProcessChange {
     Forked(Box<ForkedChild>),
@@ -22,7 +24,7 @@ pub(super) enum ProcessChange {
 }
 
 impl ProcessChange {
-    fn pid(&self) -> Pid {
+    pub(super) fn pid(&self) -> Pid {
         match self {
             Self::Forked(forked) => forked.fork.child,
             Self::Executed(exec, _) | Self::Started(exec, ..) => exec.pid,
@@ -53,9 +55,6 @@ const SETTLE_OFTEN: Duration = Duration::from_millis(50);
 /// A process without an allocator after this time has none.
 const SETTLE_MAX: Duration = Duration::from_secs(2);
 
-/// Period of scanning for processes that have grown. A scan takes about 20 µs per process.
-const SCAN_PERIOD: Duration = Duration::from_secs(1);
-
 impl Lifecycle {
     pub(super) fn new() -> Self {
         Self {
@@ -66,7 +65,7 @@ impl Lifecycle {
             unfollowed: Vec::new(),
             created_count: 0,
             polled: Instant::now(),
-            next_scan: Instant::now() + SCAN_PERIOD,
+            next_scan: Instant::now() + Duration::from_secs(1),
         }
     }
 
@@ -163,18 +162,19 @@ impl Lifecycle {
         exited
     }
 
-    pub(super) fn take_due(&mut self) -> Option<ProcessChange> {
+    /// Of any process, or of this one.
+    pub(super) fn take_due(&mut self, of: Option<Pid>) -> Option<ProcessChange> {
         let now = Instant::now();
-        let at = self.changes.iter().position(|(due, _)| *due <= now)?;
+        let is_wanted = |change: &ProcessChange| of.is_none_or(|pid| change.pid() == pid);
+        let at = self.changes.iter().position(|(due, change)| *due <= now && is_wanted(change))?;
         self.changes.remove(at).map(|(_, change)| change)
     }
 
-    pub(super) fn take_executed(&mut self) -> Vec<(Exec, Ledger)> {
-        let executed = |(_, change)| match change {
-            ProcessChange::Executed(exec, before) => Some((exec, *before)),
-            ProcessChange::Forked(_) | ProcessChange::Started(..) => None,
-        };
-        self.changes.drain(..).filter_map(executed).collect()
+    /// Those that are due.
+    pub(super) fn take_remaining(&mut self) -> Vec<ProcessChange> {
+        let now = Instant::now();
+        let changes = self.changes.drain(..).filter(|(due, _)| *due <= now);
+        changes.map(|(_, change)| change).collect()
     }
 
     pub(super) fn settle(&mut self, pid: Pid) {
@@ -211,12 +211,14 @@ impl Lifecycle {
         change.into_iter().chain(poll).min()
     }
 
-    /// Whether to scan now for matching processes that have grown; never if processes are selected when they start.
-    pub(super) fn is_scan_due(&mut self, selection: &Selection) -> bool {
+    /// Whether to scan now for matching processes that have become large or old enough; never if processes are selected when
+    /// they start. A scan takes about 20 µs per process.
+    pub(super) fn is_scan_due(&mut self, config: &SessionConfig) -> bool {
+        let selection = &config.selection;
         let may_grow = selection.is_open() && !selection.matches_new();
         let is_due = may_grow && self.next_scan <= Instant::now();
         if is_due {
-            self.next_scan = Instant::now() + SCAN_PERIOD;
+            self.next_scan = Instant::now() + config.scan_period;
         }
         is_due
     }

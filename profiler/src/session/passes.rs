@@ -18,7 +18,7 @@ impl Session {
                 std::thread::sleep(Duration::from_micros(200));
             }
         }
-        while !self.take_records() {}
+        self.catch_up();
         self.finish_pass();
     }
 

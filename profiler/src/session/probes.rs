@@ -172,12 +172,18 @@ impl Probes {
         self.stubs.check(target, &self.kernel, &self.links.keeper, &self.discovery);
     }
 
-    /// Costs of a target's unsampled calls. `None` when nothing is attached.
-    pub(super) fn call_costs(&self, target: &Target, costs: &Costs) -> Option<CallCosts> {
+    /// Why a target has no stubs although it is to have them.
+    pub(super) fn stubs_refused(&self, target: &Target) -> Option<&str> {
+        self.stubs.refused(target.pid).filter(|_| !target.traps_only)
+    }
+
+    /// Costs of the unsampled calls of one of this number of targets. `None` when nothing is attached.
+    pub(super) fn call_costs(&self, target: &Target, costs: &Costs, targets: usize) -> Option<CallCosts> {
         if self.stubs.is_installed(target.pid) {
             return Some(CallCosts::STUBS);
         }
-        target.hooks.call_costs(&self.discovery.plan, costs)
+        let alone = target.hooks.call_costs(&self.discovery.plan, costs)?;
+        Some(self.links.scope.costs_among(targets, alone))
     }
 
     pub(super) fn count_pointers(&mut self, target: &Target) -> usize {
@@ -308,7 +314,8 @@ impl Probes {
 
     pub(super) fn register(&mut self, target: &mut Target) {
         target.mappings.note_registered();
-        if let Err(error) = self.unwinding.register(&target.mappings.space, &self.discovery.modules) {
+        let registered = self.unwinding.register(&mut target.mappings.space, &mut self.discovery.modules);
+        if let Err(error) = registered {
             warn!("{error:#}");
         }
     }

@@ -4,9 +4,12 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::Instant;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, anyhow};
+use rustc_hash::FxHashSet;
 use tracing::warn;
 
+use super::config::{Engine, SessionConfig, Treatment};
+use super::discovery::Discovery;
 use super::target::{End, ForkedChild, Target};
 use crate::account::SampleTime;
 use crate::ids::{HeapId, Identity, LedgerId, Pid, StackId};
@@ -104,6 +107,11 @@ impl ProcessTable {
 
     pub(super) fn running_mut(&mut self) -> impl Iterator<Item = &mut Target> {
         self.running.values_mut()
+    }
+
+    /// Of all targets, also ended ones.
+    pub(super) fn pids(&self) -> FxHashSet<Pid> {
+        self.ended.iter().chain(self.running.values()).map(|target| target.pid).collect()
     }
 
     pub(super) fn count(&self) -> usize {
@@ -288,6 +296,23 @@ impl ProcessTable {
         }
     }
 
+    /// Opens a process that matches the selection. `None` if the policy skips it or it cannot be profiled.
+    pub(super) fn open(
+        &mut self,
+        facts: &ProcessFacts,
+        config: &SessionConfig,
+        discovery: &mut Discovery,
+    ) -> Option<Target> {
+        let opened = match config.treatment(facts) {
+            Treatment::Record(engine) => discovery.open(facts.pid()).map(|mut target| {
+                target.traps_only = engine == Engine::Trap;
+                target
+            }),
+            Treatment::Skip(reason) => Err(anyhow!(reason)),
+        };
+        opened.inspect_err(|error| self.decline(facts.identity, facts.command(), error)).ok()
+    }
+
     pub(super) fn ignore(&mut self, identity: Identity) {
         self.declined.insert(identity);
     }
@@ -301,13 +326,10 @@ impl ProcessTable {
     pub(super) fn others_of_window(&self) -> Others {
         let OthersWindow { base, folded_count, folded_totals } = &self.window;
         Others {
-            skipped: self.others.skipped.iter().skip(base.skipped.len()).cloned().collect(),
-            skipped_count: self.others.skipped_count - base.skipped_count,
-            short_lived_count: self.others.short_lived_count - base.short_lived_count,
-            not_inherited_count: self.others.not_inherited_count - base.not_inherited_count,
             folded_count: *folded_count,
             folded_totals: *folded_totals,
             folded_interval_bytes: None,
+            ..self.others.since(base)
         }
     }
 

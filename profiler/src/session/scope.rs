@@ -13,6 +13,7 @@ use tracing::debug;
 
 use super::config::{ScopeChoice, SessionConfig};
 use crate::bpf::load::LinkKind;
+use crate::guardrail::CallCosts;
 use crate::ids::Pid;
 use crate::linux::clock;
 use crate::linux::proc::maps::{self, FileIdentity};
@@ -30,7 +31,9 @@ pub(super) struct Scope {
 
 /// Traps that each further target adds to a malloc/free pair: 0.10 at malloc, 0.03 at free, and the return trap that
 /// the first of them adds (measured on Linux 6.18; see docs/overhead.md).
-const FILTER_TRAPS: f64 = 0.13;
+const FILTER_TRAPS: f64 = FILTER_TRAPS_ALLOC + FILTER_TRAPS_FREE;
+const FILTER_TRAPS_ALLOC: f64 = 0.10;
+const FILTER_TRAPS_FREE: f64 = 0.03;
 const RETURN_TRAPS: f64 = 0.45;
 
 /// Traps of a malloc/free pair of a process that is not a target. They count double: its user gets nothing for them.
@@ -59,6 +62,20 @@ impl Scope {
             (ScopeChoice::Auto, None) => (ScopeKind::Process, "one target", Some(2)),
         };
         Ok(Self { facts: facts(kind, reason), check_at })
+    }
+
+    /// Costs of calls among this number of targets, from those of a process that is the only one.
+    #[expect(clippy::cast_precision_loss, reason = "targets count by the thousand")]
+    pub(super) fn costs_among(&self, targets: usize, alone: CallCosts) -> CallCosts {
+        let further = targets.saturating_sub(1) as f64;
+        if self.is_shared() || further == 0.0 {
+            return alone;
+        }
+        let trap_ns = f64::midpoint(alone.alloc_ns, alone.free_ns);
+        CallCosts {
+            alloc_ns: alone.alloc_ns + trap_ns * (RETURN_TRAPS + FILTER_TRAPS_ALLOC * further),
+            free_ns: alone.free_ns + trap_ns * FILTER_TRAPS_FREE * further,
+        }
     }
 
     pub(super) fn is_shared(&self) -> bool {
@@ -213,6 +230,23 @@ mod tests {
         config.selection.min_rss_bytes = 1;
         let scope = Scope::new(&config, LinkKind::Multi).expect("possible");
         assert!(!scope.is_shared() && scope.is_due(2) && !scope.is_due(1));
+    }
+
+    #[test]
+    fn calls_cost_more_among_targets_with_probes_of_their_own() {
+        let config = SessionConfig::default();
+        let scope = Scope::new(&config, LinkKind::Session).expect("possible");
+        let pair = |targets| {
+            let costs = scope.costs_among(targets, CallCosts { alloc_ns: 500.0, free_ns: 400.0 });
+            (costs.alloc_ns + costs.free_ns).round()
+        };
+        // As measured: docs/overhead.md, "Many targets".
+        assert_eq!([1, 20, 100].map(pair), [900.0, 2214.0, 6894.0]);
+        let mut all = SessionConfig::default();
+        all.selection.all = true;
+        let shared = Scope::new(&all, LinkKind::Session).expect("possible");
+        let alone = CallCosts { alloc_ns: 500.0, free_ns: 400.0 };
+        assert_eq!(shared.costs_among(100, alone), alone);
     }
 
     #[test]

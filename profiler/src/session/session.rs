@@ -14,10 +14,11 @@ use super::config::{Control, Engine, Listener, SessionConfig};
 use super::discovery::{Discovery, Own};
 use super::earlier::Inventories;
 use super::followed::Followed;
-use super::guard::Guard;
+use super::guard::{GUARD_PERIOD, Guard};
 use super::hint::Hint;
+use super::jvm_maps::JvmMaps;
 use super::keeper_monitor::KeeperMonitor;
-use super::lifecycle::Lifecycle;
+use super::lifecycle::{Lifecycle, UNREACHED};
 use super::memory::MemorySampler;
 use super::meter::ProgressMeter;
 use super::overload::{LiveSizes, Load};
@@ -28,6 +29,7 @@ use super::raw_stacks::{RawSample, RawStacks};
 use super::resync::Resync;
 use super::target::Target;
 use super::unwinding::Tables;
+use super::view::ViewCache;
 use super::windows::Windows;
 use crate::bpf::counters::Counters;
 use crate::bpf::footprint::KernelMaps;
@@ -53,6 +55,7 @@ pub struct Session {
     pub(super) processes: ProcessTable,
     pub(super) lifecycle: Lifecycle,
     pub(super) windows: Windows,
+    pub(super) views: ViewCache,
     pub(super) guard: Guard,
     keeper: KeeperMonitor,
     pub(super) followed: Option<Followed>,
@@ -60,6 +63,7 @@ pub struct Session {
     pub(super) held: Option<Held>,
     pub(super) polls: u32,
     pub(super) hint: Hint,
+    pub(super) jvm_maps: JvmMaps,
     pub(super) memory: MemorySampler,
     pub(super) inventories: Inventories,
     found: VecDeque<Target>,
@@ -76,7 +80,6 @@ const BATCH_MAX: usize = 65_536;
 /// Period of draining the ring buffer unless it fills: the longest that an event waits.
 const DRAIN_PERIOD: Duration = Duration::from_millis(20);
 const PROGRESS_PERIOD: Duration = Duration::from_millis(500);
-const GUARD_PERIOD: Duration = Duration::from_millis(500);
 
 /// Period of polling targets for allocators that they have mapped meanwhile.
 const POLL_PERIOD: Duration = Duration::from_millis(250);
@@ -100,10 +103,7 @@ impl Session {
             if found.iter().any(|target: &Target| target.pid == facts.pid()) {
                 continue;
             }
-            match discovery.open(facts.pid()) {
-                Ok(target) => found.push_back(target),
-                Err(error) => processes.decline(facts.identity, facts.command(), &error),
-            }
+            found.extend(processes.open(&facts, &config, &mut discovery));
         }
         let own = (config.follow_forks || selection.is_open()).then(|| discovery.own()).flatten();
         let mut tables = Tables::new(config.unwind);
@@ -132,9 +132,11 @@ impl Session {
             processes,
             lifecycle: Lifecycle::new(),
             windows: Windows::new(clock::now()),
+            views: ViewCache::default(),
             guard,
             keeper: KeeperMonitor::new(probes.keeper())?,
             probes,
+            jvm_maps: JvmMaps::new(config.jvm_perf_maps),
             config,
             command: None,
             followed: None,
@@ -171,8 +173,7 @@ impl Session {
             self.take_records();
             if self.keeper.has_exited() || self.is_over() || is_to_stop().await {
                 for target in std::iter::once(target).chain(std::mem::take(&mut self.found)) {
-                    let reason = "recording ended before heapbpf attached to it".to_owned();
-                    self.processes.skip(target.pid, target.command, reason);
+                    self.processes.skip(target.pid, target.command, UNREACHED.to_owned());
                 }
                 return Ok(());
             }
@@ -186,6 +187,9 @@ impl Session {
                 self.begin_found(target, identity);
             }
             self.begin_inventory(pid);
+            if self.guard.is_overhead_due() {
+                self.detach_expensive();
+            }
             let pending = self.found.iter().map(|target| target.pid);
             self.probes.choose_scope(self.processes.running_mut(), pending);
             self.first_attached = self.first_attached.or_else(|| (self.processes.count() > 0).then(Instant::now));
@@ -225,9 +229,15 @@ impl Session {
         control: &mut Control,
         listener: &mut dyn Listener,
     ) -> Result<()> {
-        tokio::pin!(stop);
         let began = Instant::now();
         let deadline = self.deadline(began);
+        let stop = async {
+            tokio::select! {
+                () = stop => {}
+                () = sleep_until(deadline) => {}
+            }
+        };
+        tokio::pin!(stop);
         let mut drain = every(DRAIN_PERIOD, began + DRAIN_PERIOD);
         let mut poll = every(POLL_PERIOD, began + POLL_PERIOD);
         let mut guard = every(GUARD_PERIOD, began);
@@ -235,18 +245,22 @@ impl Session {
         let mut meter = ProgressMeter::default();
         let mut is_empty = true;
         while self.can_continue() {
+            // A task that never yields starves timers and signals. However much there is to do, the recording ends.
+            tokio::select! {
+                biased;
+                () = &mut stop => break,
+                () = tokio::task::yield_now() => {}
+            }
             let soon = self.lifecycle.next_due();
             tokio::select! {
                 () = &mut stop => break,
-                () = sleep_until(deadline) => break,
                 result = self.keeper.exited() => { result?; break }
-                pids = self.processes.exited() => pids.into_iter().for_each(|pid| self.handle_exit(pid)),
+                pids = self.processes.exited() => self.handle_exits(pids),
                 result = self.ring.filled() => {
                     result.context("cannot wait for the ring buffer")?;
                     is_empty = self.drain();
                 }
-                // Yields first, because a task that never does starves timers and signals.
-                () = tokio::task::yield_now(), if !is_empty => is_empty = self.drain(),
+                () = std::future::ready(()), if !is_empty => is_empty = self.drain(),
                 () = sleep_until(soon) => self.handle_changes(),
                 () = Command::changed(&mut self.command) => self.attend_command(listener),
                 () = Followed::changed(&self.followed) => self.attend_followed(listener),
@@ -278,12 +292,16 @@ impl Session {
         self.processes.count() > 0 || self.lifecycle.is_waiting() || self.config.selection.is_open()
     }
 
-    fn keep_limits(&mut self) -> Result<bool> {
+    fn detach_expensive(&mut self) {
         for (pid, percent) in self.guard.check_overhead(&mut self.processes, &self.probes) {
             if self.detach_target(pid) {
                 self.guard.note_detached(pid, percent);
             }
         }
+    }
+
+    fn keep_limits(&mut self) -> Result<bool> {
+        self.detach_expensive();
         Ok(self.guard.check_memory(self.processes.live_blocks() as u64)
             && self.guard.check_cpu(&mut self.rates, &mut self.probes.kernel)?)
     }
@@ -304,6 +322,19 @@ impl Session {
         self.reload_stale();
         self.complete_stacks();
         is_empty
+    }
+
+    /// Enters the records that the ring buffer has now, and handles process changes. Later records may remain: a target
+    /// may allocate faster than its records are entered.
+    pub(super) fn empty_ring(&mut self) {
+        let end = self.ring.written_bytes();
+        while !self.drain() && self.ring.read_bytes() < end {}
+    }
+
+    /// The same without handling process changes.
+    pub(super) fn catch_up(&mut self) {
+        let end = self.ring.written_bytes();
+        while !self.take_records() && self.ring.read_bytes() < end {}
     }
 
     /// Enters a batch of records. Returns whether it emptied the ring buffer.
@@ -329,6 +360,7 @@ impl Session {
                 lifecycle.executed(exec, processes, config.grace());
             }
             Ok(event) => {
+                let Some(event) = probes.unwinding.interpreters.enter(event, &probes.discovery.modules) else { return };
                 let Some(event) = inventories.observe(event, processes) else { return };
                 rates.count(record.len(), &event);
                 let Some(mut event) = probes.copies.enter(event) else { return };
@@ -411,11 +443,13 @@ impl Session {
         self.complete_inventory();
         self.rates.stop(&mut self.probes.kernel)?;
         let now = clock::now();
-        while !self.take_records() {}
+        self.catch_up();
         // The ring buffer ends at the first record that a preempted program has reserved and not submitted.
         bpf::wait_for_programs();
-        while !self.take_records() {}
+        self.catch_up();
         self.complete_all_stacks();
+        self.jvm_maps.finish(self.processes.running(), &self.probes.discovery.modules);
+        self.poll_generated();
         let ended = (now, self.probes.counters()?);
         self.resync_at_end();
         self.memory.sample_all(&mut self.processes, self.probes.discovery.plan.heaps(), now.monotonic);
@@ -423,7 +457,8 @@ impl Session {
         self.close_replaced();
         let gone: Vec<Pid> =
             self.processes.running().filter(|target| target.is_gone()).map(|target| target.pid).collect();
-        gone.into_iter().for_each(|pid| self.close(pid));
+        // Whatever the agent still has to do, nothing is later than the end of the recording.
+        gone.into_iter().for_each(|pid| self.close(pid, now.monotonic));
         for target in self.processes.running_mut() {
             self.probes.release(target);
         }

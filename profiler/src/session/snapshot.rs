@@ -1,5 +1,7 @@
 //! Output of a session. Contains addresses only: symbolization takes long and the ring buffer fills meanwhile.
 
+use std::sync::Arc;
+
 use anyhow::{Context, Result, bail};
 use profiler_common::counter::Counter;
 use profiler_common::interval::Interval;
@@ -21,9 +23,6 @@ use crate::model::{Health, HookStatus, InlinedHeap, Loss, Others, Symbolization,
 use crate::recording::entry::{HealthFacts, SessionFacts, TargetRecord};
 use crate::recording::recorder::Recorder;
 use crate::snapshot::{Snapshot, TargetState};
-
-/// A target that allocates permanently must not delay a dump or an inventory forever. The ring buffer holds at most this many batches.
-const DRAINS_MAX: u32 = 16;
 
 impl Session {
     /// The part of the selection that no process matched at the start, if others did.
@@ -50,6 +49,13 @@ impl Session {
             }
             Request::Dump => self.dump(WindowReason::Signal, listener),
             Request::Mark => self.set_mark(listener),
+            Request::Snapshot(reply) => {
+                if !reply.is_closed() {
+                    // A view that no longer waits needs none.
+                    let _ = reply.send(self.view()?);
+                }
+                Ok(())
+            }
         }
     }
 
@@ -80,6 +86,7 @@ impl Session {
         self.empty_ring();
         let (now, counters) = (clock::now(), self.probes.counters()?);
         self.processes.refresh_thread_names();
+        self.poll_generated();
         let window = self.end_window(reason, now);
         self.record_mark(now, reason.name());
         let snapshot = self.snapshot(now, &counters, Some(window));
@@ -90,6 +97,21 @@ impl Session {
         debug!("window {} held the session for {paused:?}", self.windows.ended);
         listener.dumped(snapshot);
         Ok(())
+    }
+
+    /// The whole recording so far, for views. Neither ends a window nor waits for inventories.
+    fn view(&mut self) -> Result<Arc<Snapshot>> {
+        let begun = clock::now().monotonic;
+        if let Some(latest) = self.views.reusable(begun) {
+            return Ok(latest);
+        }
+        self.empty_ring();
+        let (now, counters) = (clock::now(), self.probes.counters()?);
+        self.processes.refresh_thread_names();
+        self.poll_generated();
+        let snapshot = Arc::new(self.snapshot(now, &counters, None));
+        self.views.keep(Arc::clone(&snapshot), now.monotonic, clock::now().monotonic);
+        Ok(snapshot)
     }
 
     fn set_mark(&mut self, listener: &mut dyn Listener) -> Result<()> {
@@ -103,14 +125,6 @@ impl Session {
         self.processes.start_window(&states);
         listener.marked(self.windows.elapsed(now));
         Ok(())
-    }
-
-    fn empty_ring(&mut self) {
-        for _ in 0..DRAINS_MAX {
-            if self.drain() {
-                break;
-            }
-        }
     }
 
     fn status(&self) -> Status {
@@ -176,6 +190,7 @@ impl Session {
             guardrails: self.guard.report(),
             scope: Some(self.probes.scope(counters.get(Counter::ForeignCalls))),
             inline_engine,
+            interpreters: self.probes.unwinding.interpreters.frames(counters),
             symbolization: Symbolization::default(),
         };
         let stacks_lost = self.processes.all().into_iter().map(|target| target.ledger.stacks_lost()).sum();
@@ -329,15 +344,6 @@ impl Session {
     fn unchecked_children(&self) -> u64 {
         let checked = self.followed.as_ref().map_or(0, Followed::checked_count);
         if self.counts_children() { self.lifecycle.created_count().saturating_sub(checked) } else { 0 }
-    }
-
-    /// Enters what is in the ring buffer.
-    pub(super) fn catch_up(&mut self) {
-        for _ in 0..DRAINS_MAX {
-            if self.take_records() {
-                break;
-            }
-        }
     }
 
     fn catch_up_stopped(&mut self) {

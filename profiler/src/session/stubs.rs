@@ -109,7 +109,11 @@ impl Stubs {
             !previous.is_in_use(),
             "another heapbpf records process `{pid}` with the inline engine, whose stubs hide its calls; end that recording first"
         );
-        if self.engine == Engine::Trap && !previous.is_neutral() {
+        if target.traps_only {
+            self.refuse(target, "the configuration selects it");
+        }
+        let is_trapped = self.engine == Engine::Trap || target.traps_only;
+        if is_trapped && !previous.is_neutral() {
             let restored = restore(target, &previous, discovery, keeper).with_context(|| {
                 format!("cannot remove the stubs that a killed heapbpf has left in process `{pid}`")
             })?;
@@ -224,6 +228,11 @@ impl Stubs {
 
     pub(super) fn is_installed(&self, pid: Pid) -> bool {
         matches!(self.targets.get(&pid), Some(State::Installed(_)))
+    }
+
+    pub(super) fn refused(&self, pid: Pid) -> Option<&str> {
+        let Some(State::Refused(reason)) = self.targets.get(&pid) else { return None };
+        Some(reason)
     }
 
     pub(super) fn is_waiting(&self, pid: Pid) -> bool {

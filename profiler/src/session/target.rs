@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use tracing::{debug, info};
 
+use super::generated_code::GeneratedCode;
 use super::hooks::Hooks;
 use super::rates::Rates;
 use super::threads::Threads;
@@ -52,6 +53,8 @@ pub(super) struct Target {
     pub(super) overhead: OverheadMonitor,
     /// Selected individually, or descends from such a target: remains a target when it calls exec.
     pub(super) requested: bool,
+    /// Recorded by the trap engine, whichever the session's is.
+    pub(super) traps_only: bool,
     /// Minimum age of blocks counted in [`AgeStatistics::older`].
     pub(super) older_than: Option<Duration>,
     pub(super) timeline: Arc<Timeline>,
@@ -101,9 +104,11 @@ pub(super) struct ForkedChild {
     pub(super) fork: Fork,
     pub(super) ledger: Ledger,
     space: AddressSpace,
+    generated: GeneratedCode,
     hooks: Hooks,
     threads: Arc<ThreadNames>,
     pub(super) requested: bool,
+    traps_only: bool,
 }
 
 impl ForkedChild {
@@ -112,9 +117,11 @@ impl ForkedChild {
             fork,
             ledger: parent.ledger.fork(fork.child),
             space: parent.mappings.space.for_child(fork.child),
+            generated: parent.mappings.generated.for_child(),
             hooks: parent.hooks.for_child(),
             threads: Arc::clone(&parent.threads.names),
             requested: parent.requested,
+            traps_only: parent.traps_only,
         }
     }
 
@@ -123,9 +130,11 @@ impl ForkedChild {
             fork,
             ledger: self.ledger.fork(fork.child),
             space: self.space.for_child(fork.child),
+            generated: self.generated.for_child(),
             hooks: self.hooks.for_child(),
             threads: Arc::clone(&self.threads),
             requested: self.requested,
+            traps_only: self.traps_only,
         }
     }
 }
@@ -166,6 +175,7 @@ impl Target {
             hooks: Hooks::default(),
             overhead: OverheadMonitor::default(),
             requested: false,
+            traps_only: false,
             older_than: None,
             timeline: Arc::default(),
             memory: MemoryMonitor::default(),
@@ -179,10 +189,10 @@ impl Target {
     }
 
     pub(super) fn forked(process: Process, forked: ForkedChild) -> Self {
-        let ForkedChild { fork, ledger, space, hooks, threads, requested } = forked;
+        let ForkedChild { fork, ledger, space, generated, hooks, threads, requested, traps_only } = forked;
         let target = Self::new(process, Origin::Forked(fork.parent), Some(fork.time));
-        let (threads, mappings) = (Threads::of_child(&threads), Mappings::new(space));
-        Self { threads, mappings, ledger, hooks, requested, ..target }
+        let (threads, mappings) = (Threads::of_child(&threads), Mappings { generated, ..Mappings::new(space) });
+        Self { threads, mappings, ledger, hooks, requested, traps_only, ..target }
     }
 
     pub(super) fn open(pid: Pid, origin: Origin, born: Option<MonotonicNanos>) -> Result<Self, TargetError> {
@@ -195,7 +205,7 @@ impl Target {
         std::mem::swap(&mut next.ledger, &mut self.ledger);
         next.hooks = self.hooks.succeed();
         next.phase = Phase::Starting(Starting { is_probed_ahead: !next.hooks.is_empty(), ..Starting::default() });
-        next.requested = self.requested;
+        (next.requested, next.traps_only) = (self.requested, self.traps_only);
         let mut before = std::mem::replace(self, next);
         before.ledger = ledger;
         before.process = None;
@@ -267,6 +277,11 @@ impl Target {
     pub(super) fn refresh_mappings(&mut self, modules: &mut ModuleStore) {
         let is_gone = self.is_gone();
         self.mappings.refresh(self.pid, is_gone, modules);
+    }
+
+    /// Looks for files that name generated code.
+    pub(super) fn poll_generated(&mut self, modules: &mut ModuleStore) {
+        self.mappings.generated.poll(&mut self.mappings.space, modules);
     }
 
     pub(super) fn enter(&mut self, event: Event) {
@@ -388,6 +403,7 @@ impl Target {
 
 pub(super) struct Mappings {
     pub(super) space: Arc<AddressSpace>,
+    generated: GeneratedCode,
     /// The dynamic linker's list when the mappings were last read.
     pub(super) link_map: Option<LinkMap>,
     /// A stack contains code outside all known mappings.
@@ -416,6 +432,7 @@ impl Mappings {
     fn new(space: AddressSpace) -> Self {
         Self {
             space: Arc::new(space),
+            generated: GeneratedCode::default(),
             link_map: None,
             is_stale: false,
             is_unsearched: false,
@@ -458,6 +475,7 @@ impl Mappings {
     }
 
     fn check(&mut self, stack: &Stack) {
+        self.generated.observe(stack, &self.space);
         self.is_stale |= stack.frames.iter().any(|&frame| !self.space.covers(frame.inside_call()));
     }
 

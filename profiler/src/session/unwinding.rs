@@ -1,6 +1,7 @@
 //! Unwind tables of the targets' modules, and their upload to the kernel side.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -11,12 +12,14 @@ use profiler_common::unwind::{RowCell, Rule, TableRef};
 use tracing::{debug, info, warn};
 
 use super::config::UnwindMode;
+use super::interpreters::Interpreters;
 use crate::bpf::load::Kernel;
 use crate::bpf::unwind_maps::KernelUnwindMaps;
 use crate::ids::{ModuleId, Pid};
 use crate::linux::clock;
 use crate::object::module::ModuleStore;
 use crate::process::address_space::AddressSpace;
+use crate::units::MonotonicNanos;
 use crate::unwind::cache::Cache;
 use crate::unwind::store::{Capacity, MappedCode, NoRule, TableStore};
 use crate::unwind::{self, Table};
@@ -117,6 +120,7 @@ pub(super) struct Unwinding {
     tables: Tables,
     /// `None` when unwinding by frame pointers only.
     store: Option<TableStore<KernelUnwindMaps>>,
+    pub(super) interpreters: Interpreters,
 }
 
 impl Unwinding {
@@ -129,13 +133,19 @@ impl Unwinding {
             let capacity = Capacity { cells, pages: UNWIND_PAGES_MAX, mappings: MAPPINGS_MAX };
             Some(TableStore::new(KernelUnwindMaps::take(kernel)?, capacity, generated))
         };
-        Ok(Self { tables, store })
+        Ok(Self { tables, store, interpreters: Interpreters::default() })
     }
 
-    pub(super) fn register(&mut self, space: &AddressSpace, modules: &ModuleStore) -> Result<()> {
+    /// Finds the process's interpreter too, which becomes part of the address space.
+    pub(super) fn register(&mut self, space: &mut Arc<AddressSpace>, modules: &mut ModuleStore) -> Result<()> {
         let Some(store) = &mut self.store else {
             return Ok(());
         };
+        let interpreter = self.interpreters.find(space, modules);
+        let modules = &*modules;
+        if !store.set_interpreter(space.pid(), interpreter.as_ref()).context("cannot write an interpreter's offsets")? {
+            warn!("process `{}`: too many interpreters: stacks lack its Python functions", space.pid());
+        }
         let code: Vec<MappedCode> = space
             .mappings()
             .iter()
@@ -181,9 +191,10 @@ impl Unwinding {
         }
     }
 
-    /// The unwind rule of an address of a process, by the tables that are registered now.
-    pub(super) fn rule_at(&self, pid: Pid, address: u64) -> Result<Rule, NoRule> {
-        self.store.as_ref().map_or(Err(NoRule::NoTable), |store| store.rule_at(pid, address))
+    /// The unwind rule of an address of a process, by the tables that are registered now, and by those of the second before
+    /// `former_at`.
+    pub(super) fn rule_at(&self, pid: Pid, address: u64, former_at: Option<MonotonicNanos>) -> Result<Rule, NoRule> {
+        self.store.as_ref().map_or(Err(NoRule::NoTable), |store| store.rule_at(pid, address, former_at))
     }
 
     /// Denies copies of stacks to a process until its mappings are registered again, or [`try_copies`](Self::try_copies).

@@ -3,6 +3,7 @@
 use std::process::Command;
 
 use super::*;
+use crate::process::selection::Selection;
 use crate::session::target::Target;
 use crate::units::MonotonicNanos;
 
@@ -12,7 +13,7 @@ fn exec(pid: u32, nanos: u64) -> Exec {
 
 /// Pids of the execs that are due, in order.
 fn due(lifecycle: &mut Lifecycle) -> Vec<u32> {
-    std::iter::from_fn(|| lifecycle.take_due())
+    std::iter::from_fn(|| lifecycle.take_due(None))
         .map(|change| match change {
             ProcessChange::Started(exec, Origin::Executed, None) => exec.pid.0,
             _ => panic!("another change"),
@@ -27,7 +28,9 @@ fn without_grace_changes_are_due_at_once_and_in_order() {
         lifecycle.executed(exec(pid, 0), &mut processes, Duration::ZERO);
     }
     assert!(lifecycle.is_waiting());
-    assert_eq!(due(&mut lifecycle), [3, 1, 2]);
+    assert!(matches!(lifecycle.take_due(Some(Pid(2))), Some(ProcessChange::Started(Exec { pid: Pid(2), .. }, ..))));
+    assert!(lifecycle.take_due(Some(Pid(2))).is_none());
+    assert_eq!(due(&mut lifecycle), [3, 1]);
     assert!(!lifecycle.is_waiting());
     assert_eq!(lifecycle.next_due(), None);
 }
@@ -57,7 +60,10 @@ fn exited_vfork_children_are_removed() {
         lifecycle.vfork_children.insert(Pid(pid), ParentTarget { requested: pid == 5 });
     }
     lifecycle.executed(exec(5, 1), &mut processes, Duration::ZERO);
-    assert!(matches!(lifecycle.take_due(), Some(ProcessChange::Started(_, _, Some(ParentTarget { requested: true })))));
+    assert!(matches!(
+        lifecycle.take_due(None),
+        Some(ProcessChange::Started(_, _, Some(ParentTarget { requested: true })))
+    ));
     assert_eq!(lifecycle.take_exited_vfork_children(|pid| pid == Pid(4)), [Pid(4)]);
     assert_eq!(lifecycle.take_exited_vfork_children(|pid| pid != Pid(6)), []);
 }
@@ -91,7 +97,10 @@ fn vfork_children_of_targets_are_kept_until_they_exec() {
     assert!(!lifecycle.is_waiting());
     lifecycle.executed(exec(2, 1), &mut processes, Duration::ZERO);
     assert_eq!(lifecycle.vfork_children, BTreeMap::new());
-    assert!(matches!(lifecycle.take_due(), Some(ProcessChange::Started(_, _, Some(ParentTarget { requested: true })))));
+    assert!(matches!(
+        lifecycle.take_due(None),
+        Some(ProcessChange::Started(_, _, Some(ParentTarget { requested: true })))
+    ));
 }
 
 #[test]
@@ -110,10 +119,11 @@ fn new_processes_are_polled_until_they_are_settled() {
 fn scans_repeat_where_processes_must_grow_to_match() {
     for (all, min_rss_bytes, expected) in [(true, 1, true), (true, 0, false), (false, 1, false)] {
         let selection = Selection { all, min_rss_bytes, ..Selection::default() };
+        let config = SessionConfig { selection, ..SessionConfig::default() };
         let mut lifecycle = Lifecycle::new();
-        assert!(!lifecycle.is_scan_due(&selection));
+        assert!(!lifecycle.is_scan_due(&config));
         lifecycle.next_scan = Instant::now();
-        assert_eq!(lifecycle.is_scan_due(&selection), expected, "{all} {min_rss_bytes}");
-        assert!(!lifecycle.is_scan_due(&selection));
+        assert_eq!(lifecycle.is_scan_due(&config), expected, "{all} {min_rss_bytes}");
+        assert!(!lifecycle.is_scan_due(&config));
     }
 }
