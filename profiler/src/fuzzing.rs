@@ -3,14 +3,28 @@
 use crate::address::LinkAddr;
 use crate::collect::memory as process_copies;
 use crate::ids::Pid;
+use crate::ingest::decode;
+use crate::ingest::event::Event;
 use crate::linux::memory;
 use crate::linux::proc::process::Auxv;
 use crate::linux::proc::{maps, process, stat};
+use crate::model::{Pod, Workload};
 use crate::process::link_map::{LinkMap, Memory};
 use crate::symbolize::demangle::demangle;
 use crate::symbolize::element::{self, Qualified, implemented};
+use crate::symbolize::generated;
 use crate::unwind::Table;
 use crate::unwind::table::CHECKED_FROM;
+
+/// Decodes a record, and searches the lines of a code object.
+pub fn record(bytes: &[u8]) {
+    if let Ok(Event::Code(_, code)) = decode(bytes) {
+        let last = u32::try_from(code.lines.table.len()).unwrap_or(u32::MAX);
+        for unit in [0, 1, 7, last / 2, last, u32::MAX] {
+            let _ = code.lines.at(unit);
+        }
+    }
+}
 
 pub fn proc_file(bytes: &[u8]) {
     for line in bytes.split(|&byte| byte == b'\n') {
@@ -19,6 +33,7 @@ pub fn proc_file(bytes: &[u8]) {
     let text = String::from_utf8_lossy(bytes);
     for line in text.lines() {
         let _ = (process::of_epoll(line), process::of_timer(line), process::number(line));
+        let _ = (Workload::of_cgroup(line), Pod::of_directory(line));
     }
     let _ = (
         stat::parse(&text, 4096),
@@ -72,4 +87,9 @@ pub fn symbol_name(symbol: &str) {
         let _ = element::element_of(name);
         let _ = (Qualified::of_function(name), Qualified::of_type(name), implemented(name));
     }
+}
+
+/// The formats of just-in-time compilers: a perf map or a jitdump, searched at an address and a time.
+pub fn generated_code(is_dump: bool, bytes: &[u8], address: u64, time_ns: u64) {
+    generated::exercise(is_dump, bytes, address, time_ns);
 }

@@ -9,26 +9,33 @@ mod bpf;
 mod check;
 mod cli;
 mod collect;
+mod debuginfod;
 mod doctor;
 #[doc(hidden)]
 pub mod fuzzing;
 mod guardrail;
+mod http;
 mod ids;
 mod ingest;
+mod interpreter;
 mod keeper;
 mod leak;
 mod ledger;
 mod linux;
+mod live;
 mod memory;
 mod model;
 mod object;
 mod probe;
 mod process;
+mod push;
 mod recording;
 mod report;
+mod serve;
 mod session;
 mod snapshot;
 mod symbolize;
+mod top;
 mod units;
 mod unwind;
 mod walk;
@@ -47,6 +54,7 @@ pub mod internals {
     pub use crate::bpf::counters::Counters;
     pub use crate::bpf::load::{BackendChoice, Kernel, KernelConfig, LinkKind};
     pub use crate::bpf::ring::Ring;
+    pub use crate::cli::panic_on_screen;
     pub use crate::collect::ThreadState;
     pub use crate::guardrail::Limits;
     pub use crate::ids::{HeapId, HookId, ModuleId, Pid, Tid};
@@ -60,7 +68,7 @@ pub mod internals {
     pub use crate::linux::proc::maps::{Region, RegionKind, region_of, regions};
     pub use crate::linux::proc::process::Auxv;
     pub use crate::memory::{Copied, Memory};
-    pub use crate::model::{CurvePoint, HeapUsage, Profile, SampleTrigger, TargetProfile};
+    pub use crate::model::{CurvePoint, HeapUsage, Profile, SampleTrigger, TargetProfile, Window, WindowReason};
     pub use crate::object::image::Image;
     pub use crate::object::module::{Module, ModuleStore, Modules, Recorded};
     pub use crate::object::symbols::{Search, Symbols, Vtables};
@@ -78,6 +86,7 @@ pub mod internals {
     pub use crate::recording::write::Writer;
     pub use crate::report::diff::{Diff, Drawing, FORMATS as DIFF_FORMATS, Side, table as diff_table};
     pub use crate::report::json::read::read as read_report;
+    pub use crate::report::parquet::Writer as ParquetWriter;
     pub use crate::report::suppressions::Suppressions;
     pub use crate::report::{Format, Group, Presentation, View, summary};
     pub use crate::session::{
@@ -86,6 +95,8 @@ pub mod internals {
     pub use crate::snapshot::Scope;
     pub use crate::symbolize::profile::profile;
     pub use crate::symbolize::resolver::Resolver;
+    pub use crate::symbolize::trim::Trim;
+    pub use crate::units::{EstimatedBytes, EstimatedCount, EstimatedVariance};
     pub use crate::unwind::{Table, build as build_unwind_table};
     pub use crate::walk::{Scene, Walk, walk};
 }

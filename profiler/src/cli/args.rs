@@ -12,7 +12,10 @@ use profiler_common::limits::LIVE_BLOCKS_DEFAULT;
 use super::completion;
 use super::exit::usage;
 use super::report_args::{FilterArgs, OUTPUT, OutputArgs, PLACEMENT, PresentationArgs, VerdictArgs, listed};
+use super::symbols::SymbolArgs;
+use super::top_settings::TopSettings;
 use super::values::{self, named};
+use super::views::ViewArgs;
 use crate::allocator::custom::CustomHook;
 use crate::allocator::hook_set::built_in_names;
 use crate::allocator::resolve::ALLOCATORS;
@@ -141,6 +144,10 @@ pub(super) struct RecordArgs {
     #[command(flatten)]
     pub(super) common: CommonArgs,
 
+    /// Make Java virtual machines write `/tmp/perf-PID.map`, so that their methods have names. See docs/jit.md.
+    #[arg(help_heading = RECORDING, long)]
+    pub(super) jvm_perfmap: bool,
+
     /// Sample one heap at its own interval, such as `cuda=1`. May be given several times.
     #[arg(help_heading = RECORDING, long, value_name = "NAME=BYTES")]
     pub(super) heap_interval: Vec<HeapInterval>,
@@ -163,6 +170,13 @@ pub(super) struct RecordArgs {
     pub(super) verdict: VerdictArgs,
 
     #[command(flatten)]
+    pub(super) views: ViewArgs,
+
+    /// Set by `heapbpf top`.
+    #[arg(skip)]
+    pub(super) top: Option<TopSettings>,
+
+    #[command(flatten)]
     pub(super) dumps: DumpArgs,
 
     /// Stop after TIME (10s, 5m, 1h30m).
@@ -176,6 +190,10 @@ pub(super) struct RecordArgs {
 
     #[command(flatten)]
     pub(super) filter: FilterArgs,
+
+    /// Start no symbolizer: frames have module and offset. Names can be added on any machine: `heapbpf symbolize`.
+    #[arg(help_heading = super::symbols::HEADING, long, conflicts_with_all = ["debug_dir", "debuginfod"])]
+    pub(super) no_symbolize: bool,
 
     /// Show only live blocks that are at least TIME old when recording stops. Totals still include all blocks.
     #[arg(help_heading = OUTPUT, long, value_name = "TIME", value_parser = values::duration, allow_hyphen_values = true)]
@@ -275,6 +293,9 @@ pub(super) struct CommonArgs {
 
     #[command(flatten)]
     pub(super) output: OutputArgs,
+
+    #[command(flatten)]
+    pub(super) symbols: SymbolArgs,
 
     /// Read suppressions in LeakSanitizer's syntax (`leak:PATTERN`) from FILE. Growing callsites with a frame whose
     /// function, module or source file matches are not listed as leak candidates. May be given several times.

@@ -2,10 +2,12 @@
 
 use clap::{CommandFactory, Parser, Subcommand};
 
+use super::agent::AgentArgs;
 use super::args::RecordArgs;
 use super::completion;
 use super::leaks::LeaksArgs;
 use super::report_args::{ConvertArgs, DiffArgs, DoctorArgs, OpenArgs};
+use super::top::TopArgs;
 use crate::doctor::TARGET_COMMAND;
 use crate::report::Format;
 use crate::walk;
@@ -60,6 +62,26 @@ Needs no privileges, and works on any machine. A truncated or damaged recording 
 
 Exit codes: 0 done, 1 failed, 2 wrong usage, 3 done, but the recording is damaged, or the profile is incomplete (see docs/exit-codes.md).";
 
+const SYMBOLIZE_EXAMPLES: &str = "\
+Examples:
+  sudo heapbpf --pid 1234 --no-symbolize -o heap.json           on a small host, then elsewhere:
+  heapbpf symbolize heap.json -o heap.html --debug-dir symbols  names from debug files by build id
+  heapbpf symbolize heap.json -o named.json --debuginfod https://debuginfod.debian.net
+  heapbpf symbolize x.heapbpf -o heap.svg -o heap.pb.gz         a recording
+
+Needs no privileges.
+
+Exit codes: as of `heapbpf convert`.";
+
+const AGENT_HELP: &str = "\
+Examples:
+  heapbpf agent --print-config > agent.toml    a commented configuration with all defaults
+  heapbpf agent --config agent.toml --check    validate it, and print what is in effect
+  sudo heapbpf agent --config agent.toml       until SIGTERM
+  sudo touch /etc/heapbpf/agent.stop           stop recording on this host, until the file is removed
+
+Exit codes: 0 stopped by a signal, 1 failed, 2 wrong usage or a mistake in the configuration.";
+
 const DIFF_EXAMPLES: &str = "\
 Examples:
   sudo heapbpf --pid 1234 --duration 1m -o before.json      make two profiles,
@@ -102,12 +124,24 @@ Exit codes:
                                                              4    leaks found
                                                              130  interrupted before the heap was inspected";
 
+const TOP_EXAMPLES: &str = "\
+Examples:
+  sudo heapbpf top --pid 1234                        live; q quits
+  sudo heapbpf top --all --min-rss 50MiB             every process, ranked
+  sudo heapbpf top --cmdline 'redis*' --refresh 5s   rarer refreshes
+  sudo heapbpf top --pid 1234 -o heap.html           also a report when it ends
+  sudo heapbpf top -- ./server --port 80             start a program; its output is discarded
+  sudo heapbpf top --command-output log -- ./server  its output in a file
+  sudo heapbpf top --pid 1234 --once                 the tables, once, for scripts
+  sudo heapbpf top --pid 1234 --json --refresh 10s   a JSON object per line and refresh
+  sudo heapbpf top --all --csv --duration 1h         a line per process and refresh
+
+Exit codes are those of `heapbpf record`; without `-o`, an incomplete profile counts as done, unless `--strict`.";
+
 const RECORD_SHORT: &str = "\
 Examples:
   sudo heapbpf redis-server -d 10s       writes a flame graph and an HTML report
   sudo heapbpf -o heap.html -- ./server  from the first allocation on
-  sudo heapbpf leaks --pid 1234          unreachable blocks, now
-
 `heapbpf --help` lists all options; `heapbpf leaks -h` those of a command.";
 
 /// Shows which code of a running process holds its heap memory.
@@ -135,6 +169,18 @@ pub(super) enum Command {
     /// Write reports from a recording (`-o x.heapbpf`) or a JSON report.
     #[command(after_help = more("convert"), after_long_help = CONVERT_EXAMPLES)]
     Convert(ConvertArgs),
+    /// Add names to a recording or a JSON report, on any machine.
+    ///
+    /// Finds modules by build id: at their own paths, in `--debug-dir` and standard directories, and on debuginfod servers. Writes
+    /// what `convert` does. See docs/debug-files.md.
+    #[command(after_help = more("symbolize"), after_long_help = SYMBOLIZE_EXAMPLES)]
+    Symbolize(ConvertArgs),
+    /// Record all processes of a host, within budgets.
+    ///
+    /// Records for a part of the time, until it is stopped. SIGHUP reads the configuration again; SIGTERM ends the agent. See
+    /// docs/agent.md.
+    #[command(after_help = AGENT_HELP)]
+    Agent(AgentArgs),
     /// Check what works here, and measure the cost of a probe.
     ///
     /// Checks what this kernel, this user and a process allow. Exits with 0 if profiling works, else with 1.
@@ -147,6 +193,12 @@ pub(super) enum Command {
     /// Exits with 4 if there are any.
     #[command(after_help = more("leaks"), after_long_help = LEAKS_HELP.replace("ALLOCATORS", &walk::allocators()))]
     Leaks(Box<LeaksArgs>),
+    /// Show the heap of running processes, live.
+    ///
+    /// Processes and callsites with growth and rates, stacks with source lines, and a flame view; `?` lists the keys. See
+    /// docs/top.md.
+    #[command(after_help = more("top"), after_long_help = TOP_EXAMPLES)]
+    Top(Box<TopArgs>),
     /// Open a report in a browser.
     ///
     /// Prints its path where there is none. Under sudo, the browser is that of the user who called sudo.
@@ -186,7 +238,7 @@ fn more(command: &str) -> String {
 }
 
 /// Options that `-h` lists; `--help` lists all.
-const EVERYDAY: [&str; 25] = [
+const EVERYDAY: [&str; 30] = [
     "process",
     "pid",
     "cmdline",
@@ -197,8 +249,10 @@ const EVERYDAY: [&str; 25] = [
     "output",
     "view",
     "focus",
-    "quiet",
     // Of other commands.
+    "refresh",
+    "once",
+    "csv",
     "recording",
     "from",
     "to",
@@ -213,6 +267,9 @@ const EVERYDAY: [&str; 25] = [
     "report",
     "shell",
     "of",
+    "config",
+    "check",
+    "print_config",
 ];
 
 /// Options of every day for other commands that are not for `record`.

@@ -10,10 +10,12 @@ use bytesize::ByteSize;
 use rustc_hash::FxHashMap;
 
 use super::exit::{self, usage};
+use super::naming::{Naming, add_names};
 use super::output::{self, Access, Output, Written};
 use super::report_args::ConvertArgs;
 use super::source;
 use super::terminal::{self, say};
+use super::windows::Windows;
 use crate::ids::LedgerId;
 use crate::ledger::totals::Movement;
 use crate::linux::files;
@@ -21,19 +23,21 @@ use crate::model::Profile;
 use crate::recording::block::MAGIC;
 use crate::recording::names::{self, Found, RecordedNames};
 use crate::recording::read::{self, Damage};
+use crate::recording::replay::late::LateFacts;
 use crate::recording::span::{ReplayedSpan, Span, SpanError};
 use crate::report::filter::Filter;
 use crate::report::json::read::read as read_json;
 use crate::report::text::count;
-use crate::report::{Presentation, heaptrack, summary};
+use crate::report::{Format, Presentation, heaptrack, summary};
 use crate::snapshot::{Scope, Snapshot, TargetState};
 use crate::symbolize::Resolve;
 use crate::symbolize::profile::profile;
 use crate::symbolize::resolver::Resolver;
 use crate::symbolize::sandbox::Interrupt;
-use crate::symbolize::trim::trim;
+use crate::symbolize::sources::Sources;
+use crate::symbolize::trim::{Trim, trim};
 
-pub(super) fn convert(args: &ConvertArgs) -> Result<u8> {
+pub(super) fn convert(args: &ConvertArgs, naming: Naming) -> Result<u8> {
     if let (Some(from), Some(to)) = (args.from, args.to)
         && from >= to
     {
@@ -44,23 +48,36 @@ pub(super) fn convert(args: &ConvertArgs) -> Result<u8> {
     let open = |path: &PathBuf| Output::open(path, args.output.format, Access::All);
     let outputs = args.output.output.iter().map(open).collect::<Result<Vec<_>>>()?;
     let nanos = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+    if args.every.is_some() && outputs.iter().all(|output| output.format() != Format::Parquet) {
+        return Err(usage(
+            "`--every` divides Parquet files into windows; add an output such as `-o heap.parquet`".to_owned(),
+        ));
+    }
     let options = Options {
+        naming,
+        sources: args.symbols.sources(args.output.quiet)?,
         span: Span { from_ns: args.from.map(nanos), to_ns: args.to.map(nanos) },
         by_thread: args.presentation.by_thread(),
-        trims: args.output.trim,
+        trim: args.output.trims(),
         quiet: args.output.quiet,
+        every_ns: args.every.map(nanos),
         events: outputs.iter().any(|output| output.format().needs_recording()),
     };
     let mut input = match read_report(&args.recording)? {
-        None => read_recording(&args.recording, options)?,
-        Some(profile) => from_report(args, profile, &outputs)?.into(),
+        None => read_recording(&args.recording, &options)?,
+        Some(mut profile) => {
+            if naming == Naming::Again {
+                add_names(&mut profile, &options.sources);
+            }
+            from_report(args, profile, &outputs)?.into()
+        }
     };
     input.judge(args.verdict.strict);
     input.select(&args.filter.filter());
     if args.output.source {
         source::embed(&mut input.profile, args.output.quiet);
     }
-    write(args, options, &input, outputs)?;
+    write(args, &options, &input, outputs)?;
     let is_complete = !input.profile.incomplete() && !input.is_damaged;
     Ok(if is_complete { exit::DONE } else { exit::INCOMPLETE })
 }
@@ -69,7 +86,7 @@ pub(super) fn convert(args: &ConvertArgs) -> Result<u8> {
 fn from_report(args: &ConvertArgs, mut profile: Profile, outputs: &[Output]) -> Result<Profile> {
     let name = args.recording.display();
     let refuse = |reason: String| Err(usage(format!("`{name}` is a JSON report, {reason}")));
-    for (option, given) in [("--from", args.from), ("--to", args.to)] {
+    for (option, given) in [("--from", args.from), ("--to", args.to), ("--every", args.every)] {
         if given.is_some() {
             return refuse(format!(
                 "which has totals without times, so `{option}` cannot select from it; convert a recording (`-o x.heapbpf`)"
@@ -90,22 +107,22 @@ fn from_report(args: &ConvertArgs, mut profile: Profile, outputs: &[Output]) -> 
                 .to_owned(),
         );
     }
-    if args.output.trim {
-        for callsite in profile.targets.iter_mut().flat_map(|target| &mut target.callsites) {
-            callsite.stack = trim(&callsite.stack, &profile.frames).to_vec();
-        }
+    let what = args.output.trims();
+    for callsite in profile.targets.iter_mut().flat_map(|target| &mut target.callsites) {
+        callsite.stack = trim(&callsite.stack, &profile.frames, what).into_owned();
     }
     Ok(profile)
 }
 
-fn write(args: &ConvertArgs, options: Options, input: &Input, outputs: Vec<Output>) -> Result<()> {
+fn write(args: &ConvertArgs, options: &Options, input: &Input, outputs: Vec<Output>) -> Result<()> {
     let presentation = args.presentation.presentation();
     let shown = presentation.thinned(&input.profile);
     let mut written = Written::default();
     for output in outputs {
-        written.write(output, |format, out| match input.events.as_ref().filter(|_| format.needs_recording()) {
-            Some(events) => events.write(&args.recording, options, &presentation, out),
-            None => Ok(format.write(&shown, &presentation, out)?),
+        written.write(output, |format, out| match (&input.events, &input.windows) {
+            (Some(events), _) if format.needs_recording() => events.write(&args.recording, options, &presentation, out),
+            (_, Some(windows)) if format == Format::Parquet => windows.write(args, options.span, &presentation, out),
+            _ => Ok(format.write(&shown, &presentation, out)?),
         })?;
     }
     if args.output.quiet {
@@ -140,11 +157,12 @@ pub(super) struct Input {
     /// Until when the recording has totals only, in nanoseconds since its start.
     folded_until_ns: Option<u64>,
     events: Option<EventNames>,
+    windows: Option<Windows>,
 }
 
 impl From<Profile> for Input {
     fn from(profile: Profile) -> Self {
-        Self { profile, is_damaged: false, folded_until_ns: None, events: None }
+        Self { profile, is_damaged: false, folded_until_ns: None, events: None, windows: None }
     }
 }
 
@@ -164,12 +182,16 @@ impl Input {
     }
 }
 
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 struct Options {
+    naming: Naming,
+    sources: Sources,
     span: Span,
     by_thread: bool,
-    trims: bool,
+    trim: Trim,
     quiet: bool,
+    /// Length of windows.
+    every_ns: Option<u64>,
     events: bool,
 }
 
@@ -181,18 +203,26 @@ fn read_report(path: &Path) -> Result<Option<Profile>> {
 
 pub(super) fn read_whole(path: &Path, quiet: bool) -> Result<Input> {
     match read_report(path)? {
-        None => read_recording(path, Options { quiet, ..Options::default() }),
+        None => read_recording(path, &Options { quiet, ..Options::default() }),
         Some(profile) => Ok(profile.into()),
     }
 }
 
-fn read_recording(path: &Path, options: Options) -> Result<Input> {
+fn read_recording(path: &Path, options: &Options) -> Result<Input> {
     let name = path.display();
     let mut reading = read::read(path).with_context(|| format!("`{name}`"))?;
-    let mut names = RecordedNames::new(Resolver::sandboxed(Interrupt::default()));
+    let mut names = RecordedNames::new(Resolver::sandboxed(Interrupt::default(), options.sources.clone()));
+    if options.naming == Naming::Again {
+        names = names.again();
+    }
     let refused = |error: SpanError| usage(format!("`{name}`: {error}"));
-    let mut entries = 0;
-    let counted = (&mut reading).inspect(|_| entries += 1);
+    let (mut entries, mut late) = (0, LateFacts::default());
+    let counted = (&mut reading).inspect(|entry| {
+        entries += 1;
+        if options.every_ns.is_some() {
+            late.note(entry);
+        }
+    });
     let spanned = ReplayedSpan::read(counted, options.span, options.by_thread, &mut names).map_err(refused)?;
     if options.events {
         spanned.check_whole().map_err(refused)?;
@@ -204,21 +234,25 @@ fn read_recording(path: &Path, options: Options) -> Result<Input> {
         let skipped = count(reading.skipped());
         say(&format!("heapbpf: `{name}`: {skipped} entries of a later version of heapbpf were skipped"));
     }
-    let Found { modules, missing } = names::find(spanned.modules(), names.is_empty());
-    if !options.quiet {
+    let Found { modules, missing } = names::find(spanned.modules(), names.needs_files());
+    if !options.quiet && options.naming == Naming::Recorded {
         report_missing(&missing);
     }
     let snapshot = spanned.snapshot(modules);
-    let events = options.events.then(|| EventNames::new(&snapshot, spanned.targets(), &names, options.trims, entries));
-    Ok(Input {
-        profile: profile(&snapshot, Scope::Window, &names, options.trims),
+    let events = options.events.then(|| EventNames::new(&snapshot, spanned.targets(), &names, options.trim, entries));
+    let input = Input {
+        profile: profile(&snapshot, Scope::Window, &names, options.trim),
         is_damaged: reading.damage().is_some(),
         folded_until_ns: spanned.folded_until_ns(),
         events,
-    })
+        windows: None,
+    };
+    let windows =
+        options.every_ns.map(|every_ns| Windows { every_ns, entries, modules: snapshot.modules, late, names });
+    Ok(Input { windows, ..input })
 }
 
-fn report_damage(path: &Path, damage: &Damage, spanned: &ReplayedSpan) {
+pub(super) fn report_damage(path: &Path, damage: &Damage, spanned: &ReplayedSpan) {
     say(&format!(
         "heapbpf: warning: `{}`: damaged at byte {}: {}; read up to {:.1} s, {} events",
         path.display(),
@@ -285,13 +319,13 @@ struct EventNames {
 
 impl EventNames {
     /// `ledgers` are those of the snapshot's targets, in their order.
-    fn new(snapshot: &Snapshot, ledgers: Vec<LedgerId>, resolver: &dyn Resolve, trims: bool, entries: usize) -> Self {
+    fn new(snapshot: &Snapshot, ledgers: Vec<LedgerId>, resolver: &dyn Resolve, trim: Trim, entries: usize) -> Self {
         let target = |(index, (ledger, target)): (usize, (LedgerId, &TargetState))| {
             let callsites = target.ledger.callsites.iter().enumerate().map(|(at, callsite)| (callsite.index, at));
             (ledger, (index, callsites.collect()))
         };
         let targets = ledgers.into_iter().zip(&snapshot.targets).enumerate().map(target).collect();
-        Self { profile: profile(snapshot, Scope::Whole, resolver, trims), targets, entries }
+        Self { profile: profile(snapshot, Scope::Whole, resolver, trim), targets, entries }
     }
 
     /// Events of callsites that are left out have no callsite.
@@ -312,7 +346,7 @@ impl EventNames {
     fn write(
         &self,
         recording: &Path,
-        options: Options,
+        options: &Options,
         presentation: &Presentation,
         out: &mut dyn Write,
     ) -> Result<()> {

@@ -32,6 +32,7 @@ use crate::report::unreachable::{Unreachable, write_json};
 use crate::report::{Format, Presentation, View};
 use crate::session::{Listener, OverloadPolicy, Progress, SessionConfig};
 use crate::symbolize::resolver::Resolver;
+use crate::symbolize::sources::Sources;
 
 const SNAPSHOT: [(&str, Method); 2] = [("read", Method::Read), ("fork", Method::Fork)];
 
@@ -115,7 +116,7 @@ pub(super) fn run(mut args: LeaksArgs, inherited: Inherited) -> Result<u8> {
         limit: args.limit,
         suppressions: args.common.read_suppressions()?,
         with_contents: args.contents,
-        trims: common.trim,
+        trim: common.trims(),
     };
     output::check_distinct(&common.output)?;
     let open = |path: &PathBuf| Output::open_for_profile(path, common.format, Access::Owner);
@@ -126,6 +127,7 @@ pub(super) fn run(mut args: LeaksArgs, inherited: Inherited) -> Result<u8> {
         quiet: common.quiet,
         source: common.source,
         to_stderr: !args.command.is_empty(),
+        sources: args.common.symbols.sources(common.quiet)?,
     };
     match (args.pid, args.watch) {
         (Some(pid), None) => async_runtime()?.block_on(check_unrecorded(pid, args.snapshot, plan, reports)),
@@ -238,10 +240,11 @@ struct Reports {
     source: bool,
     /// The text report goes to standard error, because standard output is a command's.
     to_stderr: bool,
+    sources: Sources,
 }
 
 fn start_checker(plan: Plan, reports: Reports) -> Checker {
-    Worker::start(move |snapshots, resolver| {
+    Worker::start(reports.sources.clone(), move |snapshots, resolver| {
         let mut last: Option<Unreachable> = None;
         let mut leaking: BTreeMap<Pid, bool> = BTreeMap::new();
         let mut is_incomplete = false;

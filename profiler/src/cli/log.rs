@@ -11,9 +11,10 @@ use tracing_subscriber::registry::LookupSpan;
 use super::terminal;
 
 /// `RUST_LOG` takes precedence.
-pub(super) fn start(verbose: u8, quiet: bool) {
+pub(super) fn start(verbose: u8, quiet: bool, is_agent: bool) {
     let default = match verbose {
         0 if quiet => "error",
+        0 if is_agent => "warn,heapbpf::cli::agent=info",
         0 => "warn",
         1 => "heapbpf=info",
         2 => "heapbpf=debug",

@@ -1,5 +1,6 @@
 //! The command line: options to configuration, results to files, text and an exit code. The only folder that prints.
 
+mod agent;
 mod args;
 mod commands;
 mod completion;
@@ -11,18 +12,29 @@ mod documents;
 mod exit;
 mod leaks;
 mod log;
+mod naming;
 mod open;
 mod output;
 mod process;
+mod push;
 mod record;
 mod report_args;
 mod runtime;
+mod screen;
+mod serve;
 mod similar;
 mod source;
 mod status;
+mod symbolize;
+mod symbols;
 mod terminal;
+mod top;
+mod top_settings;
+mod top_view;
 mod user;
 mod values;
+mod views;
+mod windows;
 
 use std::ffi::OsString;
 use std::io::Write;
@@ -33,6 +45,7 @@ use clap::FromArgMatches;
 
 use commands::{Cli, Command, commands};
 use exit::ParseError;
+use naming::Naming;
 use report_args::DoctorArgs;
 
 use crate::doctor::{Diagnosis, report, serve};
@@ -57,7 +70,7 @@ pub fn run() -> ExitCode {
         Ok(cli) => cli,
         Err(error) => return error.report(&commands, &words),
     };
-    log::start(cli.verbose, is_quiet(&cli));
+    log::start(cli.verbose, is_quiet(&cli), matches!(cli.command, Some(Command::Agent(_))));
     ExitCode::from(execute(cli, inherited).unwrap_or_else(|error| exit::fail(&error)))
 }
 
@@ -77,10 +90,13 @@ fn execute(cli: Cli, inherited: Inherited) -> Result<u8> {
     match cli.command {
         None => record::run(cli.record, inherited),
         Some(Command::Record(args)) => record::run(*args, inherited),
-        Some(Command::Convert(args)) => convert::convert(&args),
+        Some(Command::Convert(args)) => convert::convert(&args, Naming::Recorded),
+        Some(Command::Symbolize(args)) => symbolize::symbolize(&args),
+        Some(Command::Agent(args)) => agent::run(&args),
         Some(Command::Doctor(args)) => doctor(&args),
         Some(Command::Diff(args)) => diff::diff(&args),
         Some(Command::Leaks(args)) => leaks::run(*args, inherited),
+        Some(Command::Top(args)) => top::run(*args, inherited),
         Some(Command::Open(args)) => open::run(&args),
         Some(Command::DoctorTarget) => {
             serve(std::io::stdin().lock(), terminal::output()).map(|()| exit::DONE).map_err(Into::into)
@@ -141,10 +157,17 @@ fn manual(of: Option<&str>) -> Result<u8> {
     Ok(exit::DONE)
 }
 
+/// Takes the terminal as `heapbpf top` does, and panics.
+pub fn panic_on_screen() -> ! {
+    let _taken = screen::TakenTerminal::take().expect("standard input is a terminal");
+    panic!("a panic on the screen");
+}
+
 fn is_quiet(cli: &Cli) -> bool {
     match &cli.command {
         None => cli.record.common.output.quiet,
         Some(Command::Record(args)) => args.common.output.quiet,
+        Some(Command::Top(args)) => args.record.common.output.quiet,
         Some(Command::Leaks(args)) => args.common.output.quiet,
         Some(_) => false,
     }

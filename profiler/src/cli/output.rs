@@ -9,7 +9,6 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 
-use super::args::RecordArgs;
 use super::exit::usage;
 use super::terminal;
 use crate::linux::files::Replacement;
@@ -131,8 +130,8 @@ pub(super) fn is_recording(path: &Path) -> bool {
     path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case(RECORDING_EXTENSION))
 }
 
-pub(super) fn recording_path(args: &RecordArgs) -> Option<&PathBuf> {
-    args.common.output.output.iter().find(|path| is_recording(path))
+pub(super) fn recording_path(paths: &[PathBuf]) -> Option<&PathBuf> {
+    paths.iter().find(|path| is_recording(path))
 }
 
 /// Refuses two outputs to one file: the second would replace the first.

@@ -4,6 +4,7 @@
 use std::collections::HashSet;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
@@ -14,9 +15,11 @@ use super::args::RecordArgs;
 use super::exit::{self, is_broken_pipe, usage};
 use super::output::{self, Access, Output, Written, is_recording, recording_path};
 use super::report_args::PresentationArgs;
-use super::runtime::{Worker, run_session, start_session, wait_for_command};
+use super::runtime::{Stops, Worker, run_session, start_session, wait_for_command};
 use super::source;
 use super::terminal::{self, ProgressLine, say};
+use super::top_settings::TopSettings;
+use super::views::{Shown, Views};
 use crate::allocator::hook_set::HookSet;
 use crate::allocator::selection::HeapSelection;
 use crate::guardrail::Limits;
@@ -30,10 +33,12 @@ use crate::recording::names::names;
 use crate::recording::write::Written as Recording;
 use crate::report::suppressions::Suppressions;
 use crate::report::{Format, Presentation, View, describe, summary};
-use crate::session::{DumpPlan, Listener, Progress, Session, SessionConfig};
+use crate::session::{DumpPlan, Launched, Listener, Progress, Session, SessionConfig};
 use crate::snapshot::{Scope, Snapshot};
 use crate::symbolize::profile::profile;
 use crate::symbolize::resolver::Resolver;
+use crate::symbolize::sources::Sources;
+use crate::symbolize::trim::Trim;
 
 const NAME_CHARS_MAX: usize = 100;
 
@@ -73,6 +78,7 @@ fn config(args: &RecordArgs) -> Result<SessionConfig> {
             all: args.all,
             exclude: args.exclude.clone(),
             min_rss_bytes: args.min_rss,
+            age_min: Duration::ZERO,
         },
         follow_forks: !args.no_follow_fork,
         functions,
@@ -98,12 +104,13 @@ fn config(args: &RecordArgs) -> Result<SessionConfig> {
         backend: args.backend,
         engine: args.engine,
         hints: true,
-        detailed_progress: !is_silent(args) && ProgressLine::is_possible(),
+        detailed_progress: args.top.is_some() || !is_silent(args) && ProgressLine::is_possible(),
         scope: args.scope,
         unwind_bytes_max: args.unwind_memory,
         by_thread: args.presentation.by_thread(),
+        jvm_perf_maps: args.jvm_perfmap,
         inventory_bytes_max: if args.no_inventory { 0 } else { args.inventory_max },
-        recording: recording_path(args).map(|path| (path.clone(), args.max_size)),
+        recording: recording_path(&args.common.output.output).map(|path| (path.clone(), args.max_size)),
         older_than: args.older_than,
         limits: Limits {
             memory_bytes_max: args.max_memory,
@@ -121,23 +128,47 @@ async fn record(
     suppressions: Suppressions,
     inherited: Inherited,
 ) -> Result<u8> {
+    let quiet = args.common.output.quiet || args.top.is_some();
+    let sources = Sources { is_off: args.no_symbolize, ..args.common.symbols.sources(args.common.output.quiet)? };
+    let presentation = args.presentation.presentation();
+    let shown = Shown { presentation, trim: args.common.output.trims(), quiet, sources: sources.clone() };
+    let mut views = Views::start(&args.views, shown, args.top.clone())?;
     let Some((mut session, mut stops, mut control)) = start_session(config, &args.command, inherited).await? else {
         return Ok(exit::INTERRUPTED);
     };
-    let quiet = args.common.output.quiet;
-    if !is_silent(args) {
+    views.iter_mut().for_each(|views| views.connect(&mut control));
+    if !args.common.output.quiet && args.command.is_empty() && args.top.as_ref().is_none_or(TopSettings::is_for_scripts)
+    {
         announce(args, &session);
     }
     let line = ProgressLine::new(is_silent(args));
     let has_files = outputs.iter().any(|output| output.path().is_some());
-    let writer = start_writer(args, outputs, suppressions, line.clone());
-    let mut events = Events { writer, line, quiet, has_files };
+    let writer = start_writer(args, sources, outputs, suppressions, line.clone());
+    let mut events = Events { writer, line, quiet, has_files, views };
     let launched = session.launched();
-    session.run(stops.wait(launched), &mut control, &mut events).await?;
+    let closed = Views::closed(events.views.as_ref());
+    let stop = async {
+        tokio::select! {
+            () = stops.wait(launched) => {}
+            () = closed => {}
+        }
+    };
+    session.run(stop, &mut control, &mut events).await?;
     events.line.clear();
     let (snapshot, command, recording) = session.finish()?;
+    // Served until the reports are written.
+    let mut views = events.views.take();
+    if let Some(views) = &mut views {
+        drop(control);
+        views.end_session(Arc::new(snapshot.clone())).await;
+        views.close_screen(is_to_close(args, &mut stops, launched)).await?;
+    }
     events.writer.send(Job::End(snapshot));
     let mut reports = events.writer.finish(stops.next(launched)).await?;
+    let pushed = match views {
+        Some(views) => views.finish(stops.next(launched)).await,
+        None => None,
+    };
     let recording = recording.map(|recording| recording.finish(std::mem::take(&mut reports.names))).transpose();
     let recording = recording.unwrap_or_else(|error| {
         // The reports are complete; the recording is not.
@@ -145,7 +176,7 @@ async fn record(
         reports.failed = true;
         None
     });
-    let code = summarize(args, &reports, recording.as_ref())?;
+    let code = summarize(args, &reports, recording.as_ref(), pushed.as_deref())?;
     match command {
         Some(command) => {
             let command_code = wait_for_command(command, &mut stops, quiet).await;
@@ -159,9 +190,16 @@ async fn record(
     }
 }
 
+/// Until the screen is to close although the user has not closed it: at once where the recording did not end by itself.
+async fn is_to_close(args: &RecordArgs, stops: &mut Stops, launched: Option<Launched>) {
+    if !stops.requested && !stops.terminated && args.duration.is_none() {
+        stops.next(launched).await;
+    }
+}
+
 /// Messages must not interrupt a command's own output.
 fn is_silent(args: &RecordArgs) -> bool {
-    args.common.output.quiet || !args.command.is_empty()
+    args.common.output.quiet || args.top.is_some() || !args.command.is_empty()
 }
 
 fn announce(args: &RecordArgs, session: &Session) {
@@ -187,6 +225,7 @@ struct Events {
     line: ProgressLine,
     quiet: bool,
     has_files: bool,
+    views: Option<Views>,
 }
 
 impl Events {
@@ -203,6 +242,7 @@ impl Listener for Events {
         if let Some(grower) = grower {
             self.writer.send(Job::Grower(*grower));
         }
+        self.views.iter().for_each(|views| views.publish(&progress));
         self.line.show(&progress, "stops");
     }
 
@@ -229,23 +269,33 @@ impl Listener for Events {
     }
 }
 
-fn summarize(args: &RecordArgs, reports: &Reports, recording: Option<&Recording>) -> Result<u8> {
+fn summarize(args: &RecordArgs, reports: &Reports, recording: Option<&Recording>, pushed: Option<&str>) -> Result<u8> {
     let Reports { profile, written, failed, .. } = reports;
     if !args.common.output.quiet {
         let (width, colour) = terminal::layout();
         let PresentationArgs { view, .. } = args.presentation;
-        let mut text = summary::summary(profile, view, args.presentation.top(), width, colour) + &written.list("");
+        let mut text = match &args.top {
+            None => summary::summary(profile, view, args.presentation.top(), width, colour) + &written.list(""),
+            Some(_) => written.list("").trim_start().to_owned(),
+        };
         if let Some(recording) = recording {
             let size = ByteSize(recording.size_bytes);
             text.push_str(&format!("\n{} (recording, {size})", recording.path.display()));
         }
-        match terminal::print(&text, written.to_stdout || !args.command.is_empty()) {
+        if let Some(pushed) = pushed {
+            text.push_str(&format!("\npush: {pushed}"));
+        }
+        let is_redirected = written.to_stdout || !args.command.is_empty() || args.top.is_some();
+        let printed = if text.is_empty() { Ok(()) } else { terminal::print(&text, is_redirected) };
+        match printed {
             Err(error) if error.kind() != ErrorKind::BrokenPipe => return Err(error.into()),
             _ => {}
         }
     }
+    let counts_as_done = args.top.is_some() && written.files.is_empty() && !args.verdict.strict;
     Ok(match profile.incomplete() {
         _ if *failed => exit::FAILED,
+        _ if counts_as_done => exit::DONE,
         true => exit::INCOMPLETE,
         false => exit::DONE,
     })
@@ -258,7 +308,7 @@ fn outputs(args: &RecordArgs, pids: &[Pid]) -> Result<Vec<Output>> {
         return Err(usage("`-o` names more than one recording (`.heapbpf`), and they would be identical: name one"));
     }
     output::check_distinct(paths)?;
-    match recording_path(args) {
+    match recording_path(&args.common.output.output) {
         Some(path) => output::check_recording(path)?,
         None if args.max_size.is_some() => {
             return Err(usage("`--max-size` limits a recording: name one, as in `-o x.heapbpf`"));
@@ -270,6 +320,9 @@ fn outputs(args: &RecordArgs, pids: &[Pid]) -> Result<Vec<Output>> {
         return Err(usage("dumps are written to files beside a report's file: name one, as in `-o heap.svg`"));
     }
     let open = |path: &Path| Output::open_for_profile(path, args.common.output.format, Access::All);
+    if paths.is_empty() && args.top.is_some() {
+        return Ok(Vec::new());
+    }
     if paths.is_empty() {
         let formats = args.common.output.format.map_or(vec![Format::Flamegraph, Format::Html], |format| vec![format]);
         let paths = output::new_paths(&default_name(args, pids), &formats);
@@ -310,11 +363,18 @@ enum Job {
     End(Snapshot),
 }
 
-fn start_writer(args: &RecordArgs, outputs: Vec<Output>, suppressions: Suppressions, line: ProgressLine) -> Writer {
+fn start_writer(
+    args: &RecordArgs,
+    sources: Sources,
+    outputs: Vec<Output>,
+    suppressions: Suppressions,
+    line: ProgressLine,
+) -> Writer {
     let args = args.clone();
-    Worker::start(move |jobs, resolver| {
+    Worker::start(sources, move |jobs, resolver| {
         let paths = outputs.iter().filter_map(Output::path).map(Into::into).collect();
-        let presentation = args.presentation.presentation();
+        let mut presentation = args.presentation.presentation();
+        presentation.host.get_or_insert_with(|| rustix::system::uname().nodename().to_string_lossy().into_owned());
         let mut state = State { paths, args, presentation, suppressions, line, resolver, failed: false };
         for (job, _pending) in jobs {
             match job {
@@ -340,7 +400,7 @@ struct State {
 impl State {
     fn symbolize(&self, snapshot: &Snapshot, scope: Scope) -> Profile {
         let start = Instant::now();
-        let mut profile = profile(snapshot, scope, &self.resolver, self.args.common.output.trim);
+        let mut profile = profile(snapshot, scope, &self.resolver, self.args.common.output.trims());
         tracing::debug!(elapsed = ?start.elapsed(), frames = profile.frames.len(), "symbolized");
         profile.suppress(&self.suppressions);
         self.args.filter.filter().apply(&mut profile);
@@ -352,7 +412,8 @@ impl State {
     }
 
     fn name_grower(&self, snapshot: &Snapshot) {
-        let profile = profile(snapshot, Scope::Whole, &self.resolver, true);
+        let what = Trim { ends: true, interpreter: true };
+        let profile = profile(snapshot, Scope::Whole, &self.resolver, what);
         self.line.set_grower(summary::grower(&profile));
         self.resolver.release();
     }
@@ -400,7 +461,7 @@ impl State {
             self.write_peak(snapshot);
         }
         let profile = self.symbolize(snapshot, Scope::Whole);
-        let is_recorded = recording_path(&self.args).is_some();
+        let is_recorded = recording_path(&self.args.common.output.output).is_some();
         let names = if is_recorded { names(snapshot, &self.resolver) } else { Names::default() };
         let presentation = self.presentation.clone();
         let shown = presentation.thinned(&profile);

@@ -9,6 +9,7 @@ use indexmap::IndexSet;
 use regex::Regex;
 
 use super::completion;
+use super::symbols::SymbolArgs;
 use super::values::{self, Threshold, named};
 use crate::ids::Pid;
 use crate::probe::place::PlacementMode;
@@ -16,6 +17,7 @@ use crate::report::diff::Widths;
 use crate::report::filter::Filter;
 use crate::report::summary::Top;
 use crate::report::{Format, Group, Presentation, Share, TopBy, View};
+use crate::symbolize::trim::Trim;
 
 pub(super) const OUTPUT: &str = "Output";
 
@@ -48,6 +50,10 @@ pub(super) struct OutputArgs {
     #[arg(help_heading = OUTPUT, long)]
     pub(super) trim: bool,
 
+    /// Show the interpreter's own frames between Python functions too.
+    #[arg(help_heading = OUTPUT, long, hide_short_help = true)]
+    pub(super) native: bool,
+
     /// Embed the source lines around each frame in HTML reports, from files on this machine that the invoking user may
     /// read. Files are named by the target's debug information: check a report before you pass it on.
     #[arg(help_heading = OUTPUT, long)]
@@ -56,6 +62,12 @@ pub(super) struct OutputArgs {
     /// Print errors only.
     #[arg(help_heading = OUTPUT, short, long)]
     pub(super) quiet: bool,
+}
+
+impl OutputArgs {
+    pub(super) fn trims(&self) -> Trim {
+        Trim { ends: self.trim, interpreter: !self.native }
+    }
 }
 
 #[derive(Args, Clone, Debug)]
@@ -77,6 +89,10 @@ pub(super) struct PresentationArgs {
     /// Draw flame graphs upside down, with the outermost frames at the top.
     #[arg(help_heading = OUTPUT, long)]
     pub(super) icicle: bool,
+
+    /// Name of the recorded machine in Parquet files. While recording, its host name is the default.
+    #[arg(help_heading = OUTPUT, long, value_name = "NAME")]
+    pub(super) host: Option<String>,
 
     /// Number of rows in the table on the terminal.
     #[arg(help_heading = OUTPUT, long, value_name = "ROWS", default_value_t = 10)]
@@ -129,7 +145,8 @@ impl PresentationArgs {
 
     pub(super) fn presentation(&self) -> Presentation {
         let by = self.by.iter().copied().collect::<IndexSet<_>>().into_iter().collect();
-        Presentation { view: self.view, by, threshold: self.threshold, icicle: self.icicle }
+        let (threshold, icicle, host) = (self.threshold, self.icicle, self.host.clone());
+        Presentation { view: self.view, by, threshold, icicle, host }
     }
 }
 
@@ -147,6 +164,10 @@ pub(super) struct ConvertArgs {
     #[arg(long, value_name = "TIME", value_parser = values::duration, allow_hyphen_values = true)]
     pub(super) to: Option<Duration>,
 
+    /// Divide the recording into windows of this length: Parquet files get a row per callsite and window.
+    #[arg(long, value_name = "TIME", value_parser = values::period)]
+    pub(super) every: Option<Duration>,
+
     #[command(flatten)]
     pub(super) presentation: PresentationArgs,
 
@@ -158,6 +179,9 @@ pub(super) struct ConvertArgs {
 
     #[command(flatten)]
     pub(super) output: OutputArgs,
+
+    #[command(flatten)]
+    pub(super) symbols: SymbolArgs,
 }
 
 #[derive(Args, Clone, Debug)]

@@ -20,6 +20,7 @@ use crate::linux::signals::{self, Inherited};
 use crate::session::{Command, Control, Launched, Session, SessionConfig};
 use crate::symbolize::resolver::Resolver;
 use crate::symbolize::sandbox::Interrupt;
+use crate::symbolize::sources::Sources;
 
 pub(super) fn run_session(session: impl Future<Output = Result<u8>>) -> Result<u8> {
     check_privileges()?;
@@ -32,6 +33,11 @@ pub(super) fn run_session(session: impl Future<Output = Result<u8>>) -> Result<u
 pub(super) fn async_runtime() -> Result<Runtime> {
     // BPF maps counted as locked memory until Linux 5.11.
     raise(Resource::Memlock, "RLIMIT_MEMLOCK", Rlimit { current: None, maximum: None });
+    Builder::new_current_thread().enable_all().build().context("cannot start tokio")
+}
+
+/// For the thread of a view.
+pub(super) fn view_runtime() -> Result<Runtime> {
     Builder::new_current_thread().enable_all().build().context("cannot start tokio")
 }
 
@@ -113,6 +119,8 @@ pub(super) struct Stops {
     /// Number of SIGINTs that are for the command only: 1 with a command.
     interrupts_left: u32,
     pub(super) requested: bool,
+    /// SIGTERM or SIGHUP was received, also with a command.
+    pub(super) terminated: bool,
 }
 
 impl Stops {
@@ -130,7 +138,7 @@ impl Stops {
                 listeners.push((number, signal(kind).context("cannot listen for signals")?));
             }
         }
-        Ok(Self { listeners, interrupts_left: 0, requested: false })
+        Ok(Self { listeners, interrupts_left: 0, requested: false, terminated: false })
     }
 
     pub(super) async fn wait(&mut self, command: Option<Launched>) {
@@ -173,6 +181,7 @@ impl Stops {
 
     fn receive(&mut self, signal: Signal, command: Option<Launched>) {
         let is_interrupt = signal == Signal::INT;
+        self.terminated |= !is_interrupt;
         match command {
             None => self.requested |= !is_interrupt || self.interrupts_left == 0,
             Some(command) => {
@@ -203,12 +212,15 @@ pub(super) type Queued<J> = (J, Arc<()>);
 
 impl<J: Send + 'static, R: Send + 'static> Worker<J, R> {
     /// Starts a thread that runs `work` with the queue, which ends when it is closed, and a resolver of its own.
-    pub(super) fn start(work: impl FnOnce(Receiver<Queued<J>>, Resolver) -> Result<R> + Send + 'static) -> Self {
+    pub(super) fn start(
+        sources: Sources,
+        work: impl FnOnce(Receiver<Queued<J>>, Resolver) -> Result<R> + Send + 'static,
+    ) -> Self {
         let (queue, jobs) = mpsc::channel();
         let interrupt = Interrupt::default();
         let of_thread = interrupt.clone();
         // A resolver is not Send.
-        let thread = tokio::task::spawn_blocking(move || work(jobs, Resolver::sandboxed(of_thread)));
+        let thread = tokio::task::spawn_blocking(move || work(jobs, Resolver::sandboxed(of_thread, sources)));
         Self { queue, pending: Arc::new(()), thread, interrupt }
     }
 

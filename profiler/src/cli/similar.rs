@@ -2,7 +2,8 @@
 
 /// A command whose name differs from a mistyped word by a letter in three.
 pub(super) fn similar(word: &str) -> Option<&'static str> {
-    const NAMES: [&str; 8] = ["record", "convert", "doctor", "diff", "leaks", "open", "completions", "man"];
+    const NAMES: [&str; 11] =
+        ["record", "convert", "symbolize", "agent", "doctor", "diff", "leaks", "top", "open", "completions", "man"];
     let distances = NAMES.map(|name| (strsim::osa_distance(word, name), name));
     let close = distances.into_iter().filter(|(distance, name)| *distance > 0 && distance * 3 <= name.len());
     close.min().map(|(_, name)| name)

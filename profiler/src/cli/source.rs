@@ -55,6 +55,13 @@ pub(super) fn embed(profile: &mut Profile, quiet: bool) {
     }
 }
 
+/// A line of a source file that the invoking user may read; `None` without one.
+pub(super) fn line(path: &Path, line: u32) -> Option<String> {
+    let text = as_invoker(|| read_source(path)).and_then(|text| text).ok()?;
+    let line = text.lines().nth(usize::try_from(line.checked_sub(1)?).ok()?)?;
+    Some(cleaned(line))
+}
+
 type Lines = BTreeSet<u32>;
 
 /// Files and lines of frames, by the allocated bytes of the callsites through them.

@@ -1,8 +1,9 @@
 //! Standard error and terminals receive no control characters except line ends, tabs and colours: names and paths of
 //! targets could move a terminal's cursor or type into it, even from a log file printed later.
 
+use std::collections::VecDeque;
 use std::io::{self, IsTerminal, Write};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
@@ -14,8 +15,41 @@ use crate::session::Progress;
 
 /// Writes a line to standard error. Ignores errors: reports are written even if nobody reads messages.
 pub(super) fn say(line: &str) {
-    let mut out = errors();
-    let _ = writeln!(out, "{line}").and_then(|()| out.flush());
+    if !keep(line) {
+        let mut out = errors();
+        let _ = writeln!(out, "{line}").and_then(|()| out.flush());
+    }
+}
+
+/// Maximum number of messages that are kept while a full screen is shown.
+const MESSAGES_MAX: usize = 100;
+
+/// Messages since a full screen was opened; `None` without one.
+static MESSAGES: Mutex<Option<VecDeque<String>>> = Mutex::new(None);
+
+fn messages() -> MutexGuard<'static, Option<VecDeque<String>>> {
+    MESSAGES.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Keeps later messages, which would overwrite a full screen.
+pub(super) fn keep_messages() {
+    *messages() = Some(VecDeque::new());
+}
+
+/// Later messages are written again. Returns those that were kept; `None` if none were to be.
+pub(super) fn kept_messages() -> Option<VecDeque<String>> {
+    messages().take()
+}
+
+/// Returns whether the message is kept.
+fn keep(message: &str) -> bool {
+    let mut messages = messages();
+    let Some(kept) = messages.as_mut().filter(|_| errors_are_terminal()) else { return false };
+    if kept.len() == MESSAGES_MAX {
+        kept.pop_front();
+    }
+    kept.push_back(message.to_owned());
+    true
 }
 
 pub(super) fn output() -> Lines<io::Stdout> {
@@ -30,6 +64,10 @@ pub(super) fn output_is_terminal() -> bool {
     io::stdout().is_terminal()
 }
 
+pub(super) fn errors_are_terminal() -> bool {
+    io::stderr().is_terminal()
+}
+
 pub(super) fn layout() -> (Option<usize>, bool) {
     if !output_is_terminal() {
         return (None, false);
@@ -39,10 +77,15 @@ pub(super) fn layout() -> (Option<usize>, bool) {
 }
 
 pub(super) fn errors_have_colour() -> bool {
-    io::stderr().is_terminal() && wants_colour()
+    errors_are_terminal() && wants_colour()
 }
 
-fn wants_colour() -> bool {
+/// For a screen, whose texts contain no control characters.
+pub(super) fn unfiltered_output() -> io::Stdout {
+    io::stdout()
+}
+
+pub(super) fn wants_colour() -> bool {
     std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
 }
 
@@ -131,7 +174,7 @@ impl ProgressLine {
     }
 
     pub(super) fn is_possible() -> bool {
-        io::stderr().is_terminal()
+        errors_are_terminal()
     }
 
     /// Draws once.
@@ -186,6 +229,9 @@ impl Write for Log {
         // A target's name may contain line ends.
         let (text, end) = line.split_at(line.len() - usize::from(line.ends_with(b"\n")));
         let one_line: Vec<u8> = text.iter().map(|&byte| if byte == b'\n' { b' ' } else { byte }).collect();
+        if keep(&String::from_utf8_lossy(&one_line)) {
+            return Ok(line.len());
+        }
         let write = || {
             let mut errors = errors();
             errors.write_all(&one_line)?;
