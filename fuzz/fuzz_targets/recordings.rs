@@ -3,7 +3,7 @@
 #![no_main]
 
 use heapbpf::internals::{
-    Reading, RecordedNames, ReplayedSpan, Resolver, Scope, Span, SpanError, find_modules, profile,
+    Reading, RecordedNames, ReplayedSpan, Resolver, Scope, Span, SpanError, Trim, find_modules, profile,
 };
 use heapbpf_fuzz::{recording, reports};
 
@@ -15,7 +15,7 @@ libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
     let Ok(spanned) = ReplayedSpan::read(&mut reading, span, input.by_thread, &mut names) else { return };
     // Modules are not opened: inputs must not reach the machine's files.
     let found = find_modules(spanned.modules(), false);
-    let profile = profile(&spanned.snapshot(found.modules), Scope::Window, &names, false);
+    let profile = profile(&spanned.snapshot(found.modules), Scope::Window, &names, Trim::NOTHING);
     reports::write(&profile, input.report);
     if spanned.check_whole().is_ok()
         && let Ok(reading) = Reading::new(&*input.file)
