@@ -2,6 +2,7 @@
 
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "a command line tool for developers")]
 
+mod archive;
 mod bench;
 mod build_ebpf;
 mod build_page;
@@ -10,8 +11,10 @@ mod demo;
 mod dist;
 mod faults;
 mod fuzz;
+mod interpreters;
 mod packages;
 mod process;
+mod retry;
 mod screenshots;
 mod test;
 mod tidy;
@@ -39,6 +42,7 @@ enum Subcommands {
     Dist(dist::Arguments),
     Fuzz(fuzz::Arguments),
     Faults(faults::Arguments),
+    Interpreters(interpreters::Arguments),
     Screenshots(screenshots::Arguments),
     Test(test::Arguments),
     Tidy(tidy::Arguments),
@@ -58,6 +62,7 @@ fn main() -> ExitCode {
         Subcommands::Dist(arguments) => dist::run(&arguments),
         Subcommands::Fuzz(arguments) => fuzz::run(&arguments),
         Subcommands::Faults(arguments) => faults::run(&arguments),
+        Subcommands::Interpreters(arguments) => interpreters::run(&arguments),
         Subcommands::Screenshots(arguments) => screenshots::run(&arguments),
         Subcommands::Test(arguments) => test::run(&arguments),
         Subcommands::Tidy(arguments) => tidy::run(&arguments),

@@ -35,6 +35,10 @@ const PACKAGES: &[Package] = &[
     ("php-cli", "php", "a target: an interpreter with an allocator of its own"),
     ("default-jdk-headless", "javac", "a target: a virtual machine that generates code"),
     ("sqlite3", "sqlite3", "a target: a database in one process"),
+    ("memcached", "memcached", "a target: a stripped server"),
+    ("debuginfod", "debuginfod", "serves debug files"),
+    ("dwz", "dwz", "makes debug files share a third one"),
+    ("xz-utils", "xz", "compresses MiniDebugInfo"),
     ("git", "git", "a target: reads a repository's history"),
     ("postgresql", "/usr/lib/postgresql", "a target: a server that forks, and pgbench"),
     ("nginx-light", "/usr/sbin/nginx", "a target: a server with pools"),
@@ -42,6 +46,9 @@ const PACKAGES: &[Package] = &[
     ("ffmpeg", "ffmpeg", "a target: a program of two hundred modules"),
     ("valgrind", "valgrind", "a second opinion on leaks"),
     ("valgrind", "/usr/libexec/valgrind/dh_view.html", "reads DHAT's and massif's files"),
+    ("curl", "curl", "a client of `--serve`"),
+    ("openssl", "openssl", "makes certificates for `--serve`"),
+    ("prometheus", "promtool", "checks and scrapes the metrics of `--serve`"),
     ("strace", "strace", "shows which files are opened"),
     ("chromium", "chromium", "opens what is drawn by scripts"),
     ("golang-go", "go", "reads profiles with `go tool pprof`, and builds a target"),
@@ -53,7 +60,9 @@ const PACKAGES: &[Package] = &[
     ("google-perftools", "google-pprof", "reads gperftools' heap profiles"),
     ("graphviz", "dot", "draws the graphs of `go tool pprof`"),
     ("heaptrack", "heaptrack_print", "reads heaptrack's data"),
+    ("tmux", "tmux", "a terminal whose screen can be read"),
     ("bpftrace", "bpftrace", "a tool to compare with"),
+    ("systemd", "systemd-analyze", "verifies the units of the packages"),
     ("python3-venv", "/usr/lib/python3.11/ensurepip", "makes room for readers from PyPI"),
     ("qemu-system-x86", "qemu-system-x86_64", "emulates a machine"),
     ("busybox-static", "busybox", "the virtual machine's programs"),
@@ -66,13 +75,16 @@ pub(crate) const RUST: &str = "rustc-web cargo-web rust-web-src";
 pub(crate) const LLVM: &str = "llvm-22-dev";
 pub(crate) const TESTS: &str = "gcc libc6-dev g++ binutils libjemalloc2 libtcmalloc-minimal4 libmimalloc2.0 libjemalloc-dev \
     libgoogle-perftools-dev libmimalloc-dev musl-tools musl-dev redis-server redis-tools python3 php-cli perl nodejs sqlite3 git \
-    postgresql nginx-light valgrind strace golang-go default-jdk-headless";
+    postgresql nginx-light valgrind strace tmux golang-go default-jdk-headless curl openssl prometheus systemd memcached \
+    debuginfod dwz xz-utils";
 pub(crate) const VIEWERS: &str =
     "chromium golang-go golang-1.19-src google-perftools graphviz heaptrack python3-venv valgrind";
 pub(crate) const BENCH_UNWIND: &str =
     "gcc libc6-dev redis-server redis-tools nginx-light wrk postgresql python3 git sqlite3 ffmpeg";
 pub(crate) const BENCH_OVERHEAD: &str = "gcc libc6-dev g++ python3 redis-server redis-tools sqlite3 git libjemalloc2 \
     libgoogle-perftools-dev heaptrack bpftrace valgrind";
+pub(crate) const BENCH_AGENT: &str = "gcc libc6-dev redis-server redis-tools python3 perl";
+pub(crate) const BENCH_TOP: &str = "gcc libc6-dev tmux";
 pub(crate) const BENCH_C: &str = "gcc libc6-dev";
 pub(crate) const VM: &str = "qemu-system-x86 busybox-static cpio gcc libc6-dev";
 pub(crate) const FUZZ: &str = "g++";

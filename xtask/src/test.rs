@@ -1,21 +1,23 @@
 //! `cargo xtask test`: runs every test of the workspace, with its requirements: the built binary, programs to profile, root.
 
-use std::process::Command;
+use std::path::PathBuf;
 
 use anyhow::{Context as _, Result, bail};
 
 use crate::command::{self, Privilege, Repository};
-use crate::{packages, viewers};
+use crate::{interpreters, packages, retry, viewers};
 
 /// How cargo starts a test as root.
 const RUNNER: (&str, &str) = ("CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER", "sudo -E");
+const INTERPRETERS: &str = "HEAPBPF_INTERPRETERS";
+const OBJECT: &str = "HEAPBPF_BPF_OBJECT";
 
 /// Runs every test of the workspace, on the real kernel.
 ///
 /// Builds heapbpf first, because integration tests run the binary that HEAPBPF_BIN names. Profiling
 /// other processes requires root: the tests of other users are started through sudo, and built files stay theirs. Missing
 /// programs that the tests profile, or open profiles with, are installed (Debian: with apt-get; see also
-/// `cargo xtask viewers`).
+/// `cargo xtask viewers` and `cargo xtask interpreters`).
 #[derive(clap::Args)]
 #[command(after_help = "Examples:
   cargo xtask test                          everything
@@ -23,12 +25,20 @@ const RUNNER: (&str, &str) = ("CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER", "s
   cargo xtask test -- --nocapture           with the output of tests that pass
   HEAPBPF_BPF_OBJECT=target/rebuilt.bpf.o cargo xtask test      with another BPF object")]
 pub(crate) struct Arguments {
+    /// Gives tests that failed a second try, one at a time, and names them.
+    ///
+    /// For machines that are busy or slow. Must come first.
+    #[arg(long)]
+    retry: bool,
     /// Passed on to `cargo test`.
     #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "ARGS")]
     arguments: Vec<String>,
 }
 
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
+    if arguments.retry && arguments.arguments.iter().any(|argument| argument != "--locked") {
+        bail!("with --retry, only --locked is passed on: the second try runs tests by their names");
+    }
     let privilege = Privilege::find();
     if privilege == Privilege::Missing {
         bail!("profiling other processes requires root, and sudo is not available: run it as root");
@@ -38,15 +48,34 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let repository = Repository::find()?;
     command::run(repository.cargo().args(["build", "--package", "heapbpf"]))?;
     let viewers = viewers::install(&repository)?;
-    let mut test = repository.cargo();
-    test.args(words(&arguments.arguments)).env("HEAPBPF_BIN", repository.target.join("debug/heapbpf"));
-    test.env("HEAPBPF_VIEWERS", viewers);
-    absolute_object(&mut test)?;
+    let (interpreters, object) = (interpreters(&repository)?, object()?);
     if privilege == Privilege::Sudo {
         eprintln!("profiling other processes requires root: cargo starts the tests through `{}`", RUNNER.1);
-        test.env(RUNNER.0, RUNNER.1);
     }
-    command::run(&mut test)
+    let cargo = |words: &[&str]| {
+        let mut test = repository.cargo();
+        test.args(words).env("HEAPBPF_BIN", repository.target.join("debug/heapbpf"));
+        test.env("HEAPBPF_VIEWERS", &viewers).env(INTERPRETERS, &interpreters);
+        test.envs(object.iter().map(|path| (OBJECT, path)));
+        if privilege == Privilege::Sudo {
+            test.env(RUNNER.0, RUNNER.1);
+        }
+        test
+    };
+    let mut test = cargo(&words(&arguments.arguments));
+    if !arguments.retry {
+        return command::run(&mut test);
+    }
+    let locked: Vec<&str> = arguments.arguments.iter().map(String::as_str).collect();
+    retry::run(&mut test, |of| cargo(&[&["test"], &locked[..], of].concat()))
+}
+
+/// Returns the folder that the user has set, or installs one.
+fn interpreters(repository: &Repository) -> Result<PathBuf> {
+    match std::env::var_os(INTERPRETERS).filter(|given| !given.is_empty()) {
+        Some(given) => Ok(std::path::absolute(given)?),
+        None => interpreters::install(repository),
+    }
 }
 
 fn words(arguments: &[String]) -> Vec<&str> {
@@ -62,14 +91,11 @@ fn words(arguments: &[String]) -> Vec<&str> {
     words
 }
 
-/// Makes the path to another BPF object absolute: tests run in the folder of their package.
-fn absolute_object(test: &mut Command) -> Result<()> {
-    const VARIABLE: &str = "HEAPBPF_BPF_OBJECT";
-    let Some(given) = std::env::var_os(VARIABLE) else { return Ok(()) };
+/// The absolute path to another BPF object, if one is given: tests run in the folder of their package.
+fn object() -> Result<Option<PathBuf>> {
+    let Some(given) = std::env::var_os(OBJECT) else { return Ok(None) };
     let path = std::fs::canonicalize(&given);
-    let path = path.with_context(|| format!("{VARIABLE} names `{}`, which cannot be read", given.display()))?;
-    test.env(VARIABLE, path);
-    Ok(())
+    path.with_context(|| format!("{OBJECT} names `{}`, which cannot be read", given.display())).map(Some)
 }
 
 #[cfg(test)]

@@ -1,5 +1,6 @@
 //! `cargo xtask bench`: the measurements behind the figures in docs/, one file for each subject.
 
+mod agent;
 mod attach;
 mod calls;
 mod chart;
@@ -12,6 +13,7 @@ mod overhead;
 mod programs;
 mod synthetic;
 mod tool;
+mod top;
 mod unwind;
 mod workload;
 
@@ -44,8 +46,12 @@ enum Subject {
     /// Measures writing 10,000 callsites of 40 frames each, in each format. The page is docs/formats.md.
     Formats(synthetic::Arguments),
     Leaks(leaks::Arguments),
+    Agent(agent::Arguments),
+    Top(top::Arguments),
     /// Measures marking and folding of synthetic heaps of 1 GiB and of 10 million blocks. The page is docs/leaks.md.
     Mark(synthetic::Arguments),
+    /// Measures Parquet files of a simulated fleet: 1,000 files, 100 million rows, queries in DuckDB. The page is docs/parquet.md.
+    Parquet(synthetic::FleetArguments),
 }
 
 impl Subject {
@@ -56,7 +62,10 @@ impl Subject {
             Self::Soak(arguments) => overhead::soak(arguments),
             Self::Formats(arguments) => synthetic::formats(arguments),
             Self::Leaks(arguments) => leaks::run(arguments),
+            Self::Agent(arguments) => agent::run(arguments),
+            Self::Top(arguments) => top::run(arguments),
             Self::Mark(arguments) => synthetic::mark(arguments),
+            Self::Parquet(arguments) => synthetic::fleet(arguments),
         }
     }
 }

@@ -74,6 +74,8 @@ enum Part {
     Targets,
     /// The programs in the kernel, without the traps.
     HotPath,
+    /// A Python function in a sampled stack.
+    Python,
     /// Real programs, under both engines and other tools. Two thirds of the time of all parts.
     Programs,
     /// Every allocation of two busy threads.
@@ -101,6 +103,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<()> {
             Part::Calls => calls::measure(&setup),
             Part::Targets => many::measure(&setup),
             Part::HotPath => calls::measure_hot_path(&setup),
+            Part::Python => calls::measure_python(&setup),
             Part::Programs => {
                 let compared = compared::measure(&setup, &arguments.only, arguments.short)?;
                 if arguments.write {
@@ -290,7 +293,7 @@ const GROWTH_MAX: f64 = 0.02;
 #[derive(clap::Args)]
 #[command(after_help = "Examples:
   cargo xtask bench soak                      for 30 minutes
-  cargo xtask bench soak --minutes 5          as with each change
+  cargo xtask bench soak --minutes 2          as with each change
   cargo xtask bench soak --write              and into docs/overhead.md
 HEAPBPF_BIN=PATH measures that binary instead of building one.")]
 pub(super) struct SoakArguments {

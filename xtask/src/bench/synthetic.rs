@@ -13,6 +13,7 @@ use super::figures::{self, Spread, alternate, mib};
 use super::{Measured, Page, all_met};
 use crate::command::{self, Repository};
 use crate::process::run_measured;
+use crate::viewers;
 
 #[derive(clap::Args)]
 pub(super) struct Arguments {
@@ -25,8 +26,14 @@ pub(super) struct Arguments {
     rounds: usize,
 }
 
-const CALLSITES: usize = 10_000;
-const FRAMES: usize = 40;
+/// Callsites and frames of each.
+#[derive(Clone, Copy)]
+struct Shape {
+    callsites: usize,
+    frames: usize,
+}
+
+const LARGE: Shape = Shape { callsites: 10_000, frames: 40 };
 /// From the leaf to the root, the number of distinct functions is halved so many times: 2^14 exceeds the number of callsites.
 const HALVINGS: usize = 14;
 const WRITING_SECONDS_MAX: f64 = 2.0;
@@ -38,7 +45,7 @@ pub(super) fn formats(arguments: &Arguments) -> Result<()> {
     let heapbpf = repository.heapbpf()?;
     let folder = tempfile::tempdir()?;
     let report = folder.path().join("large.json");
-    write_report(&report)?;
+    write_report(&report, LARGE)?;
     let formats = command::output(&mut Command::new(repository.example("formats")?))?;
     let extensions: Vec<_> = std::iter::once(None).chain(formats.lines().map(Some)).collect();
     let runs = alternate(arguments.rounds, &extensions, |extension| {
@@ -49,8 +56,9 @@ pub(super) fn formats(arguments: &Arguments) -> Result<()> {
     let rounds = arguments.rounds.max(1);
     let size = mib(fs::metadata(&report)?.len());
     let text = format!(
-        "Medians of {rounds} conversions of a JSON report of {CALLSITES} callsites with {FRAMES} frames each ({size:.0} \
-         MiB).\n\n{table}"
+        "Medians of {rounds} conversions of a JSON report of {} callsites with {} frames each ({size:.0} \
+         MiB).\n\n{table}",
+        LARGE.callsites, LARGE.frames
     );
     let page = Page::new(&repository, "docs/formats.md", arguments.write);
     all_met(&page.publish("formats", Measured { text, missed })?)
@@ -96,13 +104,13 @@ fn format_table(extensions: &[Option<&str>], runs: &[Vec<Conversion>]) -> (Strin
     (figures::table(&["format", "writing", "memory, with reading", "file"], &rows), missed)
 }
 
-fn write_report(path: &Path) -> Result<()> {
+fn write_report(path: &Path, shape: Shape) -> Result<()> {
     let file = File::create(path).with_context(|| format!("could not create `{}`", path.display()))?;
     let mut out = BufWriter::new(file);
     let nothing = totals(0);
     let beginning =
         json!({ "origin": "running", "parent": null, "unix_ns": 1, "delay_ns": null, "from_first_call": false });
-    let mut heap = totals((0..CALLSITES).map(bytes).sum());
+    let mut heap = totals((0..shape.callsites).map(|callsite| bytes(callsite, shape)).sum());
     heap["name"] = "libc".into();
     heap["interval_bytes"] = 1.into();
     heap["hooks"] = json!([]);
@@ -111,7 +119,7 @@ fn write_report(path: &Path) -> Result<()> {
         r#"{{"version":1,"interval_bytes":1,"started_unix_ns":1,"ended_unix_ns":60000000001,"window":null,"others":{},"health":{},"#,
         json!({ "skipped": [], "skipped_count": 0, "short_lived_count": 0, "not_inherited_count": 0, "folded_count": 0,
                 "folded_interval_bytes": null, "folded_totals": nothing }),
-        json!({ "events": 1, "lost": {}, "unwind": { "complete": CALLSITES }, "frame_pointer_modules": [], "unfound": [],
+        json!({ "events": 1, "lost": {}, "unwind": { "complete": shape.callsites }, "frame_pointer_modules": [], "unfound": [],
                 "resyncs": 0, "agent_cpu_ns": 1, "agent_rss_bytes_max": 1, "interval_changes": [],
                 "guardrails": { "reached": [] } }),
     )?;
@@ -119,9 +127,9 @@ fn write_report(path: &Path) -> Result<()> {
         out,
         r#""modules":[{{"path":"/usr/bin/large","build_id":"0123456789abcdef"}}],"targets":[{{"pid":1,"command":"large","comm":"large","beginning":{beginning},"exited":false,"exit_code":null,"replaced":false,"detached_unix_ns":null,"overhead":null,"totals":{heap},"heaps":[{heap}],"mappings":[{{"start":"0x400000","end":"0x40000000","offset":"0x0","bias":"0x400000","module":0}}],"threads":[],"leak_candidates":null,"callsites":["#
     )?;
-    for callsite in 0..CALLSITES {
-        let mut json = totals(bytes(callsite));
-        json["stack"] = (0..FRAMES).rev().map(|depth| frame(callsite, depth)).collect();
+    for callsite in 0..shape.callsites {
+        let mut json = totals(bytes(callsite, shape));
+        json["stack"] = (0..shape.frames).rev().map(|depth| frame(callsite, depth, shape)).collect();
         json["end"] = "complete".into();
         json["heap"] = "libc".into();
         json["inherited"] = false.into();
@@ -132,8 +140,8 @@ fn write_report(path: &Path) -> Result<()> {
 }
 
 /// Live bytes of a callsite: few callsites have most of them.
-fn bytes(callsite: usize) -> u64 {
-    let spread = callsite as u64 * 7919 % CALLSITES as u64 + 1;
+fn bytes(callsite: usize, shape: Shape) -> u64 {
+    let spread = callsite as u64 * 7919 % shape.callsites as u64 + 1;
     50_000_000 / spread
 }
 
@@ -149,9 +157,9 @@ fn totals(bytes: u64) -> Value {
 }
 
 /// A frame of a callsite, `depth` from the root. Fewer callsites share a function the deeper it is.
-fn frame(callsite: usize, depth: usize) -> Value {
-    let of = callsite >> ((FRAMES - 1 - depth) * HALVINGS / (FRAMES - 1));
-    let function = depth * CALLSITES + of;
+fn frame(callsite: usize, depth: usize, shape: Shape) -> Value {
+    let of = callsite >> ((shape.frames - 1 - depth) * HALVINGS / (shape.frames - 1));
+    let function = depth * shape.callsites + of;
     let address = 0x40_0000 + 0x40 * function;
     json!({
         "function": format!("large::Stage{depth}<std::pair<Key{of}, Value>, std::allocator<Key{of}> >::enter(int, char const*)"),
@@ -162,6 +170,89 @@ fn frame(callsite: usize, depth: usize) -> Value {
         "address": format!("{address:#x}"),
         "module_offset": format!("{:#x}", address - 0x40_0000),
     })
+}
+
+/// Processes of a fleet.
+const SERVICE: Shape = Shape { callsites: 1000, frames: 25 };
+
+#[derive(clap::Args)]
+pub(super) struct FleetArguments {
+    /// Write the table into its page of docs/.
+    #[arg(long)]
+    write: bool,
+
+    /// Number of machines: a file of each.
+    #[arg(long, value_name = "COUNT", default_value_t = 1000)]
+    files: usize,
+
+    /// Number of windows in each file.
+    #[arg(long, value_name = "COUNT", default_value_t = 100)]
+    windows: usize,
+}
+
+/// The callsite that leaks in the example `fleet`.
+const LEAKING: usize = 7;
+
+/// Limit for the writer, whose memory must not depend on the number of windows.
+const FLEET_MIB_MAX: f64 = 256.0;
+
+/// Writes the files of a fleet by the example `fleet`, and runs the queries of docs/parquet.md on them in DuckDB.
+pub(super) fn fleet(arguments: &FleetArguments) -> Result<()> {
+    let repository = Repository::find()?;
+    let viewers = viewers::install(&repository)?;
+    let folder = tempfile::tempdir()?;
+    let (report, files) = (folder.path().join("service.json"), folder.path().join("fleet"));
+    write_report(&report, SERVICE)?;
+    fs::create_dir(&files)?;
+    let mut write = Command::new(repository.example("fleet")?);
+    write.arg(&report).arg(&files).args([arguments.files.to_string(), arguments.windows.to_string()]);
+    let (status, seconds, resident_mib) = run_measured(write.stdout(Stdio::null()))?;
+    ensure!(status.success(), "writing the fleet failed: {status}");
+    let bytes = fs::read_dir(&files)?.map(|file| Ok(file?.metadata()?.len())).sum::<std::io::Result<u64>>()?;
+    let mut query = Command::new(viewers.join("venv/bin/python"));
+    query.arg(repository.root.join("tests/viewers/parquet.py")).arg("queries");
+    query.arg(repository.root.join("docs/parquet.md")).arg(&files);
+    let seen: Value = serde_json::from_str(&command::output(&mut query)?)?;
+    let rows = seen["rows"].as_f64().context("DuckDB printed no number of rows")?;
+    check_answers(arguments, &seen)?;
+    let Shape { callsites, frames } = SERVICE;
+    let mut cells = vec![
+        vec!["writing, one thread".to_owned(), format!("{seconds:.0} s, {:.2} µs per row", seconds * 1e6 / rows)],
+        vec!["memory of the writer".to_owned(), format!("{resident_mib:.0} MiB")],
+        vec![
+            "size".to_owned(),
+            format!("{:.0} MiB, {:.1} bytes per row", mib(bytes), mib(bytes) * 1024.0 * 1024.0 / rows),
+        ],
+    ];
+    for (name, query) in seen["queries"].as_object().context("DuckDB ran no query")? {
+        let seconds = query["seconds"].as_f64().context("a query has no time")?;
+        cells.push(vec![format!("query: {name}"), format!("{seconds:.1} s")]);
+    }
+    let text = format!(
+        "A simulated fleet: {} files of {} windows of {callsites} callsites with {frames} frames each, {:.0} million rows.\n\n{}",
+        arguments.files,
+        arguments.windows,
+        rows / 1e6,
+        figures::table(&["", "measured"], &cells)
+    );
+    let exceeds = resident_mib > FLEET_MIB_MAX;
+    let missed = exceeds.then(|| format!("{FLEET_MIB_MAX} MiB for the writer")).into_iter().collect();
+    let page = Page::new(&repository, "docs/parquet.md", arguments.write);
+    all_met(&page.publish("fleet", Measured { text, missed })?)
+}
+
+/// Fails unless the queries find what the example simulates: five services, and a callsite that leaks in the newer build.
+fn check_answers(arguments: &FleetArguments, seen: &Value) -> Result<()> {
+    let rows = (arguments.files * arguments.windows * SERVICE.callsites) as u64;
+    ensure!(seen["rows"] == rows, "{} rows instead of {rows}", seen["rows"]);
+    let answer = |query: &str| &seen["queries"][query]["rows"];
+    for query in ["growing", "regression"] {
+        let first = answer(query)[0]["function"].as_str().unwrap_or_default();
+        ensure!(first.contains(&format!("<Key{LEAKING}, ")), "`{query}` finds `{first}` first");
+    }
+    let services = answer("services").as_array().map_or(0, Vec::len);
+    ensure!(services == arguments.files.min(5), "{services} services");
+    Ok(())
 }
 
 /// Minimum rate of marking in GiB/s of each CPU.
@@ -260,9 +351,9 @@ mod tests {
 
     #[test]
     fn neighbours_share_callers() {
-        assert_eq!(frame(0, 0), frame(CALLSITES - 1, 0));
-        assert_ne!(frame(0, FRAMES - 1), frame(1, FRAMES - 1));
-        assert_eq!(frame(0, FRAMES - 4), frame(1, FRAMES - 4));
+        assert_eq!(frame(0, 0, LARGE), frame(LARGE.callsites - 1, 0, LARGE));
+        assert_ne!(frame(0, LARGE.frames - 1, LARGE), frame(1, LARGE.frames - 1, LARGE));
+        assert_eq!(frame(0, LARGE.frames - 4, LARGE), frame(1, LARGE.frames - 4, LARGE));
     }
 
     #[test]

@@ -25,6 +25,8 @@ within heapbpf --version
 within heapbpf doctor
 within zcat /usr/share/man/man1/heapbpf.1.gz | head -n 4
 test -s "$root/usr/lib/systemd/system/heapbpf@.service"
+test -s "$root/usr/lib/systemd/system/heapbpf-agent.service"
+within heapbpf agent --config /etc/heapbpf/agent.toml --check
 grep --quiet CDDL "$root/usr/share/doc/heapbpf/copyright"
 
 echo "== record"
@@ -42,7 +44,8 @@ trap - EXIT
 
 echo "== remove"
 within dpkg --purge heapbpf
-for left in usr/bin/heapbpf usr/share/doc/heapbpf usr/share/man/man1/heapbpf.1.gz usr/lib/systemd/system/heapbpf@.service; do
+for left in usr/bin/heapbpf usr/share/doc/heapbpf usr/share/man/man1/heapbpf.1.gz usr/lib/systemd/system/heapbpf@.service \
+    usr/lib/systemd/system/heapbpf-agent.service etc/heapbpf; do
     if [ -e "$root/$left" ]; then
         echo "the package left $left behind" >&2
         exit 1

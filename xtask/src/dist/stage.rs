@@ -22,6 +22,7 @@ const COMPLETIONS: [(&str, &str); 3] = [
     ("zsh", "usr/share/zsh/vendor-completions/_heapbpf"),
     ("fish", "usr/share/fish/vendor_completions.d/heapbpf.fish"),
 ];
+const UNITS: [&str; 2] = ["heapbpf@.service", "heapbpf-agent.service"];
 pub(super) const SBOM: &str = "usr/share/doc/heapbpf/heapbpf.cdx.json";
 
 /// Returns the folder `root`. cargo-deb and cargo-generate-rpm read it through a link next to the binary.
@@ -37,7 +38,11 @@ pub(super) fn stage(checkout: &Checkout, binary: &Path, folder: &Path) -> Result
     for (shell, path) in COMPLETIONS {
         write(&root.join(path), command::output(Command::new(binary).args(["completions", shell]))?.as_bytes())?;
     }
-    copy(&checkout.root.join("packaging/heapbpf@.service"), &root.join("usr/lib/systemd/system/heapbpf@.service"))?;
+    for unit in UNITS {
+        copy(&checkout.root.join("packaging").join(unit), &root.join("usr/lib/systemd/system").join(unit))?;
+    }
+    let config = command::output(Command::new(binary).args(["agent", "--print-config"]))?;
+    write(&root.join("etc/heapbpf/agent.toml"), config.as_bytes())?;
     documentation(checkout, &root)?;
     set_modes(&root)?;
     let link = checkout.built().join("root");

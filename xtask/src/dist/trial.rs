@@ -18,6 +18,7 @@ const DEBOOTSTRAP: &str = r#"
 site=$(apt-get indextargets --format '$(SITE) $(CODENAME)' 'Identifier: Packages' | awk -v name="$2" '$2 == name { print $1; exit }')
 /usr/sbin/debootstrap --variant=minbase "$2" "$1" "$site"
 "#;
+const UNIT: &str = "usr/lib/systemd/system/heapbpf@.service";
 /// dpkg and perl-base are in every Debian system, and need not be installed.
 const DEBIAN: &str = "bookworm";
 
@@ -45,7 +46,7 @@ fn rpm(package: &Path, root: &Path) -> Result<()> {
     let mut rpm = as_root("rpm")?;
     rpm.arg("--root").arg(folder.path()).args(["--force-debian", "--install"]);
     command::run(rpm.arg(std::path::absolute(package)?))?;
-    for path in ["usr/bin/heapbpf", "usr/share/man/man1/heapbpf.1.gz", "usr/lib/systemd/system/heapbpf@.service"] {
+    for path in ["usr/bin/heapbpf", "usr/share/man/man1/heapbpf.1.gz", "etc/heapbpf/agent.toml", UNIT] {
         let installed = read(&folder.path().join(path))?;
         ensure!(installed == read(&root.join(path))?, "the .rpm installed another `{path}` than was packed");
     }

@@ -112,6 +112,14 @@ finish
 file pointers.ledger
 leave
 
+# Frames of an interpreter, in eight threads on two processors.
+work=threads
+begin interpreted forged_python --no-inventory --interval 1 --native
+kill -TERM $heapbpf
+finish
+leave
+work=go
+
 # Eight threads on two processors. After detaching, the target does the same work again.
 begin threads threads --interval 1
 kill -TERM $heapbpf

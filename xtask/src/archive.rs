@@ -1,0 +1,106 @@
+//! Debian's package archive: apt with a state of its own, which needs no root and leaves the machine's packages alone.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context as _, Result, bail};
+
+use crate::command;
+
+/// The label of an archive (`Debian`, `Debian-Security`), and suites in it.
+pub(crate) type Suites<'a> = (&'a str, &'a [&'a str]);
+
+#[derive(Debug)]
+pub(crate) struct Archive {
+    configuration: PathBuf,
+    downloads: PathBuf,
+}
+
+impl Archive {
+    /// Writes the configuration of an apt that knows only these suites, on the mirrors of this machine, and regards no
+    /// package as installed.
+    pub(crate) fn open(folder: &Path, suites: &[Suites<'_>]) -> Result<Self> {
+        if command::find("apt-get").is_none() {
+            bail!("this machine has no apt-get");
+        }
+        let mirrors = command::output(Command::new("apt-get").args([
+            "indextargets",
+            "--format",
+            "$(LABEL) $(REPO_URI)",
+            "Created-By: Packages",
+        ]))?;
+        let sources = sources(&mirrors, suites);
+        if sources.is_empty() {
+            bail!("this machine's apt has no Debian mirror");
+        }
+        let (state, cache) = (folder.join("state"), folder.join("cache"));
+        let downloads = cache.join("archives");
+        for part in [state.join("lists/partial"), downloads.join("partial")] {
+            fs::create_dir_all(&part).with_context(|| format!("cannot create `{}`", part.display()))?;
+        }
+        let write = |name: &str, content: String| -> Result<PathBuf> {
+            let path = folder.join(name);
+            fs::write(&path, content).with_context(|| format!("cannot write `{}`", path.display()))?;
+            Ok(path)
+        };
+        let list = write("sources.list", sources)?;
+        let status = write("status", String::new())?;
+        let configuration = write(
+            "apt.conf",
+            format!(
+                "Dir::State {state:?};\nDir::State::status {status:?};\nDir::Cache {cache:?};\n\
+                 Dir::Etc::sourcelist {list:?};\nDir::Etc::sourceparts \"/dev/null\";\nAPT::Architectures \"amd64\";\n\
+                 Acquire::Languages \"none\";\n",
+            ),
+        )?;
+        Ok(Self { configuration, downloads })
+    }
+
+    pub(crate) fn apt(&self, program: &str) -> Command {
+        let mut apt = Command::new(program);
+        apt.env("APT_CONFIG", &self.configuration);
+        apt
+    }
+
+    /// Returns the packages that `apt-get install --download-only` has left, sorted.
+    pub(crate) fn downloaded(&self) -> Result<Vec<PathBuf>> {
+        let entries = fs::read_dir(&self.downloads);
+        let entries = entries.with_context(|| format!("cannot read `{}`", self.downloads.display()))?;
+        let paths = entries.map(|entry| Ok(entry?.path())).collect::<Result<Vec<_>>>()?;
+        let is_package = |path: &PathBuf| path.extension().is_some_and(|extension| extension == "deb");
+        let mut packages: Vec<_> = paths.into_iter().filter(is_package).collect();
+        packages.sort();
+        Ok(packages)
+    }
+}
+
+/// Lines for `sources.list(5)` of all suites, from `LABEL URI` lines of the machine's sources.
+fn sources(mirrors: &str, suites: &[Suites<'_>]) -> String {
+    let mut lines = String::new();
+    for (label, suites) in suites {
+        let uri = mirrors.lines().filter_map(|line| line.split_once(' ')).find(|(its, _)| its == label);
+        let Some((_, uri)) = uri else { continue };
+        for suite in *suites {
+            lines.push_str(&format!("deb {uri} {suite} main\n"));
+        }
+    }
+    lines
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SUITES: [Suites<'_>; 2] = [("Debian", &["bullseye", "sid"]), ("Debian-Security", &["trixie-security"])];
+
+    #[test]
+    fn every_suite_comes_from_the_machines_mirrors() {
+        let mirrors = "Node m://node/\nDebian m://one/debian/\nDebian m://two/\nDebian-Security m://three/\n";
+        assert_eq!(
+            sources(mirrors, &SUITES),
+            "deb m://one/debian/ bullseye main\ndeb m://one/debian/ sid main\ndeb m://three/ trixie-security main\n"
+        );
+        assert_eq!(sources("Node m://node/\n", &SUITES), "");
+    }
+}
