@@ -98,7 +98,7 @@ impl Heapbpf {
         let directory = tempfile::tempdir().expect("there is a directory for temporary files");
         command.current_dir(directory.path()).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         // The environment of the tests must neither enable colours nor change defaults.
-        command.env("NO_COLOR", "1").env("HEAPBPF_CONFIG", "").env_remove("RUST_LOG");
+        command.env("NO_COLOR", "1").env("HEAPBPF_CONFIG", "").env_remove("RUST_LOG").env_remove("DEBUGINFOD_URLS");
         Self { command, directory }
     }
 
@@ -253,15 +253,22 @@ impl Session {
         self.wait_for_line(text, |line| line.contains(text));
     }
 
+    /// Waits for a line with this text on standard error, and returns what follows the text.
     #[track_caller]
-    fn wait_for_line(&mut self, what: &str, is_it: impl Fn(&str) -> bool) {
+    pub fn wait_for_rest(&mut self, text: &str) -> String {
+        let line = self.wait_for_line(text, |line| line.contains(text));
+        line.split_once(text).map(|(_, rest)| rest.to_owned()).unwrap_or_default()
+    }
+
+    #[track_caller]
+    fn wait_for_line(&mut self, what: &str, is_it: impl Fn(&str) -> bool) -> String {
         let deadline = Instant::now() + READY_WITHIN;
         loop {
             match self.stderr_lines.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
                 Ok(line) => {
                     self.keep(&line);
                     if is_it(&line) {
-                        return;
+                        return line;
                     }
                 }
                 Err(error) => panic!("heapbpf did not print `{what}` ({error}); its stderr:\n{}", self.stderr),

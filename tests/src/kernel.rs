@@ -226,6 +226,17 @@ impl CodeMapping {
     }
 }
 
+/// Waits until a condition holds.
+#[track_caller]
+pub fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
+    const WITHIN: Duration = Duration::from_secs(120);
+    let deadline = Instant::now() + WITHIN;
+    while !is_so() {
+        assert!(Instant::now() < deadline, "not so after {WITHIN:?}: {what}");
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

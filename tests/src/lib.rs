@@ -40,6 +40,7 @@
 pub mod cgroup;
 pub mod faults;
 pub mod heapbpf;
+pub mod interpreters;
 pub mod kernel;
 pub mod nginx;
 pub mod postgres;
@@ -49,6 +50,7 @@ pub mod report;
 pub mod sampling;
 pub mod stubs;
 pub mod target;
+pub mod tmux;
 pub mod unreachable;
 pub mod viewers;
 pub mod vm;

@@ -59,6 +59,11 @@ pub struct Redis {
     directory: TempDir,
 }
 
+/// The loader searches them all.
+fn missing_directories() -> String {
+    (0..1000).map(|number| format!("/missing-{number}")).collect::<Vec<_>>().join(":")
+}
+
 impl Redis {
     /// Starts it and waits until it answers.
     #[track_caller]
@@ -69,9 +74,19 @@ impl Redis {
     /// Starts it under this name and waits until it answers.
     #[track_caller]
     pub fn start_as(name: &str) -> Self {
+        Self::spawn(Command::new("redis-server").arg0(name))
+    }
+
+    /// The same with a loader that works for some milliseconds before it maps the allocator.
+    #[track_caller]
+    pub fn start_slowly_as(name: &str) -> Self {
+        Self::spawn(Command::new("redis-server").arg0(name).env("LD_LIBRARY_PATH", missing_directories()))
+    }
+
+    #[track_caller]
+    fn spawn(command: &mut Command) -> Self {
         let directory = tempfile::tempdir().expect("there is a directory for temporary files");
-        let child = Command::new("redis-server")
-            .arg0(name)
+        let child = command
             // heapbpf does the same: redis copies each environment variable when it starts.
             .env("NO_COLOR", "1")
             .env_remove("RUST_LOG")

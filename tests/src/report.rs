@@ -121,10 +121,19 @@ pub struct Callsite {
 pub struct Frame {
     pub function: Option<String>,
     pub module: Option<String>,
+    /// `None` for native code.
+    pub kind: Option<String>,
     pub file: Option<String>,
     pub line: Option<u32>,
     pub inlined: bool,
     pub address: String,
+}
+
+impl Frame {
+    /// Whether it is of this function.
+    pub fn is(&self, function: &str) -> bool {
+        self.function.as_deref() == Some(function)
+    }
 }
 
 #[derive(Debug, Deserialize)]

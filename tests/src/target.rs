@@ -2,7 +2,7 @@
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::process::ExitStatusExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{self, Receiver};
 use std::thread;
@@ -27,6 +27,13 @@ pub fn build_directory() -> PathBuf {
 #[track_caller]
 pub fn build(source: &str) -> PathBuf {
     Recipe::of(source).build()
+}
+
+/// Copies a program by another process: where this one had the copy open for writing, a child that another thread forks
+/// meanwhile would keep it open, and the copy could not be executed (`ETXTBSY`).
+#[track_caller]
+pub fn copy_program(from: impl AsRef<Path>, to: &Path) {
+    run(Command::new("cp").arg("--").arg(from.as_ref()).arg(to));
 }
 
 /// Runs a command until it exits.
@@ -86,6 +93,12 @@ impl Target {
         self.send(line);
         let answer = self.read_line();
         serde_json::from_str(&answer).unwrap_or_else(|error| panic!("{error} in {answer}"))
+    }
+
+    /// Starts one command without waiting for its results.
+    #[track_caller]
+    pub fn begin_work(&mut self, line: &str) {
+        self.send(line);
     }
 
     /// Runs one command without results.

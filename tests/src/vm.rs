@@ -174,8 +174,38 @@ fn sessions(transcript: &Transcript) -> Vec<Check> {
         Check::new("tables: probes are attached and detached", probes(transcript)),
         Check::new("threads: the target works after detaching", works_after(transcript)),
         Check::new("instructions processed by the verifier", effort(transcript)),
+        Check::new("interpreted: heapbpf exits with 0", exited(transcript, "interpreted")),
+        Check::new("interpreted: all stacks contain all functions", interpreted(transcript)),
+        Check::new("interpreted: the target is unharmed", unharmed(transcript, "interpreted")),
     ]);
     checks
+}
+
+/// Allocations of eight threads, each below 40 functions of an interpreter (`forged_python.c`).
+const INTERPRETED: (u64, usize) = (16_000, 40);
+/// Stacks without a scratch area have their caller only: see docs/kernel-support.md.
+const WITHOUT_SCRATCH_MAX: f64 = 0.02;
+
+#[expect(clippy::cast_precision_loss, reason = "small numbers")]
+fn interpreted(transcript: &Transcript) -> Outcome {
+    let report = report(transcript, "interpreted")?;
+    let (blocks, functions) = INTERPRETED;
+    let mut by_functions: BTreeMap<usize, u64> = BTreeMap::new();
+    let process = report.targets.first().ok_or("no target")?;
+    for callsite in process
+        .callsites
+        .iter()
+        .filter(|callsite| callsite.stack.iter().any(|frame| frame.is("_PyEval_EvalFrameDefault")))
+    {
+        let named =
+            callsite.stack.iter().filter(|frame| frame.kind.as_deref() == Some("interpreted") && frame.is("name"));
+        *by_functions.entry(named.count()).or_default() += callsite.totals.alloc_count.as_u64().unwrap_or(0);
+    }
+    let complete = by_functions.get(&functions).copied().unwrap_or(0);
+    let without_scratch = report.health.unwind.get("no_scratch").copied().unwrap_or(0);
+    let is_complete = complete + without_scratch >= blocks && by_functions.keys().all(|&count| count == functions);
+    let words = format!("{complete} of {blocks} stacks, {without_scratch} without a scratch area: {by_functions:?}");
+    if is_complete && without_scratch as f64 <= WITHOUT_SCRATCH_MAX * blocks as f64 { Ok(words) } else { Err(words) }
 }
 
 /// Compares a value with the expected one. In `otherwise`, `{}` stands for another value.

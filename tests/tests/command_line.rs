@@ -7,6 +7,7 @@ use std::path::Path;
 use std::process::Command;
 
 use heapbpf_tests::heapbpf::binary;
+use heapbpf_tests::target::copy_program;
 
 /// Each must fail before anything is attached or written, without privileges, and the same on any machine.
 const WRONG: [&str; 33] = [
@@ -93,7 +94,7 @@ fn a_home_of_another_user_is_no_error() {
     let mode = |path: &Path, mode| fs::set_permissions(path, fs::Permissions::from_mode(mode)).expect("it is ours");
     let (home, copy) = (folder.path().join("home"), folder.path().join("heapbpf"));
     fs::create_dir(&home).expect("the folder is ours");
-    fs::copy(binary(), &copy).expect("the folder is ours");
+    copy_program(binary(), &copy);
     mode(folder.path(), 0o755);
     mode(&copy, 0o755);
     mode(&home, 0o700);

@@ -59,7 +59,7 @@ fn calls_of_the_inline_engine_too() {
 /// Records a script that loads modules, then waits so that the agent can still read its mappings. The intervals are such
 /// that an agent without optimisations keeps up: the inline engine's default, because its fallback to probes delays the agent.
 fn check_script(words: &[&str]) {
-    for (engine, interval) in [("trap", "64KiB"), ("inline", "512KiB")] {
+    for (engine, interval) in [("trap", "256KiB"), ("inline", "512KiB")] {
         let arguments = ["record", "--engine", engine, "--interval", interval, "-o", "out.json", "--"];
         let mut heapbpf = Heapbpf::new(arguments.iter().chain(words));
         let _ = heapbpf.run().expect_code(0);

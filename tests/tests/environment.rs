@@ -5,6 +5,7 @@ use std::fs;
 use std::path::Path;
 
 use heapbpf_tests::report::{Counts, Process};
+use heapbpf_tests::target::copy_program;
 
 #[path = "environment/files.rs"]
 mod files;
@@ -37,7 +38,7 @@ fn assert_sites(process: &Process, sites: &[(&str, Counts)]) {
 #[track_caller]
 fn copy(from: impl AsRef<Path>, to: &Path) {
     fs::create_dir_all(to.parent().expect("it lies in a folder")).expect("the folder is ours");
-    fs::copy(from.as_ref(), to).unwrap_or_else(|error| panic!("`{}`: {error}", from.as_ref().display()));
+    copy_program(from, to);
 }
 
 /// Returns the distinct modules of a heap's hooks.

@@ -7,7 +7,7 @@ use std::process::Command;
 
 use heapbpf_tests::heapbpf::{Heapbpf, binary};
 use heapbpf_tests::kernel::{assert_no_probes, changed_code};
-use heapbpf_tests::target::{Target, build, run};
+use heapbpf_tests::target::{Target, build, copy_program, run};
 
 const FAILED: i32 = 1;
 const WRONG_USAGE: i32 = 2;
@@ -109,7 +109,7 @@ fn readable_copy(directory: &Path) -> Command {
     fs::set_permissions(directory, fs::Permissions::from_mode(0o755)).expect("the directory is ours");
     let copy = |from: &Path, name: &str| {
         let to = directory.join(name);
-        fs::copy(from, &to).unwrap_or_else(|error| panic!("`{}`: {error}", from.display()));
+        copy_program(from, &to);
         fs::set_permissions(&to, fs::Permissions::from_mode(0o755)).expect("the file is ours");
         to
     };
@@ -134,7 +134,7 @@ fn a_user_without_capabilities() {
     heapbpf_tests::kernel::require_root();
     let directory = tempfile::tempdir().expect("there is a directory for temporary files");
     let program = directory.path().join("service");
-    fs::copy(build("service.c"), &program).expect("the directory is ours");
+    copy_program(build("service.c"), &program);
     let mut command = readable_copy(directory.path());
     // The process belongs to the user, so that only capabilities are missing.
     let mut target = Target::spawn(unprivileged().arg(&program));

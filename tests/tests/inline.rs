@@ -19,31 +19,17 @@ mod repeated;
 mod stacks;
 
 use std::fs;
-use std::thread;
-use std::time::{Duration, Instant};
 
 use heapbpf_tests::heapbpf::{Heapbpf, Session};
-use heapbpf_tests::kernel::{assert_no_probes, tasks};
+use heapbpf_tests::kernel::{assert_no_probes, tasks, wait_until};
 use heapbpf_tests::report::{InlineEngine, Ledger, Report};
 use heapbpf_tests::stubs::assert_restored;
 use heapbpf_tests::target::Target;
 
 /// Every call is an event.
 const EXACT: &str = "--engine inline --interval 1 -o out.json";
-/// Timeout for hangs.
-const WITHIN: Duration = Duration::from_secs(60);
 /// Largest share of calls that may pass no slot.
 const TRAPPED_MAX: f64 = 0.01;
-
-/// Waits for something that a session or a target does by itself.
-#[track_caller]
-fn wait_until(what: &str, is_so: impl Fn() -> bool) {
-    let deadline = Instant::now() + WITHIN;
-    while !is_so() {
-        assert!(Instant::now() < deadline, "not so after {WITHIN:?}: {what}");
-        thread::sleep(Duration::from_millis(5));
-    }
-}
 
 /// Starts a session of a target with these arguments.
 #[track_caller]

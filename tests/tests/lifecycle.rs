@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use heapbpf_tests::heapbpf::{Heapbpf, Outcome, binary, text};
 use heapbpf_tests::kernel::{assert_no_probes, changed_code, version};
 use heapbpf_tests::report::{Counts, Process};
-use heapbpf_tests::target::{Target, build};
+use heapbpf_tests::target::{Target, build, copy_program};
 use rustix::process::Signal;
 
 /// 25 blocks of 1000 bytes, kept.
@@ -80,7 +80,7 @@ fn the_end_of_the_terminal_session_writes_the_reports() {
 fn a_targets_name_cannot_control_the_terminal() {
     let directory = tempfile::tempdir().expect("there is a directory for temporary files");
     let program = directory.path().join("a\u{1b}]0;x\u{7}b");
-    std::fs::copy(build("service.c"), &program).expect("the directory is ours");
+    copy_program(build("service.c"), &program);
     let mut target = Target::spawn(&mut Command::new(&program));
     // A separate terminal, whose output `script` writes to standard output.
     let heapbpf = format!("{} --pid {} --interval 1 --duration 2s -v", binary().display(), target.pid());

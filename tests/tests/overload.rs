@@ -245,21 +245,19 @@ fn live_bytes_are_correct_for_a_process_that_exits_soon_after_drops() {
 fn blocks_freed_after_the_recording_are_live_in_it() {
     /// Number of blocks that the program always has after the first ones.
     const SLOTS: u64 = 4 * 4000;
+    /// Longer than the recording. The target is killed when the test ends.
+    const LOAD: Duration = Duration::from_secs(60);
     let mut target = Target::start("flood.c");
     let arguments = "-v --interval 1 --ring-size 64KiB --on-overload drop -o out.json";
     let mut heapbpf = Heapbpf::of(target.pid(), arguments);
     let mut session = heapbpf.start();
-    let pid = target.pid();
-    let load = std::thread::spawn(move || {
-        let _ = target.work("8");
-        Instant::now()
-    });
+    target.begin_work(&LOAD.as_secs().to_string());
+    let began = Instant::now();
     session.wait_for("resynced ledgers");
     std::thread::sleep(Duration::from_secs(2));
-    let interrupted = Instant::now();
     let outcome = session.interrupt().expect_code(3);
-    assert!(load.join().expect("the load ends") > interrupted, "it went on until then");
-    let live = heapbpf.report("out.json").process(pid).totals.estimates().live_count;
+    assert!(began.elapsed() < LOAD, "the load ended before the recording");
+    let live = heapbpf.report("out.json").process(target.pid()).totals.estimates().live_count;
     let off = share_off(live, SLOTS);
     assert!(off.abs() <= 0.01, "{live} blocks live, {:.2} % off {SLOTS}\n{}", off * 100.0, outcome.stderr);
 }

@@ -4,7 +4,7 @@ use std::os::unix::fs::symlink;
 use std::process::Command;
 
 use heapbpf_tests::heapbpf::{Heapbpf, binary};
-use heapbpf_tests::target::{Target, build};
+use heapbpf_tests::target::{Target, build, copy_program};
 use serde_json::Value;
 
 /// The data of a page in the directory of its process, decoded by other programs.
@@ -65,7 +65,7 @@ fn source_lines_are_embedded_on_request() {
 fn a_program_has_the_name_that_it_was_started_by() {
     let folder = tempfile::tempdir().expect("there is a directory for temporary files");
     let program = folder.path().join("exact-check");
-    std::fs::copy(build("exact.c"), &program).expect("it can be copied");
+    copy_program(build("exact.c"), &program);
     let link = folder.path().join("exact-server");
     symlink("exact-check", &link).expect("the directory is ours");
     let mut target = Target::spawn(&mut Command::new(&link));

@@ -23,7 +23,8 @@ fn name(word: &str) -> String {
 fn of_a_pattern(name: &str, hold: &str) -> Report {
     let mut heapbpf = Heapbpf::new(["-v", "--interval", "1", "--hold", hold, "--cmdline", name, "-o", "out.json"]);
     let mut session = heapbpf.start();
-    let redis = Redis::start_as(name);
+    // An agent without optimisations needs the time to hold it before its first allocation.
+    let redis = Redis::start_slowly_as(name);
     let pid = redis.pid();
     session.wait_for(&format!("process {pid} "));
     redis.shut_down();

@@ -25,6 +25,8 @@ mod html;
 mod html_panels;
 #[path = "viewers/json_schema.rs"]
 mod json_schema;
+#[path = "viewers/live.rs"]
+mod live;
 #[path = "viewers/massif.rs"]
 mod massif;
 #[path = "viewers/memory_infra.rs"]
@@ -33,6 +35,8 @@ mod memory_infra;
 mod names;
 #[path = "viewers/otlp.rs"]
 mod otlp;
+#[path = "viewers/parquet.rs"]
+mod parquet;
 #[path = "viewers/perfetto.rs"]
 mod perfetto;
 #[path = "viewers/pprof.rs"]

@@ -1,4 +1,4 @@
-"""Chromium for the scripts beside this one: no network, its own profile, and what it complained about."""
+"""Chromium for the scripts beside this one: no network unless a script needs it, its own profile, and what it complained about."""
 
 import contextlib
 import os
@@ -18,8 +18,7 @@ def page(width=1280, height=800, **context):
             executable_path=shutil.which("chromium"),
             args=["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"],
             viewport={"width": width, "height": height},
-            offline=True,
-            **context,
+            **{"offline": True, **context},
         )
         try:
             opened = browser.pages[0] if browser.pages else browser.new_page()

@@ -182,6 +182,7 @@ def walk(path, folder):
         answer["health"] = text(page, "#health")
         answer["leaks"] = text(page, "#leaks")
         page.click("#theme")
+        page.wait_for_selector("html[data-theme=light]", state="attached")
         answer["theme"] = [page.get_attribute("html", "data-theme"), text(page, "#theme")]
         browser.screenshot(page, os.path.join(folder, "walked.png"))
         ended(page, answer)

@@ -11,12 +11,16 @@ import browser
 DATA = re.compile(r'(id="profile">)([^<]*)(<)')
 
 
+def data_of(page):
+    """The data of a page's text."""
+    return json.loads(gzip.decompress(base64.b64decode(DATA.search(page).group(2))))
+
+
 def rewritten(path, folder, name, change):
     """A copy of a page with other data."""
     with open(path, encoding="utf-8") as file:
         text = file.read()
-    data = json.loads(gzip.decompress(base64.b64decode(DATA.search(text).group(2))))
-    packed = base64.b64encode(gzip.compress(json.dumps(change(data)).encode(), mtime=0)).decode()
+    packed = base64.b64encode(gzip.compress(json.dumps(change(data_of(text))).encode(), mtime=0)).decode()
     copy = os.path.join(folder, name)
     with open(copy, "w", encoding="utf-8") as file:
         file.write(DATA.sub(lambda found: found.group(1) + packed + found.group(3), text))

@@ -14,7 +14,7 @@ use crate::stubs::slots_to_stubs;
 use rustix::process::Signal;
 
 /// Timeout of the exit of all processes of a killed heapbpf.
-const GONE_WITHIN: Duration = Duration::from_secs(10);
+const GONE_WITHIN: Duration = Duration::from_secs(30);
 /// From then until the target is restored.
 const SETTLED_WITHIN: Duration = Duration::from_secs(2);
 /// Timeout of the removal of foreign probes, while another heapbpf profiles all processes of the machine.

@@ -47,6 +47,20 @@ fn transcript(from: &str, to: &str) -> Transcript {
     for name in ["forks", "execs"] {
         data += &format!("value {name}.code 0\nfile {name}.json {}\n{forks}\n", forks.len());
     }
+    let function = r#"{"function":"name","kind":"interpreted","module":"m","file":null,"line":null,"inlined":false,"address":"0x1"},"#;
+    let json = report("allocates", "null")
+        .replace(
+            r#"{"function":"work""#,
+            &format!(
+                r#"{}{}{{"function":"work""#,
+                function.replace("name", "_PyEval_EvalFrameDefault"),
+                function.repeat(40)
+            ),
+        )
+        .replace(r#""alloc_count":2"#, r#""alloc_count":16000"#)
+        .replace(from, to);
+    data += "value interpreted.code 0\nvalue interpreted.target_code 7\n";
+    data += &format!("file interpreted.json {}\n{json}\n", json.len());
     data += "done\n";
     let transcript = Transcript::parse(data.replace(from, to).as_bytes());
     assert_eq!(transcript.broken, None);
@@ -82,6 +96,10 @@ fn each_error_fails_its_own_check() {
         &["instructions processed by the verifier"],
     );
     check("tables.verified 10 400000 30", "tables.verified", &["instructions processed by the verifier"]);
+    check("interpreted.target_code 7", "interpreted.target_code 139", &["interpreted: the target is unharmed"]);
+    let functions = "interpreted: all stacks contain all functions";
+    check(r#""alloc_count":16000"#, r#""alloc_count":15999"#, &[functions]);
+    check(r#""kind":"interpreted""#, r#""kind":"jitted""#, &[functions]);
     let links = |session: &str| format!("{session}: links are of the expected kind");
     let [tables, threads, inline, ending] = ["tables", "threads", "inline", "ending"].map(links);
     let stubs = "inline: calls pass stubs since Linux 6.6";

@@ -2,7 +2,7 @@
 
 use heapbpf::internals::{
     CurvePoint, Found, HeapUsage, Modules, Profile, RecordedNames, ReplayedSpan, Resolver, SampleTrigger, Scope, Span,
-    TargetProfile, find_modules, profile, read_recording,
+    TargetProfile, Trim, find_modules, profile, read_recording,
 };
 use heapbpf_tests::heapbpf::Heapbpf;
 use serde_json::Value;
@@ -16,7 +16,7 @@ fn replayed(heapbpf: &Heapbpf, span: Span) -> Profile {
     let spanned = ReplayedSpan::read(&mut reading, span, false, &mut names).expect("it has it");
     let Found { modules, .. }: Found = find_modules(spanned.modules(), names.is_empty());
     let modules: Modules = modules;
-    profile(&spanned.snapshot(modules), Scope::Window, &names, false)
+    profile(&spanned.snapshot(modules), Scope::Window, &names, Trim::NOTHING)
 }
 
 /// Returns the live bytes of all callsites at a point of the timeline.

@@ -2,29 +2,15 @@
 
 use std::fs;
 use std::process::{Child, Command, Stdio};
-use std::thread;
-use std::time::{Duration, Instant};
 
 use heapbpf_tests::cgroup::Group;
 use heapbpf_tests::heapbpf::Heapbpf;
-use heapbpf_tests::kernel::{state, tracer};
+use heapbpf_tests::kernel::{state, tracer, wait_until};
 use heapbpf_tests::report::Counts;
 use heapbpf_tests::target::Target;
 use rustix::process::{Pid, Signal, kill_process};
 
 use super::{FAILED, assert_unharmed, leaks, record_exactly};
-
-/// Timeout for hangs of the other program.
-const DONE_WITHIN: Duration = Duration::from_secs(60);
-
-#[track_caller]
-fn wait_until(what: &str, is_so: impl Fn() -> bool) {
-    let deadline = Instant::now() + DONE_WITHIN;
-    while !is_so() {
-        assert!(Instant::now() < deadline, "not so after {DONE_WITHIN:?}: {what}");
-        thread::sleep(Duration::from_millis(5));
-    }
-}
 
 /// Another tracer of a process. Detaches when dropped.
 struct Tracer(Child);

@@ -7,7 +7,7 @@ use std::process::Command;
 
 use heapbpf_tests::heapbpf::{Heapbpf, binary};
 use heapbpf_tests::recipe::Recipe;
-use heapbpf_tests::target::{Target, build};
+use heapbpf_tests::target::{Target, build, copy_program};
 
 use crate::{FAILED, WRONG_USAGE};
 
@@ -71,7 +71,7 @@ fn suppressions_without_end() {
 /// (`+sys_ptrace`).
 fn as_another_user(folder: &Path, capabilities: &str) -> Command {
     let copy = folder.join("heapbpf");
-    fs::copy(binary(), &copy).expect("the folder is ours");
+    copy_program(binary(), &copy);
     for path in [folder, &copy] {
         fs::set_permissions(path, fs::Permissions::from_mode(0o755)).expect("it is ours");
     }

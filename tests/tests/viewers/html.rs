@@ -119,6 +119,9 @@ fn windows_can_be_chosen_and_compared() {
         let actual = amount(&seen, pointer);
         assert!((actual - expected).abs() < 1e-6, "{pointer}: {actual} is not {expected}");
     };
+    // The last window ends with the recording, and so does a process that exits while the recording ends.
+    let points = texts(&seen, "/points");
+    assert!(points.last().is_some_and(|point| point.starts_with("dump 2 (")), "{points:?}");
     close("/last_window/whole", total(&last, "alloc_bytes"));
     close("/window_before/whole", total(&first, "alloc_bytes"));
     close("/all_again", fixture.total("alloc_bytes"));
