@@ -13,6 +13,7 @@ use profiler_common::record::{RecordHeader, RecordKind, RemapRecord};
 
 use crate::call::Call;
 use crate::layout::Inflight;
+use crate::sample::Chance;
 use crate::{emit, inflight, sample, stack};
 
 const MAP: u8 = CallShape::Map as u8;
@@ -51,7 +52,7 @@ pub(crate) fn entry(call: &Call, shape: u8) -> bool {
         _ => (size_bytes != 0, size_bytes as i64 > 0),
     };
     // As in `sample::sample`.
-    if !is_relevant || !sample::is_recorded(call) {
+    if !is_relevant || !sample::is_recorded(call, Chance::Certain) {
         return false;
     }
     let began_ns = emit::now_ns();

@@ -32,7 +32,15 @@ pub(crate) fn sample(call: &Call, size_bytes: u64) -> Option<u32> {
     } else {
         0
     };
-    if interval_code != 0 && is_recorded(call) { Some(interval_code) } else { None }
+    let chance = if size_bytes < u64::from(rate.interval_bytes) { Chance::Random } else { Chance::Certain };
+    if interval_code != 0 && is_recorded(call, chance) { Some(interval_code) } else { None }
+}
+
+/// Whether two probes of the same call take the same decision.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Chance {
+    Certain,
+    Random,
 }
 
 /// Counts a call that met a probe in the function although its process has stubs. Nested ones are internal to the allocator.
@@ -56,10 +64,10 @@ pub(crate) fn is_on(heap: u8) -> bool {
 
 /// Whether the agent keeps a ledger of the process, and this probe records its calls.
 #[inline(always)]
-pub(crate) fn is_recorded(call: &Call) -> bool {
+pub(crate) fn is_recorded(call: &Call, chance: Chance) -> bool {
     match TARGETS.get_ptr(&call.tgid()) {
         // SAFETY: the pointer comes from a successful lookup.
-        Some(flags) => is_recorded_by(call.cookie.scope(), unsafe { *flags }),
+        Some(flags) => is_recorded_by(call.cookie.scope(), unsafe { *flags }, chance),
         None => false,
     }
 }
@@ -74,9 +82,19 @@ pub(crate) fn reports_frees(call: &Call) -> bool {
     }
 }
 
+/// The kernel calls the newest probe first (`consumer_add` in kernel/events/uprobes.c, up to 7.3): the shared one. If the agent
+/// sets the flag after that one has left a call to the process's own probe, the own one must still record it. In all other
+/// calls, the own one finds that the shared one has stored the call (see [`inflight::nested`]), unless the decision was random:
+/// then it must not draw again.
 #[inline(always)]
-fn is_recorded_by(scope: u8, flags: u32) -> bool {
-    flags & BORROWS_MEMORY == 0 && (scope == ANY || (flags & SHARES_PROBES != 0) == (scope == SHARED))
+fn is_recorded_by(scope: u8, flags: u32, chance: Chance) -> bool {
+    let shares = flags & SHARES_PROBES != 0;
+    let is_in_scope = match scope {
+        ANY => true,
+        SHARED => shares,
+        _ => !shares || chance == Chance::Certain,
+    };
+    flags & BORROWS_MEMORY == 0 && is_in_scope
 }
 
 /// Whether the probe must not even note the call: another probe records it, or the probe is shared and the caller not a target.
@@ -88,7 +106,7 @@ pub(crate) fn is_foreign(call: &Call) -> bool {
     }
     match TARGETS.get_ptr(&call.tgid()) {
         // SAFETY: the pointer comes from a successful lookup.
-        Some(flags) => !is_recorded_by(scope, unsafe { *flags }),
+        Some(flags) => !is_recorded_by(scope, unsafe { *flags }, Chance::Certain),
         None if scope == SHARED => {
             count(Counter::ForeignCalls);
             true
