@@ -2,7 +2,8 @@
 
     live.py states PAGE FOLDER           a small server makes a live page of a page in a file: what the reader has chosen
                                          stays as documents follow each other; pause, reconnection and end
-    live.py follow ADDRESS UPDATES       a page of `heapbpf --serve`: counts updates, and measures memory and layout shifts
+    live.py follow ADDRESS UPDATES [SECONDS]
+                                         a page of `heapbpf --serve`: counts updates, and measures memory and layout shifts
 """
 
 import copy
@@ -240,9 +241,10 @@ def states(path, folder):
     return answer
 
 
-def follow(address, count):
-    """Follows a page for this many updates, with a selection; memory after each tenth of them, in bytes."""
+def follow(address, count, seconds="0"):
+    """Follows a page for this many updates and seconds, with a selection; memory after each tenth of them, in bytes."""
     answer = {"heap": [], "nodes": []}
+    started = time.monotonic()
     with browser.page(1280, 900, offline=False) as page:
         watch(page)
         session = page.context.new_cdp_session(page)
@@ -252,8 +254,10 @@ def follow(address, count):
         page.locator("#table-body .where").first.click()
         page.evaluate(SHIFTS)
         answer["zoomed"] = [chosen(page)]
-        for _ in range(10):
+        for tenth in range(10):
             wait_updates(page, max(1, int(count) // 10))
+            rest = started + int(seconds) * (tenth + 1) / 10 - time.monotonic()
+            page.wait_for_timeout(max(0, 1000 * rest))
             session.send("HeapProfiler.collectGarbage")
             used = session.send("Runtime.getHeapUsage")
             answer["heap"].append(used["usedSize"])

@@ -85,6 +85,7 @@ pub(crate) const BENCH_OVERHEAD: &str = "gcc libc6-dev g++ python3 redis-server 
     libgoogle-perftools-dev heaptrack bpftrace valgrind";
 pub(crate) const BENCH_AGENT: &str = "gcc libc6-dev redis-server redis-tools python3 perl";
 pub(crate) const BENCH_TOP: &str = "gcc libc6-dev tmux";
+pub(crate) const BENCH_LIVE: &str = "redis-server redis-tools nginx-light wrk postgresql";
 pub(crate) const BENCH_C: &str = "gcc libc6-dev";
 pub(crate) const VM: &str = "qemu-system-x86 busybox-static cpio gcc libc6-dev";
 pub(crate) const FUZZ: &str = "g++";

@@ -8,6 +8,7 @@ mod compared;
 pub(crate) mod figures;
 mod launched;
 mod leaks;
+mod live;
 mod many;
 mod overhead;
 mod programs;
@@ -48,6 +49,7 @@ enum Subject {
     Leaks(leaks::Arguments),
     Agent(agent::Arguments),
     Top(top::Arguments),
+    Live(live::Arguments),
     /// Measures marking and folding of synthetic heaps of 1 GiB and of 10 million blocks. The page is docs/leaks.md.
     Mark(synthetic::Arguments),
     /// Measures Parquet files of a simulated fleet: 1,000 files, 100 million rows, queries in DuckDB. The page is docs/parquet.md.
@@ -64,6 +66,7 @@ impl Subject {
             Self::Leaks(arguments) => leaks::run(arguments),
             Self::Agent(arguments) => agent::run(arguments),
             Self::Top(arguments) => top::run(arguments),
+            Self::Live(arguments) => live::run(arguments),
             Self::Mark(arguments) => synthetic::mark(arguments),
             Self::Parquet(arguments) => synthetic::fleet(arguments),
         }
