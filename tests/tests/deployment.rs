@@ -1,11 +1,14 @@
 //! The files that deploy the agent: systemd's units, checked by systemd, and Kubernetes' manifests, rendered by Helm and
 //! checked against the published schemas.
 
-use std::fs;
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use heapbpf_tests::heapbpf::binary;
+use heapbpf_tests::heapbpf::{Heapbpf, Outcome, binary};
+use heapbpf_tests::kernel;
+use heapbpf_tests::target::{Target, build, copy_program};
 use heapbpf_tests::viewers::{output, program, text};
 use tempfile::TempDir;
 
@@ -50,6 +53,68 @@ fn units_are_valid_and_isolated() {
         assert!(own.is_empty(), "{complaints}");
         let exposure = exposure(&unit);
         assert!((0.1..=EXPOSURE_MAX).contains(&exposure), "{name}: {exposure}");
+    }
+}
+
+const ALLOCATING: &str = "$| = 1; print \"ready\\n\"; while (1) { push @kept, 'x' x 3000; shift @kept if @kept > 100; \
+                          select undef, undef, undef, 0.01 }";
+
+/// Runs with these capabilities on a process of another user whose program was deleted.
+fn recorded_with(capabilities: &[&str], target: &Target) -> (Heapbpf, Outcome) {
+    let set = capabilities.iter().map(|name| format!(",+{name}")).collect::<String>();
+    let mut command = Command::new("setpriv");
+    command.arg(format!("--bounding-set=-all{set}")).arg("--no-new-privs").arg(binary());
+    command.args(["--pid", &target.pid().to_string(), "--interval", "1", "--duration", "500ms", "-o", "out.json"]);
+    let mut heapbpf = Heapbpf::with_command(command);
+    let outcome = heapbpf.run();
+    (heapbpf, outcome)
+}
+
+#[test]
+fn units_have_no_capability_too_many() {
+    let folder = TempDir::new().expect("there is a directory for temporary files");
+    let program = folder.path().join("perl");
+    copy_program("/usr/bin/perl", &program);
+    fs::set_permissions(folder.path(), Permissions::from_mode(0o755)).expect("it is ours");
+    let mut nobody = Command::new("setpriv");
+    nobody.args(["--reuid=65534", "--regid=65534", "--clear-groups"]).arg(&program).args(["-e", ALLOCATING]);
+    let target = Target::spawn(&mut nobody);
+    fs::remove_file(&program).expect("it is ours");
+    for name in ["heapbpf-agent.service", "heapbpf@.service"] {
+        let unit = fs::read_to_string(packaging().join(name)).expect("there is such a unit");
+        let set =
+            unit.lines().find_map(|line| line.strip_prefix("CapabilityBoundingSet=")).expect(&unit).to_lowercase();
+        let all: Vec<&str> = set.split(' ').map(|name| name.strip_prefix("cap_").expect(name)).collect();
+        let (heapbpf, outcome) = recorded_with(&all, &target);
+        let outcome = outcome.expect_code(0);
+        assert!(outcome.stdout.contains("allocated before the recording"), "{name}: {}", outcome.stdout);
+        let listed = heapbpf.report("out.json").health.scope.expect("is known").foreign_probes;
+        assert_eq!(listed.is_some(), kernel::version() >= (6, 8), "{name}: Linux 6.8 lists where links have probes");
+        for without in &all {
+            // It includes most of the others; before Linux 6.6 it is needed instead of two of them.
+            let others: Vec<&str> =
+                all.iter().copied().filter(|other| other != without && *other != "sys_admin").collect();
+            let (heapbpf, outcome) = recorded_with(&others, &target);
+            match *without {
+                "bpf" | "perfmon" | "sys_ptrace" => {
+                    let missing = format!("missing CAP_{}", without.to_uppercase());
+                    assert!(outcome.expect_error(1).contains(&missing), "{name} without {without}");
+                }
+                "dac_override" => {
+                    let outcome = outcome.expect_counted();
+                    assert!(outcome.stdout.contains("with CAP_DAC_READ_SEARCH"), "{name}: {}", outcome.stdout);
+                }
+                "checkpoint_restore" => {
+                    let outcome = outcome.expect_counted();
+                    assert!(outcome.stdout.contains("no table"), "{name}: {}", outcome.stdout);
+                }
+                "sys_admin" => {
+                    let _ = outcome.expect_code(0);
+                    assert_eq!(heapbpf.report("out.json").health.scope.expect("is known").foreign_probes, None);
+                }
+                _ => panic!("{name}: nothing shows that {without} is needed"),
+            }
+        }
     }
 }
 
