@@ -34,13 +34,28 @@ impl Python {
     /// Returns a command that executes a script, which is copied into its root directory.
     #[track_caller]
     pub fn script(&self, script: &Path) -> Command {
+        let mut command = Command::new("chroot");
+        command.arg(&self.root);
+        self.add_script(command, script)
+    }
+
+    /// Returns a command that executes a script, which can import memray. It needs `/proc`, in a mount namespace.
+    #[track_caller]
+    pub fn script_with_memray(&self, script: &Path) -> Command {
+        const MOUNTED: &str = r#"mount -t proc proc "$0/proc" && exec chroot "$0" "$@""#;
+        let mut command = Command::new("unshare");
+        command.args(["--mount", "sh", "-c", MOUNTED]).arg(&self.root).env("PYTHONPATH", "/opt/memray");
+        self.add_script(command, script)
+    }
+
+    #[track_caller]
+    fn add_script(&self, mut command: Command, script: &Path) -> Command {
         let name = script.file_name().expect("a script is a file");
         // Several tests copy the same file at once: it is replaced as a whole.
         let copy = tempfile::NamedTempFile::new_in(self.root.join("tmp")).expect("the folder is ours");
         std::fs::copy(script, copy.path()).expect("the script can be read");
         copy.persist(self.root.join("tmp").join(name)).expect("the folder is ours");
-        let mut command = Command::new("chroot");
-        command.arg(&self.root).arg(format!("python{}", self.version)).arg(Path::new("/tmp").join(name));
+        command.arg(format!("python{}", self.version)).arg(Path::new("/tmp").join(name));
         command.env("PYTHONUTF8", "1").env("PYTHONDONTWRITEBYTECODE", "1");
         command
     }

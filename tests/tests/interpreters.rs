@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use heapbpf_tests::heapbpf::Heapbpf;
 use heapbpf_tests::interpreters::{Python, VERSIONS};
@@ -163,6 +163,100 @@ fn a_launched_interpreter_is_named_from_its_start() {
     assert_eq!(named, whole, "all Python functions have names");
     let import = |frame: &Frame| frame.function.as_deref() == Some("_find_and_load");
     assert!(python.iter().any(|callsite| callsite.stack.iter().any(import)), "imports were recorded");
+}
+
+/// Sums by stack of what memray's hooks passed on to malloc, without what memray allocates for itself.
+fn seen_through_memray(process: &Process) -> Sums {
+    let is_memrays = |frame: &&Frame| frame.module.as_deref().is_some_and(|module| module.contains("memray"));
+    let is_hook = |frame: &Frame| {
+        frame
+            .function
+            .as_deref()
+            .is_some_and(|name| name.contains("memray::intercept::") || name.starts_with("decltype"))
+    };
+    let mut sums = Sums::new();
+    for callsite in &process.callsites {
+        let stack = interpreted(callsite);
+        let mut memrays = callsite.stack.iter().filter(is_memrays).peekable();
+        let [count, bytes] =
+            [&callsite.totals.alloc_count, &callsite.totals.alloc_bytes].map(|number| number.as_u64().expect("exact"));
+        if count > 0 && !stack.is_empty() && memrays.peek().is_some() && memrays.all(is_hook) {
+            add(&mut sums, stack, [count, bytes]);
+        }
+    }
+    sums
+}
+
+fn add(sums: &mut Sums, stack: Stack, [count, bytes]: [u64; 2]) {
+    let sum = sums.entry(stack).or_default();
+    *sum = [sum[0] + count, sum[1] + bytes];
+}
+
+/// memray's hooks and heapbpf observe the same calls: stacks, numbers and bytes are equal, of about 60 stacks.
+#[test]
+fn stacks_equal_those_of_memray() {
+    #[derive(Deserialize)]
+    struct Sum {
+        stack: Stack,
+        count: u64,
+        bytes: u64,
+    }
+    // The symbols of memray take seconds to read: one version of each kind of interpreter state.
+    for version in ["3.9", "3.11", "3.14"] {
+        let python = Python::of(version);
+        let (inside, output) = python.output();
+        let mut command = python.script_with_memray(&script("encoding.py"));
+        let mut target = Target::spawn(command.arg(inside).env("PYTHONMALLOC", "malloc").stderr(Stdio::null()));
+        let mut heapbpf = Heapbpf::of(target.pid(), "--interval 1 -o out.json");
+        let session = heapbpf.start();
+        target.run_command("work");
+        session.interrupt().expect_code(0);
+        target.run_command("describe");
+        let text = fs::read_to_string(&output).expect("the target has written it");
+        let described: Vec<Sum> = serde_json::from_str(&text).expect("the target writes JSON");
+        // memray has plain names, also since 3.11.
+        let plain = |name: &str| name.rsplit('.').next().unwrap_or_default().to_owned();
+        // Not all callers are in memray's stacks: those of the function that starts it.
+        let up_to_work = |mut stack: Stack| {
+            let end = stack.iter().position(|(name, ..)| name == "work")?;
+            stack.truncate(end + 1);
+            Some(stack)
+        };
+        let mut expected = Sums::new();
+        for Sum { stack, count, bytes } in described {
+            if let Some(stack) = up_to_work(stack) {
+                add(&mut expected, stack, [count, bytes]);
+            }
+        }
+        let report = heapbpf.report("out.json");
+        let mut recorded = Sums::new();
+        for (stack, sum) in seen_through_memray(report.process(target.pid())) {
+            let stack = stack.into_iter().map(|(name, file, line)| (plain(&name), file, line)).collect();
+            let Some(mut stack) = up_to_work(stack) else { continue };
+            // memray learns of a function after its frame object has been allocated, and counts that for the caller.
+            if !expected.contains_key(&stack) {
+                stack.remove(0);
+            }
+            if !stack.is_empty() {
+                add(&mut recorded, stack, sum);
+            }
+        }
+        assert!(expected.len() > 20, "{version}: {} stacks", expected.len());
+        let encoder = expected.keys().find(|stack| stack[0].0 == "iterencode" && stack[0].1.ends_with("encoder.py"));
+        assert!(encoder.is_some(), "{version}: the C encoder was called");
+        let differing: Vec<_> = expected
+            .iter()
+            .map(|(stack, sum)| (stack, sum, recorded.get(stack)))
+            .filter(|&(_, sum, recorded)| recorded != Some(sum))
+            .collect();
+        assert!(
+            differing.is_empty(),
+            "{version}: {} of {} stacks differ: {differing:#?}",
+            differing.len(),
+            expected.len()
+        );
+        assert_eq!(recorded.len(), expected.len(), "{version}");
+    }
 }
 
 /// What a process claims about its interpreter is not trusted: cycles, wild pointers and lengths end, and harm nobody.

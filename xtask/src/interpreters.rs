@@ -1,5 +1,5 @@
 //! `cargo xtask interpreters`: installs CPython in several versions, from Debian's suites. Each has the C library and the
-//! other libraries of its suite, in a root directory of its own. Needs no root.
+//! other libraries of its suite, and memray, in a root directory of its own. Needs no root.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -10,6 +10,7 @@ use anyhow::{Context as _, Result, anyhow, bail};
 
 use crate::archive::Archive;
 use crate::command::{self, Repository};
+use crate::{packages, viewers};
 
 struct Python {
     /// Also the name of the folder.
@@ -26,16 +27,23 @@ const VERSIONS: [Python; 4] = [
 ];
 
 /// Increased when the content of the root directories changes, for the same packages.
-const RECIPE: u32 = 1;
+const RECIPE: u32 = 2;
 /// Written last into a root directory: the recipe in a line, then the packages.
 const STAMP: &str = "installed";
+/// A profiler of Python to compare with, from PyPI.
+const MEMRAY: &str = "memray==1.20.0";
+/// Its folder in a root directory, which tests know too: `heapbpf_tests::interpreters`.
+const MEMRAY_FOLDER: &str = "opt/memray";
+/// What its binary packages require of the C library; the newest that exists for a version of CPython is taken.
+const PLATFORMS: [&str; 2] = ["manylinux_2_28_x86_64", "manylinux_2_17_x86_64"];
 /// The folder in which a root directory is made, with its downloads.
 const UNFINISHED: &str = "unfinished";
 
 /// Installs the versions of CPython that tests profile.
 ///
 /// `target/interpreters/VERSION` is a root directory for `chroot`, with a CPython and its libraries from the Debian suite that
-/// has this version, on the mirror of this machine's apt. Complete ones are reused. `cargo xtask test` does this, too.
+/// has this version, on the mirror of this machine's apt, and with memray of PyPI. Complete ones are reused. `cargo xtask test`
+/// does this, too.
 #[derive(clap::Args)]
 #[command(after_help = "Examples:
   cargo xtask interpreters             installs missing versions
@@ -51,20 +59,21 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     if arguments.again {
         command::empty_folder(&folder(&repository))?;
     }
-    let interpreters = install(&repository)?;
+    packages::install(packages::VIEWERS)?;
+    let interpreters = install(&repository, &viewers::install(&repository)?)?;
     println!("{}", interpreters.display());
     Ok(())
 }
 
-/// Returns the folder, which is `HEAPBPF_INTERPRETERS` of tests.
-pub(crate) fn install(repository: &Repository) -> Result<PathBuf> {
+/// Returns the folder, which is `HEAPBPF_INTERPRETERS` of tests. Needs pip of the folder of viewers.
+pub(crate) fn install(repository: &Repository, viewers: &Path) -> Result<PathBuf> {
     let interpreters = folder(repository);
     for python in VERSIONS.iter().filter(|python| !python.is_complete(&interpreters)) {
         let Python { version, suite } = python;
         eprintln!("installing CPython {version} of Debian's suite `{suite}` into {}", interpreters.display());
         let unfinished = interpreters.join(UNFINISHED);
         command::empty_folder(&unfinished)?;
-        let outcome = python.install(&unfinished, &interpreters.join(version));
+        let outcome = python.install(viewers, &unfinished, &interpreters.join(version));
         let removed = fs::remove_dir_all(&unfinished);
         outcome.map_err(|error| anyhow!("cannot install CPython {version} of Debian's suite `{suite}`: {error:#}"))?;
         removed.with_context(|| format!("cannot remove the downloads in `{}`", unfinished.display()))?;
@@ -83,16 +92,17 @@ impl Python {
     }
 
     fn recipe(&self) -> String {
-        format!("recipe {RECIPE}: {} of {}", self.packages().join(" "), self.suite)
+        format!("recipe {RECIPE}: {} of {}, {MEMRAY}", self.packages().join(" "), self.suite)
     }
 
-    fn packages(&self) -> [String; 3] {
+    fn packages(&self) -> [String; 4] {
         let version = self.version;
-        [format!("python{version}-minimal"), format!("libpython{version}-stdlib"), format!("libpython{version}")]
+        let [minimal, library] = ["python", "libpython"].map(|name| format!("{name}{version}"));
+        [format!("{minimal}-minimal"), format!("{library}-stdlib"), library, "libstdc++6".to_owned()]
     }
 
     /// Makes the root directory in the folder `unfinished`, then moves it to `target`: never is one there in part.
-    fn install(&self, unfinished: &Path, target: &Path) -> Result<()> {
+    fn install(&self, viewers: &Path, unfinished: &Path, target: &Path) -> Result<()> {
         // One suite at a time, so that no library comes from another one.
         let archive = Archive::open(&unfinished.join("apt"), &[("Debian", &[self.suite])])
             .map_err(|error| anyhow!("{error:#}; {}", self.remedy()))?;
@@ -108,6 +118,7 @@ impl Python {
         if !command::is_executable(&program) {
             bail!("the packages do not contain `{}`", program.display());
         }
+        self.install_memray(viewers, &root)?;
         fs::write(root.join(STAMP), stamp.join("\n") + "\n").context("cannot write the stamp")?;
         if target.exists() {
             fs::remove_dir_all(target).with_context(|| format!("cannot remove `{}`", target.display()))?;
@@ -128,6 +139,15 @@ impl Python {
         let mut install = archive.apt("apt-get");
         install.args(["install", "-qq", "--no-install-recommends", "--download-only"]);
         command::run(install.args(self.packages()))
+    }
+
+    /// Its binary package for this version, with what it needs.
+    fn install_memray(&self, viewers: &Path, root: &Path) -> Result<()> {
+        let mut pip = Command::new(viewers.join("venv/bin/python"));
+        pip.args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-compile"]);
+        pip.args(["--only-binary=:all:", "--python-version", self.version]);
+        pip.args(PLATFORMS.iter().flat_map(|platform| ["--platform", platform]));
+        command::run(pip.arg("--target").arg(root.join(MEMRAY_FOLDER)).arg(MEMRAY))
     }
 
     fn remedy(&self) -> String {

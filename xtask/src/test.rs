@@ -1,6 +1,6 @@
 //! `cargo xtask test`: runs every test of the workspace, with its requirements: the built binary, programs to profile, root.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, bail};
 
@@ -48,7 +48,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let repository = Repository::find()?;
     command::run(repository.cargo().args(["build", "--package", "heapbpf"]))?;
     let viewers = viewers::install(&repository)?;
-    let (interpreters, object) = (interpreters(&repository)?, object()?);
+    let (interpreters, object) = (interpreters(&repository, &viewers)?, object()?);
     if privilege == Privilege::Sudo {
         eprintln!("profiling other processes requires root: cargo starts the tests through `{}`", RUNNER.1);
     }
@@ -71,10 +71,10 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
 }
 
 /// Returns the folder that the user has set, or installs one.
-fn interpreters(repository: &Repository) -> Result<PathBuf> {
+fn interpreters(repository: &Repository, viewers: &Path) -> Result<PathBuf> {
     match std::env::var_os(INTERPRETERS).filter(|given| !given.is_empty()) {
         Some(given) => Ok(std::path::absolute(given)?),
-        None => interpreters::install(repository),
+        None => interpreters::install(repository, viewers),
     }
 }
 

@@ -9,8 +9,8 @@ use anyhow::{Context as _, Result};
 use super::figures::{self, Spread, alternate, ratios, verdict};
 use super::programs::{self, Churn};
 use super::tool::{self, Setup, Tool, Variant};
-use crate::interpreters;
 use crate::process::{Program, bound};
+use crate::{interpreters, packages, viewers};
 
 const DEPTH: usize = 5;
 
@@ -207,7 +207,9 @@ const PYTHON: &str = "import sys\nsys.setrecursionlimit(10000)\ndef allocate(dep
 /// What a Python function in a sampled stack costs: the slope between the depths.
 pub(super) fn measure_python(setup: &Setup) -> Result<String> {
     const SAMPLED: &[&str] = &["--interval", "1", "--on-overload", "drop"];
-    let interpreters = interpreters::install(&setup.bench.repository)?;
+    packages::install(packages::VIEWERS)?;
+    let viewers = viewers::install(&setup.bench.repository)?;
+    let interpreters = interpreters::install(&setup.bench.repository, &viewers)?;
     let before = fs::read_to_string(STATISTICS)?;
     fs::write(STATISTICS, "1")?;
     let _restored = scopeguard::guard(before, |before| drop(fs::write(STATISTICS, before.trim())));

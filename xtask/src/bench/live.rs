@@ -254,7 +254,7 @@ fn outcome(arguments: &Arguments, resident: &[f64], page: &Followed, outage: &Ou
             "maximum size of the queue on disk; at the end",
             format!("{:.0} KiB; {} B", mib(outage.queued_max) * 1024.0, outage.left),
         ),
-        ("what the summary says", outage.pushed.trim_start_matches("push: ").to_owned()),
+        ("pushed, as in the summary", outage.pushed.trim_start_matches("push: ").to_owned()),
     ];
     let limits = [
         ("growth of heapbpf's memory, percent", growth_percent(resident), GROWTH_PERCENT_MAX),
