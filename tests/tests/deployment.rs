@@ -8,7 +8,7 @@ use std::process::Command;
 
 use heapbpf_tests::heapbpf::{Heapbpf, Outcome, binary};
 use heapbpf_tests::kernel;
-use heapbpf_tests::target::{Target, build, copy_program};
+use heapbpf_tests::target::{Target, copy_program};
 use heapbpf_tests::viewers::{output, program, text};
 use tempfile::TempDir;
 
