@@ -21,6 +21,15 @@ impl Archive {
     /// Writes the configuration of an apt that knows only these suites, on the mirrors of this machine, and regards no
     /// package as installed.
     pub(crate) fn open(folder: &Path, suites: &[Suites<'_>]) -> Result<Self> {
+        Self::open_with(folder, suites, &["deb"])
+    }
+
+    /// As [`open`](Self::open), for `apt-get source`.
+    pub(crate) fn open_sources(folder: &Path, suites: &[Suites<'_>]) -> Result<Self> {
+        Self::open_with(folder, suites, &["deb-src"])
+    }
+
+    fn open_with(folder: &Path, suites: &[Suites<'_>], kinds: &[&str]) -> Result<Self> {
         if command::find("apt-get").is_none() {
             bail!("this machine has no apt-get");
         }
@@ -30,7 +39,7 @@ impl Archive {
             "$(LABEL) $(REPO_URI)",
             "Created-By: Packages",
         ]))?;
-        let sources = sources(&mirrors, suites);
+        let sources = sources(&mirrors, suites, kinds);
         if sources.is_empty() {
             bail!("this machine's apt has no Debian mirror");
         }
@@ -75,14 +84,16 @@ impl Archive {
     }
 }
 
-/// Lines for `sources.list(5)` of all suites, from `LABEL URI` lines of the machine's sources.
-fn sources(mirrors: &str, suites: &[Suites<'_>]) -> String {
+/// Lines for `sources.list(5)` of all suites and types, from `LABEL URI` lines of the machine's sources.
+fn sources(mirrors: &str, suites: &[Suites<'_>], kinds: &[&str]) -> String {
     let mut lines = String::new();
     for (label, suites) in suites {
         let uri = mirrors.lines().filter_map(|line| line.split_once(' ')).find(|(its, _)| its == label);
         let Some((_, uri)) = uri else { continue };
         for suite in *suites {
-            lines.push_str(&format!("deb {uri} {suite} main\n"));
+            for kind in kinds {
+                lines.push_str(&format!("{kind} {uri} {suite} main\n"));
+            }
         }
     }
     lines
@@ -98,9 +109,13 @@ mod tests {
     fn every_suite_comes_from_the_machines_mirrors() {
         let mirrors = "Node m://node/\nDebian m://one/debian/\nDebian m://two/\nDebian-Security m://three/\n";
         assert_eq!(
-            sources(mirrors, &SUITES),
+            sources(mirrors, &SUITES, &["deb"]),
             "deb m://one/debian/ bullseye main\ndeb m://one/debian/ sid main\ndeb m://three/ trixie-security main\n"
         );
-        assert_eq!(sources("Node m://node/\n", &SUITES), "");
+        assert_eq!(
+            sources(mirrors, &SUITES[1..], &["deb", "deb-src"]),
+            "deb m://three/ trixie-security main\ndeb-src m://three/ trixie-security main\n"
+        );
+        assert_eq!(sources("Node m://node/\n", &SUITES, &["deb"]), "");
     }
 }

@@ -37,6 +37,10 @@ const PACKAGES: &[Package] = &[
     ("sqlite3", "sqlite3", "a target: a database in one process"),
     ("memcached", "memcached", "a target: a stripped server"),
     ("debuginfod", "debuginfod", "serves debug files"),
+    ("liblzf-dev", "/usr/include/liblzf/lzf.h", "builds redis"),
+    ("libatomic1", "/usr/lib/x86_64-linux-gnu/libatomic.so.1", "builds redis"),
+    ("dpkg-dev", "dpkg-source", "unpacks sources of programs to profile"),
+    ("make", "make", "builds them"),
     ("dwz", "dwz", "makes debug files share a third one"),
     ("xz-utils", "xz", "compresses MiniDebugInfo"),
     ("git", "git", "a target: reads a repository's history"),
@@ -85,6 +89,8 @@ pub(crate) const BENCH_OVERHEAD: &str = "gcc libc6-dev g++ python3 redis-server 
     libgoogle-perftools-dev heaptrack bpftrace valgrind";
 pub(crate) const BENCH_AGENT: &str = "gcc libc6-dev redis-server redis-tools python3 perl";
 pub(crate) const BENCH_TOP: &str = "gcc libc6-dev tmux";
+pub(crate) const BENCH_NAMES: &str = "gcc libc6-dev binutils liblzf-dev libatomic1 libjemalloc-dev make dpkg-dev debuginfod redis-tools \
+    git";
 pub(crate) const BENCH_LIVE: &str = "redis-server redis-tools nginx-light wrk postgresql";
 pub(crate) const BENCH_C: &str = "gcc libc6-dev";
 pub(crate) const VM: &str = "qemu-system-x86 busybox-static cpio gcc libc6-dev";
@@ -170,7 +176,20 @@ mod tests {
 
     #[test]
     fn packages_are_those_of_the_sets() {
-        let sets = [RUST, LLVM, TESTS, VIEWERS, BENCH_UNWIND, BENCH_OVERHEAD, BENCH_C, VM, FUZZ, DIST, SCREENSHOTS];
+        let sets = [
+            RUST,
+            LLVM,
+            TESTS,
+            VIEWERS,
+            BENCH_UNWIND,
+            BENCH_OVERHEAD,
+            BENCH_NAMES,
+            BENCH_C,
+            VM,
+            FUZZ,
+            DIST,
+            SCREENSHOTS,
+        ];
         let needed: BTreeSet<&str> = sets.iter().flat_map(|set| set.split_whitespace()).collect();
         assert_eq!(PACKAGES.iter().map(|package| package.0).collect::<BTreeSet<_>>(), needed);
     }

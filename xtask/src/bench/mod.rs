@@ -10,6 +10,7 @@ mod launched;
 mod leaks;
 mod live;
 mod many;
+mod names;
 mod overhead;
 mod programs;
 mod synthetic;
@@ -50,6 +51,7 @@ enum Subject {
     Agent(agent::Arguments),
     Top(top::Arguments),
     Live(live::Arguments),
+    Names(names::Arguments),
     /// Measures marking and folding of synthetic heaps of 1 GiB and of 10 million blocks. The page is docs/leaks.md.
     Mark(synthetic::Arguments),
     /// Measures Parquet files of a simulated fleet: 1,000 files, 100 million rows, queries in DuckDB. The page is docs/parquet.md.
@@ -67,6 +69,7 @@ impl Subject {
             Self::Agent(arguments) => agent::run(arguments),
             Self::Top(arguments) => top::run(arguments),
             Self::Live(arguments) => live::run(arguments),
+            Self::Names(arguments) => names::run(arguments),
             Self::Mark(arguments) => synthetic::mark(arguments),
             Self::Parquet(arguments) => synthetic::fleet(arguments),
         }
