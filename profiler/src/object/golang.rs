@@ -145,12 +145,16 @@ impl Header {
             text(table, self.names.checked_add(offset.into())?)
         };
         let mut functions = Vec::new();
+        // A forged table could give all functions the same long name.
+        let mut rest = table.len();
         for index in 0..self.count {
             let range = start(index)?..start(index + 1)?;
             if range.end < range.start {
                 return None;
             }
-            functions.push(GoFunction { range, name: name(index)?.into() });
+            let name = name(index)?;
+            rest = rest.checked_sub(name.len())?;
+            functions.push(GoFunction { range, name: name.into() });
         }
         Some(functions)
     }
@@ -217,12 +221,36 @@ mod tests {
     }
 
     #[test]
+    fn the_seed_of_the_fuzzer_is_a_go_program() {
+        let seed = include_bytes!("../../../fuzz/seeds/unwind/golang");
+        let image = Image::from_bytes(&seed[1..]).expect("there is memory");
+        let elf = Elf::read(&image).expect("it is an ELF file");
+        let functions = GoFunctions::read(&image, &elf).expect("it has a table").into_functions();
+        assert_eq!(functions.len(), 5);
+        assert_eq!((functions[4].range.clone(), &*functions[4].name), (0x1080..0x10a0, "main.main"));
+    }
+
+    #[test]
     fn relocations_give_the_address_of_the_code() {
         let mut table = made(&[(0, "main.main")], 0x10);
         table[24..32].fill(0);
         let header = Header::read(&table, || Some(0x7000)).expect("a table");
         assert_eq!(header.functions(&table).expect("a function")[0].range, 0x7000..0x7010);
         assert!(Header::read(&table, || None).is_none());
+    }
+
+    #[test]
+    fn a_name_of_many_functions_takes_no_more_memory_than_the_table() {
+        let long = "n".repeat(NAME_BYTES_MAX - 1);
+        let mut functions = vec![(0, long.as_str())];
+        functions.extend((1..8).map(|start| (start, "")));
+        let mut table = made(&functions, 8);
+        assert!(read(&table).is_some());
+        let records = table.len() - 8 * functions.len();
+        for record in table[records..].as_chunks_mut::<8>().0 {
+            record[4..].fill(0);
+        }
+        assert_eq!(read(&table), None);
     }
 
     #[test]
