@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use heapbpf_tests::heapbpf::Heapbpf;
 use heapbpf_tests::report::{Callsite, Frame, Process, Report};
-use heapbpf_tests::target::{Target, build, build_directory, run};
+use heapbpf_tests::target::{Target, build, build_directory, copy_program, run};
 use rustix::fs::{CWD, FileType, Mode, mknodat};
 
 /// A file of `/tmp` that names the code of a process. Removed when dropped.
@@ -215,6 +215,8 @@ fn virtual_machines_write_their_map_on_request() {
 /// A program with generated code, and its map, which does not exist yet.
 struct Scene {
     target: Target,
+    /// Of the program itself.
+    pid: u32,
     map: PerfMap,
     address: u64,
     size: u64,
@@ -222,11 +224,16 @@ struct Scene {
 
 impl Scene {
     fn new(argument: &str) -> Self {
-        let mut target = Target::spawn(Command::new(build("generating.c")).arg(argument));
+        let target = Target::spawn(Command::new(build("generating.c")).arg(argument));
+        let pid = target.pid();
+        Self::of(target, pid, PerfMap::of(pid))
+    }
+
+    fn of(mut target: Target, pid: u32, map: PerfMap) -> Self {
         let place = target.query("where");
         let (address, size) = place.first().and_then(|place| place.split_once(' ')).expect("two numbers");
         let number = |text: &str| u64::from_str_radix(text, 16).expect("a number");
-        Self { map: PerfMap::of(target.pid()), address: number(address), size: number(size), target }
+        Self { target, pid, map, address: number(address), size: number(size) }
     }
 
     fn line(&self, name: &str) -> String {
@@ -235,7 +242,7 @@ impl Scene {
 
     /// The names of its generated code in a recording, by caller. `prepare` runs before, and `meanwhile` between the allocations.
     fn names(&mut self, meanwhile: impl FnOnce(&Self)) -> (Vec<(String, Option<String>)>, String) {
-        let mut heapbpf = Heapbpf::of(self.target.pid(), "--interval 1 -o out.json");
+        let mut heapbpf = Heapbpf::of(self.pid, "--interval 1 -o out.json");
         let session = heapbpf.start();
         self.target.run_command("first");
         meanwhile(self);
@@ -243,7 +250,7 @@ impl Scene {
         let outcome = session.interrupt();
         let report = heapbpf.report("out.json");
         check_complete(&report);
-        let process = report.process(self.target.pid());
+        let process = report.process(self.pid);
         let callsites = process.callsites.iter().filter_map(|callsite| match callsite.stack.as_slice() {
             [generated, caller, ..] if is_jitted(generated) => {
                 Some((caller.function.clone()?, generated.function.clone()))
@@ -269,6 +276,27 @@ fn generated_code_is_named_in_anonymous_and_in_shared_memory() {
         fs::write(&scene.map.0, scene.line("app::generated")).expect("tests run as root");
         assert_eq!(scene.names(|_| ()).0, both(Some("app::generated")));
     }
+}
+
+/// As in a container: the program is process 1 of its own PID namespace, and its `/tmp` is not heapbpf's.
+#[test]
+fn maps_are_found_in_other_mount_and_pid_namespaces() {
+    // Not in `/tmp`, which the program does not see.
+    let folder = tempfile::tempdir_in("/var/tmp").expect("there is such a directory");
+    let program = folder.path().join("generating");
+    copy_program(build("generating.c"), &program);
+    let mut command = Command::new("unshare");
+    command.args(["--pid", "--mount", "--fork", "--kill-child", "sh", "-c"]);
+    let target = Target::spawn(command.arg("mount -t tmpfs tmpfs /tmp && exec \"$0\"").arg(&program));
+    let pid = target.child_pid();
+    let map = PerfMap(PathBuf::from(format!("/proc/{pid}/root/tmp/perf-1.map")));
+    let mut scene = Scene::of(target, pid, map);
+    // A map of another process, for its number here.
+    let foreign = PerfMap::of(pid);
+    fs::write(&foreign.0, scene.line("foreign")).expect("tests run as root");
+    assert_eq!(scene.names(|_| ()).0, both(None));
+    fs::write(&scene.map.0, scene.line("contained")).expect("tests run as root");
+    assert_eq!(scene.names(|_| ()).0, both(Some("contained")));
 }
 
 #[test]
