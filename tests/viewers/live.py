@@ -3,7 +3,7 @@
     live.py states PAGE FOLDER           a small server makes a live page of a page in a file: what the reader has chosen
                                          stays as documents follow each other; pause, reconnection and end
     live.py follow ADDRESS UPDATES [SECONDS]
-                                         a page of `heapbpf --serve`: counts updates, and measures memory and layout shifts
+                                         a page of `heapbpf --serve`: counts updates, and measures its memory
 """
 
 import copy
@@ -252,7 +252,6 @@ def follow(address, count, seconds="0"):
         wait_updates(page, 1)
         page.locator("#flame-scroller").click(position=box(page, 2, 0.1))
         page.locator("#table-body .where").first.click()
-        page.evaluate(SHIFTS)
         answer["zoomed"] = [chosen(page)]
         for tenth in range(10):
             wait_updates(page, max(1, int(count) // 10))
@@ -265,7 +264,6 @@ def follow(address, count, seconds="0"):
         answer["zoomed"].append(chosen(page))
         answer["updates"] = updates(page)
         answer["state"] = text(page, "#live-state")
-        answer["shifts"] = page.evaluate("() => window.shifts")
         answer["complaints"] = page.complaints
         answer["requests"] = sorted({url.split("?")[0][len(address) :] for url in page.requests})
     return answer

@@ -1,6 +1,7 @@
 //! `bench live`: a recording that is followed for minutes by its page in Chromium and by a server that is off for a while;
 //! and the size of what is pushed.
 
+use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -282,25 +283,30 @@ fn outcome(arguments: &Arguments, resident: &[f64], page: &Followed, outage: &Ou
 /// Medians of the bytes of a window's requests.
 fn sizes(bench: &Bench, viewers: &Path) -> Result<String> {
     let mut rows = Vec::new();
-    for workload in programs::ALL.iter().filter(|workload| workload.name != "git").take(3) {
+    // redis, nginx and postgres.
+    for workload in &programs::ALL[..3] {
         let running = (workload.start)(&bench.empty_folder("work")?)?;
         let mut row = vec![format!("{}, {}", workload.name, workload.load)];
-        let mut callsites = 0;
-        let mut cells = Vec::new();
+        let mut sessions = Vec::new();
         for (kind, scheme) in KINDS {
             let receiver = Receiver::start(bench, viewers, kind, 0)?;
             let mut command = bench.command(&bench.heapbpf);
             command.args(running.pids.iter().flat_map(|pid| ["--pid".to_owned(), pid.to_string()]));
             command.args(["--push", &format!("{scheme}://127.0.0.1:{}", receiver.port), "--push-queue"]);
-            command.arg(bench.folder.join("queue")).arg("-o").arg(bench.folder.join("sizes.json"));
-            let mut heapbpf = Program::start(&mut command, Output::Errors)?;
+            let queue = bench.folder.join(format!("queue-{kind}"));
+            command.arg(queue).arg("-o").arg(bench.folder.join(kind).with_extension("json"));
+            let heapbpf = Program::start(&mut command, Output::Errors)?;
             heapbpf.line_after("heapbpf: recording ")?;
-            // The first window includes the names of everything; the last is a short one.
-            thread::sleep(EVERY * u32::try_from(SIZED_WINDOWS + 1)?);
+            sessions.push((receiver, heapbpf));
+        }
+        // The last window is a short one, and is not counted.
+        thread::sleep(EVERY * u32::try_from(SIZED_WINDOWS + 1)?);
+        let (mut callsites, mut cells) = (0, Vec::new());
+        for (receiver, mut heapbpf) in sessions {
             let requests = receiver.requests()?;
             heapbpf.interrupt()?;
             ensure!(heapbpf.wait()?.success(), "heapbpf failed");
-            let mut by_window = std::collections::BTreeMap::<u64, u64>::new();
+            let mut by_window = BTreeMap::<u64, u64>::new();
             for request in requests.iter().filter(|request| request.answer == "ok") {
                 let profiles = || request.series.iter().flat_map(|series| &series.profiles);
                 let end = profiles().map(|profile| profile.time + profile.duration).max();
