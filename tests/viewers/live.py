@@ -242,7 +242,7 @@ def states(path, folder):
 
 
 def follow(address, count, seconds="0"):
-    """Follows a page for this many updates and seconds, with a selection; memory after each tenth of them, in bytes."""
+    """Follows a page for this many updates, or seconds, with a selection; memory after each tenth of them, in bytes."""
     answer = {"heap": [], "nodes": []}
     started = time.monotonic()
     with browser.page(1280, 900, offline=False) as page:
@@ -254,9 +254,13 @@ def follow(address, count, seconds="0"):
         page.locator("#table-body .where").first.click()
         answer["zoomed"] = [chosen(page)]
         for tenth in range(10):
-            wait_updates(page, max(1, int(count) // 10))
-            rest = started + int(seconds) * (tenth + 1) / 10 - time.monotonic()
-            page.wait_for_timeout(max(0, 1000 * rest))
+            if int(seconds):
+                # Polling, as `wait_updates` does, would itself add to the heap.
+                page.wait_for_timeout(max(0, 1000 * (started + int(seconds) * (tenth + 1) / 10 - time.monotonic())))
+            else:
+                wait_updates(page, max(1, int(count) // 10))
+            # What the first collection finalizes is freed by the second.
+            session.send("HeapProfiler.collectGarbage")
             session.send("HeapProfiler.collectGarbage")
             used = session.send("Runtime.getHeapUsage")
             answer["heap"].append(used["usedSize"])
