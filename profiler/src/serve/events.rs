@@ -135,14 +135,7 @@ async fn send(mut updates: watch::Receiver<Update>, sender: mpsc::Sender<Bytes>)
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn run(test: impl Future<Output = ()>) {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().expect("a runtime");
-        runtime.block_on(async {
-            tokio::time::pause();
-            test.await;
-        });
-    }
+    use crate::serve::testing::run;
 
     #[test]
     fn streams_start_with_the_state_and_end_with_end() {

@@ -94,14 +94,7 @@ mod tests {
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, duplex};
 
     use super::*;
-
-    fn run(test: impl Future<Output = ()>) {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().expect("a runtime");
-        runtime.block_on(async {
-            tokio::time::pause();
-            test.await;
-        });
-    }
+    use crate::serve::testing::run;
 
     #[test]
     fn peers_that_read_nothing_are_disconnected() {

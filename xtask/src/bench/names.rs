@@ -186,7 +186,6 @@ impl Debuginfod {
         let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
         let mut command = bound("debuginfod");
         command.args(["-F", "-d", ":memory:", "-t", "1", "-p", &port.to_string()]).arg(files);
-        // The C library's debug file, where its package is installed, is found without a server.
         let process = Program::start(command.env_remove("DEBUGINFOD_URLS"), Output::None)?;
         thread::sleep(INDEXED_AFTER);
         Ok(Self { port, _process: process })

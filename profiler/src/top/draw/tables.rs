@@ -64,11 +64,7 @@ pub(super) fn targets(area: &mut Area<'_, '_>, state: &mut State) {
     let first = state.sizes.first_target;
     for (y, (at, row)) in (1..=height).zip(state.targets.iter().enumerate().skip(first)) {
         let is_selected = at == selected;
-        let style = if is_selected { area.theme.selected(is_active) } else { Style::new() };
-        if is_selected {
-            area.fill(y, style);
-            area.put(0, y, MARKER, ">", style);
-        }
+        let style = begin_row(area, y, is_selected, is_active);
         let mut x = MARKER;
         for column in &columns {
             let grows = *column == TargetColumn::GrowthPerSecond;
@@ -133,11 +129,7 @@ pub(super) fn callsites(area: &mut Area<'_, '_>, state: &mut State) {
     for (y, (at, row)) in (1..=height).zip(rows) {
         let Some(callsite) = target.callsites.get(row.at) else { continue };
         let is_selected = at == selected;
-        let style = if is_selected { area.theme.selected(is_active) } else { Style::new() };
-        if is_selected {
-            area.fill(y, style);
-            area.put(0, y, MARKER, ">", style);
-        }
+        let style = begin_row(area, y, is_selected, is_active);
         let mut x = MARKER;
         for column in &columns {
             let grows = *column == CallsiteColumn::Growth;
@@ -171,4 +163,15 @@ pub(super) fn nothing(state: &State) -> String {
             format!("{}: no sampled allocation yet (live {live})", describe::target(target))
         }
     }
+}
+
+/// Marks the row if it is selected. Returns the style of its text.
+fn begin_row(area: &mut Area<'_, '_>, y: u16, is_selected: bool, is_active: bool) -> Style {
+    if !is_selected {
+        return Style::new();
+    }
+    let style = area.theme.selected(is_active);
+    area.fill(y, style);
+    area.put(0, y, MARKER, ">", style);
+    style
 }
