@@ -13,40 +13,82 @@ pub const INTERPRETED: u64 = 1 << 63;
 /// Bits of the word that number the instruction within its code.
 pub const INSTRUCTION_BITS: u32 = 20;
 
+/// Bits of the word with the [`CodeKind`], below [`INTERPRETED`].
+pub const KIND_BITS: u32 = 3;
+const KIND_SHIFT: u32 = 63 - KIND_BITS;
+const CODE_MASK: u64 = (1 << (KIND_SHIFT - INSTRUCTION_BITS)) - 1;
+
 /// The instruction is unknown, or beyond what the word can express.
 pub const INSTRUCTION_UNKNOWN: u32 = (1 << INSTRUCTION_BITS) - 1;
 
-/// A frame of an interpreted function.
+/// What the code of a frame is. The highest value is never used: its words would be among the addresses of kernels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum CodeKind {
+    /// A code object of CPython. The instruction is the number of a code unit of 2 bytes.
+    Cpython = 0,
+    /// A method that the interpreter of HotSpot executes. The instruction is its index in the bytecode.
+    JavaInterpreted = 1,
+    /// Code that a compiler of HotSpot generated. The instruction is the offset of the return address in its blob.
+    JavaCompiled = 2,
+    /// Other code that HotSpot generated.
+    JavaStub = 3,
+}
+
+impl CodeKind {
+    /// The kind for a wire value, or `None` if this version does not define it.
+    pub const fn from_wire(value: u8) -> Option<Self> {
+        Some(match value {
+            0 => Self::Cpython,
+            1 => Self::JavaInterpreted,
+            2 => Self::JavaCompiled,
+            3 => Self::JavaStub,
+            _ => return None,
+        })
+    }
+
+    /// The word behind those of the last kind.
+    pub const END: u64 = INTERPRETED | 4 << KIND_SHIFT;
+
+    /// The lowest word of a frame of this kind. Those of the next kind follow.
+    pub const fn first_word(self) -> u64 {
+        INTERPRETED | (self as u64) << KIND_SHIFT
+    }
+}
+
+/// A frame of an interpreted function, or of another whose code is identified by a [`CodeId`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct InterpretedFrame {
-    /// Identifies the code: a [`CodeId`].
+    pub kind: CodeKind,
+    /// Identifies the code: as of [`CodeId::in_frames`].
     pub code: u64,
-    /// Number of the code unit (2 bytes in CPython) that is executed, or [`INSTRUCTION_UNKNOWN`].
+    /// The instruction that is executed, as its kind counts them, or [`INSTRUCTION_UNKNOWN`].
     pub instruction: u32,
 }
 
 impl InterpretedFrame {
     /// `None` for a return address.
     #[inline(always)]
-    #[expect(clippy::cast_possible_truncation, reason = "the mask leaves 20 bits")]
+    #[expect(clippy::cast_possible_truncation, reason = "the masks leave 20 and 3 bits")]
     pub const fn from_word(word: u64) -> Option<Self> {
         if word & INTERPRETED == 0 {
             return None;
         }
+        let Some(kind) = CodeKind::from_wire((word >> KIND_SHIFT) as u8 & ((1 << KIND_BITS) - 1)) else { return None };
         let instruction = word as u32 & INSTRUCTION_UNKNOWN;
-        Some(Self { code: (word & !INTERPRETED) >> INSTRUCTION_BITS, instruction })
+        Some(Self { kind, code: word >> INSTRUCTION_BITS & CODE_MASK, instruction })
     }
 
     #[inline(always)]
     pub const fn to_word(self) -> u64 {
         let unit = if self.instruction > INSTRUCTION_UNKNOWN { INSTRUCTION_UNKNOWN } else { self.instruction };
-        INTERPRETED | (self.code << INSTRUCTION_BITS) | unit as u64
+        self.kind.first_word() | ((self.code & CODE_MASK) << INSTRUCTION_BITS) | unit as u64
     }
 }
 
 /// Hash of the process, the address of a code object and what it refers to, so that another object at the same address has
-/// another id. 64 bits as a key of what has been sent; the highest 43 of them in frames: among 100,000 objects of a process,
-/// two share these with a probability of 0.06 %.
+/// another id. 64 bits as a key of what has been sent; the highest 40 of them in frames: among 100,000 objects of a process,
+/// two share these with a probability of 0.5 %.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CodeId(pub u64);
 
@@ -54,7 +96,7 @@ impl CodeId {
     /// As in [`InterpretedFrame::code`].
     #[inline(always)]
     pub const fn in_frames(self) -> u64 {
-        self.0 >> (INSTRUCTION_BITS + 1)
+        self.0 >> (INSTRUCTION_BITS + KIND_BITS + 1)
     }
 }
 
@@ -227,8 +269,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn frames_survive_their_word(id: u64, instruction in 0u32..=INSTRUCTION_UNKNOWN) {
-            let frame = InterpretedFrame { code: CodeId(id).in_frames(), instruction };
+        fn frames_survive_their_word(id: u64, kind in 0u8..4, instruction in 0u32..=INSTRUCTION_UNKNOWN) {
+            let kind = CodeKind::from_wire(kind).expect("there are four");
+            let frame = InterpretedFrame { kind, code: CodeId(id).in_frames(), instruction };
             prop_assert_eq!(InterpretedFrame::from_word(frame.to_word()), Some(frame));
         }
 
@@ -240,11 +283,9 @@ mod tests {
 
     #[test]
     fn instructions_that_do_not_fit_are_unknown() {
-        let word = InterpretedFrame { code: 5, instruction: 1 << 20 }.to_word();
-        assert_eq!(
-            InterpretedFrame::from_word(word),
-            Some(InterpretedFrame { code: 5, instruction: INSTRUCTION_UNKNOWN })
-        );
+        let frame = InterpretedFrame { kind: CodeKind::Cpython, code: 5, instruction: 1 << 20 };
+        let expected = InterpretedFrame { instruction: INSTRUCTION_UNKNOWN, ..frame };
+        assert_eq!(InterpretedFrame::from_word(frame.to_word()), Some(expected));
     }
 
     #[test]

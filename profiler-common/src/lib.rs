@@ -7,6 +7,7 @@
 
 pub mod counter;
 pub mod hook;
+pub mod hotspot;
 pub mod interpreter;
 pub mod interval;
 pub mod limits;

@@ -78,6 +78,9 @@ pub const UNWIND_RULES_MAX: u32 = 1 << 16;
 /// Interpreters of processes whose frames the kernel side unwinds; forked children share that of their parent.
 pub const INTERPRETERS_MAX: u32 = 4096;
 
+/// Java virtual machines, as above.
+pub const JAVA_MACHINES_MAX: u32 = 1024;
+
 /// Maximum bytes of a line table in a record. The rest has no lines: fewer than one module in a thousand has a longer one.
 pub const INTERPRETED_CODE_BYTES_MAX: usize = 8192;
 

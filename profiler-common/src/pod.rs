@@ -2,6 +2,7 @@
 
 #![expect(unsafe_code, reason = "aya::Pod is an unsafe trait")]
 
+use crate::hotspot::Hotspot;
 use crate::interpreter::Interpreter;
 use crate::live::{LiveBlock, LiveKey};
 use crate::sampling::SamplingRate;
@@ -23,5 +24,7 @@ unsafe impl aya::Pod for Rule {}
 unsafe impl aya::Pod for ProcessMapping {}
 // SAFETY: as above.
 unsafe impl aya::Pod for ProcessMappings {}
+// SAFETY: as above.
+unsafe impl aya::Pod for Hotspot {}
 // SAFETY: as above.
 unsafe impl aya::Pod for Interpreter {}

@@ -113,13 +113,13 @@ pub struct ProcessMappings {
     pub copies: u32,
     /// Number of the process's interpreter, from 1 on; 0 if it has none.
     pub interpreter: u32,
-    /// Always 0.
-    pub reserved: u32,
+    /// Number of its Java virtual machine, as above: programs have both.
+    pub machine: u32,
 }
 
 impl ProcessMappings {
     /// Of a process that is not registered.
-    pub const NONE: Self = Self { first: 0, count: 0, serial: 0, copies: 0, interpreter: 0, reserved: 0 };
+    pub const NONE: Self = Self { first: 0, count: 0, serial: 0, copies: 0, interpreter: 0, machine: 0 };
 }
 
 const _: () = assert!(size_of::<ProcessMapping>() == 32 && align_of::<ProcessMapping>() == 8);

@@ -14,7 +14,7 @@ use aya_ebpf::helpers::generated::{bpf_get_current_task, bpf_probe_read_user as 
 use aya_ebpf::helpers::{bpf_get_current_pid_tgid, bpf_probe_read_kernel, bpf_probe_read_user};
 use profiler_common::counter::Counter;
 use profiler_common::interpreter::{
-    CODE_NAME_BYTES, CODE_WORDS, COUNTS_BYTES, CodeId, CodeRecord, CodeText, FRAME_WORDS, FrameChain,
+    CODE_NAME_BYTES, CODE_WORDS, COUNTS_BYTES, CodeId, CodeKind, CodeRecord, CodeText, FRAME_WORDS, FrameChain,
     INSTRUCTION_UNKNOWN, InterpretedFrame, Interpreter, SHORT_TABLE_BYTES, TABLE_BYTES, TABLE_LENGTH, TEXT_LENGTH,
     TEXT_STATE, USES_MUSL,
 };
@@ -168,7 +168,7 @@ fn of_thread(interpreter: &Interpreter, pointer: u64, thread: u64) -> Option<u64
 }
 
 #[inline(always)]
-fn user_word(address: u64) -> Option<u64> {
+pub(crate) fn user_word(address: u64) -> Option<u64> {
     // SAFETY: the helper checks the address.
     unsafe { bpf_probe_read_user(address as *const u64) }.ok()
 }
@@ -245,7 +245,7 @@ fn add_frame(area: u32, scratch: *mut Scratch, interpreter: &Interpreter) {
     if is_new(id) && interpreter_code(area) == 0 {
         forget(id);
     }
-    let frame = InterpretedFrame { code: CodeId(id).in_frames(), instruction };
+    let frame = InterpretedFrame { kind: CodeKind::Cpython, code: CodeId(id).in_frames(), instruction };
     frames::add(scratch, frame.to_word());
 }
 

@@ -2,10 +2,12 @@
 
 use core::mem::MaybeUninit;
 
+use profiler_common::hotspot::BLOB_WORDS;
 use profiler_common::interpreter::{AddressRange, CODE_WORDS, FRAME_WORDS};
 use profiler_common::limits::{INFLIGHT_WAYS, PAGE_BYTES, RAW_STACK_PAGES_MAX, STACK_FRAMES_MAX};
 use profiler_common::live::LiveBlock;
 use profiler_common::record::{RawStackHeader, StackHeader};
+use profiler_common::step::Registers;
 
 /// A hooked call between entry and return.
 #[derive(Clone, Copy)]
@@ -64,6 +66,22 @@ pub(crate) struct Walk {
     /// Hash of the frames so far.
     pub(crate) hash: u64,
     pub(crate) interpreter: InterpreterWalk,
+    pub(crate) hotspot: HotspotWalk,
+}
+
+impl Walk {
+    #[inline(always)]
+    pub(crate) fn registers(&self) -> Registers {
+        Registers { ip: self.ip, sp: self.sp, bp: self.bp, is_return_address: self.is_return_address != 0 }
+    }
+
+    #[inline(always)]
+    pub(crate) fn set_registers(&mut self, registers: &Registers) {
+        self.ip = registers.ip;
+        self.sp = registers.sp;
+        self.bp = registers.bp;
+        self.is_return_address = registers.is_return_address as u32;
+    }
 }
 
 /// Words of an interpreter's frames that are buffered at once: 1 KiB, which has 3 to 8 frames.
@@ -89,6 +107,24 @@ pub(crate) struct InterpreterWalk {
     pub(crate) code: u64,
     pub(crate) code_id: u64,
     pub(crate) code_words: [u64; CODE_WORDS],
+}
+
+/// State of the walk through frames of HotSpot.
+#[repr(C)]
+pub(crate) struct HotspotWalk {
+    /// As in [`ProcessMappings`](profiler_common::unwind::ProcessMappings).
+    pub(crate) number: u32,
+    /// A [`CodeKind`](profiler_common::interpreter::CodeKind) of the current frame.
+    pub(crate) kind: u32,
+    /// Empty in processes without it.
+    pub(crate) code: AddressRange,
+    /// As in [`JavaCodeRecord`](profiler_common::hotspot::JavaCodeRecord), of the current frame.
+    pub(crate) code_id: u64,
+    pub(crate) address: u64,
+    pub(crate) refers_to: u64,
+    pub(crate) compilation: u64,
+    /// The header of the current frame's blob.
+    pub(crate) blob: [u64; BLOB_WORDS],
 }
 
 /// A stack record under construction.
@@ -123,5 +159,5 @@ pub(crate) struct RawRecord {
 }
 
 const _: () = assert!(FRAME_WINDOW_WORDS.is_power_of_two() && FRAME_WINDOW_WORDS > FRAME_WORDS);
-const _: () = assert!(CODE_WORDS.is_power_of_two());
+const _: () = assert!(CODE_WORDS.is_power_of_two() && BLOB_WORDS.is_power_of_two());
 const _: () = assert!(STACK_FRAMES_MAX.is_power_of_two() && WINDOW_WORDS.is_power_of_two());

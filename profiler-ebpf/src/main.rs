@@ -5,7 +5,7 @@
 //! which a session probe needs to skip the return.
 //!
 //! Layers, each using only those before it: `asm`, `config`, `layout`, `arch` ← `maps`, `frames` ← `call`, `scratch`, `emit`, `inflight`, `seen` ←
-//! `sample`, `interpreter` ← `walk` ← `copy` ← `live`, `stack` ← `remap`, `process` ← `hook`.
+//! `sample`, `interpreter`, `window` ← `hotspot` ← `walk` ← `copy` ← `live`, `stack` ← `remap`, `process` ← `hook`.
 
 #![no_std]
 #![no_main]
@@ -19,6 +19,7 @@ mod copy;
 mod emit;
 mod frames;
 mod hook;
+mod hotspot;
 mod inflight;
 mod interpreter;
 mod layout;
@@ -32,6 +33,7 @@ mod scratch;
 mod seen;
 mod stack;
 mod walk;
+mod window;
 
 use core::ffi::c_void;
 

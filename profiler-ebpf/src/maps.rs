@@ -5,10 +5,12 @@ use aya_ebpf::macros::map;
 use aya_ebpf::maps::{Array, HashMap, LruHashMap, PerCpuArray, ProgramArray, RingBuf};
 use profiler_common::counter::Counter;
 use profiler_common::hook::NestedCallers;
+use profiler_common::hotspot::Hotspot;
 use profiler_common::interpreter::Interpreter;
 use profiler_common::limits::{
-    EXECS_SEEN, HEAPS_MAX, HOOKS_MAX, INFLIGHT_BUCKETS, INTERPRETERS_MAX, LIVE_FILTER_SLOTS, MAPPINGS_MAX,
-    PROCESSES_MAX, RULE_CACHE_SLOTS, STACK_BUCKETS, STACK_WAYS, TARGETS_MAX, UNWIND_PAGES_MAX, UNWIND_RULES_MAX,
+    EXECS_SEEN, HEAPS_MAX, HOOKS_MAX, INFLIGHT_BUCKETS, INTERPRETERS_MAX, JAVA_MACHINES_MAX, LIVE_FILTER_SLOTS,
+    MAPPINGS_MAX, PROCESSES_MAX, RULE_CACHE_SLOTS, STACK_BUCKETS, STACK_WAYS, TARGETS_MAX, UNWIND_PAGES_MAX,
+    UNWIND_RULES_MAX,
 };
 use profiler_common::live::{LiveBlock, LiveKey};
 use profiler_common::rule_cache::CachedRule;
@@ -99,6 +101,10 @@ pub(crate) static PROCESSES: HashMap<u32, ProcessMappings> = HashMap::with_max_e
 /// Interpreters by number, which [`PROCESSES`] has.
 #[map]
 pub(crate) static INTERPRETERS: Array<Interpreter> = Array::with_max_entries(INTERPRETERS_MAX, 0);
+
+/// Java virtual machines, as above.
+#[map]
+pub(crate) static JAVA_MACHINES: Array<Hotspot> = Array::with_max_entries(JAVA_MACHINES_MAX, 0);
 
 /// Always empty: see [`private_stack`](crate::private_stack). For the programs at probes.
 #[map]

@@ -3,28 +3,21 @@
 //! One frame is a global function, and so is a batch of frames. The verifier checks each of them once, so a deep walk costs
 //! it no more than a shallow one. Between calls, the state is in the claimed scratch area. This form loads on Linux 5.15 and
 //! later, which cookies require anyway.
-//!
-//! The target's stack is read through a window: a copied range that follows the walk outwards. Reading word by word takes a
-//! helper call each, which is most of the cost of unwinding. A copy must not reach into an unmapped page, because
-//! `bpf_probe_read_user` reads all or nothing; so it ends at a page boundary.
 
-use core::mem::size_of;
-
-use aya_ebpf::helpers::generated::bpf_probe_read_user;
 use profiler_common::limits::STACK_FRAMES_MAX;
 use profiler_common::rule_cache::CacheKey;
 use profiler_common::stack::{StackEnd, StackHasher};
-use profiler_common::step::{ReadMemory, Registers, Step, step};
+use profiler_common::step::{Registers, Step, step};
 use profiler_common::unwind::{
     PageRows, ProcessMapping, ProcessMappings, ReadTables, Rule, SEARCH_STEPS, UnwindRow, find_rule,
 };
 
-use crate::asm::masked;
 use crate::call::Call;
-use crate::layout::{Scratch, WINDOW_WORDS, Walk};
+use crate::layout::{Scratch, Walk};
 use crate::maps::{MAPPINGS, PAGES, PROCESSES, ROWS, RULE_CACHE, RULES, SCRATCH};
 use crate::scratch::Claim;
-use crate::{config, frames, interpreter};
+use crate::window::Window;
+use crate::{config, frames, hotspot, interpreter};
 
 /// Result of a walk; the frames are in the area's record.
 pub(crate) struct Unwound {
@@ -37,6 +30,8 @@ pub(crate) struct Unwound {
 const CONTINUE: u32 = 0;
 /// Flag of a result of [`unwind_step`]: the frame is one of the interpreter loop.
 const IN_LOOP: u32 = 1 << 8;
+/// Result of [`unwind_step`] if the frame is HotSpot's: it has not been added.
+const IN_HOTSPOT: u32 = 1 << 9;
 
 /// The return address of a call at its function's entry, where it is on top of the stack. Fills the window.
 #[inline(always)]
@@ -71,12 +66,14 @@ fn start(call: &Call, scratch: *mut Scratch, caller: Option<u64>, hasher: StackH
     walk.bp = call.bp();
     walk.is_return_address = 1;
     walk.interpreter.number = 0;
+    walk.hotspot.code.bytes = 0;
     if config::unwind_by_tables() {
         let mappings = mappings_of(call.tgid());
         walk.mapping_first = mappings.first;
         walk.mapping_count = mappings.count;
         walk.mapping_serial = mappings.serial;
         interpreter::start(&mut walk.interpreter, mappings.interpreter);
+        hotspot::start(&mut walk.hotspot, mappings.machine);
     }
     Ok(())
 }
@@ -120,7 +117,10 @@ fn walk(area: u32) -> StackEnd {
 #[inline(never)]
 pub(crate) extern "C" fn unwind_batch(area: u32) -> u32 {
     for _ in 0..BATCH {
-        let word = unwind_step(area);
+        let mut word = unwind_step(area);
+        if word == IN_HOTSPOT {
+            word = hotspot::hotspot_frame(area);
+        }
         if word & IN_LOOP != 0 {
             interpreter::interpreter_frames(area);
         }
@@ -131,7 +131,7 @@ pub(crate) extern "C" fn unwind_batch(area: u32) -> u32 {
     CONTINUE
 }
 
-/// Writes the current frame and steps to its caller. Returns [`CONTINUE`], or an end, and [`IN_LOOP`].
+/// Writes the current frame and steps to its caller. Returns [`CONTINUE`], or an end, and [`IN_LOOP`]; or [`IN_HOTSPOT`].
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub(crate) extern "C" fn unwind_step(area: u32) -> u32 {
@@ -140,10 +140,13 @@ pub(crate) extern "C" fn unwind_step(area: u32) -> u32 {
     };
     // SAFETY: the pointer comes from a successful lookup, and this program has claimed the area.
     let walk = unsafe { &mut (*scratch).walk };
-    let registers = Registers { ip: walk.ip, sp: walk.sp, bp: walk.bp, is_return_address: walk.is_return_address != 0 };
+    let registers = walk.registers();
     let depth = walk.depth as usize;
     if depth >= STACK_FRAMES_MAX {
         return StackEnd::Truncated as u32 + 1;
+    }
+    if walk.hotspot.code.contains(registers.lookup_address()) {
+        return IN_HOTSPOT;
     }
     frames::add(scratch, registers.ip);
     let in_loop = if interpreter::is_loop(&walk.interpreter, registers.lookup_address()) { IN_LOOP } else { 0 };
@@ -153,10 +156,7 @@ pub(crate) extern "C" fn unwind_step(area: u32) -> u32 {
     };
     match step(&registers, rule, &Window(scratch)) {
         Step::Caller(caller) => {
-            walk.ip = caller.ip;
-            walk.sp = caller.sp;
-            walk.bp = caller.bp;
-            walk.is_return_address = caller.is_return_address as u32;
+            walk.set_registers(&caller);
             CONTINUE | in_loop
         }
         Step::End(end) => (end as u32 + 1) | in_loop,
@@ -238,91 +238,4 @@ impl ReadTables for Maps {
     fn rule(&self, index: u16) -> Option<Rule> {
         RULES.get(index as u32).copied()
     }
-}
-
-const PAGE_BYTES: u64 = 4096;
-
-/// Length of the first window. Most stacks are shallow, and copying a page takes as long as unwinding several frames.
-const FIRST_BYTES: u64 = 1024;
-
-/// A window shorter than this is extended into the next page.
-const SHORT_BYTES: u64 = 512;
-
-/// Bytes of the window below the requested word: saved registers of a frame are sometimes read downwards.
-const BELOW_BYTES: u64 = 64;
-
-const WORD: u64 = size_of::<u64>() as u64;
-
-/// The window of a claimed area.
-struct Window(*mut Scratch);
-
-impl Window {
-    #[inline(always)]
-    fn read(&self, address: u64) -> Option<u64> {
-        if address & (WORD - 1) != 0 {
-            return unaligned(address);
-        }
-        if let Some(word) = self.buffered(address) {
-            return Some(word);
-        }
-        fill(self.0, address);
-        self.buffered(address)
-    }
-
-    #[inline(always)]
-    fn buffered(&self, address: u64) -> Option<u64> {
-        // SAFETY: this program has claimed the area.
-        let scratch = unsafe { &*self.0 };
-        let index = address.wrapping_sub(scratch.window_start) / WORD;
-        if index >= scratch.window_words {
-            return None;
-        }
-        let index = masked::<{ WINDOW_WORDS as u64 - 1 }>(index);
-        // SAFETY: within the array, whose length is a power of two.
-        Some(unsafe { *scratch.window.as_ptr().add(index as usize) })
-    }
-}
-
-impl ReadMemory for Window {
-    #[inline(always)]
-    fn read_u64(&self, address: u64) -> Option<u64> {
-        self.read(address)
-    }
-}
-
-/// Moves the window to `address`, which is aligned.
-#[inline(never)]
-fn fill(scratch: *mut Scratch, address: u64) {
-    // SAFETY: this program has claimed the area.
-    let scratch = unsafe { &mut *scratch };
-    let page = address & !(PAGE_BYTES - 1);
-    let start = if address - page > BELOW_BYTES { address - BELOW_BYTES } else { page };
-    let left = PAGE_BYTES - (start & (PAGE_BYTES - 1));
-    let wanted = if scratch.window_words == 0 { FIRST_BYTES } else { PAGE_BYTES };
-    let length = if left < wanted { left } else { wanted };
-    scratch.window_start = start;
-    scratch.window_words = 0;
-    let window = scratch.window.as_mut_ptr();
-    // SAFETY: a page or less into an array of two pages; the helper checks the address.
-    if unsafe { bpf_probe_read_user(window.cast(), length as u32, start as *const _) } != 0 {
-        return;
-    }
-    scratch.window_words = length / WORD;
-    if length < SHORT_BYTES {
-        let next = start.wrapping_add(length);
-        // SAFETY: starts less than a page in, so a page fits; the helper checks the address.
-        let read = unsafe {
-            bpf_probe_read_user(window.cast::<u8>().add(length as usize).cast(), wanted as u32, next as *const _)
-        };
-        if read == 0 {
-            scratch.window_words += wanted / WORD;
-        }
-    }
-}
-
-/// Reads an unaligned word. Compilers do not create such frames, but a target may.
-#[inline(never)]
-fn unaligned(address: u64) -> Option<u64> {
-    // SAFETY: the helper checks the address.
-    unsafe { aya_ebpf::helpers::bpf_probe_read_user(address as *const u64) }.ok()
 }

@@ -9,6 +9,7 @@ use crate::linux::memory;
 use crate::linux::proc::process::Auxv;
 use crate::linux::proc::{maps, process, stat};
 use crate::model::{Pod, Workload};
+use crate::object::interpreted::CodeBody;
 use crate::process::link_map::{LinkMap, Memory};
 use crate::symbolize::demangle::demangle;
 use crate::symbolize::element::{self, Qualified, implemented};
@@ -18,10 +19,12 @@ use crate::unwind::table::CHECKED_FROM;
 
 /// Decodes a record, and searches the lines of a code object.
 pub fn record(bytes: &[u8]) {
-    if let Ok(Event::Code(_, code)) = decode(bytes) {
-        let last = u32::try_from(code.lines.table.len()).unwrap_or(u32::MAX);
+    if let Ok(Event::Code(_, code)) = decode(bytes)
+        && let CodeBody::Function(function) = &code.body
+    {
+        let last = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
         for unit in [0, 1, 7, last / 2, last, u32::MAX] {
-            let _ = code.lines.at(unit);
+            let _ = function.lines.at(unit);
         }
     }
 }

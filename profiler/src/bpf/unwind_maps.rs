@@ -4,6 +4,7 @@ use std::io;
 use std::os::fd::AsFd;
 
 use aya::maps::{HashMap, Map, MapData, MapError};
+use profiler_common::hotspot::Hotspot;
 use profiler_common::interpreter::Interpreter;
 use profiler_common::unwind::{PageRows, ProcessMapping, ProcessMappings, RowCell, Rule};
 
@@ -20,6 +21,7 @@ pub(crate) struct KernelUnwindMaps {
     rules: MapData,
     mappings: MapData,
     interpreters: MapData,
+    machines: MapData,
     processes: HashMap<MapData, u32, ProcessMappings>,
 }
 
@@ -39,6 +41,7 @@ impl KernelUnwindMaps {
             rules: array(kernel, "RULES")?,
             mappings: array(kernel, "MAPPINGS")?,
             interpreters: array(kernel, "INTERPRETERS")?,
+            machines: array(kernel, "JAVA_MACHINES")?,
             processes: HashMap::try_from(processes).map_err(failed)?,
         })
     }
@@ -77,6 +80,10 @@ impl UnwindMaps for KernelUnwindMaps {
         write_array(self.interpreters.fd(), index, std::slice::from_ref(interpreter))
     }
 
+    fn write_machine(&mut self, index: u32, machine: &Hotspot) -> io::Result<()> {
+        write_array(self.machines.fd(), index, std::slice::from_ref(machine))
+    }
+
     fn read_cell(&self, index: u32) -> Option<RowCell> {
         read_array(self.rows.fd(), index).ok()
     }
@@ -107,7 +114,7 @@ mod tests {
     fn removing_a_process_that_the_kernel_side_removed_succeeds() {
         let mut kernel = fixture::kernel(LinkKind::Perf);
         let mut maps = KernelUnwindMaps::take(&mut kernel).expect("not taken yet");
-        let mappings = ProcessMappings { first: 3, count: 4, serial: 5, copies: 6, interpreter: 7, reserved: 0 };
+        let mappings = ProcessMappings { first: 3, count: 4, serial: 5, copies: 6, interpreter: 7, machine: 8 };
         let (executed, other) = (Pid(1), Pid(2));
         for pid in [executed, other] {
             maps.set_process(pid, mappings).expect("there is room");

@@ -9,6 +9,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::address::TargetAddr;
 use crate::ids::{HeapId, HookId, Pid, StackId, Tid};
+use crate::interpreter::hotspot::JavaCode;
 use crate::object::interpreted::Code;
 use crate::units::MonotonicNanos;
 
@@ -32,6 +33,8 @@ pub enum Event {
     StackPage(Pid, StackId, StackPage),
     /// Interpreted code that a stack contains.
     Code(Pid, Arc<Code>),
+    /// Code of HotSpot that a stack contains.
+    JavaCode(Pid, JavaCode),
 }
 
 impl Event {
@@ -43,6 +46,7 @@ impl Event {
             Self::Exec(exec) => exec.pid,
             Self::Remap(remap) => remap.pid,
             Self::Stack(pid, ..) | Self::RawStack(pid, ..) | Self::StackPage(pid, ..) | Self::Code(pid, _) => *pid,
+            Self::JavaCode(pid, _) => *pid,
         }
     }
 }

@@ -5,7 +5,8 @@ pub(crate) mod event;
 use std::mem::offset_of;
 use std::sync::Arc;
 
-use profiler_common::interpreter::{CODE_NAME_BYTES, CodeId, CodeText, LineTable, ShortCodeRecord};
+use profiler_common::hotspot::JavaCodeRecord;
+use profiler_common::interpreter::{CODE_NAME_BYTES, CodeId, CodeKind, CodeText, LineTable, ShortCodeRecord};
 use profiler_common::limits::STACK_FRAMES_MAX;
 use profiler_common::live::LiveBlock;
 use profiler_common::record::{
@@ -19,8 +20,9 @@ use thiserror::Error;
 use self::event::{Allocation, Event, Exec, Fork, Free, RawStack, Remap, Stack, StackPage};
 use crate::address::TargetAddr;
 use crate::ids::{HeapId, HookId, Pid, StackId, Tid};
+use crate::interpreter::hotspot::JavaCode;
 use crate::object::interpreted::lines::Lines;
-use crate::object::interpreted::{self, Code, LongTable};
+use crate::object::interpreted::{self, Code, CodeBody, CodeLines, Function, LongTable};
 use crate::units::MonotonicNanos;
 
 /// Why a record was refused. All are defects of heapbpf: the records are written by its own programs.
@@ -34,6 +36,8 @@ pub enum DecodeError {
     UnknownEnd(u8),
     #[error("unknown format of line tables `{0}`")]
     UnknownLines(u8),
+    #[error("unknown kind of code `{0}`")]
+    UnknownCode(u32),
 }
 
 pub fn decode(bytes: &[u8]) -> Result<Event, DecodeError> {
@@ -50,6 +54,7 @@ pub fn decode(bytes: &[u8]) -> Result<Event, DecodeError> {
         RecordKind::Remap => remap(bytes).map(Event::Remap),
         RecordKind::StackPage => stack_page(bytes),
         RecordKind::Code => code(bytes),
+        RecordKind::JavaCode => java_code(bytes),
     }
 }
 
@@ -189,14 +194,27 @@ fn code(bytes: &[u8]) -> Result<Event, DecodeError> {
     };
     let name_bytes = word::<CODE_NAME_BYTES>(bytes, offset_of!(ShortCodeRecord, name_bytes))?;
     let file_bytes = word::<CODE_NAME_BYTES>(bytes, offset_of!(ShortCodeRecord, file_bytes))?;
-    let code = Code {
-        id: CodeId(field!(bytes, ShortCodeRecord, code_id, u64)).in_frames(),
+    let long_table = (length > table_bytes as u64).then_some(LongTable { address, length });
+    let function = Function {
         name: interpreted::text(text(offset_of!(ShortCodeRecord, name))?, &name_bytes),
         file: interpreted::text(text(offset_of!(ShortCodeRecord, file))?, &file_bytes),
-        lines,
-        long_table: (length > table_bytes as u64).then_some(LongTable { address, length }),
+        lines: CodeLines::Cpython(lines, long_table),
     };
+    let id = CodeId(field!(bytes, ShortCodeRecord, code_id, u64)).in_frames();
+    let code = Code { id, body: CodeBody::Function(function) };
     Ok(Event::Code(Pid(field!(bytes, ShortCodeRecord, header.tgid, u32)), Arc::new(code)))
+}
+
+fn java_code(bytes: &[u8]) -> Result<Event, DecodeError> {
+    let kind = field!(bytes, JavaCodeRecord, kind, u32);
+    let code = JavaCode {
+        id: CodeId(field!(bytes, JavaCodeRecord, code_id, u64)).in_frames(),
+        kind: u8::try_from(kind).ok().and_then(CodeKind::from_wire).ok_or(DecodeError::UnknownCode(kind))?,
+        address: field!(bytes, JavaCodeRecord, address, u64),
+        refers_to: field!(bytes, JavaCodeRecord, refers_to, u64),
+        compilation: field!(bytes, JavaCodeRecord, compilation, u32),
+    };
+    Ok(Event::JavaCode(Pid(field!(bytes, JavaCodeRecord, header.tgid, u32)), code))
 }
 
 #[cfg(test)]

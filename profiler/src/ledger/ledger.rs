@@ -153,7 +153,8 @@ impl Ledger {
             | Event::RawStack(..)
             | Event::StackPage(..)
             | Event::UnknownFree(_)
-            | Event::Code(..) => {}
+            | Event::Code(..)
+            | Event::JavaCode(..) => {}
         }
     }
 

@@ -1,34 +1,184 @@
-//! Code objects of interpreters, by their ids, with names and lines. They live in the memory of targets: the kernel side sends what
-//! is needed of those that stacks contain (`profiler-ebpf/src/interpreter.rs`).
+//! Code of interpreters and virtual machines, by its ids, with names and lines. It lives in the memory of targets: the kernel side
+//! sends what is needed of the code that stacks contain (`profiler-ebpf/src/interpreter.rs`), or where it is (`hotspot.rs`).
 
 pub(crate) mod lines;
 
 use std::sync::{Arc, PoisonError, RwLock};
 
-use profiler_common::interpreter::{CODE_NAME_BYTES, CodeText, INSTRUCTION_UNKNOWN, InterpretedFrame};
+use profiler_common::interpreter::{CODE_NAME_BYTES, CodeKind, CodeText, INSTRUCTION_UNKNOWN, InterpretedFrame};
 use rustc_hash::{FxHashMap, FxHashSet};
+use strum::{EnumIter, IntoEnumIterator};
 
 use self::lines::Lines;
 use crate::address::TargetAddr;
 use crate::ids::Pid;
+use crate::model::FrameKind;
 
-/// Path of the module that stands for interpreted code. No file has it: paths of files are absolute.
-pub(crate) const INTERPRETED_MODULE: &str = "[python]";
+/// What executes code without a file of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, EnumIter)]
+pub(crate) enum Runtime {
+    Python,
+    Java,
+}
+
+impl Runtime {
+    /// Path of the module that stands for its code. No file has it: paths of files are absolute.
+    pub(crate) fn module(self) -> &'static str {
+        match self {
+            Self::Python => "[python]",
+            Self::Java => "[java]",
+        }
+    }
+
+    /// The runtime whose code the module of this path stands for.
+    pub(crate) fn of_module(path: &str) -> Option<Self> {
+        Self::iter().find(|runtime| runtime.module() == path)
+    }
+
+    /// The first of its words in stacks, and the first of those of the next runtime.
+    pub(crate) fn words(self) -> [TargetAddr; 2] {
+        let [first, next] = match self {
+            Self::Python => [CodeKind::Cpython.first_word(), CodeKind::JavaInterpreted.first_word()],
+            Self::Java => [CodeKind::JavaInterpreted.first_word(), CodeKind::END],
+        };
+        [TargetAddr(first), TargetAddr(next)]
+    }
+
+    /// What executes the code of a frame.
+    pub(crate) fn frame_kind(self, word: TargetAddr) -> FrameKind {
+        match (self, InterpretedFrame::from_word(word.0).map(|frame| frame.kind)) {
+            (Self::Java, Some(CodeKind::JavaCompiled)) => FrameKind::Jitted,
+            (Self::Java, Some(CodeKind::JavaStub)) => FrameKind::Runtime,
+            _ => FrameKind::Interpreted,
+        }
+    }
+}
 
 /// Code objects of a session. A process has a few thousand.
 const CODES_MAX: usize = 1 << 20;
+/// Bytes of their tables of lines and calls.
+const TABLES_BYTES_MAX: usize = 256 << 20;
 
-/// A code object.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Code {
     /// As in [`InterpretedFrame::code`].
     pub(crate) id: u64,
-    /// Qualified, if the interpreter's version has such names; `None` if it cannot be decoded.
+    pub(crate) body: CodeBody,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum CodeBody {
+    Function(Function),
+    Compiled(Compiled),
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Function {
+    /// Qualified, if the runtime has such names; `None` if it cannot be decoded.
     pub(crate) name: Option<Arc<str>>,
     pub(crate) file: Option<Arc<str>>,
-    pub(crate) lines: Lines,
-    /// Where the whole line table is, if the record has only its beginning.
-    pub(crate) long_table: Option<LongTable>,
+    pub(crate) lines: CodeLines,
+}
+
+/// Lines of a function by its instructions.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum CodeLines {
+    /// As CPython has them; where the whole table is, if this is only its beginning.
+    Cpython(Lines, Option<LongTable>),
+    /// From these instructions on. They need not be sorted.
+    Starts(Arc<[(u32, u32)]>),
+}
+
+impl Default for CodeLines {
+    fn default() -> Self {
+        Self::Starts(Arc::default())
+    }
+}
+
+impl CodeLines {
+    pub(crate) fn at(&self, instruction: u32) -> Option<u32> {
+        match self {
+            // A frame that has not begun is at its function's first line.
+            Self::Cpython(lines, _) if instruction == INSTRUCTION_UNKNOWN => {
+                Some(lines.first_line).filter(|&line| line > 0)
+            }
+            Self::Cpython(lines, _) => lines.at(instruction),
+            Self::Starts(_) if instruction == INSTRUCTION_UNKNOWN => None,
+            Self::Starts(starts) => {
+                let before = starts.iter().filter(|(start, _)| *start <= instruction);
+                before.max_by_key(|(start, _)| *start).map(|&(_, line)| line)
+            }
+        }
+    }
+
+    fn bytes(&self) -> usize {
+        match self {
+            Self::Cpython(lines, _) => lines.table.len(),
+            // Mostly shared with others.
+            Self::Starts(starts) => size_of_val(&**starts),
+        }
+    }
+}
+
+/// A compiled function and those that were inlined into it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Compiled {
+    /// Names and files; the first is the function itself.
+    pub(crate) functions: Vec<(Arc<str>, Option<Arc<str>>)>,
+    pub(crate) scopes: Vec<Scope>,
+    /// Return addresses, sorted, as frames have them, with the innermost scope of the call.
+    pub(crate) calls: Vec<(u32, u32)>,
+}
+
+/// A place in a function.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Scope {
+    /// Index of the function.
+    pub(crate) function: u32,
+    pub(crate) line: Option<u32>,
+    /// Index of the scope that this one is inlined into, which is lower.
+    pub(crate) caller: Option<u32>,
+}
+
+impl Compiled {
+    /// Without inlined functions and lines.
+    pub(crate) fn without_lines(function: Function) -> Self {
+        let name = function.name.unwrap_or_default();
+        Self { functions: vec![(name, function.file)], scopes: Vec::new(), calls: Vec::new() }
+    }
+
+    /// Innermost first.
+    fn locate(&self, instruction: u32) -> Vec<CodeLocation> {
+        let place = |function: u32, line: Option<u32>| {
+            let (name, file) = self.functions.get(function as usize)?;
+            Some(CodeLocation { function: Some(Arc::clone(name)), file: file.clone(), line })
+        };
+        let call = self.calls.binary_search_by_key(&instruction, |(address, _)| *address).ok();
+        let mut next = call.map(|index| self.calls[index].1);
+        let mut chain = Vec::new();
+        while let Some(index) = next {
+            let Some(scope) = self.scopes.get(index as usize) else { break };
+            chain.extend(place(scope.function, scope.line));
+            next = scope.caller.filter(|&caller| caller < index);
+        }
+        if chain.is_empty() {
+            chain.extend(place(0, None));
+        }
+        chain
+    }
+
+    fn bytes(&self) -> usize {
+        size_of_val(&*self.functions) + size_of_val(&*self.scopes) + size_of_val(&*self.calls)
+    }
+}
+
+impl CodeBody {
+    fn bytes(&self) -> usize {
+        match self {
+            Self::Function(function) => function.lines.bytes(),
+            Self::Compiled(compiled) => compiled.bytes(),
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,10 +209,16 @@ pub(crate) fn text(head: CodeText, bytes: &[u8; CODE_NAME_BYTES]) -> Option<Arc<
     (!text.is_empty()).then(|| text.into())
 }
 
-/// The code objects that stacks of a session contain. It grows while snapshots are named: ids are unique, so what is added later
+/// The code that stacks of a session contain. It grows while snapshots are named: ids are unique, so what is added later
 /// changes no earlier answer.
 #[derive(Debug, Default)]
-pub(crate) struct CodeTable(RwLock<FxHashMap<u64, (Pid, Arc<Code>)>>);
+pub(crate) struct CodeTable(RwLock<Codes>);
+
+#[derive(Debug, Default)]
+struct Codes {
+    by_id: FxHashMap<u64, (Pid, Arc<Code>)>,
+    tables_bytes: usize,
+}
 
 /// A function and a line.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -73,38 +229,44 @@ pub(crate) struct CodeLocation {
 }
 
 impl CodeTable {
-    /// Adds a code object. The first one with an id stays, because older stacks contain it. Returns false if the table is full.
+    /// Adds code. The first one with an id stays, because older stacks contain it. Returns false if the table is full.
     pub(crate) fn add(&self, pid: Pid, code: Arc<Code>) -> bool {
         let mut codes = self.0.write().unwrap_or_else(PoisonError::into_inner);
-        let has_room = codes.len() < CODES_MAX;
-        if has_room {
-            codes.entry(code.id).or_insert((pid, code));
+        let bytes = code.body.bytes();
+        let has_room = codes.by_id.len() < CODES_MAX && codes.tables_bytes + bytes <= TABLES_BYTES_MAX;
+        if has_room && !codes.by_id.contains_key(&code.id) {
+            codes.tables_bytes += bytes;
+            codes.by_id.insert(code.id, (pid, code));
         }
         has_room
     }
 
     /// Whether it is time to remove what is not needed.
     pub(crate) fn is_filling(&self) -> bool {
-        self.0.read().unwrap_or_else(PoisonError::into_inner).len() > CODES_MAX / 2
+        let codes = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        codes.by_id.len() > CODES_MAX / 2 || codes.tables_bytes > TABLES_BYTES_MAX / 2
     }
 
     /// Removes the code of processes of which no stacks are kept.
     pub(crate) fn keep(&self, pids: &FxHashSet<Pid>) {
-        let mut codes = self.0.write().unwrap_or_else(PoisonError::into_inner);
-        codes.retain(|_, (pid, _)| pids.contains(pid));
+        let codes = &mut *self.0.write().unwrap_or_else(PoisonError::into_inner);
+        codes.by_id.retain(|_, (pid, _)| pids.contains(pid));
+        codes.tables_bytes = codes.by_id.values().map(|(_, code)| code.body.bytes()).sum();
     }
 
-    /// The function and line of a frame, if its code is known.
-    pub(crate) fn locate(&self, word: u64) -> Option<CodeLocation> {
-        let frame = InterpretedFrame::from_word(word)?;
+    /// The function and line of a frame, before them those that are inlined into it; empty if its code is unknown.
+    pub(crate) fn locate(&self, word: u64) -> Vec<CodeLocation> {
+        let Some(frame) = InterpretedFrame::from_word(word) else { return Vec::new() };
         let codes = self.0.read().unwrap_or_else(PoisonError::into_inner);
-        let (_, code) = codes.get(&frame.code)?;
-        // A frame that has not begun is at its function's first line.
-        let line = match frame.instruction {
-            INSTRUCTION_UNKNOWN => Some(code.lines.first_line).filter(|&line| line > 0),
-            unit => code.lines.at(unit),
-        };
-        Some(CodeLocation { function: code.name.clone(), file: code.file.clone(), line })
+        match codes.by_id.get(&frame.code).map(|(_, code)| &code.body) {
+            None => Vec::new(),
+            Some(CodeBody::Function(function)) => vec![CodeLocation {
+                function: function.name.clone(),
+                file: function.file.clone(),
+                line: function.lines.at(frame.instruction),
+            }],
+            Some(CodeBody::Compiled(compiled)) => compiled.locate(frame.instruction),
+        }
     }
 }
 
@@ -146,7 +308,13 @@ mod tests {
 
     fn code(id: u64, name: &str) -> Arc<Code> {
         let lines = Lines { format: LineTable::Ranges, first_line: 40, table: [8, 2].into() };
-        Arc::new(Code { id, name: Some(name.into()), file: Some("/a.py".into()), lines, long_table: None })
+        let lines = CodeLines::Cpython(lines, None);
+        let function = Function { name: Some(name.into()), file: Some("/a.py".into()), lines };
+        Arc::new(Code { id, body: CodeBody::Function(function) })
+    }
+
+    fn word(kind: CodeKind, code: u64, instruction: u32) -> u64 {
+        InterpretedFrame { kind, code, instruction }.to_word()
     }
 
     #[test]
@@ -154,15 +322,76 @@ mod tests {
         let table = CodeTable::default();
         table.add(Pid(1), code(7, "first"));
         table.add(Pid(1), code(7, "second"));
-        let resolve = |instruction| table.locate(InterpretedFrame { code: 7, instruction }.to_word());
-        let expected = |line| Some(CodeLocation { function: Some("first".into()), file: Some("/a.py".into()), line });
+        let resolve = |instruction| table.locate(word(CodeKind::Cpython, 7, instruction));
+        let expected = |line| [CodeLocation { function: Some("first".into()), file: Some("/a.py".into()), line }];
         assert_eq!(resolve(3), expected(Some(42)), "the first object with an id stays");
         assert_eq!(resolve(4), expected(None), "beyond the table");
         assert_eq!(resolve(INSTRUCTION_UNKNOWN), expected(Some(40)));
-        assert_eq!(table.locate(InterpretedFrame { code: 8, instruction: 0 }.to_word()), None);
-        assert_eq!(table.locate(0x7f00_1234_5678), None);
+        assert_eq!(table.locate(word(CodeKind::Cpython, 8, 0)), []);
+        assert_eq!(table.locate(0x7f00_1234_5678), []);
         table.keep(&FxHashSet::from_iter([Pid(2)]));
-        assert_eq!(table.locate(InterpretedFrame { code: 7, instruction: 3 }.to_word()), None);
+        assert_eq!(resolve(3), []);
+    }
+
+    #[test]
+    fn compiled_functions_have_inlined_ones() {
+        let scope = |function, line, caller| Scope { function, line: Some(line), caller };
+        let compiled = Compiled {
+            functions: vec![("A.outer".into(), Some("A.java".into())), ("B.inner".into(), None)],
+            scopes: vec![scope(0, 10, None), scope(1, 20, Some(0)), scope(0, 11, Some(2))],
+            calls: vec![(100, 1), (120, 0), (140, 2), (160, 9)],
+        };
+        let table = CodeTable::default();
+        table.add(Pid(1), Arc::new(Code { id: 7, body: CodeBody::Compiled(compiled) }));
+        let at = |instruction| -> Vec<(String, Option<u32>)> {
+            let chain = table.locate(word(CodeKind::JavaCompiled, 7, instruction));
+            chain.into_iter().map(|place| (place.function.expect("named").to_string(), place.line)).collect()
+        };
+        let place = |name: &str, line| (name.to_owned(), line);
+        assert_eq!(at(100), [place("B.inner", Some(20)), place("A.outer", Some(10))]);
+        assert_eq!(at(120), [place("A.outer", Some(10))]);
+        assert_eq!(at(140), [place("A.outer", Some(11))], "a scope that is not before it is no caller");
+        // Neither a call, nor one with a scope.
+        assert_eq!([at(110), at(160)], [[place("A.outer", None)], [place("A.outer", None)]]);
+    }
+
+    #[test]
+    fn lines_begin_at_instructions() {
+        let lines = CodeLines::Starts([(0, 5), (9, 7), (4, 9)].into());
+        let at = [0, 3, 4, 8, 9, 1000].map(|instruction| lines.at(instruction));
+        assert_eq!(at, [5, 5, 9, 9, 7, 7].map(Some));
+        assert_eq!(lines.at(INSTRUCTION_UNKNOWN), None);
+        assert_eq!(CodeLines::default().at(0), None);
+    }
+
+    #[test]
+    fn large_tables_fill_the_table() {
+        let table = CodeTable::default();
+        let lines: Arc<[(u32, u32)]> = vec![(0, 1); TABLES_BYTES_MAX / 16 + 1].into();
+        let code = |id| {
+            let function = Function { lines: CodeLines::Starts(Arc::clone(&lines)), ..Function::default() };
+            Arc::new(Code { id, body: CodeBody::Function(function) })
+        };
+        assert!(table.add(Pid(1), code(1)) && table.is_filling());
+        assert!(!table.add(Pid(1), code(2)), "both exceed the limit");
+        table.keep(&FxHashSet::default());
+        assert!(table.add(Pid(1), code(2)));
+    }
+
+    #[test]
+    fn runtimes_have_their_words() {
+        for (kind, runtime, frame_kind) in [
+            (CodeKind::Cpython, Runtime::Python, FrameKind::Interpreted),
+            (CodeKind::JavaInterpreted, Runtime::Java, FrameKind::Interpreted),
+            (CodeKind::JavaCompiled, Runtime::Java, FrameKind::Jitted),
+            (CodeKind::JavaStub, Runtime::Java, FrameKind::Runtime),
+        ] {
+            let word = TargetAddr(word(kind, u64::MAX, INSTRUCTION_UNKNOWN));
+            let of = Runtime::iter().filter(|runtime| (runtime.words()[0]..runtime.words()[1]).contains(&word));
+            assert_eq!(of.collect::<Vec<_>>(), [runtime]);
+            assert_eq!(runtime.frame_kind(word), frame_kind);
+            assert_eq!(Runtime::of_module(runtime.module()), Some(runtime));
+        }
     }
 
     proptest! {

@@ -60,25 +60,30 @@ pub struct AddressSpace {
     version: u64,
     /// The module that stands for its generated code, once it has any.
     generated: Option<ModuleId>,
-    /// The module that stands for interpreted code, and the one of the interpreter, once it is known to have one.
-    interpreted: Option<Interpreted>,
+    /// Runtimes, once it is known to have them.
+    interpreted: Vec<Interpreted>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// A runtime's code, which has no addresses of its own.
 pub struct Interpreted {
-    /// Stands for interpreted code.
+    /// The first of its words in stacks.
+    pub start: TargetAddr,
+    /// Behind its words.
+    pub end: TargetAddr,
+    /// Stands for the code.
     pub code: ModuleId,
-    /// Contains the interpreter loop.
+    /// Executes it: contains the interpreter loop, or the virtual machine.
     pub interpreter: ModuleId,
 }
 
 impl AddressSpace {
     pub fn new(pid: Pid) -> Self {
-        Self { pid, current: Vec::new(), retired: Vec::new(), version: 0, generated: None, interpreted: None }
+        Self { pid, current: Vec::new(), retired: Vec::new(), version: 0, generated: None, interpreted: Vec::new() }
     }
 
     pub fn of(pid: Pid, current: Vec<MappedModule>, retired: Vec<MappedModule>) -> Self {
-        Self { pid, current, retired, version: 0, generated: None, interpreted: None }
+        Self { pid, current, retired, version: 0, generated: None, interpreted: Vec::new() }
     }
 
     pub fn for_child(&self, child: Pid) -> Self {
@@ -141,12 +146,14 @@ impl AddressSpace {
         self.generated = Some(module);
     }
 
-    pub fn interpreted(&self) -> Option<Interpreted> {
-        self.interpreted
+    pub fn interpreted(&self) -> &[Interpreted] {
+        &self.interpreted
     }
 
+    /// Replaces the runtime of these words.
     pub fn set_interpreted(&mut self, interpreted: Interpreted) {
-        self.interpreted = Some(interpreted);
+        self.interpreted.retain(|known| known.start != interpreted.start);
+        self.interpreted.push(interpreted);
     }
 
     /// Whether code at this address was generated at run time.
@@ -157,7 +164,8 @@ impl AddressSpace {
     /// Returns what is mapped at this address, or was mapped last.
     pub fn origin(&self, address: TargetAddr) -> Option<CodeOrigin> {
         if address.is_interpreted() {
-            let module = self.interpreted?.code;
+            let contains = |it: &&Interpreted| it.start <= address && address < it.end;
+            let module = self.interpreted.iter().find(contains)?.code;
             return Some(CodeOrigin::Module(Location { module, offset: FileOffset(address.0) }));
         }
         let now = self.current_at(address);

@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use profiler_common::interpreter::INTERPRETED;
 use serde::{Deserialize, Serialize};
 
 use crate::address::{FileOffset, TargetAddr};
@@ -163,17 +162,16 @@ impl From<FunctionStart> for NamedLocation {
 }
 
 impl MappedRange {
-    /// A range that stands for interpreted code. Its offset is the number of the interpreter's module.
-    pub fn of_interpreted(Interpreted { code, interpreter }: Interpreted) -> Self {
-        let offset = FileOffset(interpreter.0.into());
-        Self { start: TargetAddr(INTERPRETED), end: TargetAddr(u64::MAX), offset, module: Some(code) }
+    /// A range of words that stands for a runtime's code. Its offset is the number of the runtime's module.
+    pub fn of_interpreted(Interpreted { start, end, code, interpreter }: Interpreted) -> Self {
+        Self { start, end, offset: FileOffset(interpreter.0.into()), module: Some(code) }
     }
 
     /// `None` for other ranges.
     pub fn interpreted(&self) -> Option<Interpreted> {
-        let is_interpreted = self.start == TargetAddr(INTERPRETED) && self.end == TargetAddr(u64::MAX);
-        let code = self.module.filter(|_| is_interpreted)?;
-        Some(Interpreted { code, interpreter: ModuleId(u32::try_from(self.offset.0).ok()?) })
+        let code = self.module.filter(|_| self.start.is_interpreted())?;
+        let interpreter = ModuleId(u32::try_from(self.offset.0).ok()?);
+        Some(Interpreted { start: self.start, end: self.end, code, interpreter })
     }
 
     /// `generated` is the module that stands for generated code: its offsets are addresses.

@@ -136,7 +136,8 @@ impl Packer {
                 | Event::RawStack(..)
                 | Event::StackPage(..)
                 | Event::UnknownFree(_)
-                | Event::Code(..),
+                | Event::Code(..)
+                | Event::JavaCode(..),
             ) => return,
             // These have blocks of their own.
             Entry::Fold(_) | Entry::Names(_) | Entry::Symbolization(_) | Entry::End(_) => return,

@@ -64,7 +64,9 @@ impl Entry {
                 }
             },
             Self::End(time) => *time,
-            Self::Event(Event::StackPage(..) | Event::UnknownFree(_) | Event::Code(..)) => return None,
+            Self::Event(Event::StackPage(..) | Event::UnknownFree(_) | Event::Code(..) | Event::JavaCode(..)) => {
+                return None;
+            }
             Self::Step(_) | Self::Fold(_) | Self::Names(_) | Self::Symbolization(_) => return None,
         })
     }
@@ -459,8 +461,8 @@ impl Account {
             [&self.mapped, &self.retired].map(|ranges| ranges.iter().filter(is_code).map(mapped).collect());
         let mut space = AddressSpace::of(pid, current, retired);
         let exists = |module: ModuleId| (module.0 as usize) < modules;
-        let mut interpreted = self.mapped.iter().chain(&self.retired).filter_map(MappedRange::interpreted);
-        if let Some(interpreted) = interpreted.find(|it| exists(it.code) && exists(it.interpreter)) {
+        let interpreted = self.retired.iter().chain(&self.mapped).filter_map(MappedRange::interpreted);
+        for interpreted in interpreted.filter(|it| exists(it.code) && exists(it.interpreter)) {
             space.set_interpreted(interpreted);
         }
         space

@@ -159,6 +159,7 @@ impl Session {
         self.hint.poll(self.processes.running());
         self.jvm_maps.poll(self.processes.running(), &self.probes.discovery.modules);
         self.poll_generated();
+        self.probes.register_starting(self.processes.running_mut());
         self.probes.unwinding.interpreters.forget_others(&self.probes.discovery.modules, || self.processes.pids());
         let now = clock::now().monotonic;
         self.processes.note(now, None);

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use profiler_common::counter::Counter;
+use profiler_common::hotspot::Hotspot;
 use profiler_common::interpreter::Interpreter;
 use rustc_hash::{FxHashMap, FxHashSet};
 use tracing::{debug, info};
@@ -11,62 +12,122 @@ use tracing::{debug, info};
 use crate::bpf::counters::Counters;
 use crate::ids::{ModuleId, Pid};
 use crate::ingest::event::Event;
-use crate::interpreter::cpython::{Cpython, Unsupported};
+use crate::interpreter::cpython::Cpython;
+use crate::interpreter::hotspot::{self, Machine};
 use crate::linux::process_memory;
 use crate::model::InterpreterFrames;
 use crate::object::interpreted::lines::Lines;
-use crate::object::interpreted::{Code, LongTable};
-use crate::object::module::ModuleStore;
+use crate::object::interpreted::{Code, CodeBody, CodeLines, Function, LongTable, Runtime};
+use crate::object::module::{Module, ModuleStore};
 use crate::process::address_space::{AddressSpace, Interpreted};
+use crate::process::jvm::is_machine;
 
 /// Number of processes with interpreters from which on those in no report are forgotten.
 const PROCESSES_MAX: usize = 4096;
 
-/// Finds interpreters, once per module, and keeps the code that their stacks contain.
+/// Finds interpreters and virtual machines, once per module, and keeps the code that their stacks contain.
 #[derive(Default)]
 pub(super) struct Interpreters {
-    known: FxHashMap<ModuleId, Option<Cpython>>,
+    known: FxHashMap<ModuleId, Option<Known>>,
     /// Why processes have no frames of their interpreters.
-    unsupported: BTreeMap<Pid, Unsupported>,
+    unsupported: BTreeMap<(Pid, Runtime), String>,
     codes_dropped: u64,
     /// With frames of their interpreters.
-    supported: FxHashSet<Pid>,
+    supported: FxHashSet<(Pid, Runtime)>,
+    machines: FxHashMap<Pid, Machine>,
+    /// Virtual machines that had not generated their interpreters when they were last read.
+    starting: FxHashSet<Pid>,
+}
+
+/// What a module contains.
+enum Known {
+    Python(Cpython),
+    Java(hotspot::Library),
+}
+
+/// What a process contains, for the kernel side.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Found {
+    pub(super) interpreter: Option<Interpreter>,
+    pub(super) machine: Option<Hotspot>,
 }
 
 impl Interpreters {
-    /// The interpreter of a process, which becomes part of its address space.
-    pub(super) fn find(&mut self, space: &mut Arc<AddressSpace>, modules: &mut ModuleStore) -> Option<Interpreter> {
-        let (id, bias) = space.mappings().iter().find_map(|mapped| {
-            let id = mapped.module?;
-            let module = modules.get(id);
-            self.known
-                .entry(id)
-                .or_insert_with(|| {
-                    let found = Cpython::of(module);
-                    found.inspect_err(|error| debug!("module {}: {error}", module.path())).ok().flatten()
-                })
-                .as_ref()?;
-            Some((id, module.bias(mapped.mapping.start, mapped.mapping.offset)?))
-        })?;
-        let cpython = self.known.get(&id)?.as_ref()?;
-        let pid = space.pid();
-        match cpython.in_process(pid, bias, uses_musl(space, modules)) {
-            Ok(interpreter) => {
-                self.unsupported.remove(&pid);
-                self.supported.insert(pid);
-                let interpreted = Interpreted { code: modules.interpreted(), interpreter: id };
-                if space.interpreted() != Some(interpreted) {
-                    Arc::make_mut(space).set_interpreted(interpreted);
+    /// The runtimes of a process, which become parts of its address space.
+    pub(super) fn find(&mut self, space: &mut Arc<AddressSpace>, modules: &mut ModuleStore) -> Found {
+        let mut found = Found::default();
+        for (id, bias) in self.modules_of(space, modules) {
+            let pid = space.pid();
+            let (runtime, result) = match self.known.get(&id).and_then(Option::as_ref) {
+                Some(Known::Python(cpython)) if found.interpreter.is_none() => {
+                    let result = cpython.in_process(pid, bias, uses_musl(space, modules));
+                    found.interpreter = result.as_ref().ok().copied();
+                    (Runtime::Python, result.map(|_| true).map_err(|reason| reason.to_string()))
                 }
-                Some(interpreter)
-            }
-            Err(reason) => {
-                self.supported.remove(&pid);
-                info!("process {pid}: stacks lack Python functions: {reason}");
-                self.unsupported.insert(pid, reason);
-                None
+                Some(Known::Java(library)) if found.machine.is_none() => {
+                    let result = library.in_process(pid, bias).map_err(|reason| reason.to_string());
+                    (Runtime::Java, result.map(|machine| self.enter_machine(pid, machine, &mut found)))
+                }
+                _ => continue,
+            };
+            match result {
+                Ok(false) => {}
+                Ok(true) => {
+                    self.unsupported.remove(&(pid, runtime));
+                    self.supported.insert((pid, runtime));
+                    let [start, end] = runtime.words();
+                    let interpreted = Interpreted { start, end, code: modules.runtime(runtime), interpreter: id };
+                    if !space.interpreted().contains(&interpreted) {
+                        Arc::make_mut(space).set_interpreted(interpreted);
+                    }
+                }
+                Err(reason) => {
+                    self.supported.remove(&(pid, runtime));
+                    info!("process {pid}: stacks lack {runtime:?} functions: {reason}");
+                    self.unsupported.insert((pid, runtime), reason);
+                }
             }
         }
+        found
+    }
+
+    /// Modules with runtimes, and their load biases.
+    fn modules_of(&mut self, space: &AddressSpace, modules: &ModuleStore) -> Vec<(ModuleId, u64)> {
+        let mut found: Vec<(ModuleId, u64)> = Vec::new();
+        for mapped in space.mappings() {
+            let Some(id) = mapped.module.filter(|id| found.iter().all(|(known, _)| known != id)) else { continue };
+            let module = modules.get(id);
+            if self.known.entry(id).or_insert_with(|| Known::of(module)).is_some()
+                && let Some(bias) = module.bias(mapped.mapping.start, mapped.mapping.offset)
+            {
+                found.push((id, bias));
+            }
+        }
+        found
+    }
+
+    /// Returns whether there is a machine.
+    fn enter_machine(&mut self, pid: Pid, machine: Option<Machine>, found: &mut Found) -> bool {
+        match machine {
+            Some(machine) => {
+                found.machine = Some(*machine.place());
+                self.starting.remove(&pid);
+                // The names of one that is known are kept.
+                if self.machines.get(&pid).is_none_or(|known| known.place() != machine.place()) {
+                    self.machines.insert(pid, machine);
+                }
+                true
+            }
+            None => {
+                self.starting.insert(pid);
+                false
+            }
+        }
+    }
+
+    /// Whether the process has a virtual machine that had not generated its interpreter when it was last read.
+    pub(super) fn is_starting(&self, pid: Pid) -> bool {
+        self.starting.contains(&pid)
     }
 
     /// `None` without interpreters.
@@ -76,10 +137,11 @@ impl Interpreters {
         }
         let mut unsupported = BTreeMap::new();
         for reason in self.unsupported.values() {
-            *unsupported.entry(reason.to_string()).or_default() += 1;
+            *unsupported.entry(reason.clone()).or_default() += 1;
         }
+        let processes: FxHashSet<Pid> = self.supported.iter().map(|(pid, _)| *pid).collect();
         Some(InterpreterFrames {
-            processes: self.supported.len() as u64,
+            processes: processes.len() as u64,
             unsupported,
             no_thread: counters.get(Counter::InterpreterNoThread),
             unreadable: counters.get(Counter::InterpreterUnreadable),
@@ -89,9 +151,17 @@ impl Interpreters {
 
     /// Returns the event unless it is code.
     pub(super) fn enter(&mut self, event: Event, modules: &ModuleStore) -> Option<Event> {
-        let Event::Code(pid, code) = event else { return Some(event) };
-        let code = completed(pid, code);
-        self.codes_dropped += u64::from(!modules.codes().add(pid, code));
+        let (pid, code) = match event {
+            Event::Code(pid, code) => (pid, Some(completed(pid, code))),
+            Event::JavaCode(pid, code) => {
+                // A forked child has its parent's.
+                let read = self.machines.get_mut(&pid).and_then(|machine| machine.read(pid, &code));
+                (pid, read.map(Arc::new))
+            }
+            other => return Some(other),
+        };
+        let is_added = code.is_some_and(|code| modules.codes().add(pid, code));
+        self.codes_dropped += u64::from(!is_added);
         None
     }
 
@@ -99,27 +169,43 @@ impl Interpreters {
     pub(super) fn forget_others(&mut self, modules: &ModuleStore, kept: impl FnOnce() -> FxHashSet<Pid>) {
         if modules.codes().is_filling() || self.unsupported.len() + self.supported.len() > PROCESSES_MAX {
             let kept = kept();
-            self.unsupported.retain(|pid, _| kept.contains(pid));
-            self.supported.retain(|pid| kept.contains(pid));
+            self.unsupported.retain(|(pid, _), _| kept.contains(pid));
+            self.supported.retain(|(pid, _)| kept.contains(pid));
+            self.machines.retain(|pid, _| kept.contains(pid));
+            self.starting.retain(|pid| kept.contains(pid));
             modules.codes().keep(&kept);
         }
     }
 }
 
 /// Longer line tables are not read: they would have 100,000 lines.
-const TABLE_BYTES_MAX: u64 = 1 << 20;
+const TABLE_BYTES_MAX: usize = 1 << 20;
 
 /// Reads the whole of a long line table. Its beginning, which the kernel side has sent, verifies that it is still there.
 fn completed(pid: Pid, code: Arc<Code>) -> Arc<Code> {
     let read = || {
-        let LongTable { address, length } = code.long_table.filter(|table| table.length <= TABLE_BYTES_MAX)?;
-        let mut table = vec![0; usize::try_from(length).ok()?];
+        let CodeBody::Function(function) = &code.body else { return None };
+        let CodeLines::Cpython(lines, Some(LongTable { address, length })) = &function.lines else { return None };
+        let length = usize::try_from(*length).ok().filter(|&length| length <= TABLE_BYTES_MAX)?;
+        let mut table = vec![0; length];
         let count = process_memory::read(pid, &[(address.0, table.len())], &mut table).ok()?;
-        let is_same = count == table.len() && table.starts_with(&code.lines.table);
-        is_same
-            .then(|| Arc::new(Code { lines: Lines { table: table.into(), ..code.lines.clone() }, ..(*code).clone() }))
+        let is_same = count == table.len() && table.starts_with(&lines.table);
+        let lines = Lines { table: table.into(), ..lines.clone() };
+        let function = Function { lines: CodeLines::Cpython(lines, None), ..function.clone() };
+        is_same.then(|| Arc::new(Code { body: CodeBody::Function(function), ..*code }))
     };
     read().unwrap_or(code)
+}
+
+impl Known {
+    fn of(module: &Module) -> Option<Self> {
+        let found = if is_machine(module.path()) {
+            hotspot::Library::of(module).map(|found| found.map(Self::Java))
+        } else {
+            Cpython::of(module).map(|found| found.map(Self::Python))
+        };
+        found.inspect_err(|error| debug!("module {}: {error}", module.path())).ok().flatten()
+    }
 }
 
 fn uses_musl(space: &AddressSpace, modules: &ModuleStore) -> bool {

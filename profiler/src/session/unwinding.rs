@@ -12,7 +12,7 @@ use profiler_common::unwind::{RowCell, Rule, TableRef};
 use tracing::{debug, info, warn};
 
 use super::config::UnwindMode;
-use super::interpreters::Interpreters;
+use super::interpreters::{Found, Interpreters};
 use crate::bpf::load::Kernel;
 use crate::bpf::unwind_maps::KernelUnwindMaps;
 use crate::ids::{ModuleId, Pid};
@@ -141,10 +141,14 @@ impl Unwinding {
         let Some(store) = &mut self.store else {
             return Ok(());
         };
-        let interpreter = self.interpreters.find(space, modules);
+        let Found { interpreter, machine } = self.interpreters.find(space, modules);
         let modules = &*modules;
-        if !store.set_interpreter(space.pid(), interpreter.as_ref()).context("cannot write an interpreter's offsets")? {
+        let cannot = "cannot write the offsets of an interpreter";
+        if !store.set_interpreter(space.pid(), interpreter.as_ref()).context(cannot)? {
             warn!("process `{}`: too many interpreters: stacks lack its Python functions", space.pid());
+        }
+        if !store.set_machine(space.pid(), machine.as_ref()).context(cannot)? {
+            warn!("process `{}`: too many virtual machines: stacks lack its Java methods", space.pid());
         }
         let code: Vec<MappedCode> = space
             .mappings()

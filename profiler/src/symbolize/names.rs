@@ -121,8 +121,8 @@ struct Places {
     by_address: FxHashMap<TargetAddr, Option<CodeOrigin>>,
     /// Stands for the target's generated code.
     generated: Option<ModuleId>,
-    /// Contains the interpreter loop.
-    interpreter: Option<ModuleId>,
+    /// Contain interpreter loops, or are virtual machines.
+    interpreters: Vec<ModuleId>,
 }
 
 impl Places {
@@ -134,8 +134,8 @@ impl Places {
                 by_address.entry(address).or_insert_with(|| target.space.origin(address.inside_call()));
             }
         }
-        let interpreter = target.space.interpreted().map(|interpreted| interpreted.interpreter);
-        Self { unknown: !target.space.is_known(), by_address, generated, interpreter }
+        let interpreters = target.space.interpreted().iter().map(|interpreted| interpreted.interpreter).collect();
+        Self { unknown: !target.space.is_known(), by_address, generated, interpreters }
     }
 
     /// Where a perf map may name code that its module does not: runtimes list what they were built with, such as V8's built-in
@@ -209,10 +209,10 @@ fn lacking(targets: &[Unnamed<'_>], places: &[Places], answers: &Answers) -> Lac
             let mut met: FxHashMap<ModuleId, [bool; 2]> = FxHashMap::default();
             let is_interpreted = |stack: &Stack| stack.frames.iter().any(|frame| frame.is_interpreted());
             // The functions that it executes matter.
-            let interpreter = places.interpreter.filter(|_| callsite.stack.as_ref().is_some_and(is_interpreted));
+            let has_code = callsite.stack.as_ref().is_some_and(is_interpreted);
             for &address in stack.flat_map(|stack| places.code(&stack.frames)) {
                 let Some(CodeOrigin::Module(location)) = places.at(address) else { continue };
-                if address.is_interpreted() || interpreter == Some(location.module) {
+                if address.is_interpreted() || has_code && places.interpreters.contains(&location.module) {
                     continue;
                 }
                 let listed = places.listed(address).filter(|listed| name_of(answers, *listed).is_some());
@@ -318,14 +318,16 @@ impl Writer<'_> {
         if is_stubs(Path::new(&**path)) {
             return;
         }
-        let placed = match (module.is_generated(), module.is_interpreted()) {
+        let is_interpreter = self.places.interpreters.contains(&location.module);
+        let placed = match (module.is_generated(), module.runtime()) {
             (true, _) => Frame { module: Some(Arc::clone(path)), ..generated },
             // The word of the stack means nothing elsewhere.
-            (_, true) => {
-                Frame { module: Some(Arc::clone(path)), kind: FrameKind::Interpreted, address: 0, ..Frame::default() }
+            (_, Some(runtime)) => {
+                let kind = runtime.frame_kind(address);
+                Frame { module: Some(Arc::clone(path)), kind, address: 0, ..Frame::default() }
             }
             _ => Frame {
-                kind: if self.places.interpreter == Some(location.module) { FrameKind::Runtime } else { bare.kind },
+                kind: if is_interpreter { FrameKind::Runtime } else { bare.kind },
                 module: Some(Arc::clone(shown_path(self.program, path))),
                 // The location was looked up inside the call; the frame contains the return address.
                 module_offset: Some(location.offset.0.saturating_add(1)),

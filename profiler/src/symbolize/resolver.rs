@@ -294,10 +294,16 @@ fn name_in_process(files: &[(Role, &Image)], depth: Depth, question: Question<'_
 }
 
 /// The names are in the table: no file is parsed.
-fn located(location: Option<CodeLocation>) -> Arc<[ResolvedFrame]> {
-    let frame =
-        |CodeLocation { function, file, line }| ResolvedFrame { function, file, line, ..ResolvedFrame::default() };
-    location.into_iter().map(frame).collect()
+fn located(chain: Vec<CodeLocation>) -> Arc<[ResolvedFrame]> {
+    let last = chain.len().saturating_sub(1);
+    let frame = |(index, CodeLocation { function, file, line })| ResolvedFrame {
+        function,
+        file,
+        line,
+        inlined: index < last,
+        ..ResolvedFrame::default()
+    };
+    chain.into_iter().enumerate().map(frame).collect()
 }
 
 /// Stores the answers for the first of these offsets, and returns their number.

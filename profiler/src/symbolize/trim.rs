@@ -4,6 +4,7 @@
 use std::borrow::Cow;
 
 use crate::model::{Frame, FrameId, FrameKind};
+use crate::object::interpreted::Runtime;
 
 /// Prefixes of functions between an allocating statement and malloc.
 const ALLOCATION: &[&str] = &[
@@ -97,17 +98,23 @@ pub(crate) fn trim<'stack>(stack: &'stack [FrameId], frames: &[Frame], what: Tri
 
 fn trim_interpreter<'stack>(stack: &'stack [FrameId], frames: &[Frame]) -> Cow<'stack, [FrameId]> {
     let kind = |id: &FrameId| frames.get(id.0 as usize).map_or(FrameKind::Native, |frame| frame.kind);
-    let Some(first) = stack.iter().position(|id| kind(id) == FrameKind::Interpreted) else {
+    let is_code = |id: &FrameId| matches!(kind(id), FrameKind::Interpreted | FrameKind::Jitted);
+    let Some(first) = stack.iter().position(is_code) else {
         return Cow::Borrowed(stack);
     };
-    // What the interpreter does for the innermost function shows what is allocated: only its loop is removed.
+    // What the interpreter does for the innermost function shows what is allocated: only its loop, which is native, and the stubs
+    // of virtual machines are removed.
     let (inside, outside) = stack.split_at(first);
+    let runtime_of =
+        |id: &FrameId| frames.get(id.0 as usize).and_then(|frame| Runtime::of_module(frame.module.as_deref()?));
+    let has_loop = outside.first().and_then(runtime_of) != Some(Runtime::Java);
     let inside = match inside {
-        [before @ .., last] if kind(last) == FrameKind::Runtime => before,
+        [before @ .., last] if kind(last) == FrameKind::Runtime && has_loop => before,
         inside => inside,
     };
+    let inside = inside.iter().filter(|id| runtime_of(id).is_none());
     let outside = outside.iter().filter(|id| kind(id) != FrameKind::Runtime);
-    Cow::Owned(inside.iter().chain(outside).copied().collect())
+    Cow::Owned(inside.chain(outside).copied().collect())
 }
 
 fn trim_ends<'stack>(stack: &'stack [FrameId], frames: &[Frame]) -> &'stack [FrameId] {

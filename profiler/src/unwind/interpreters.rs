@@ -1,16 +1,17 @@
-//! Numbers of interpreters in the kernel's map. Forked children share that of their parent, with the same addresses.
+//! Numbers of interpreters and virtual machines in the kernel's maps. Forked children share that of their parent, with the same
+//! addresses.
 
 use std::collections::{HashMap, VecDeque};
-
-use profiler_common::interpreter::Interpreter;
-use profiler_common::limits::INTERPRETERS_MAX;
+use std::hash::Hash;
 
 use crate::ids::Pid;
 
-#[derive(Debug, Default)]
-pub(super) struct Interpreters {
-    places: Vec<(Interpreter, u32)>,
-    known: HashMap<Interpreter, u32>,
+#[derive(Debug)]
+pub(super) struct Interpreters<T> {
+    /// Number of places in the kernel's map.
+    capacity: u32,
+    places: Vec<(T, u32)>,
+    known: HashMap<T, u32>,
     of_processes: HashMap<Pid, u32>,
     /// Places without users, which children that are not registered yet may still use: the oldest is taken first.
     free: VecDeque<u32>,
@@ -24,14 +25,24 @@ pub(super) struct Place {
     pub(super) is_new: bool,
 }
 
-impl Interpreters {
+impl<T: Copy + Eq + Hash> Interpreters<T> {
+    pub(super) fn new(capacity: u32) -> Self {
+        Self {
+            capacity,
+            places: Vec::new(),
+            known: HashMap::new(),
+            of_processes: HashMap::new(),
+            free: VecDeque::new(),
+        }
+    }
+
     /// As in [`ProcessMappings`](profiler_common::unwind::ProcessMappings): 0 for a process without an interpreter.
     pub(super) fn number(&self, pid: Pid) -> u32 {
         self.of_processes.get(&pid).map_or(0, |index| index + 1)
     }
 
     /// `None` if the map is full.
-    pub(super) fn assign(&mut self, pid: Pid, interpreter: &Interpreter) -> Option<Place> {
+    pub(super) fn assign(&mut self, pid: Pid, interpreter: &T) -> Option<Place> {
         self.release(pid);
         let known = self.known.get(interpreter).copied();
         let place = match known {
@@ -53,8 +64,8 @@ impl Interpreters {
         }
     }
 
-    fn take(&mut self, interpreter: &Interpreter) -> Option<u32> {
-        let index = u32::try_from(self.places.len()).ok().filter(|&index| index < INTERPRETERS_MAX);
+    fn take(&mut self, interpreter: &T) -> Option<u32> {
+        let index = u32::try_from(self.places.len()).ok().filter(|&index| index < self.capacity);
         let index = match index {
             Some(index) => {
                 self.places.push((*interpreter, 0));
@@ -75,6 +86,8 @@ impl Interpreters {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use profiler_common::interpreter::Interpreter;
+    use profiler_common::limits::INTERPRETERS_MAX;
 
     fn interpreter(key: u64) -> Interpreter {
         Interpreter { key, ..Interpreter::default() }
@@ -82,7 +95,7 @@ mod tests {
 
     #[test]
     fn equal_interpreters_share_a_place_and_free_ones_are_reused_last() {
-        let mut interpreters = Interpreters::default();
+        let mut interpreters = Interpreters::new(INTERPRETERS_MAX);
         assert_eq!(interpreters.assign(Pid(1), &interpreter(10)), Some(Place { index: 0, is_new: true }));
         assert_eq!(interpreters.assign(Pid(2), &interpreter(10)), Some(Place { index: 0, is_new: false }));
         assert_eq!([1, 2, 3].map(|pid| interpreters.number(Pid(pid))), [1, 1, 0]);

@@ -6,7 +6,9 @@ use std::io;
 use std::ops::Range;
 use std::time::Duration;
 
+use profiler_common::hotspot::Hotspot;
 use profiler_common::interpreter::Interpreter;
+use profiler_common::limits::{INTERPRETERS_MAX, JAVA_MACHINES_MAX};
 use profiler_common::unwind::{
     PageRows, ProcessMapping, ProcessMappings, ReadTables, RowCell, Rule, TableRef, UnwindRow, find_rule,
 };
@@ -27,6 +29,7 @@ pub(crate) trait UnwindMaps {
     fn write_mappings(&mut self, first: u32, mappings: &[ProcessMapping]) -> io::Result<()>;
     fn set_process(&mut self, pid: Pid, mappings: ProcessMappings) -> io::Result<()>;
     fn write_interpreter(&mut self, index: u32, interpreter: &Interpreter) -> io::Result<()>;
+    fn write_machine(&mut self, index: u32, machine: &Hotspot) -> io::Result<()>;
     fn read_cell(&self, index: u32) -> Option<RowCell>;
     fn read_page(&self, index: u32) -> Option<PageRows>;
     /// Succeeds if the process is missing: the kernel side removes processes too.
@@ -78,7 +81,8 @@ pub(crate) struct TableStore<M> {
     /// Of the last registered mappings.
     serial: u32,
     generated: TableRef,
-    interpreters: Interpreters,
+    interpreters: Interpreters<Interpreter>,
+    machines: Interpreters<Hotspot>,
 }
 
 #[derive(Debug)]
@@ -142,7 +146,8 @@ impl<M: UnwindMaps> TableStore<M> {
             uses: 0,
             serial: 0,
             generated,
-            interpreters: Interpreters::default(),
+            interpreters: Interpreters::new(INTERPRETERS_MAX),
+            machines: Interpreters::new(JAVA_MACHINES_MAX),
         }
     }
 
@@ -188,9 +193,23 @@ impl<M: UnwindMaps> TableStore<M> {
         Ok(true)
     }
 
+    /// As above, of its Java virtual machine.
+    pub(crate) fn set_machine(&mut self, pid: Pid, machine: Option<&Hotspot>) -> io::Result<bool> {
+        let Some(machine) = machine else {
+            self.machines.release(pid);
+            return Ok(true);
+        };
+        let Some(place) = self.machines.assign(pid, machine) else { return Ok(false) };
+        if place.is_new {
+            self.maps.write_machine(place.index, machine)?;
+        }
+        Ok(true)
+    }
+
     /// Tables and mappings are released even if the map cannot be written.
     pub(crate) fn remove_process(&mut self, pid: Pid, now: MonotonicNanos) -> io::Result<()> {
         self.interpreters.release(pid);
+        self.machines.release(pid);
         for retired in self.retired.iter_mut().filter(|retired| retired.pid == Some(pid)) {
             retired.pid = None;
         }
@@ -241,8 +260,8 @@ impl<M: UnwindMaps> TableStore<M> {
             return Err(io::Error::other("more mappings than the kernel's map holds"));
         };
         let (first, serial) = (mappings.start, self.next_serial());
-        let interpreter = self.interpreters.number(pid);
-        let range = ProcessMappings { first, count: length, serial, copies: COPIES_MAX, interpreter, reserved: 0 };
+        let (interpreter, machine) = (self.interpreters.number(pid), self.machines.number(pid));
+        let range = ProcessMappings { first, count: length, serial, copies: COPIES_MAX, interpreter, machine };
         let written = self.maps.write_mappings(first, &rows).and_then(|()| self.maps.set_process(pid, range));
         if let Err(error) = written {
             // No walk can be using them.

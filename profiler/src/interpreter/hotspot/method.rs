@@ -1,0 +1,125 @@
+//! Names and lines of methods.
+
+use std::sync::Arc;
+
+use super::Memory;
+use super::layout::Layout;
+use crate::object::interpreted::{CodeLines, Function};
+
+/// Names of methods, classes and files: longer ones are cut.
+const NAME_BYTES_MAX: usize = 512;
+/// A name of a blob.
+const TEXT_BYTES_MAX: usize = 64;
+/// A method has less than 64 KiB of bytecode, and real tables are shorter than it.
+const LINES_BYTES_MAX: usize = 1 << 14;
+/// Bytes that are read at once: never beyond a multiple, so that no read reaches into another page.
+const LINES_STEP: u64 = 256;
+/// Flag of a method with a table of lines.
+const HAS_LINES: u32 = 1;
+
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Method {
+    /// With its class: `java.util.HashMap.put`.
+    pub(super) name: Arc<str>,
+    pub(super) file: Option<Arc<str>>,
+    /// Lines from these indices in the bytecode on.
+    lines: Arc<[(u32, u32)]>,
+}
+
+impl Method {
+    /// Of the constant part.
+    pub(super) fn read(memory: &impl Memory, layout: &Layout, constant: u64) -> Option<Self> {
+        let at = |offset: u64| constant.wrapping_add(offset);
+        let short = |address: u64| memory.bytes(address).map(u16::from_le_bytes);
+        let pool = memory.word(at(layout.constant_pool))?;
+        let symbol = |index: u16| {
+            let entry = pool.wrapping_add(layout.pool_bytes).wrapping_add(u64::from(index) * 8);
+            symbol(memory, layout, memory.word(entry)?)
+        };
+        let name = symbol(short(at(layout.constant_name))?)?;
+        let class = memory.word(pool.wrapping_add(layout.pool_holder))?;
+        let class = self::symbol(memory, layout, memory.word(class.wrapping_add(layout.class_name))?)?;
+        let source = short(pool.wrapping_add(layout.pool_source)).filter(|&index| index != 0);
+        let lines = lines(memory, layout, constant).unwrap_or_default();
+        let name = format!("{}.{name}", class_name(&class)).into();
+        Some(Self { name, file: source.and_then(symbol).map(Into::into), lines: lines.into() })
+    }
+
+    pub(super) fn function(&self) -> Function {
+        let lines = CodeLines::Starts(Arc::clone(&self.lines));
+        Function { name: Some(Arc::clone(&self.name)), file: self.file.clone(), lines }
+    }
+
+    pub(super) fn line(&self, index: u32) -> Option<u32> {
+        CodeLines::Starts(Arc::clone(&self.lines)).at(index)
+    }
+}
+
+/// `java/util/HashMap` as `java.util.HashMap`. The internal names of hidden classes end in an address, which differs between runs.
+fn class_name(internal: &str) -> String {
+    let name = match internal.rsplit_once("+0x") {
+        Some((name, digits)) if digits.bytes().all(|byte| byte.is_ascii_hexdigit()) => name,
+        _ => internal,
+    };
+    name.replace('/', ".")
+}
+
+fn symbol(memory: &impl Memory, layout: &Layout, address: u64) -> Option<String> {
+    let length = memory.bytes(address.wrapping_add(layout.symbol_length)).map(u16::from_le_bytes)?;
+    let start = address.wrapping_add(layout.symbol_body);
+    let length = usize::from(length).min(NAME_BYTES_MAX);
+    let bytes = memory.range(start, start.checked_add(length as u64)?, NAME_BYTES_MAX)?;
+    let text = String::from_utf8_lossy(&bytes).into_owned();
+    (!text.is_empty()).then_some(text)
+}
+
+/// A text that ends in a zero.
+pub(super) fn text(memory: &impl Memory, address: u64) -> Option<Arc<str>> {
+    let mut bytes = Vec::new();
+    for at in address..address.checked_add(TEXT_BYTES_MAX as u64)? {
+        match memory.bytes(at)? {
+            [0] => break,
+            [byte] => bytes.push(byte),
+        }
+    }
+    let text = String::from_utf8_lossy(&bytes);
+    (!text.is_empty()).then(|| text.into())
+}
+
+/// The table of lines, which follows the bytecode.
+fn lines(memory: &impl Memory, layout: &Layout, constant: u64) -> Option<Vec<(u32, u32)>> {
+    let flags = memory.bytes(constant.wrapping_add(layout.constant_flags)).map(u16::from_le_bytes)?;
+    if u32::from(flags) & HAS_LINES == 0 {
+        return None;
+    }
+    let code_bytes = memory.bytes(constant.wrapping_add(layout.constant_code_bytes)).map(u16::from_le_bytes)?;
+    let start = constant.wrapping_add(layout.constant_bytes).wrapping_add(code_bytes.into());
+    // Its length is unknown.
+    let mut bytes = Vec::new();
+    loop {
+        let at = start.wrapping_add(bytes.len() as u64);
+        let end = (at / LINES_STEP + 1).checked_mul(LINES_STEP)?;
+        let more = memory.range(at, end, LINES_BYTES_MAX);
+        bytes.extend(more.iter().flatten());
+        let (lines, is_whole) = layout.encoding.lines(&bytes);
+        if is_whole || more.is_none() || bytes.len() >= LINES_BYTES_MAX {
+            return Some(lines);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_hidden_classes_lose_their_address() {
+        for (internal, expected) in [
+            ("java/util/HashMap", "java.util.HashMap"),
+            ("Alloc$$Lambda$14+0x0000000800c03000", "Alloc$$Lambda$14"),
+            ("a/B+0xyz", "a.B+0xyz"),
+        ] {
+            assert_eq!(class_name(internal), expected);
+        }
+    }
+}

@@ -1,0 +1,353 @@
+//! A machine in made-up memory, and machines in random memory. Real ones are in the integration tests (`java.rs`).
+
+use std::cell::Cell;
+use std::collections::BTreeMap;
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::address::LinkAddr;
+use crate::object::interpreted::{CodeLines, Compiled, Scope};
+
+/// Memory by the addresses of its parts.
+#[derive(Default)]
+struct Image(BTreeMap<u64, Vec<u8>>);
+
+impl Memory for Image {
+    fn fill(&self, address: u64, buffer: &mut [u8]) -> Option<()> {
+        let (start, part) = self.0.range(..=address).next_back()?;
+        let offset = usize::try_from(address - start).ok()?;
+        buffer.copy_from_slice(part.get(offset..offset.checked_add(buffer.len())?)?);
+        Some(())
+    }
+}
+
+impl Image {
+    fn put(&mut self, address: u64, bytes: &[u8]) {
+        let (start, part) = self.0.range_mut(..=address).next_back().expect("a part contains it");
+        let offset = usize::try_from(address - start).expect("small");
+        part[offset..offset + bytes.len()].copy_from_slice(bytes);
+    }
+
+    fn set_word(&mut self, address: u64, word: u64) {
+        self.put(address, &word.to_le_bytes());
+    }
+
+    fn set_integer(&mut self, address: u64, word: u32) {
+        self.put(address, &word.to_le_bytes());
+    }
+
+    fn set_short(&mut self, address: u64, word: u16) {
+        self.put(address, &word.to_le_bytes());
+    }
+}
+
+/// The structures of JDK 17: type, field, whether it is static, and its address if so, else its offset.
+const FIELDS: &[(&str, &str, bool, u64)] = &[
+    ("Abstract_VM_Version", "_vm_major_version", true, VALUES),
+    ("AbstractInterpreter", "_code", true, VALUES + 8),
+    ("CodeCache", "_heaps", true, VALUES + 16),
+    ("CodeHeap", "_memory", false, 8),
+    ("CodeHeap", "_segmap", false, 120),
+    ("CodeHeap", "_log2_segment_size", false, 256),
+    ("VirtualSpace", "_low_boundary", false, 0),
+    ("VirtualSpace", "_high_boundary", false, 8),
+    ("GrowableArrayBase", "_len", false, 0),
+    ("GrowableArray<int>", "_data", false, 8),
+    ("StubQueue", "_stub_buffer", false, 8),
+    ("StubQueue", "_buffer_limit", false, 20),
+    ("CodeBlob", "_name", false, 96),
+    ("CodeBlob", "_frame_size", false, 28),
+    ("CodeBlob", "_code_begin", false, 32),
+    ("CompiledMethod", "_method", false, 112),
+    ("CompiledMethod", "_scopes_data_begin", false, 120),
+    ("CompiledMethod", "_deopt_handler_begin", false, 128),
+    ("CompiledMethod", "_deopt_mh_handler_begin", false, 136),
+    ("nmethod", "_compile_id", false, 304),
+    ("nmethod", "_orig_pc_offset", false, 300),
+    ("nmethod", "_metadata_offset", false, 260),
+    ("nmethod", "_scopes_pcs_offset", false, 268),
+    ("nmethod", "_dependencies_offset", false, 272),
+    ("Method", "_constMethod", false, 8),
+    ("ConstMethod", "_constants", false, 8),
+    ("ConstMethod", "_flags", false, 28),
+    ("ConstMethod", "_code_size", false, 32),
+    ("ConstMethod", "_name_index", false, 34),
+    ("ConstantPool", "_pool_holder", false, 24),
+    ("ConstantPool", "_source_file_name_index", false, 54),
+    ("Klass", "_name", false, 24),
+    ("Symbol", "_length", false, 4),
+    ("Symbol", "_body", false, 6),
+];
+const SIZES: &[(&str, u64)] = &[("ConstMethod", 48), ("ConstantPool", 72), ("HeapBlock", 16)];
+
+const EXPORTS: Exports = Exports { structs: LinkAddr(0x1000), types: LinkAddr(0x1008) };
+const BIAS: u64 = 0x10_0000;
+const VALUES: u64 = 0x20_0000;
+const TEXTS: u64 = 0x40_0000;
+const TABLES: u64 = 0x50_0000;
+const DATA: u64 = 0x60_0000;
+const METHODS: u64 = 0x70_0000;
+const BLOB: u64 = 0x80_0000;
+
+/// With two methods, `a.Outer.run` and `b.Inner$.make`, and a blob of the first that has inlined the second.
+fn image() -> Image {
+    let mut image = Image::default();
+    for (start, bytes) in [
+        (BIAS + 0x1000, 16),
+        (VALUES, 64),
+        (TEXTS, 0x8000),
+        (TABLES, 0x8000),
+        (DATA, 0x1000),
+        (METHODS, 0x4000),
+        (BLOB, 0x1000),
+    ] {
+        image.0.insert(start, vec![0; bytes]);
+    }
+    let mut texts = TEXTS;
+    let mut text = |image: &mut Image, text: &str| {
+        image.put(texts, text.as_bytes());
+        texts += text.len() as u64 + 1;
+        texts - text.len() as u64 - 1
+    };
+    for (entry, (kind, field, is_static, value)) in (TABLES..).step_by(48).zip(FIELDS) {
+        let (kind, field) = (text(&mut image, kind), text(&mut image, field));
+        image.set_word(entry, kind);
+        image.set_word(entry + 8, field);
+        image.set_integer(entry + 24, u32::from(*is_static));
+        image.set_word(entry + if *is_static { 40 } else { 32 }, *value);
+    }
+    let types = TABLES + 0x4000;
+    for (entry, (kind, size)) in (types..).step_by(40).zip(SIZES) {
+        let kind = text(&mut image, kind);
+        image.set_word(entry, kind);
+        image.set_word(entry + 32, *size);
+    }
+    image.set_word(BIAS + 0x1000, TABLES);
+    image.set_word(BIAS + 0x1008, types);
+    image.set_integer(VALUES, 17);
+    image.set_word(VALUES + 8, DATA);
+    image.set_word(VALUES + 16, DATA + 0x100);
+    // The interpreter, and one heap.
+    image.set_word(DATA + 8, 0x9000_1000);
+    image.set_integer(DATA + 20, 0x800);
+    image.set_integer(DATA + 0x100, 1);
+    image.set_word(DATA + 0x108, DATA + 0x200);
+    image.set_word(DATA + 0x200, DATA + 0x300);
+    image.set_word(DATA + 0x308, 0x9000_0000);
+    image.set_word(DATA + 0x310, 0x9100_0000);
+    image.set_word(DATA + 0x378, 0xa000_0000);
+    image.set_integer(DATA + 0x400, 7);
+    put_method(&mut image, METHODS, ["a/Outer", "run", "Outer.java"], &[3 << 3 | 5, 4 << 3 | 2, 0]);
+    put_method(&mut image, METHODS + 0x1000, ["b/Inner$+0x0800", "make", "Inner.java"], &[7, 0]);
+    put_blob(&mut image);
+    image
+}
+
+/// A method whose constant part is 0x100 behind it, its pool 0x200, its class 0x400, its texts 0x500.
+fn put_method(image: &mut Image, at: u64, [class, name, file]: [&str; 3], lines: &[u8]) {
+    let (constant, pool, holder, texts) = (at + 0x100, at + 0x200, at + 0x400, at + 0x500);
+    image.set_word(at + 8, constant);
+    image.set_word(constant + 8, pool);
+    image.set_short(constant + 28, 1);
+    image.set_short(constant + 32, 20);
+    image.set_short(constant + 34, 1);
+    image.put(constant + 48 + 20, lines);
+    image.set_word(pool + 24, holder);
+    image.set_short(pool + 54, 2);
+    for (index, text) in [class, name, file].into_iter().enumerate() {
+        let symbol = texts + index as u64 * 0x80;
+        image.set_short(symbol + 4, u16::try_from(text.len()).expect("short"));
+        image.put(symbol + 6, text.as_bytes());
+        let slot = if index == 0 { holder + 24 } else { pool + 72 + index as u64 * 8 };
+        image.set_word(slot, symbol);
+    }
+}
+
+fn put_blob(image: &mut Image) {
+    image.set_word(BLOB + 112, METHODS);
+    image.set_integer(BLOB + 304, 42);
+    image.set_word(BLOB + 32, BLOB + 0x200);
+    let (metadata, scopes, pcs) = (0x400u32, 0x420u32, 0x440u32);
+    image.set_integer(BLOB + 260, metadata);
+    image.set_word(BLOB + 120, BLOB + u64::from(scopes));
+    image.set_integer(BLOB + 268, pcs);
+    image.set_integer(BLOB + 272, pcs + 4 * 16);
+    image.set_word(BLOB + u64::from(metadata), METHODS);
+    image.set_word(BLOB + u64::from(metadata) + 8, METHODS + 0x1000);
+    // Scopes: caller, method, index plus 1. The outer one is at 1, the inner one at 4; the one at 7 is its own caller.
+    image.put(BLOB + u64::from(scopes), &[0, 0, 1, 4, 1, 2, 1, 7, 2, 1]);
+    let pc = |image: &mut Image, index: u64, offset: i32, scope: u32| {
+        image.set_integer(BLOB + u64::from(pcs) + index * 16, offset.cast_unsigned());
+        image.set_integer(BLOB + u64::from(pcs) + index * 16 + 4, scope);
+    };
+    pc(image, 0, -1, 0);
+    pc(image, 1, 0x10, 1);
+    pc(image, 2, 0x20, 4);
+    pc(image, 3, 0x30, 7);
+}
+
+fn machine(image: &Image) -> Machine {
+    let structs = Structs::read(image, EXPORTS, BIAS).expect("the tables are whole");
+    let layout = Layout::new(&structs, image).expect("nothing is missing");
+    let place = place(&structs, &layout, image).expect("readable").expect("it has started");
+    Machine { layout, place, methods: FxHashMap::default() }
+}
+
+#[test]
+fn a_machine_has_heaps_and_an_interpreter() {
+    let image = image();
+    let machine = machine(&image);
+    let heap = CodeHeap {
+        range: AddressRange { start: 0x9000_0000, bytes: 0x100_0000 },
+        segments: 0xa000_0000,
+        segment_shift: 7,
+        reserved: 0,
+    };
+    let expected = Hotspot {
+        code: heap.range,
+        interpreter: AddressRange { start: 0x9000_1000, bytes: 0x800 },
+        heaps: [heap, CodeHeap::default(), CodeHeap::default()],
+        block_header: 16,
+        blob_bytes: 312,
+        blob_name: 96,
+        blob_frame_words: 28,
+        blob_method: 112,
+        blob_compilation: 304,
+        blob_deoptimizers: [128, 136],
+        blob_original: 300,
+        method_constant: 8,
+        constant_bytecode: 48,
+        flags: 0,
+    };
+    assert_eq!(*machine.place(), expected);
+}
+
+#[test]
+fn a_machine_that_has_not_started_has_no_place() {
+    for unset in [VALUES + 8, VALUES + 16] {
+        let mut image = image();
+        image.set_word(unset, 0);
+        let structs = Structs::read(&image, EXPORTS, BIAS).expect("the tables are whole");
+        let layout = Layout::new(&structs, &image).expect("nothing is missing");
+        assert_eq!(place(&structs, &layout, &image), Ok(None));
+    }
+}
+
+#[test]
+fn what_is_missing_is_named() {
+    let mut image = image();
+    // Its first field is renamed.
+    let name = Memory::word(&image, TABLES + 8).expect("it is there");
+    image.put(name, b"x");
+    let structs = Structs::read(&image, EXPORTS, BIAS).expect("the tables are whole");
+    assert_eq!(Layout::new(&structs, &image).err(), Some(Unsupported::Missing("_vm_major_version")));
+    let empty = Structs::read(&Image::default(), EXPORTS, BIAS);
+    assert_eq!(empty.err(), Some(Unsupported::Unreadable));
+    // A table without an end.
+    image.0.insert(TABLES, vec![1; 48 << 14]);
+    assert_eq!(Structs::read(&image, EXPORTS, BIAS).err(), Some(Unsupported::Unreadable));
+}
+
+fn interpreted() -> JavaCode {
+    JavaCode { id: 5, kind: CodeKind::JavaInterpreted, address: METHODS, refers_to: METHODS + 0x100, compilation: 0 }
+}
+
+fn compiled() -> JavaCode {
+    JavaCode { id: 6, kind: CodeKind::JavaCompiled, address: BLOB, refers_to: METHODS, compilation: 42 }
+}
+
+#[test]
+fn an_interpreted_method_has_a_name_and_lines() {
+    let image = image();
+    let code = machine(&image).read_from(&image, &interpreted()).expect("readable");
+    let lines = CodeLines::Starts([(3, 5), (7, 7)].into());
+    let function = Function { name: Some("a.Outer.run".into()), file: Some("Outer.java".into()), lines };
+    assert_eq!(code, Code { id: 5, body: CodeBody::Function(function) });
+}
+
+#[test]
+fn a_compiled_method_has_inlined_ones() {
+    let image = image();
+    let code = machine(&image).read_from(&image, &compiled()).expect("readable");
+    let expected = Compiled {
+        functions: vec![
+            ("a.Outer.run".into(), Some("Outer.java".into())),
+            ("b.Inner$.make".into(), Some("Inner.java".into())),
+        ],
+        scopes: vec![
+            Scope { function: 0, line: Some(5), caller: None },
+            Scope { function: 1, line: Some(7), caller: Some(0) },
+        ],
+        calls: vec![(0x210, 0), (0x220, 1)],
+    };
+    assert_eq!(code.body, CodeBody::Compiled(expected));
+}
+
+#[test]
+fn replaced_code_has_no_names() {
+    let image = image();
+    let mut machine = machine(&image);
+    for replaced in [
+        JavaCode { refers_to: 1, ..interpreted() },
+        JavaCode { refers_to: 1, ..compiled() },
+        JavaCode { compilation: 43, ..compiled() },
+        JavaCode { address: 1, ..compiled() },
+    ] {
+        assert_eq!(machine.read_from(&image, &replaced), None, "{replaced:?}");
+    }
+}
+
+#[test]
+fn a_stub_has_the_name_of_its_blob() {
+    let mut image = image();
+    image.put(TEXTS + 0x7000, b"StubRoutines (1)\0");
+    let stub = JavaCode { kind: CodeKind::JavaStub, refers_to: TEXTS + 0x7000, ..compiled() };
+    let code = machine(&image).read_from(&image, &stub).expect("readable");
+    let function = Function { name: Some("StubRoutines (1)".into()), ..Function::default() };
+    assert_eq!(code.body, CodeBody::Function(function));
+}
+
+/// Memory whose every read gives other bytes.
+struct Random<'a>(&'a [u8], Cell<usize>);
+
+impl Memory for Random<'_> {
+    fn fill(&self, _: u64, buffer: &mut [u8]) -> Option<()> {
+        for byte in buffer {
+            *byte = *self.0.get(self.1.get() % self.0.len())?;
+            self.1.set(self.1.get() + 1);
+        }
+        Some(())
+    }
+}
+
+proptest! {
+    // Random tables of structures are long.
+    #![proptest_config(ProptestConfig::with_cases(48))]
+
+    #[test]
+    fn changed_memory_gives_code_or_none(
+        changes in proptest::collection::vec((0u64..0x1_0000, any::<u64>()), 1..20),
+    ) {
+        let mut image = image();
+        let mut machine = machine(&image);
+        for (at, word) in changes {
+            let part = [METHODS, BLOB][usize::from(at % 3 == 0)];
+            image.set_word(part + at % 0xff8, word);
+        }
+        let _ = machine.read_from(&image, &interpreted());
+        let _ = machine.read_from(&image, &compiled());
+    }
+
+    #[test]
+    fn random_memory_gives_code_or_none(bytes in proptest::collection::vec(any::<u8>(), 1..4000)) {
+        let mut machine = machine(&image());
+        let memory = Random(&bytes, Cell::default());
+        for code in [interpreted(), compiled(), JavaCode { kind: CodeKind::JavaStub, ..compiled() }] {
+            let _ = machine.read_from(&memory, &code);
+        }
+        if let Ok(structs) = Structs::read(&memory, EXPORTS, BIAS) {
+            let _ = Layout::new(&structs, &memory);
+        }
+    }
+}
