@@ -69,9 +69,30 @@ fn symbol(memory: &impl Memory, layout: &Layout, address: u64) -> Option<String>
     let start = address.wrapping_add(layout.symbol_body);
     let length = usize::from(length).min(NAME_BYTES_MAX);
     let bytes = memory.range(start, start.checked_add(length as u64)?, NAME_BYTES_MAX)?;
-    let text = String::from_utf8_lossy(&bytes).into_owned();
+    let text = decode(&bytes);
     (!text.is_empty()).then_some(text)
 }
+
+/// Of modified UTF-8 (JVM specification, 4.4.7): each UTF-16 unit is encoded on its own, in one to three bytes.
+fn decode(bytes: &[u8]) -> String {
+    let mut units = Vec::with_capacity(bytes.len());
+    let mut rest = bytes;
+    let low = |byte: u8, shift: u32| u16::from(byte & 0x3f) << shift;
+    while let Some((&first, after)) = rest.split_first() {
+        let (unit, after) = match (first >> 4, after) {
+            (0..8, after) => (first.into(), after),
+            (0xc | 0xd, [second, after @ ..]) => (u16::from(first & 0x1f) << 6 | low(*second, 0), after),
+            (0xe, [second, third, after @ ..]) => (u16::from(first) << 12 | low(*second, 6) | low(*third, 0), after),
+            (_, after) => (REPLACEMENT, after),
+        };
+        units.push(unit);
+        rest = after;
+    }
+    String::from_utf16_lossy(&units)
+}
+
+/// `char::REPLACEMENT_CHARACTER`.
+const REPLACEMENT: u16 = 0xfffd;
 
 /// A text that ends in a zero.
 pub(super) fn text(memory: &impl Memory, address: u64) -> Option<Arc<str>> {
@@ -111,6 +132,18 @@ fn lines(memory: &impl Memory, layout: &Layout, constant: u64) -> Option<Vec<(u3
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn names_are_in_modified_utf_8() {
+        assert_eq!(decode("größe 数".as_bytes()), "größe 数");
+        // U+10300 as two surrogates, and zero in two bytes.
+        assert_eq!(decode(&[0xed, 0xa0, 0x80, 0xed, 0xbc, 0x80, b'a', 0xc0, 0x80]), "𐌀a\0");
+        for (bytes, expected) in
+            [(&[b'a', 0x80][..], "a\u{fffd}"), (&[0xe6, 0x95], "\u{fffd}\u{fffd}"), (&[0xf0], "\u{fffd}")]
+        {
+            assert_eq!(decode(bytes), expected, "malformed, or cut");
+        }
+    }
 
     #[test]
     fn names_of_hidden_classes_lose_their_address() {
