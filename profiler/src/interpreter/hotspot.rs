@@ -9,6 +9,7 @@ mod stream;
 mod structs;
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use profiler_common::hotspot::{CODE_HEAPS_MAX, CodeHeap, Hotspot};
 use profiler_common::interpreter::{AddressRange, CodeKind};
@@ -91,12 +92,17 @@ impl Library {
     pub(crate) fn in_process(self, pid: Pid, bias: u64) -> Result<Option<Machine>, Unsupported> {
         let structs = Structs::read(&pid, self.0, bias)?;
         let layout = Layout::new(&structs, &pid)?;
-        Ok(place(&structs, &layout, &pid)?.map(|place| Machine { layout, place, methods: FxHashMap::default() }))
+        Ok(place(&structs, &layout, &pid)?.map(|place| Machine::new(layout, place)))
     }
 }
 
 /// Methods whose names are kept; then all are forgotten.
 const METHODS_MAX: usize = 1 << 16;
+
+/// Time to read the code of a machine: at once, and as a part of the time since it was found. Real ones take some milliseconds in
+/// all; one that pretends must not keep the agent busy.
+const READING_MAX: Duration = Duration::from_secs(2);
+const READING_PART: u32 = 20;
 
 /// The virtual machine of a process.
 #[derive(Debug)]
@@ -104,6 +110,8 @@ pub(crate) struct Machine {
     layout: Layout,
     place: Hotspot,
     methods: FxHashMap<u64, (u64, Arc<Method>)>,
+    found: Instant,
+    spent: Duration,
 }
 
 /// Code that a stack contains, as the kernel side describes it.
@@ -119,13 +127,23 @@ pub struct JavaCode {
 }
 
 impl Machine {
+    fn new(layout: Layout, place: Hotspot) -> Self {
+        Self { layout, place, methods: FxHashMap::default(), found: Instant::now(), spent: Duration::ZERO }
+    }
+
     pub(crate) fn place(&self) -> &Hotspot {
         &self.place
     }
 
-    /// Reads the names and lines of code. `None` if it has been replaced, or is malformed.
+    /// Reads the names and lines of code. `None` if it has been replaced, is malformed, or reading takes too long.
     pub(crate) fn read(&mut self, pid: Pid, code: &JavaCode) -> Option<Code> {
-        self.read_from(&pid, code)
+        let started = Instant::now();
+        if self.spent > READING_MAX + self.found.elapsed() / READING_PART {
+            return None;
+        }
+        let read = self.read_from(&pid, code);
+        self.spent += started.elapsed();
+        read
     }
 
     fn read_from(&mut self, memory: &impl Memory, code: &JavaCode) -> Option<Code> {
@@ -170,7 +188,9 @@ fn place(structs: &Structs, layout: &Layout, memory: &impl Memory) -> Result<Opt
     let heap_shift = structs.offset("CodeHeap", "_log2_segment_size")?;
     let [low, high] =
         [structs.offset("VirtualSpace", "_low_boundary")?, structs.offset("VirtualSpace", "_high_boundary")?];
-    let count = structs.offset("GrowableArrayBase", "_len")?;
+    // Its name until JDK 15.
+    let count = structs.find("GenericGrowableArray", "_len");
+    let count = count.map_or_else(|| structs.offset("GrowableArrayBase", "_len"), Ok)?;
     let data = structs.offset("GrowableArray<int>", "_data")?;
     let buffer = structs.offset("StubQueue", "_stub_buffer")?;
     let limit = structs.offset("StubQueue", "_buffer_limit")?;

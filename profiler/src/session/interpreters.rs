@@ -24,6 +24,8 @@ use crate::process::jvm::is_machine;
 
 /// Number of processes with interpreters from which on those in no report are forgotten.
 const PROCESSES_MAX: usize = 4096;
+/// Then a virtual machine that does not start is read when its mappings change.
+const STARTING_READS_MAX: u32 = 100;
 
 /// Finds interpreters and virtual machines, once per module, and keeps the code that their stacks contain.
 #[derive(Default)]
@@ -35,8 +37,8 @@ pub(super) struct Interpreters {
     /// With frames of their interpreters.
     supported: FxHashSet<(Pid, Runtime)>,
     machines: FxHashMap<Pid, Machine>,
-    /// Virtual machines that had not generated their interpreters when they were last read.
-    starting: FxHashSet<Pid>,
+    /// Virtual machines that had not generated their interpreters when they were last read, and how often they were.
+    starting: FxHashMap<Pid, u32>,
 }
 
 /// What a module contains.
@@ -119,7 +121,7 @@ impl Interpreters {
                 true
             }
             None => {
-                self.starting.insert(pid);
+                *self.starting.entry(pid).or_default() += 1;
                 false
             }
         }
@@ -127,7 +129,7 @@ impl Interpreters {
 
     /// Whether the process has a virtual machine that had not generated its interpreter when it was last read.
     pub(super) fn is_starting(&self, pid: Pid) -> bool {
-        self.starting.contains(&pid)
+        self.starting.get(&pid).is_some_and(|&reads| reads < STARTING_READS_MAX)
     }
 
     /// `None` without interpreters.
@@ -172,7 +174,7 @@ impl Interpreters {
             self.unsupported.retain(|(pid, _), _| kept.contains(pid));
             self.supported.retain(|(pid, _)| kept.contains(pid));
             self.machines.retain(|pid, _| kept.contains(pid));
-            self.starting.retain(|pid| kept.contains(pid));
+            self.starting.retain(|pid, _| kept.contains(pid));
             modules.codes().keep(&kept);
         }
     }

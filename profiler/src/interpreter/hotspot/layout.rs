@@ -19,13 +19,22 @@ pub(super) struct Layout {
     /// The bytecode follows.
     pub(super) constant_bytes: u64,
     pub(super) pool_holder: u64,
-    pub(super) pool_source: u64,
+    /// Where the index of the name of the source file is.
+    pub(super) source: Source,
     /// The entries follow.
     pub(super) pool_bytes: u64,
     pub(super) class_name: u64,
     pub(super) symbol_length: u64,
     pub(super) symbol_body: u64,
     pub(super) scopes: Option<ScopesLayout>,
+}
+
+/// An offset, in what has it.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Source {
+    Pool(u64),
+    /// Until JDK 15.
+    Class(u64),
 }
 
 /// Where the blob of a compiled method has its inlined calls. Until JDK 22, all of it is in the blob; since 23, in memory of its own.
@@ -64,7 +73,9 @@ impl Layout {
         let method = of_method("_method").ok_or(Unsupported::Missing("nmethod::_method"))?;
         let constant_flags =
             structs.find("ConstMethod", "_flags").or_else(|| structs.find("ConstMethod", "_flags._flags"));
-        let pool_source = structs.find("ConstantPool", "_source_file_name_index");
+        let index = "_source_file_name_index";
+        let source = structs.find("ConstantPool", index).map(Source::Pool);
+        let source = source.or_else(|| structs.find("InstanceKlass", index).map(Source::Class));
         let place = Place { structs, method }.hotspot(of_method)?;
         Ok(Self {
             place,
@@ -76,7 +87,7 @@ impl Layout {
             constant_flags: constant_flags.ok_or(Unsupported::Missing("ConstMethod::_flags"))?,
             constant_bytes: structs.size("ConstMethod")?,
             pool_holder: structs.offset("ConstantPool", "_pool_holder")?,
-            pool_source: pool_source.ok_or(Unsupported::Missing("ConstantPool::_source_file_name_index"))?,
+            source: source.ok_or(Unsupported::Missing(index))?,
             pool_bytes: structs.size("ConstantPool")?,
             class_name: structs.offset("Klass", "_name")?,
             symbol_length: structs.offset("Symbol", "_length")?,

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::Memory;
-use super::layout::Layout;
+use super::layout::{Layout, Source};
 use crate::object::interpreted::{CodeLines, Function};
 
 /// Names of methods, classes and files: longer ones are cut.
@@ -38,8 +38,12 @@ impl Method {
         };
         let name = symbol(short(at(layout.constant_name))?)?;
         let class = memory.word(pool.wrapping_add(layout.pool_holder))?;
+        let source = match layout.source {
+            Source::Pool(offset) => pool.wrapping_add(offset),
+            Source::Class(offset) => class.wrapping_add(offset),
+        };
+        let source = short(source).filter(|&index| index != 0);
         let class = self::symbol(memory, layout, memory.word(class.wrapping_add(layout.class_name))?)?;
-        let source = short(pool.wrapping_add(layout.pool_source)).filter(|&index| index != 0);
         let lines = lines(memory, layout, constant).unwrap_or_default();
         let name = format!("{}.{name}", class_name(&class)).into();
         Some(Self { name, file: source.and_then(symbol).map(Into::into), lines: lines.into() })

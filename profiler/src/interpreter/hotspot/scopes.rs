@@ -70,6 +70,8 @@ struct Reader<'a, M> {
     functions: FxHashMap<u64, Option<u32>>,
 }
 
+/// Functions that are inlined into a method. The compilers' limits on sizes keep it below.
+const FUNCTIONS_MAX: usize = 1024;
 /// Depth of inlined calls; the compilers' is limited to 9 and, for recursion and small methods, some dozens.
 const DEPTH_MAX: usize = 128;
 
@@ -117,6 +119,9 @@ impl<M: Memory> Reader<'_, M> {
 
     /// The number of a method's function, and its lines.
     fn function(&mut self, address: u64) -> Option<(u32, impl Fn(u32) -> Option<u32> + use<M>)> {
+        if self.functions.len() >= FUNCTIONS_MAX && !self.functions.contains_key(&address) {
+            return None;
+        }
         let method = self.machine.method(self.memory, address)?;
         let compiled = &mut self.compiled;
         let number = self.functions.entry(address).or_insert_with(|| {

@@ -27,6 +27,7 @@ const TYPES: &[&str] = &[
     "CompiledMethod",
     "ConstMethod",
     "ConstantPool",
+    "GenericGrowableArray",
     "GrowableArray<int>",
     "GrowableArrayBase",
     "HeapBlock",
@@ -132,6 +133,8 @@ struct Texts<'a, M> {
 }
 
 const PAGE_BYTES: usize = 4096;
+/// Real machines have them in some 100 pages.
+const PAGES_MAX: usize = 1024;
 
 impl<M: Memory> Texts<'_, M> {
     fn known_type(&mut self, address: u64) -> Option<&'static str> {
@@ -144,6 +147,9 @@ impl<M: Memory> Texts<'_, M> {
         for at in address..address.saturating_add(NAME_BYTES_MAX as u64) {
             let page = at / PAGE_BYTES as u64;
             let offset = usize::try_from(at % PAGE_BYTES as u64).ok()?;
+            if self.pages.len() >= PAGES_MAX && !self.pages.contains_key(&page) {
+                return None;
+            }
             let memory = self.memory;
             let content = self.pages.entry(page).or_insert_with(|| {
                 let mut content = Box::new([0; PAGE_BYTES]);

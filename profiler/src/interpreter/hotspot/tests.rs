@@ -191,7 +191,7 @@ fn machine(image: &Image) -> Machine {
     let structs = Structs::read(image, EXPORTS, BIAS).expect("the tables are whole");
     let layout = Layout::new(&structs, image).expect("nothing is missing");
     let place = place(&structs, &layout, image).expect("readable").expect("it has started");
-    Machine { layout, place, methods: FxHashMap::default() }
+    Machine::new(layout, place)
 }
 
 #[test]
@@ -264,6 +264,22 @@ fn an_interpreted_method_has_a_name_and_lines() {
     let lines = CodeLines::Starts([(3, 5), (7, 7)].into());
     let function = Function { name: Some("a.Outer.run".into()), file: Some("Outer.java".into()), lines };
     assert_eq!(code, Code { id: 5, body: CodeBody::Function(function) });
+}
+
+/// As until JDK 15.
+#[test]
+fn the_class_may_have_the_name_of_the_file() {
+    let mut image = image();
+    let (entry, _) =
+        (TABLES..).step_by(48).zip(FIELDS).find(|(_, field)| field.1 == "_source_file_name_index").expect("there");
+    let texts = TEXTS + 0x7000;
+    image.put(texts, b"InstanceKlass\0");
+    image.set_word(entry, texts);
+    image.set_word(entry + 32, 0x20);
+    image.set_short(METHODS + 0x420, 2);
+    let code = machine(&image).read_from(&image, &interpreted()).expect("readable");
+    let CodeBody::Function(function) = code.body else { panic!("it is interpreted") };
+    assert_eq!(function.file.as_deref(), Some("Outer.java"));
 }
 
 #[test]
