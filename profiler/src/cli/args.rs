@@ -144,7 +144,7 @@ pub(super) struct RecordArgs {
     #[command(flatten)]
     pub(super) common: CommonArgs,
 
-    /// Make Java virtual machines write `/tmp/perf-PID.map`, so that their methods have names. See docs/jit.md.
+    /// Make Java virtual machines write `/tmp/perf-PID.map`: with `--unwind fp`, and for others than HotSpot. See docs/jit.md.
     #[arg(help_heading = RECORDING, long)]
     pub(super) jvm_perfmap: bool,
 

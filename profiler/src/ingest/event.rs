@@ -9,8 +9,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::address::TargetAddr;
 use crate::ids::{HeapId, HookId, Pid, StackId, Tid};
-use crate::interpreter::hotspot::JavaCode;
-use crate::object::interpreted::Code;
+use crate::object::interpreted::{Code, JavaCode};
 use crate::units::MonotonicNanos;
 
 #[derive(Clone, Debug, PartialEq, Eq)]

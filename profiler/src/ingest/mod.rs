@@ -20,9 +20,8 @@ use thiserror::Error;
 use self::event::{Allocation, Event, Exec, Fork, Free, RawStack, Remap, Stack, StackPage};
 use crate::address::TargetAddr;
 use crate::ids::{HeapId, HookId, Pid, StackId, Tid};
-use crate::interpreter::hotspot::JavaCode;
 use crate::object::interpreted::lines::Lines;
-use crate::object::interpreted::{self, Code, CodeBody, CodeLines, Function, LongTable};
+use crate::object::interpreted::{self, Code, CodeBody, CodeLines, Function, JavaCode, LongTable};
 use crate::units::MonotonicNanos;
 
 /// Why a record was refused. All are defects of heapbpf: the records are written by its own programs.

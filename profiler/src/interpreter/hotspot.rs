@@ -3,75 +3,27 @@
 //! All of it is in the memory of the target, which controls it: reads have limits, and what contradicts itself is an error.
 
 mod layout;
+mod memory;
 mod method;
 mod scopes;
 mod stream;
 mod structs;
 
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use profiler_common::hotspot::{CODE_HEAPS_MAX, CodeHeap, Hotspot};
 use profiler_common::interpreter::{AddressRange, CodeKind};
-use rustc_hash::FxHashMap;
-use thiserror::Error;
 
 use self::layout::Layout;
-use self::method::Method;
+use self::memory::Memory;
+pub(crate) use self::memory::Unsupported;
+use self::method::Methods;
 use self::structs::{Exports, Structs};
 use crate::ids::Pid;
-use crate::linux::process_memory;
 use crate::object::ObjectError;
-use crate::object::interpreted::{Code, CodeBody, Function};
+use crate::object::interpreted::{Code, CodeBody, Function, JavaCode};
 use crate::object::module::Module;
 use crate::object::symbols::definitions;
-
-/// Why frames of a machine are not unwound.
-#[derive(Clone, Debug, PartialEq, Eq, Error)]
-pub(crate) enum Unsupported {
-    #[error("its memory cannot be read")]
-    Unreadable,
-    #[error("its own description of its structures (`gHotSpotVMStructs`) lacks `{0}`; JDK 11 to 25 have it")]
-    Missing(&'static str),
-    #[error("it has {0} heaps of code; up to {CODE_HEAPS_MAX} are supported")]
-    Heaps(u32),
-}
-
-/// Memory of a target.
-trait Memory {
-    /// Fills the buffer, or returns `None`.
-    fn fill(&self, address: u64, buffer: &mut [u8]) -> Option<()>;
-
-    fn bytes<const N: usize>(&self, address: u64) -> Option<[u8; N]> {
-        let mut bytes = [0; N];
-        self.fill(address, &mut bytes)?;
-        Some(bytes)
-    }
-
-    fn word(&self, address: u64) -> Option<u64> {
-        self.bytes(address).map(u64::from_le_bytes)
-    }
-
-    fn integer(&self, address: u64) -> Option<u32> {
-        self.bytes(address).map(u32::from_le_bytes)
-    }
-
-    /// `None` above the limit, too.
-    fn range(&self, start: u64, end: u64, bytes_max: usize) -> Option<Vec<u8>> {
-        let length = usize::try_from(end.checked_sub(start)?).ok().filter(|&length| length <= bytes_max)?;
-        let mut bytes = vec![0; length];
-        self.fill(start, &mut bytes)?;
-        Some(bytes)
-    }
-}
-
-impl Memory for Pid {
-    fn fill(&self, address: u64, buffer: &mut [u8]) -> Option<()> {
-        let length = buffer.len();
-        let read = process_memory::read(*self, &[(address, length)], buffer).ok()?;
-        (read == length).then_some(())
-    }
-}
 
 /// The exports of a module that is HotSpot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -96,9 +48,6 @@ impl Library {
     }
 }
 
-/// Methods whose names are kept; then all are forgotten.
-const METHODS_MAX: usize = 1 << 16;
-
 /// Time to read the code of a machine: at once, and as a part of the time since it was found. Real ones take some milliseconds in
 /// all; one that pretends must not keep the agent busy.
 const READING_MAX: Duration = Duration::from_secs(2);
@@ -109,26 +58,14 @@ const READING_PART: u32 = 20;
 pub(crate) struct Machine {
     layout: Layout,
     place: Hotspot,
-    methods: FxHashMap<u64, (u64, Arc<Method>)>,
+    methods: Methods,
     found: Instant,
     spent: Duration,
 }
 
-/// Code that a stack contains, as the kernel side describes it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct JavaCode {
-    /// As in [`InterpretedFrame::code`](profiler_common::interpreter::InterpretedFrame).
-    pub(crate) id: u64,
-    pub(crate) kind: CodeKind,
-    /// As in [`JavaCodeRecord`](profiler_common::hotspot::JavaCodeRecord).
-    pub(crate) address: u64,
-    pub(crate) refers_to: u64,
-    pub(crate) compilation: u32,
-}
-
 impl Machine {
     fn new(layout: Layout, place: Hotspot) -> Self {
-        Self { layout, place, methods: FxHashMap::default(), found: Instant::now(), spent: Duration::ZERO }
+        Self { layout, place, methods: Methods::default(), found: Instant::now(), spent: Duration::ZERO }
     }
 
     pub(crate) fn place(&self) -> &Hotspot {
@@ -149,12 +86,12 @@ impl Machine {
     fn read_from(&mut self, memory: &impl Memory, code: &JavaCode) -> Option<Code> {
         let body = match code.kind {
             CodeKind::JavaInterpreted => {
-                let method = self.method(memory, code.address)?;
+                let method = self.methods.get(memory, &self.layout, code.address)?;
                 let is_same =
                     memory.word(code.address.wrapping_add(self.layout.method_constant)) == Some(code.refers_to);
                 CodeBody::Function(is_same.then(|| method.function())?)
             }
-            CodeKind::JavaCompiled => CodeBody::Compiled(scopes::read(self, memory, code)?),
+            CodeKind::JavaCompiled => CodeBody::Compiled(scopes::read(memory, &self.layout, &mut self.methods, code)?),
             CodeKind::JavaStub => {
                 let name = method::text(memory, code.refers_to)?;
                 CodeBody::Function(Function { name: Some(name), ..Function::default() })
@@ -162,20 +99,6 @@ impl Machine {
             CodeKind::Cpython => return None,
         };
         Some(Code { id: code.id, body })
-    }
-
-    /// The names and lines of a method.
-    fn method(&mut self, memory: &impl Memory, address: u64) -> Option<Arc<Method>> {
-        let constant = memory.word(address.wrapping_add(self.layout.method_constant))?;
-        if let Some((_, known)) = self.methods.get(&address).filter(|(of, _)| *of == constant) {
-            return Some(Arc::clone(known));
-        }
-        let method = Arc::new(Method::read(memory, &self.layout, constant)?);
-        if self.methods.len() >= METHODS_MAX {
-            self.methods.clear();
-        }
-        self.methods.insert(address, (constant, Arc::clone(&method)));
-        Some(method)
     }
 }
 

@@ -232,7 +232,7 @@ pub struct InterpreterFrames {
     pub no_thread: u64,
     /// Number of stacks that lack some of them because a frame could not be read.
     pub unreadable: u64,
-    /// Number of functions without names, because there were too many.
+    /// Number of functions without names, because their code was replaced before it was read, or there were too many.
     pub unnamed: u64,
 }
 

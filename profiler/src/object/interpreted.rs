@@ -12,45 +12,34 @@ use strum::{EnumIter, IntoEnumIterator};
 use self::lines::Lines;
 use crate::address::TargetAddr;
 use crate::ids::Pid;
-use crate::model::FrameKind;
 
-/// What executes code without a file of its own.
+/// A module that stands for the code of an interpreter or a virtual machine, which has no file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, EnumIter)]
-pub(crate) enum Runtime {
+pub(crate) enum PseudoModule {
     Python,
     Java,
 }
 
-impl Runtime {
-    /// Path of the module that stands for its code. No file has it: paths of files are absolute.
-    pub(crate) fn module(self) -> &'static str {
+impl PseudoModule {
+    /// No file has it: paths of files are absolute.
+    pub(crate) fn path(self) -> &'static str {
         match self {
             Self::Python => "[python]",
             Self::Java => "[java]",
         }
     }
 
-    /// The runtime whose code the module of this path stands for.
-    pub(crate) fn of_module(path: &str) -> Option<Self> {
-        Self::iter().find(|runtime| runtime.module() == path)
+    pub(crate) fn of_path(path: &str) -> Option<Self> {
+        Self::iter().find(|module| module.path() == path)
     }
 
-    /// The first of its words in stacks, and the first of those of the next runtime.
+    /// The first of its words in stacks, and the first of those of the next one.
     pub(crate) fn words(self) -> [TargetAddr; 2] {
         let [first, next] = match self {
             Self::Python => [CodeKind::Cpython.first_word(), CodeKind::JavaInterpreted.first_word()],
             Self::Java => [CodeKind::JavaInterpreted.first_word(), CodeKind::END],
         };
         [TargetAddr(first), TargetAddr(next)]
-    }
-
-    /// What executes the code of a frame.
-    pub(crate) fn frame_kind(self, word: TargetAddr) -> FrameKind {
-        match (self, InterpretedFrame::from_word(word.0).map(|frame| frame.kind)) {
-            (Self::Java, Some(CodeKind::JavaCompiled)) => FrameKind::Jitted,
-            (Self::Java, Some(CodeKind::JavaStub)) => FrameKind::Runtime,
-            _ => FrameKind::Interpreted,
-        }
     }
 }
 
@@ -64,6 +53,18 @@ pub struct Code {
     /// As in [`InterpretedFrame::code`].
     pub(crate) id: u64,
     pub(crate) body: CodeBody,
+}
+
+/// Code of HotSpot that a stack contains, as the kernel side describes it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct JavaCode {
+    /// As in [`InterpretedFrame::code`](profiler_common::interpreter::InterpretedFrame).
+    pub(crate) id: u64,
+    pub(crate) kind: CodeKind,
+    /// As in [`JavaCodeRecord`](profiler_common::hotspot::JavaCodeRecord).
+    pub(crate) address: u64,
+    pub(crate) refers_to: u64,
+    pub(crate) compilation: u32,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -379,18 +380,17 @@ mod tests {
     }
 
     #[test]
-    fn runtimes_have_their_words() {
-        for (kind, runtime, frame_kind) in [
-            (CodeKind::Cpython, Runtime::Python, FrameKind::Interpreted),
-            (CodeKind::JavaInterpreted, Runtime::Java, FrameKind::Interpreted),
-            (CodeKind::JavaCompiled, Runtime::Java, FrameKind::Jitted),
-            (CodeKind::JavaStub, Runtime::Java, FrameKind::Runtime),
+    fn modules_have_their_words() {
+        for (kind, module) in [
+            (CodeKind::Cpython, PseudoModule::Python),
+            (CodeKind::JavaInterpreted, PseudoModule::Java),
+            (CodeKind::JavaCompiled, PseudoModule::Java),
+            (CodeKind::JavaStub, PseudoModule::Java),
         ] {
             let word = TargetAddr(word(kind, u64::MAX, INSTRUCTION_UNKNOWN));
-            let of = Runtime::iter().filter(|runtime| (runtime.words()[0]..runtime.words()[1]).contains(&word));
-            assert_eq!(of.collect::<Vec<_>>(), [runtime]);
-            assert_eq!(runtime.frame_kind(word), frame_kind);
-            assert_eq!(Runtime::of_module(runtime.module()), Some(runtime));
+            let of = PseudoModule::iter().filter(|module| (module.words()[0]..module.words()[1]).contains(&word));
+            assert_eq!(of.collect::<Vec<_>>(), [module]);
+            assert_eq!(PseudoModule::of_path(module.path()), Some(module));
         }
     }
 

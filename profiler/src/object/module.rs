@@ -10,7 +10,7 @@ use super::debug_files::{self, DebugLink};
 use super::elf::{self, BuildId, Elf, Segment};
 use super::generated::{GENERATED, Generated};
 use super::image::{self, Identity, Image};
-use super::interpreted::{CodeTable, Runtime};
+use super::interpreted::{CodeTable, PseudoModule};
 use crate::address::{FileOffset, LinkAddr, TargetAddr};
 use crate::ids::{ModuleId, Pid};
 use crate::linux::proc::maps::{Device, Mapping, MappingName, is_stubs};
@@ -64,13 +64,13 @@ impl Module {
         Self { generated: Some(generated), ..Self::new(GENERATED, Path::new(OWN_ROOT), Err(ObjectError::NoFile)) }
     }
 
-    fn of_runtime(runtime: Runtime, codes: Arc<CodeTable>) -> Self {
-        Self { codes: Some(codes), ..Self::new(runtime.module(), Path::new(OWN_ROOT), Err(ObjectError::NoFile)) }
+    fn of_pseudo(pseudo: PseudoModule, codes: Arc<CodeTable>) -> Self {
+        Self { codes: Some(codes), ..Self::new(pseudo.path(), Path::new(OWN_ROOT), Err(ObjectError::NoFile)) }
     }
 
-    /// The runtime whose code it stands for. Offsets in it are words of stacks.
-    pub(crate) fn runtime(&self) -> Option<Runtime> {
-        Runtime::of_module(&self.path)
+    /// Whether it stands for code without a file. Offsets in it are words of stacks.
+    pub(crate) fn pseudo(&self) -> Option<PseudoModule> {
+        PseudoModule::of_path(&self.path)
     }
 
     /// `None` in a replay, and for other modules.
@@ -181,7 +181,7 @@ impl FromIterator<Arc<Module>> for Modules {
 pub struct ModuleStore {
     modules: Modules,
     by_key: HashMap<Key, ModuleId>,
-    runtimes: Vec<(Runtime, ModuleId)>,
+    pseudo: Vec<(PseudoModule, ModuleId)>,
     codes: Arc<CodeTable>,
 }
 
@@ -229,13 +229,13 @@ impl ModuleStore {
         self.modules.0[id.0 as usize] = Arc::new(Module::of_generated(generated));
     }
 
-    /// The module that stands for all code of a runtime.
-    pub(crate) fn runtime(&mut self, runtime: Runtime) -> ModuleId {
-        if let Some((_, known)) = self.runtimes.iter().find(|(of, _)| *of == runtime) {
+    /// The same one for all processes.
+    pub(crate) fn pseudo_module(&mut self, pseudo: PseudoModule) -> ModuleId {
+        if let Some((_, known)) = self.pseudo.iter().find(|(of, _)| *of == pseudo) {
             return *known;
         }
-        let id = self.add(Module::of_runtime(runtime, Arc::clone(&self.codes)));
-        self.runtimes.push((runtime, id));
+        let id = self.add(Module::of_pseudo(pseudo, Arc::clone(&self.codes)));
+        self.pseudo.push((pseudo, id));
         id
     }
 

@@ -78,6 +78,8 @@ pub(super) fn reason(end: StackEnd) -> String {
     .to_owned()
 }
 
+const NOT_LOADED: &str = "its table was not loaded yet: modules that a program has just loaded";
+
 fn advice(target: &TargetProfile, end: StackEnd, frame: &Frame) -> Option<&'static str> {
     let is_code =
         matches!(end, StackEnd::BrokenChain | StackEnd::NoRow | StackEnd::MissingModule | StackEnd::Unreadable);
@@ -96,6 +98,10 @@ fn advice(target: &TargetProfile, end: StackEnd, frame: &Frame) -> Option<&'stat
         return None;
     }
     match (module, end) {
+        (Some("libjvm.so"), StackEnd::MissingModule) => Some(NOT_LOADED),
+        (None, StackEnd::MissingModule) if is_java => {
+            Some("the code of the virtual machine was not found yet: it has just started")
+        }
         (None | Some("libjvm.so"), _) if is_java => Some("Java: start it with `-XX:+PreserveFramePointer`"),
         (None, _) if target.facts.comm.starts_with("qemu") => {
             Some("QEMU's emulation (TCG) generates code without frame pointers: no option helps")
@@ -103,9 +109,7 @@ fn advice(target: &TargetProfile, end: StackEnd, frame: &Frame) -> Option<&'stat
         (None, _) => Some("its compiler may have an option to keep frame pointers"),
         (Some(_), StackEnd::NoRow) => Some("compile it with `-fasynchronous-unwind-tables`"),
         (Some(_), StackEnd::BrokenChain) => Some("compile it with `-fno-omit-frame-pointer`"),
-        (Some(_), StackEnd::MissingModule) => {
-            Some("its table was not loaded yet: modules that a program has just loaded")
-        }
+        (Some(_), StackEnd::MissingModule) => Some(NOT_LOADED),
         _ => None,
     }
 }

@@ -24,6 +24,15 @@ impl Probes {
         }
     }
 
+    /// Registers targets again whose virtual machines may have generated their interpreters since.
+    pub(super) fn register_starting<'a>(&mut self, targets: impl Iterator<Item = &'a mut Target>) {
+        for target in targets {
+            if self.unwinding.interpreters.is_starting(target.pid) {
+                self.register(target);
+            }
+        }
+    }
+
     /// Continues the walks of a process's cut stacks by the registered tables. Returns how many still end outside the
     /// registered mappings; these are kept for another attempt unless this is the last one.
     pub(super) fn continue_stacks(&mut self, pid: Pid, is_last: bool, processes: &mut ProcessTable) -> usize {

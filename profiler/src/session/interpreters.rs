@@ -17,7 +17,7 @@ use crate::interpreter::hotspot::{self, Machine};
 use crate::linux::process_memory;
 use crate::model::InterpreterFrames;
 use crate::object::interpreted::lines::Lines;
-use crate::object::interpreted::{Code, CodeBody, CodeLines, Function, LongTable, Runtime};
+use crate::object::interpreted::{Code, CodeBody, CodeLines, Function, LongTable, PseudoModule};
 use crate::object::module::{Module, ModuleStore};
 use crate::process::address_space::{AddressSpace, Interpreted};
 use crate::process::jvm::is_machine;
@@ -32,10 +32,10 @@ const STARTING_READS_MAX: u32 = 100;
 pub(super) struct Interpreters {
     known: FxHashMap<ModuleId, Option<Known>>,
     /// Why processes have no frames of their interpreters.
-    unsupported: BTreeMap<(Pid, Runtime), String>,
+    unsupported: BTreeMap<(Pid, PseudoModule), String>,
     codes_dropped: u64,
     /// With frames of their interpreters.
-    supported: FxHashSet<(Pid, Runtime)>,
+    supported: FxHashSet<(Pid, PseudoModule)>,
     machines: FxHashMap<Pid, Machine>,
     /// Virtual machines that had not generated their interpreters when they were last read, and how often they were.
     starting: FxHashMap<Pid, u32>,
@@ -60,33 +60,33 @@ impl Interpreters {
         let mut found = Found::default();
         for (id, bias) in self.modules_of(space, modules) {
             let pid = space.pid();
-            let (runtime, result) = match self.known.get(&id).and_then(Option::as_ref) {
+            let (pseudo, result) = match self.known.get(&id).and_then(Option::as_ref) {
                 Some(Known::Python(cpython)) if found.interpreter.is_none() => {
                     let result = cpython.in_process(pid, bias, uses_musl(space, modules));
                     found.interpreter = result.as_ref().ok().copied();
-                    (Runtime::Python, result.map(|_| true).map_err(|reason| reason.to_string()))
+                    (PseudoModule::Python, result.map(|_| true).map_err(|reason| reason.to_string()))
                 }
                 Some(Known::Java(library)) if found.machine.is_none() => {
                     let result = library.in_process(pid, bias).map_err(|reason| reason.to_string());
-                    (Runtime::Java, result.map(|machine| self.enter_machine(pid, machine, &mut found)))
+                    (PseudoModule::Java, result.map(|machine| self.enter_machine(pid, machine, &mut found)))
                 }
                 _ => continue,
             };
             match result {
                 Ok(false) => {}
                 Ok(true) => {
-                    self.unsupported.remove(&(pid, runtime));
-                    self.supported.insert((pid, runtime));
-                    let [start, end] = runtime.words();
-                    let interpreted = Interpreted { start, end, code: modules.runtime(runtime), interpreter: id };
+                    self.unsupported.remove(&(pid, pseudo));
+                    self.supported.insert((pid, pseudo));
+                    let [start, end] = pseudo.words();
+                    let interpreted = Interpreted { start, end, code: modules.pseudo_module(pseudo), interpreter: id };
                     if !space.interpreted().contains(&interpreted) {
                         Arc::make_mut(space).set_interpreted(interpreted);
                     }
                 }
                 Err(reason) => {
-                    self.supported.remove(&(pid, runtime));
-                    info!("process {pid}: stacks lack {runtime:?} functions: {reason}");
-                    self.unsupported.insert((pid, runtime), reason);
+                    self.supported.remove(&(pid, pseudo));
+                    info!("process {pid}: stacks lack {pseudo:?} functions: {reason}");
+                    self.unsupported.insert((pid, pseudo), reason);
                 }
             }
         }

@@ -320,15 +320,6 @@ impl Probes {
         }
     }
 
-    /// Registers targets again whose virtual machines may have generated their interpreters since.
-    pub(super) fn register_starting<'a>(&mut self, targets: impl Iterator<Item = &'a mut Target>) {
-        for target in targets {
-            if self.unwinding.interpreters.is_starting(target.pid) {
-                self.register(target);
-            }
-        }
-    }
-
     pub(super) fn by_frame_pointer(&self) -> &[String] {
         self.unwinding.by_frame_pointer()
     }

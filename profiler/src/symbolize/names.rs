@@ -4,6 +4,7 @@ use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
+use profiler_common::interpreter::{CodeKind, InterpretedFrame};
 use profiler_common::stack::StackEnd;
 use rustc_hash::FxHashMap;
 use serde::{Deserialize, Serialize};
@@ -16,6 +17,7 @@ use crate::ledger::snapshot::{CallsiteSnapshot, Stack, TargetSnapshot};
 use crate::linux::proc::maps::is_stubs;
 use crate::model::{CallsiteProfile, Frame, FrameId, FrameKind, SymbolSource, Symbolization, ThreadProfile};
 use crate::object::generated::GENERATED;
+use crate::object::interpreted::PseudoModule;
 use crate::object::module::{Module, Modules};
 use crate::process::address_space::{AddressSpace, CodeOrigin, Location};
 use crate::process::program::{Program, shown_path};
@@ -233,6 +235,15 @@ fn lacking(targets: &[Unnamed<'_>], places: &[Places], answers: &Answers) -> Lac
     Lacking::new(total_bytes, by_module)
 }
 
+/// What executes the code of a frame.
+fn frame_kind(module: PseudoModule, word: TargetAddr) -> FrameKind {
+    match (module, InterpretedFrame::from_word(word.0).map(|frame| frame.kind)) {
+        (PseudoModule::Java, Some(CodeKind::JavaCompiled)) => FrameKind::Jitted,
+        (PseudoModule::Java, Some(CodeKind::JavaStub)) => FrameKind::Runtime,
+        _ => FrameKind::Interpreted,
+    }
+}
+
 struct Writer<'a> {
     program: Option<&'a Program>,
     places: &'a Places,
@@ -319,11 +330,11 @@ impl Writer<'_> {
             return;
         }
         let is_interpreter = self.places.interpreters.contains(&location.module);
-        let placed = match (module.is_generated(), module.runtime()) {
+        let placed = match (module.is_generated(), module.pseudo()) {
             (true, _) => Frame { module: Some(Arc::clone(path)), ..generated },
             // The word of the stack means nothing elsewhere.
-            (_, Some(runtime)) => {
-                let kind = runtime.frame_kind(address);
+            (_, Some(pseudo)) => {
+                let kind = frame_kind(pseudo, address);
                 Frame { module: Some(Arc::clone(path)), kind, address: 0, ..Frame::default() }
             }
             _ => Frame {

@@ -4,7 +4,7 @@
 use std::borrow::Cow;
 
 use crate::model::{Frame, FrameId, FrameKind};
-use crate::object::interpreted::Runtime;
+use crate::object::interpreted::PseudoModule;
 
 /// Prefixes of functions between an allocating statement and malloc.
 const ALLOCATION: &[&str] = &[
@@ -105,14 +105,14 @@ fn trim_interpreter<'stack>(stack: &'stack [FrameId], frames: &[Frame]) -> Cow<'
     // What the interpreter does for the innermost function shows what is allocated: only its loop, which is native, and the stubs
     // of virtual machines are removed.
     let (inside, outside) = stack.split_at(first);
-    let runtime_of =
-        |id: &FrameId| frames.get(id.0 as usize).and_then(|frame| Runtime::of_module(frame.module.as_deref()?));
-    let has_loop = outside.first().and_then(runtime_of) != Some(Runtime::Java);
+    let pseudo_of =
+        |id: &FrameId| frames.get(id.0 as usize).and_then(|frame| PseudoModule::of_path(frame.module.as_deref()?));
+    let has_loop = outside.first().and_then(pseudo_of) != Some(PseudoModule::Java);
     let inside = match inside {
         [before @ .., last] if kind(last) == FrameKind::Runtime && has_loop => before,
         inside => inside,
     };
-    let inside = inside.iter().filter(|id| runtime_of(id).is_none());
+    let inside = inside.iter().filter(|id| pseudo_of(id).is_none());
     let outside = outside.iter().filter(|id| kind(id) != FrameKind::Runtime);
     Cow::Owned(inside.chain(outside).copied().collect())
 }
@@ -224,6 +224,31 @@ mod tests {
         // Without an interpreted function, the interpreter is all that there is.
         assert_eq!(trim(&stack[..3], &frames, Trim { ends: false, interpreter: true }).len(), 3);
         assert_eq!(trim(&stack[3..6], &frames, Trim { ends: false, interpreter: true }).len(), 2);
+    }
+
+    /// The machine's innermost functions stay, even the last one: methods are not executed by a native loop.
+    #[test]
+    fn frames_of_a_java_machine_are_removed_except_those_that_allocate() {
+        use FrameKind::{Interpreted, Jitted, Native, Runtime};
+        let of = |(kind, path): (_, &str)| Frame { kind, module: Some(path.into()), ..Frame::default() };
+        let frames: Vec<Frame> = [
+            (Runtime, "/libjvm.so"),
+            (Runtime, "/libjvm.so"),
+            (Runtime, "[java]"),
+            (Jitted, "[java]"),
+            (Interpreted, "[java]"),
+            (Runtime, "[java]"),
+            (Runtime, "/libjvm.so"),
+            (Native, "/libjava.so"),
+            (Interpreted, "[java]"),
+            (Runtime, "/libjvm.so"),
+            (Native, "/libc.so.6"),
+        ]
+        .map(of)
+        .into();
+        let stack: Vec<FrameId> = (0..).map(FrameId).take(frames.len()).collect();
+        let kept = trim(&stack, &frames, Trim { ends: false, interpreter: true });
+        assert_eq!(kept.iter().map(|id| id.0).collect::<Vec<_>>(), [0, 1, 3, 4, 7, 8, 10]);
     }
 
     #[test]

@@ -2,9 +2,9 @@
 
 use profiler_common::hotspot::{BLOB_WORDS, HAS_OFFSETS, Hotspot};
 
+use super::memory::{Memory, Unsupported};
 use super::stream::Encoding;
 use super::structs::Structs;
-use super::{Memory, Unsupported};
 
 #[derive(Clone, Debug)]
 pub(super) struct Layout {

@@ -2,8 +2,10 @@
 
 use std::sync::Arc;
 
-use super::Memory;
+use rustc_hash::FxHashMap;
+
 use super::layout::{Layout, Source};
+use super::memory::Memory;
 use crate::object::interpreted::{CodeLines, Function};
 
 /// Names of methods, classes and files: longer ones are cut.
@@ -17,6 +19,28 @@ const LINES_STEP: u64 = 256;
 /// Flag of a method with a table of lines.
 const HAS_LINES: u32 = 1;
 
+/// Methods whose names are kept; then all are forgotten.
+const METHODS_MAX: usize = 1 << 16;
+
+/// The methods of a machine, by their addresses, with their constant parts: those of removed classes can be replaced.
+#[derive(Debug, Default)]
+pub(super) struct Methods(FxHashMap<u64, (u64, Arc<Method>)>);
+
+impl Methods {
+    pub(super) fn get(&mut self, memory: &impl Memory, layout: &Layout, address: u64) -> Option<Arc<Method>> {
+        let constant = memory.word(address.wrapping_add(layout.method_constant))?;
+        if let Some((_, known)) = self.0.get(&address).filter(|(of, _)| *of == constant) {
+            return Some(Arc::clone(known));
+        }
+        let method = Arc::new(Method::read(memory, layout, constant)?);
+        if self.0.len() >= METHODS_MAX {
+            self.0.clear();
+        }
+        self.0.insert(address, (constant, Arc::clone(&method)));
+        Some(method)
+    }
+}
+
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Method {
     /// With its class: `java.util.HashMap.put`.
@@ -28,7 +52,7 @@ pub(super) struct Method {
 
 impl Method {
     /// Of the constant part.
-    pub(super) fn read(memory: &impl Memory, layout: &Layout, constant: u64) -> Option<Self> {
+    fn read(memory: &impl Memory, layout: &Layout, constant: u64) -> Option<Self> {
         let at = |offset: u64| constant.wrapping_add(offset);
         let short = |address: u64| memory.bytes(address).map(u16::from_le_bytes);
         let pool = memory.word(at(layout.constant_pool))?;

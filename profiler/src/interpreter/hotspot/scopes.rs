@@ -2,9 +2,10 @@
 
 use rustc_hash::FxHashMap;
 
-use super::layout::ScopesLayout;
-use super::{JavaCode, Machine, Memory};
-use crate::object::interpreted::{Compiled, Scope};
+use super::layout::{Layout, ScopesLayout};
+use super::memory::Memory;
+use super::method::Methods;
+use crate::object::interpreted::{Compiled, JavaCode, Scope};
 
 /// Real methods have a tenth of it.
 const PART_BYTES_MAX: usize = 1 << 20;
@@ -24,20 +25,21 @@ struct Parts {
 }
 
 /// `None` if the blob is another method's by now.
-pub(super) fn read(machine: &mut Machine, memory: &impl Memory, code: &JavaCode) -> Option<Compiled> {
-    let place = machine.layout.place();
+pub(super) fn read(memory: &impl Memory, layout: &Layout, methods: &mut Methods, code: &JavaCode) -> Option<Compiled> {
+    let place = layout.place();
     let at = |offset: u16| code.address.wrapping_add(offset.into());
     if memory.word(at(place.blob_method))? != code.refers_to
         || memory.integer(at(place.blob_compilation))? != code.compilation
     {
         return None;
     }
-    let own = machine.method(memory, code.refers_to)?.function();
-    let parts = machine.layout.scopes.and_then(|layout| Parts::read(memory, &layout, code.address));
+    let own = methods.get(memory, layout, code.refers_to)?.function();
+    let parts = layout.scopes.and_then(|scopes| Parts::read(memory, &scopes, code.address));
     let Some(parts) = parts else { return Some(Compiled::without_lines(own)) };
     let mut reader = Reader {
-        machine,
         memory,
+        layout,
+        methods,
         parts: &parts,
         compiled: Compiled::without_lines(own),
         by_offset: FxHashMap::default(),
@@ -60,8 +62,9 @@ pub(super) fn read(machine: &mut Machine, memory: &impl Memory, code: &JavaCode)
 }
 
 struct Reader<'a, M> {
-    machine: &'a mut Machine,
     memory: &'a M,
+    layout: &'a Layout,
+    methods: &'a mut Methods,
     parts: &'a Parts,
     compiled: Compiled,
     /// Numbers of scopes by their offsets.
@@ -107,7 +110,7 @@ impl<M: Memory> Reader<'_, M> {
 
     fn decode(&self, offset: u32) -> Option<Decoded> {
         let mut bytes = self.parts.scopes.get(usize::try_from(offset).ok()?..)?;
-        let encoding = self.machine.layout.encoding;
+        let encoding = self.layout.encoding;
         let caller = encoding.number(&mut bytes)?;
         let method = encoding.number(&mut bytes)?;
         let index = encoding.number(&mut bytes)?.wrapping_sub(1);
@@ -122,7 +125,7 @@ impl<M: Memory> Reader<'_, M> {
         if self.functions.len() >= FUNCTIONS_MAX && !self.functions.contains_key(&address) {
             return None;
         }
-        let method = self.machine.method(self.memory, address)?;
+        let method = self.methods.get(self.memory, self.layout, address)?;
         let compiled = &mut self.compiled;
         let number = self.functions.entry(address).or_insert_with(|| {
             let number = u32::try_from(compiled.functions.len()).ok()?;

@@ -2,7 +2,7 @@
 
 use rustc_hash::FxHashMap;
 
-use super::{Memory, Unsupported};
+use super::memory::{Memory, Unsupported};
 use crate::address::LinkAddr;
 
 /// Addresses of the pointers to the tables.

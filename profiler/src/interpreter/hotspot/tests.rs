@@ -1,10 +1,11 @@
-//! A machine in made-up memory, and machines in random memory. Real ones are in the integration tests (`java.rs`).
+//! A machine in synthetic memory, and machines in random memory. Real ones are in the integration tests (`java.rs`).
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
 
 use proptest::prelude::*;
 
+use super::structs::Exports;
 use super::*;
 use crate::address::LinkAddr;
 use crate::object::interpreted::{CodeLines, Compiled, Scope};

@@ -97,7 +97,8 @@ impl Page {
         }
         if interpreters.unnamed > 0 {
             let functions = text::counted(interpreters.unnamed, "function");
-            self.line(WARNING, &format!("  {functions} of interpreters have no names: there are too many"));
+            let reason = "replaced before they were read, or too many";
+            self.line(WARNING, &format!("  {functions} of interpreters without names: {reason}"));
         }
     }
 
