@@ -222,14 +222,19 @@ fn collapse(frames: &[&Frame]) -> Vec<String> {
 
 fn name(frame: &Frame) -> String {
     let name = match frame.function.as_deref() {
-        Some(function) if !text::printable(function).is_empty() => match frame.kind {
-            // `work.<locals>.<lambda>`: the brackets are no parameters of types.
-            FrameKind::Interpreted => text::printable(function).into_owned(),
-            _ => short(&text::printable(function)),
+        // `work.<locals>.<lambda>`, `java.util.HashMap.<init>`: the brackets are no parameters of types.
+        Some(function) if !text::printable(function).is_empty() => match is_plain(frame.kind, function) {
+            true => text::printable(function).into_owned(),
+            false => short(&text::printable(function)),
         },
         _ => Frame { function: None, ..frame.clone() }.label(),
     };
     text::cut(&text::printable(&name), NAME_CHARS_MAX).into_owned()
+}
+
+/// Whether a function's name has no types. Perf maps have names with parameters and result: `void Cache.load(int)`.
+fn is_plain(kind: FrameKind, function: &str) -> bool {
+    kind == FrameKind::Interpreted || kind == FrameKind::Jitted && !function.contains('(')
 }
 
 fn source_line(frame: &Frame) -> Option<String> {
@@ -274,6 +279,18 @@ mod tests {
             ("größe<ß>(ä)", "größe"),
         ] {
             assert_eq!(short(function), expected, "{function}");
+        }
+    }
+
+    #[test]
+    fn names_of_other_languages_have_brackets_of_their_own() {
+        for (kind, function, expected) in [
+            (FrameKind::Interpreted, "work.<locals>.<lambda>", "work.<locals>.<lambda>"),
+            (FrameKind::Interpreted, "java.util.HashMap.<init>", "java.util.HashMap.<init>"),
+            (FrameKind::Jitted, "java.util.HashMap.<init>", "java.util.HashMap.<init>"),
+            (FrameKind::Jitted, "void Cache<K>.load(int)", "void Cache.load"),
+        ] {
+            assert_eq!(name(&Frame { kind, ..frame(Some(function), None) }), expected, "{kind:?}");
         }
     }
 
