@@ -10,6 +10,7 @@ pub(crate) mod feature;
 pub(crate) mod files;
 pub(crate) mod invoker;
 pub(crate) mod memory;
+pub(crate) mod patience;
 pub(crate) mod pidfd;
 pub(crate) mod proc;
 pub(crate) mod process_memory;

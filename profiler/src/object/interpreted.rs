@@ -86,7 +86,7 @@ pub(crate) struct Function {
 pub(crate) enum CodeLines {
     /// As CPython has them; where the whole table is, if this is only its beginning.
     Cpython(Lines, Option<LongTable>),
-    /// From these instructions on. They need not be sorted.
+    /// From these instructions on, in their order. Of several for one instruction, the first is for itself, the last for what follows.
     Starts(Arc<[(u32, u32)]>),
 }
 
@@ -106,8 +106,9 @@ impl CodeLines {
             Self::Cpython(lines, _) => lines.at(instruction),
             Self::Starts(_) if instruction == INSTRUCTION_UNKNOWN => None,
             Self::Starts(starts) => {
-                let before = starts.iter().filter(|(start, _)| *start <= instruction);
-                before.max_by_key(|(start, _)| *start).map(|&(_, line)| line)
+                let behind = starts.partition_point(|(start, _)| *start < instruction);
+                let exact = starts.get(behind).filter(|(start, _)| *start == instruction);
+                exact.or_else(|| starts.get(behind.checked_sub(1)?)).map(|&(_, line)| line)
             }
         }
     }
@@ -120,6 +121,9 @@ impl CodeLines {
         }
     }
 }
+
+/// Frames of one return address. Compilers inline up to some dozens of calls into each other.
+const INLINED_MAX: usize = 128;
 
 /// A compiled function and those that were inlined into it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -157,7 +161,7 @@ impl Compiled {
         let call = self.calls.binary_search_by_key(&instruction, |(address, _)| *address).ok();
         let mut next = call.map(|index| self.calls[index].1);
         let mut chain = Vec::new();
-        while let Some(index) = next {
+        while let Some(index) = next.filter(|_| chain.len() < INLINED_MAX) {
             let Some(scope) = self.scopes.get(index as usize) else { break };
             chain.extend(place(scope.function, scope.line));
             next = scope.caller.filter(|&caller| caller < index);
@@ -357,10 +361,19 @@ mod tests {
     }
 
     #[test]
+    fn chains_of_inlined_functions_are_limited() {
+        let scope = |index: u32| Scope { function: 0, line: None, caller: index.checked_sub(1) };
+        let functions = vec![("A.a".into(), None)];
+        let compiled = Compiled { functions, scopes: (0..100_000).map(scope).collect(), calls: vec![(1, 99_999)] };
+        assert_eq!(compiled.locate(1).len(), INLINED_MAX);
+    }
+
+    #[test]
     fn lines_begin_at_instructions() {
-        let lines = CodeLines::Starts([(0, 5), (9, 7), (4, 9)].into());
-        let at = [0, 3, 4, 8, 9, 1000].map(|instruction| lines.at(instruction));
-        assert_eq!(at, [5, 5, 9, 9, 7, 7].map(Some));
+        let lines = CodeLines::Starts([(1, 5), (4, 9), (4, 8), (9, 7)].into());
+        let at = [1, 3, 4, 8, 9, 1000].map(|instruction| lines.at(instruction));
+        assert_eq!(at, [5, 5, 9, 8, 7, 7].map(Some));
+        assert_eq!(lines.at(0), None);
         assert_eq!(lines.at(INSTRUCTION_UNKNOWN), None);
         assert_eq!(CodeLines::default().at(0), None);
     }

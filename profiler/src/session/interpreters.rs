@@ -1,7 +1,7 @@
 //! Interpreters in targets.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use profiler_common::counter::Counter;
 use profiler_common::hotspot::Hotspot;
@@ -14,10 +14,11 @@ use crate::ids::{ModuleId, Pid};
 use crate::ingest::event::Event;
 use crate::interpreter::cpython::Cpython;
 use crate::interpreter::hotspot::{self, Machine};
+use crate::linux::patience::within_a_second;
 use crate::linux::process_memory;
 use crate::model::InterpreterFrames;
 use crate::object::interpreted::lines::Lines;
-use crate::object::interpreted::{Code, CodeBody, CodeLines, Function, LongTable, PseudoModule};
+use crate::object::interpreted::{Code, CodeBody, CodeLines, Function, JavaCode, LongTable, PseudoModule};
 use crate::object::module::{Module, ModuleStore};
 use crate::process::address_space::{AddressSpace, Interpreted};
 use crate::process::jvm::is_machine;
@@ -36,7 +37,10 @@ pub(super) struct Interpreters {
     codes_dropped: u64,
     /// With frames of their interpreters.
     supported: FxHashSet<(Pid, PseudoModule)>,
-    machines: FxHashMap<Pid, Machine>,
+    /// Where their code is, and what reads it.
+    machines: FxHashMap<Pid, (Hotspot, Arc<Mutex<Machine>>)>,
+    /// Reads of their memory do not end.
+    waiting: FxHashSet<Pid>,
     /// Virtual machines that had not generated their interpreters when they were last read, and how often they were.
     starting: FxHashMap<Pid, u32>,
 }
@@ -61,13 +65,15 @@ impl Interpreters {
         for (id, bias) in self.modules_of(space, modules) {
             let pid = space.pid();
             let (pseudo, result) = match self.known.get(&id).and_then(Option::as_ref) {
+                _ if self.waiting.contains(&pid) => continue,
                 Some(Known::Python(cpython)) if found.interpreter.is_none() => {
-                    let result = cpython.in_process(pid, bias, uses_musl(space, modules));
+                    let (cpython, is_musl) = (cpython.clone(), uses_musl(space, modules));
+                    let result = self.read(pid, move || cpython.in_process(pid, bias, is_musl));
                     found.interpreter = result.as_ref().ok().copied();
-                    (PseudoModule::Python, result.map(|_| true).map_err(|reason| reason.to_string()))
+                    (PseudoModule::Python, result.map(|_| true))
                 }
-                Some(Known::Java(library)) if found.machine.is_none() => {
-                    let result = library.in_process(pid, bias).map_err(|reason| reason.to_string());
+                Some(&Known::Java(library)) if found.machine.is_none() => {
+                    let result = self.read(pid, move || library.in_process(pid, bias));
                     (PseudoModule::Java, result.map(|machine| self.enter_machine(pid, machine, &mut found)))
                 }
                 _ => continue,
@@ -93,6 +99,19 @@ impl Interpreters {
         found
     }
 
+    /// Reads a process's memory. A process that makes this wait is not read again.
+    fn read<T: Send + 'static, E: ToString + Send + 'static>(
+        &mut self,
+        pid: Pid,
+        work: impl FnOnce() -> Result<T, E> + Send + 'static,
+    ) -> Result<T, String> {
+        let Some(result) = within_a_second(work) else {
+            self.waiting.insert(pid);
+            return Err("reads of its memory do not end".to_owned());
+        };
+        result.map_err(|reason| reason.to_string())
+    }
+
     /// Modules with runtimes, and their load biases.
     fn modules_of(&mut self, space: &AddressSpace, modules: &ModuleStore) -> Vec<(ModuleId, u64)> {
         let mut found: Vec<(ModuleId, u64)> = Vec::new();
@@ -115,8 +134,8 @@ impl Interpreters {
                 found.machine = Some(*machine.place());
                 self.starting.remove(&pid);
                 // The names of one that is known are kept.
-                if self.machines.get(&pid).is_none_or(|known| known.place() != machine.place()) {
-                    self.machines.insert(pid, machine);
+                if self.machines.get(&pid).is_none_or(|(place, _)| place != machine.place()) {
+                    self.machines.insert(pid, (*machine.place(), Arc::new(Mutex::new(machine))));
                 }
                 true
             }
@@ -154,17 +173,31 @@ impl Interpreters {
     /// Returns the event unless it is code.
     pub(super) fn enter(&mut self, event: Event, modules: &ModuleStore) -> Option<Event> {
         let (pid, code) = match event {
-            Event::Code(pid, code) => (pid, Some(completed(pid, code))),
-            Event::JavaCode(pid, code) => {
-                // A forked child has its parent's.
-                let read = self.machines.get_mut(&pid).and_then(|machine| machine.read(pid, &code));
-                (pid, read.map(Arc::new))
+            Event::Code(pid, code) if is_cut(&code) && !self.waiting.contains(&pid) => {
+                let cut = Arc::clone(&code);
+                let read = self.read(pid, move || Ok::<_, String>(completed(pid, cut)));
+                (pid, Some(read.unwrap_or(code)))
             }
+            Event::Code(pid, code) => (pid, Some(code)),
+            Event::JavaCode(pid, code) => (pid, self.read_java(pid, code)),
             other => return Some(other),
         };
         let is_added = code.is_some_and(|code| modules.codes().add(pid, code));
         self.codes_dropped += u64::from(!is_added);
         None
+    }
+
+    fn read_java(&mut self, pid: Pid, code: JavaCode) -> Option<Arc<Code>> {
+        let (_, machine) = self.machines.get(&pid).filter(|_| !self.waiting.contains(&pid))?;
+        let machine = Arc::clone(machine);
+        let work = move || machine.lock().unwrap_or_else(PoisonError::into_inner).read(pid, &code);
+        match self.read(pid, move || Ok::<_, String>(work())) {
+            Ok(code) => code.map(Arc::new),
+            Err(reason) => {
+                self.unsupported.insert((pid, PseudoModule::Java), reason);
+                None
+            }
+        }
     }
 
     /// Frees the code of processes that are in no report, if there is much. `kept` returns the others.
@@ -174,6 +207,7 @@ impl Interpreters {
             self.unsupported.retain(|(pid, _), _| kept.contains(pid));
             self.supported.retain(|(pid, _)| kept.contains(pid));
             self.machines.retain(|pid, _| kept.contains(pid));
+            self.waiting.retain(|pid| kept.contains(pid));
             self.starting.retain(|pid, _| kept.contains(pid));
             modules.codes().keep(&kept);
         }
@@ -182,6 +216,12 @@ impl Interpreters {
 
 /// Longer line tables are not read: they would have 100,000 lines.
 const TABLE_BYTES_MAX: usize = 1 << 20;
+
+/// Whether the record has only the beginning of its line table.
+fn is_cut(code: &Code) -> bool {
+    let CodeBody::Function(function) = &code.body else { return false };
+    matches!(function.lines, CodeLines::Cpython(_, Some(_)))
+}
 
 /// Reads the whole of a long line table. Its beginning, which the kernel side has sent, verifies that it is still there.
 fn completed(pid: Pid, code: Arc<Code>) -> Arc<Code> {

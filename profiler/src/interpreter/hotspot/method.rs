@@ -14,8 +14,8 @@ const NAME_BYTES_MAX: usize = 512;
 const TEXT_BYTES_MAX: usize = 64;
 /// A method has less than 64 KiB of bytecode, and real tables are shorter than it.
 const LINES_BYTES_MAX: usize = 1 << 14;
-/// Bytes that are read at once: never beyond a multiple, so that no read reaches into another page.
-const LINES_STEP: u64 = 256;
+/// Bytes that are read at first, and then: never beyond a multiple, so that no read reaches into another page.
+const LINES_STEPS: [u64; 2] = [256, 4096];
 /// Flag of a method with a table of lines.
 const HAS_LINES: u32 = 1;
 
@@ -68,7 +68,8 @@ impl Method {
         };
         let source = short(source).filter(|&index| index != 0);
         let class = self::symbol(memory, layout, memory.word(class.wrapping_add(layout.class_name))?)?;
-        let lines = lines(memory, layout, constant).unwrap_or_default();
+        let mut lines = lines(memory, layout, constant).unwrap_or_default();
+        lines.sort_by_key(|(index, _)| *index);
         let name = format!("{}.{name}", class_name(&class)).into();
         Some(Self { name, file: source.and_then(symbol).map(Into::into), lines: lines.into() })
     }
@@ -147,7 +148,8 @@ fn lines(memory: &impl Memory, layout: &Layout, constant: u64) -> Option<Vec<(u3
     let mut bytes = Vec::new();
     loop {
         let at = start.wrapping_add(bytes.len() as u64);
-        let end = (at / LINES_STEP + 1).checked_mul(LINES_STEP)?;
+        let step = LINES_STEPS[usize::from(!bytes.is_empty())];
+        let end = (at / step + 1).checked_mul(step)?;
         let more = memory.range(at, end, LINES_BYTES_MAX);
         bytes.extend(more.iter().flatten());
         let (lines, is_whole) = layout.encoding.lines(&bytes);

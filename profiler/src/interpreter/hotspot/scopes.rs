@@ -1,10 +1,12 @@
 //! Inlined calls of compiled methods, by return address (`pcDesc.hpp`, `scopeDesc.cpp`, `debugInfo.hpp`).
 
+use std::sync::Arc;
+
 use rustc_hash::FxHashMap;
 
 use super::layout::{Layout, ScopesLayout};
 use super::memory::Memory;
-use super::method::Methods;
+use super::method::{Method, Methods};
 use crate::object::interpreted::{Compiled, JavaCode, Scope};
 
 /// Real methods have a tenth of it.
@@ -33,17 +35,17 @@ pub(super) fn read(memory: &impl Memory, layout: &Layout, methods: &mut Methods,
     {
         return None;
     }
-    let own = methods.get(memory, layout, code.refers_to)?.function();
+    let own = methods.get(memory, layout, code.refers_to)?;
     let parts = layout.scopes.and_then(|scopes| Parts::read(memory, &scopes, code.address));
-    let Some(parts) = parts else { return Some(Compiled::without_lines(own)) };
+    let Some(parts) = parts else { return Some(Compiled::without_lines(own.function())) };
     let mut reader = Reader {
         memory,
         layout,
         methods,
         parts: &parts,
-        compiled: Compiled::without_lines(own),
+        compiled: Compiled::without_lines(own.function()),
         by_offset: FxHashMap::default(),
-        functions: FxHashMap::from_iter([(code.refers_to, Some(0))]),
+        functions: FxHashMap::from_iter([(code.refers_to, Some((0, own)))]),
     };
     for pc in parts.pcs.as_chunks::<PC_BYTES>().0 {
         let [offset, scope] = [0, 4].map(|at| pc[at..].first_chunk().map_or(0, |bytes| u32::from_le_bytes(*bytes)));
@@ -69,10 +71,12 @@ struct Reader<'a, M> {
     compiled: Compiled,
     /// Numbers of scopes by their offsets.
     by_offset: FxHashMap<u32, Option<u32>>,
-    /// Numbers of functions by the addresses of methods.
-    functions: FxHashMap<u64, Option<u32>>,
+    /// Functions with their numbers, by the addresses of methods: read once, because the target may change them meanwhile.
+    functions: FxHashMap<u64, Option<(u32, Arc<Method>)>>,
 }
 
+/// Places of inlined calls in a method, in all.
+const SCOPES_MAX: usize = 1 << 14;
 /// Functions that are inlined into a method. The compilers' limits on sizes keep it below.
 const FUNCTIONS_MAX: usize = 1024;
 /// Depth of inlined calls; the compilers' is limited to 9 and, for recursion and small methods, some dozens.
@@ -88,7 +92,7 @@ impl<M: Memory> Reader<'_, M> {
             if let Some(known) = self.by_offset.get(&next) {
                 break *known;
             }
-            if next == 0 || chain.len() == DEPTH_MAX {
+            if next == 0 || chain.len() == DEPTH_MAX || self.compiled.scopes.len() >= SCOPES_MAX {
                 break None;
             }
             let Some(decoded) = self.decode(next) else { break None };
@@ -96,10 +100,10 @@ impl<M: Memory> Reader<'_, M> {
             next = decoded.caller;
         };
         for (offset, decoded) in chain.into_iter().rev() {
-            let function = self.function(decoded.method);
-            let number = function.and_then(|(function, line)| {
+            let number = self.function(decoded.method).and_then(|(function, method)| {
                 let number = u32::try_from(self.compiled.scopes.len()).ok()?;
-                self.compiled.scopes.push(Scope { function, line: line(decoded.index), caller });
+                let line = if decoded.index == ENTRY_INDEX { None } else { method.line(decoded.index) };
+                self.compiled.scopes.push(Scope { function, line, caller });
                 Some(number)
             });
             self.by_offset.insert(offset, number);
@@ -120,20 +124,22 @@ impl<M: Memory> Reader<'_, M> {
         (caller < offset).then_some(Decoded { caller, method, index })
     }
 
-    /// The number of a method's function, and its lines.
-    fn function(&mut self, address: u64) -> Option<(u32, impl Fn(u32) -> Option<u32> + use<M>)> {
-        if self.functions.len() >= FUNCTIONS_MAX && !self.functions.contains_key(&address) {
+    /// The function of a method, with its number.
+    fn function(&mut self, address: u64) -> Option<(u32, Arc<Method>)> {
+        if let Some(known) = self.functions.get(&address) {
+            return known.clone();
+        }
+        if self.functions.len() >= FUNCTIONS_MAX {
             return None;
         }
-        let method = self.methods.get(self.memory, self.layout, address)?;
-        let compiled = &mut self.compiled;
-        let number = self.functions.entry(address).or_insert_with(|| {
-            let number = u32::try_from(compiled.functions.len()).ok()?;
-            compiled.functions.push((method.name.clone(), method.file.clone()));
-            Some(number)
+        let method = self.methods.get(self.memory, self.layout, address);
+        let function = method.and_then(|method| {
+            let number = u32::try_from(self.compiled.functions.len()).ok()?;
+            self.compiled.functions.push((method.name.clone(), method.file.clone()));
+            Some((number, method))
         });
-        let line = move |index| if index == ENTRY_INDEX { None } else { method.line(index) };
-        Some(((*number)?, line))
+        self.functions.insert(address, function.clone());
+        function
     }
 }
 
