@@ -9,8 +9,6 @@ mod scopes;
 mod stream;
 mod structs;
 
-use std::time::{Duration, Instant};
-
 use profiler_common::hotspot::{CODE_HEAPS_MAX, CodeHeap, Hotspot};
 use profiler_common::interpreter::{AddressRange, CodeKind};
 
@@ -48,39 +46,26 @@ impl Library {
     }
 }
 
-/// Time to read the code of a machine: at once, and as a part of the time since it was found. Real ones take some milliseconds in
-/// all; one that pretends must not keep the agent busy.
-const READING_MAX: Duration = Duration::from_secs(2);
-const READING_PART: u32 = 20;
-
 /// The virtual machine of a process.
 #[derive(Debug)]
 pub(crate) struct Machine {
     layout: Layout,
     place: Hotspot,
     methods: Methods,
-    found: Instant,
-    spent: Duration,
 }
 
 impl Machine {
     fn new(layout: Layout, place: Hotspot) -> Self {
-        Self { layout, place, methods: Methods::default(), found: Instant::now(), spent: Duration::ZERO }
+        Self { layout, place, methods: Methods::default() }
     }
 
     pub(crate) fn place(&self) -> &Hotspot {
         &self.place
     }
 
-    /// Reads the names and lines of code. `None` if it has been replaced, is malformed, or reading takes too long.
+    /// Reads the names and lines of code. `None` if it has been replaced, or is malformed.
     pub(crate) fn read(&mut self, pid: Pid, code: &JavaCode) -> Option<Code> {
-        let started = Instant::now();
-        if self.spent > READING_MAX + self.found.elapsed() / READING_PART {
-            return None;
-        }
-        let read = self.read_from(&pid, code);
-        self.spent += started.elapsed();
-        read
+        self.read_from(&pid, code)
     }
 
     fn read_from(&mut self, memory: &impl Memory, code: &JavaCode) -> Option<Code> {

@@ -45,8 +45,9 @@ impl PseudoModule {
 
 /// Code objects of a session. A process has a few thousand.
 const CODES_MAX: usize = 1 << 20;
-/// Bytes of their tables of lines and calls.
+/// Bytes of their names and tables of lines and calls: of all processes, and of one.
 const TABLES_BYTES_MAX: usize = 256 << 20;
+const PROCESS_BYTES_MAX: usize = TABLES_BYTES_MAX / 4;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Code {
@@ -173,14 +174,18 @@ impl Compiled {
     }
 
     fn bytes(&self) -> usize {
-        size_of_val(&*self.functions) + size_of_val(&*self.scopes) + size_of_val(&*self.calls)
+        let names = self.functions.iter().map(|(name, file)| name.len() + file.as_ref().map_or(0, |file| file.len()));
+        let tables = size_of_val(&*self.functions) + size_of_val(&*self.scopes) + size_of_val(&*self.calls);
+        names.sum::<usize>() + tables
     }
 }
 
 impl CodeBody {
     fn bytes(&self) -> usize {
         match self {
-            Self::Function(function) => function.lines.bytes(),
+            Self::Function(Function { name, file, lines }) => {
+                [name, file].into_iter().flatten().map(|text| text.len()).sum::<usize>() + lines.bytes()
+            }
             Self::Compiled(compiled) => compiled.bytes(),
         }
     }
@@ -222,7 +227,13 @@ pub(crate) struct CodeTable(RwLock<Codes>);
 #[derive(Debug, Default)]
 struct Codes {
     by_id: FxHashMap<u64, (Pid, Arc<Code>)>,
-    tables_bytes: usize,
+    bytes: FxHashMap<Pid, usize>,
+}
+
+impl Codes {
+    fn all_bytes(&self) -> usize {
+        self.bytes.values().sum()
+    }
 }
 
 /// A function and a line.
@@ -238,9 +249,12 @@ impl CodeTable {
     pub(crate) fn add(&self, pid: Pid, code: Arc<Code>) -> bool {
         let mut codes = self.0.write().unwrap_or_else(PoisonError::into_inner);
         let bytes = code.body.bytes();
-        let has_room = codes.by_id.len() < CODES_MAX && codes.tables_bytes + bytes <= TABLES_BYTES_MAX;
+        let own_bytes = codes.bytes.get(&pid).copied().unwrap_or(0) + bytes;
+        let has_room = codes.by_id.len() < CODES_MAX
+            && own_bytes <= PROCESS_BYTES_MAX
+            && codes.all_bytes() + bytes <= TABLES_BYTES_MAX;
         if has_room && !codes.by_id.contains_key(&code.id) {
-            codes.tables_bytes += bytes;
+            codes.bytes.insert(pid, own_bytes);
             codes.by_id.insert(code.id, (pid, code));
         }
         has_room
@@ -249,14 +263,14 @@ impl CodeTable {
     /// Whether it is time to remove what is not needed.
     pub(crate) fn is_filling(&self) -> bool {
         let codes = self.0.read().unwrap_or_else(PoisonError::into_inner);
-        codes.by_id.len() > CODES_MAX / 2 || codes.tables_bytes > TABLES_BYTES_MAX / 2
+        codes.by_id.len() > CODES_MAX / 2 || codes.all_bytes() > TABLES_BYTES_MAX / 2
     }
 
     /// Removes the code of processes of which no stacks are kept.
     pub(crate) fn keep(&self, pids: &FxHashSet<Pid>) {
         let codes = &mut *self.0.write().unwrap_or_else(PoisonError::into_inner);
         codes.by_id.retain(|_, (pid, _)| pids.contains(pid));
-        codes.tables_bytes = codes.by_id.values().map(|(_, code)| code.body.bytes()).sum();
+        codes.bytes.retain(|pid, _| pids.contains(pid));
     }
 
     /// The function and line of a frame, before them those that are inlined into it; empty if its code is unknown.
@@ -381,15 +395,18 @@ mod tests {
     #[test]
     fn large_tables_fill_the_table() {
         let table = CodeTable::default();
-        let lines: Arc<[(u32, u32)]> = vec![(0, 1); TABLES_BYTES_MAX / 16 + 1].into();
+        let lines: Arc<[(u32, u32)]> = vec![(0, 1); PROCESS_BYTES_MAX / 8].into();
         let code = |id| {
             let function = Function { lines: CodeLines::Starts(Arc::clone(&lines)), ..Function::default() };
             Arc::new(Code { id, body: CodeBody::Function(function) })
         };
-        assert!(table.add(Pid(1), code(1)) && table.is_filling());
-        assert!(!table.add(Pid(1), code(2)), "both exceed the limit");
-        table.keep(&FxHashSet::default());
-        assert!(table.add(Pid(1), code(2)));
+        assert!(table.add(Pid(1), code(1)));
+        assert!(!table.add(Pid(1), code(2)), "both exceed the limit of a process");
+        let others = (2..5).map(|number| table.add(Pid(number), code(u64::from(number))));
+        assert_eq!(others.collect::<Vec<_>>(), [true; 3]);
+        assert!(!table.add(Pid(6), code(6)) && table.is_filling(), "all exceed the limit");
+        table.keep(&FxHashSet::from_iter([Pid(2)]));
+        assert!(table.add(Pid(1), code(7)));
     }
 
     #[test]

@@ -184,8 +184,9 @@ impl Session {
         self.processes.update_exit_codes();
     }
 
-    /// Looks for the files that name generated code, as long as the processes live.
+    /// Reads generated code, and looks for the files that name it, as long as the processes live.
     pub(super) fn poll_generated(&mut self) {
+        self.probes.unwinding.interpreters.read_pending(&self.probes.discovery.modules);
         for target in self.processes.running_mut() {
             target.poll_generated(&mut self.probes.discovery.modules);
         }

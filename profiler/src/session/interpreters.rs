@@ -1,7 +1,8 @@
 //! Interpreters in targets.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use profiler_common::counter::Counter;
 use profiler_common::hotspot::Hotspot;
@@ -25,6 +26,12 @@ use crate::process::jvm::is_machine;
 
 /// Number of processes with interpreters from which on those in no report are forgotten.
 const PROCESSES_MAX: usize = 4096;
+/// Time to read the memory of one process, and of all: at once, and as a part of the time since the first read. Real ones take some
+/// milliseconds in all; those that pretend must not keep the agent busy.
+const PROCESS_TIME: (Duration, u32) = (Duration::from_secs(2), 20);
+const SESSION_TIME: (Duration, u32) = (Duration::from_secs(4), 8);
+/// Code that waits to be read.
+const PENDING_MAX: usize = 1 << 16;
 /// Then a virtual machine that does not start is read when its mappings change.
 const STARTING_READS_MAX: u32 = 100;
 
@@ -41,8 +48,31 @@ pub(super) struct Interpreters {
     machines: FxHashMap<Pid, (Hotspot, Arc<Mutex<Machine>>)>,
     /// Reads of their memory do not end.
     waiting: FxHashSet<Pid>,
+    /// Code that stacks contain, to be read while no process is stopped.
+    pending: VecDeque<(Pid, JavaCode)>,
+    session_time: Spent,
+    process_times: FxHashMap<Pid, Spent>,
     /// Virtual machines that had not generated their interpreters when they were last read, and how often they were.
     starting: FxHashMap<Pid, u32>,
+}
+
+/// Time that reads have taken.
+#[derive(Clone, Copy)]
+struct Spent {
+    since: Instant,
+    time: Duration,
+}
+
+impl Default for Spent {
+    fn default() -> Self {
+        Self { since: Instant::now(), time: Duration::ZERO }
+    }
+}
+
+impl Spent {
+    fn exceeds(&self, (at_once, part): (Duration, u32)) -> bool {
+        self.time > at_once + self.since.elapsed() / part
+    }
 }
 
 /// What a module contains.
@@ -105,7 +135,15 @@ impl Interpreters {
         pid: Pid,
         work: impl FnOnce() -> Result<T, E> + Send + 'static,
     ) -> Result<T, String> {
-        let Some(result) = within_a_second(work) else {
+        let own = self.process_times.entry(pid).or_default();
+        if own.exceeds(PROCESS_TIME) || self.session_time.exceeds(SESSION_TIME) {
+            return Err("reading its code takes too much time".to_owned());
+        }
+        let started = Instant::now();
+        let result = within_a_second(work);
+        own.time += started.elapsed();
+        self.session_time.time += started.elapsed();
+        let Some(result) = result else {
             self.waiting.insert(pid);
             return Err("reads of its memory do not end".to_owned());
         };
@@ -179,12 +217,31 @@ impl Interpreters {
                 (pid, Some(read.unwrap_or(code)))
             }
             Event::Code(pid, code) => (pid, Some(code)),
-            Event::JavaCode(pid, code) => (pid, self.read_java(pid, code)),
+            Event::JavaCode(pid, code) => {
+                if self.pending.len() < PENDING_MAX {
+                    self.pending.push_back((pid, code));
+                } else {
+                    self.codes_dropped += 1;
+                }
+                return None;
+            }
             other => return Some(other),
         };
+        self.add(pid, code, modules);
+        None
+    }
+
+    /// Reads the code that waits for it. Targets can make this slow: no process should be stopped meanwhile.
+    pub(super) fn read_pending(&mut self, modules: &ModuleStore) {
+        while let Some((pid, code)) = self.pending.pop_front() {
+            let code = self.read_java(pid, code);
+            self.add(pid, code, modules);
+        }
+    }
+
+    fn add(&mut self, pid: Pid, code: Option<Arc<Code>>, modules: &ModuleStore) {
         let is_added = code.is_some_and(|code| modules.codes().add(pid, code));
         self.codes_dropped += u64::from(!is_added);
-        None
     }
 
     fn read_java(&mut self, pid: Pid, code: JavaCode) -> Option<Arc<Code>> {
@@ -208,6 +265,7 @@ impl Interpreters {
             self.supported.retain(|(pid, _)| kept.contains(pid));
             self.machines.retain(|pid, _| kept.contains(pid));
             self.waiting.retain(|pid| kept.contains(pid));
+            self.process_times.retain(|pid, _| kept.contains(pid));
             self.starting.retain(|pid, _| kept.contains(pid));
             modules.codes().keep(&kept);
         }

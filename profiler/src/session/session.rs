@@ -311,6 +311,7 @@ impl Session {
         let fill_bytes = self.ring.unread_bytes();
         let is_empty = self.take_records();
         self.balance(fill_bytes);
+        self.probes.unwinding.interpreters.read_pending(&self.probes.discovery.modules);
         if self.config.follow_forks {
             for pid in self.lifecycle.take_started() {
                 // Reports its forks even before it is a target.

@@ -19,24 +19,30 @@ const LINES_STEPS: [u64; 2] = [256, 4096];
 /// Flag of a method with a table of lines.
 const HAS_LINES: u32 = 1;
 
-/// Methods whose names are kept; then all are forgotten.
+/// Methods whose names are kept, and their bytes; then all are forgotten.
 const METHODS_MAX: usize = 1 << 16;
+const METHODS_BYTES_MAX: usize = 16 << 20;
 
 /// The methods of a machine, by their addresses, with their constant parts: those of removed classes can be replaced.
 #[derive(Debug, Default)]
-pub(super) struct Methods(FxHashMap<u64, (u64, Arc<Method>)>);
+pub(super) struct Methods {
+    by_address: FxHashMap<u64, (u64, Arc<Method>)>,
+    bytes: usize,
+}
 
 impl Methods {
     pub(super) fn get(&mut self, memory: &impl Memory, layout: &Layout, address: u64) -> Option<Arc<Method>> {
         let constant = memory.word(address.wrapping_add(layout.method_constant))?;
-        if let Some((_, known)) = self.0.get(&address).filter(|(of, _)| *of == constant) {
+        if let Some((_, known)) = self.by_address.get(&address).filter(|(of, _)| *of == constant) {
             return Some(Arc::clone(known));
         }
         let method = Arc::new(Method::read(memory, layout, constant)?);
-        if self.0.len() >= METHODS_MAX {
-            self.0.clear();
+        self.bytes += method.bytes();
+        if self.by_address.len() >= METHODS_MAX || self.bytes > METHODS_BYTES_MAX {
+            self.by_address.clear();
+            self.bytes = method.bytes();
         }
-        self.0.insert(address, (constant, Arc::clone(&method)));
+        self.by_address.insert(address, (constant, Arc::clone(&method)));
         Some(method)
     }
 }
@@ -72,6 +78,10 @@ impl Method {
         lines.sort_by_key(|(index, _)| *index);
         let name = format!("{}.{name}", class_name(&class)).into();
         Some(Self { name, file: source.and_then(symbol).map(Into::into), lines: lines.into() })
+    }
+
+    fn bytes(&self) -> usize {
+        self.name.len() + self.file.as_ref().map_or(0, |file| file.len()) + size_of_val(&*self.lines)
     }
 
     pub(super) fn function(&self) -> Function {
