@@ -3,6 +3,7 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::hash::Hash;
+use std::io;
 
 use crate::ids::Pid;
 
@@ -19,10 +20,10 @@ pub(super) struct Interpreters<T> {
 
 /// A place in the kernel's map.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Place {
-    pub(super) index: u32,
+struct Place {
+    index: u32,
     /// Its content must be written.
-    pub(super) is_new: bool,
+    is_new: bool,
 }
 
 impl<T: Copy + Eq + Hash> Interpreters<T> {
@@ -41,8 +42,26 @@ impl<T: Copy + Eq + Hash> Interpreters<T> {
         self.of_processes.get(&pid).map_or(0, |index| index + 1)
     }
 
+    /// Assigns a place to a process, and writes it if it is new; `None` releases the process's. Returns false if the map is full.
+    pub(super) fn set(
+        &mut self,
+        pid: Pid,
+        interpreter: Option<&T>,
+        write: impl FnOnce(u32, &T) -> io::Result<()>,
+    ) -> io::Result<bool> {
+        let Some(interpreter) = interpreter else {
+            self.release(pid);
+            return Ok(true);
+        };
+        let Some(place) = self.assign(pid, interpreter) else { return Ok(false) };
+        if place.is_new {
+            write(place.index, interpreter)?;
+        }
+        Ok(true)
+    }
+
     /// `None` if the map is full.
-    pub(super) fn assign(&mut self, pid: Pid, interpreter: &T) -> Option<Place> {
+    fn assign(&mut self, pid: Pid, interpreter: &T) -> Option<Place> {
         self.release(pid);
         let known = self.known.get(interpreter).copied();
         let place = match known {

@@ -182,28 +182,14 @@ impl<M: UnwindMaps> TableStore<M> {
 
     /// Sets the interpreter of a process, from its next registration on. Returns false if the map is full.
     pub(crate) fn set_interpreter(&mut self, pid: Pid, interpreter: Option<&Interpreter>) -> io::Result<bool> {
-        let Some(interpreter) = interpreter else {
-            self.interpreters.release(pid);
-            return Ok(true);
-        };
-        let Some(place) = self.interpreters.assign(pid, interpreter) else { return Ok(false) };
-        if place.is_new {
-            self.maps.write_interpreter(place.index, interpreter)?;
-        }
-        Ok(true)
+        let Self { interpreters, maps, .. } = self;
+        interpreters.set(pid, interpreter, |index, interpreter| maps.write_interpreter(index, interpreter))
     }
 
     /// As above, of its Java virtual machine.
     pub(crate) fn set_machine(&mut self, pid: Pid, machine: Option<&Hotspot>) -> io::Result<bool> {
-        let Some(machine) = machine else {
-            self.machines.release(pid);
-            return Ok(true);
-        };
-        let Some(place) = self.machines.assign(pid, machine) else { return Ok(false) };
-        if place.is_new {
-            self.maps.write_machine(place.index, machine)?;
-        }
-        Ok(true)
+        let Self { machines, maps, .. } = self;
+        machines.set(pid, machine, |index, machine| maps.write_machine(index, machine))
     }
 
     /// Tables and mappings are released even if the map cannot be written.
