@@ -73,6 +73,9 @@ counters! {
     StackNoRow = 22, "no_row";
     /// The tables cannot express the unwind rule of a frame.
     StackUnsupportedRule = 23, "unsupported_rule";
+    /// New code of interpreters and virtual machines that was not sent, because the process has too much: see
+    /// [`CODE_PER_PERIOD`](crate::limits::CODE_PER_PERIOD).
+    CodeRefused = 24, "code_refused";
 }
 
 impl Counter {
@@ -97,7 +100,7 @@ impl Counter {
 
     /// Whether the counter is of stacks, by the reason for their end.
     pub const fn is_stack_end(self) -> bool {
-        self as u32 >= Self::StackComplete as u32
+        self as u32 >= Self::StackComplete as u32 && self as u32 <= Self::StackUnsupportedRule as u32
     }
 }
 

@@ -5,7 +5,6 @@
 //! and `frame_x86.hpp` in `src/hotspot` of JDK 11 to 25; offsets in objects are published by the machine (`vmStructs.hpp`).
 
 use crate::interpreter::AddressRange;
-use crate::record::RecordHeader;
 use crate::step::{ReadMemory, Registers};
 
 /// Heaps of code: for stubs, profiled and other methods.
@@ -119,25 +118,6 @@ pub fn compiled_caller(registers: &Registers, frame_words: u32, memory: &impl Re
         bp: memory.read_u64(sp.wrapping_sub(16))?,
         is_return_address: true,
     })
-}
-
-/// Code of HotSpot: sent before, or shortly after, the first stack that contains it. The agent reads its names.
-#[derive(Clone, Copy, Debug)]
-#[repr(C)]
-pub struct JavaCodeRecord {
-    /// Kind `JavaCode`.
-    pub header: RecordHeader,
-    /// A [`CodeId`](crate::interpreter::CodeId).
-    pub code_id: u64,
-    /// Of the method, or of the blob.
-    pub address: u64,
-    /// Of the constant part of an interpreted method, the method of a compiled one, the name of a stub: to verify that the code
-    /// has not been replaced.
-    pub refers_to: u64,
-    /// Number of the compilation of a compiled method.
-    pub compilation: u32,
-    /// A [`CodeKind`](crate::interpreter::CodeKind).
-    pub kind: u32,
 }
 
 #[cfg(test)]

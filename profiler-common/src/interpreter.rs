@@ -33,6 +33,12 @@ pub enum CodeKind {
     JavaCompiled = 2,
     /// Other code that HotSpot generated.
     JavaStub = 3,
+    /// A function of V8. The instruction is the offset in its bytecode.
+    JavaScript = 4,
+    /// A function of PHP. The instruction is the line.
+    Php = 5,
+    /// An instruction sequence of Ruby. The instruction is the index in it.
+    Ruby = 6,
 }
 
 impl CodeKind {
@@ -43,17 +49,49 @@ impl CodeKind {
             1 => Self::JavaInterpreted,
             2 => Self::JavaCompiled,
             3 => Self::JavaStub,
+            4 => Self::JavaScript,
+            5 => Self::Php,
+            6 => Self::Ruby,
             _ => return None,
         })
     }
 
     /// The word behind those of the last kind.
-    pub const END: u64 = INTERPRETED | 4 << KIND_SHIFT;
+    pub const END: u64 = INTERPRETED | 7 << KIND_SHIFT;
 
     /// The lowest word of a frame of this kind. Those of the next kind follow.
     pub const fn first_word(self) -> u64 {
         INTERPRETED | (self as u64) << KIND_SHIFT
     }
+}
+
+/// What executes functions. Each has a map with the places of its structures in processes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum Runtime {
+    Cpython = 0,
+    Hotspot = 1,
+}
+
+const RUNTIME_SHIFT: u32 = 28;
+
+impl Runtime {
+    /// Number of a place in the runtime's map, which is never 0.
+    pub const fn number(self, index: u32) -> u32 {
+        (self as u32) << RUNTIME_SHIFT | (index + 1)
+    }
+
+    /// Whether the number is of this runtime.
+    #[inline(always)]
+    pub const fn has(self, number: u32) -> bool {
+        number >> RUNTIME_SHIFT == self as u32
+    }
+}
+
+/// Index in the map of a runtime, from the number of a place; beyond any map for 0.
+#[inline(always)]
+pub const fn runtime_index(number: u32) -> u32 {
+    (number & ((1 << RUNTIME_SHIFT) - 1)).wrapping_sub(1)
 }
 
 /// A frame of an interpreted function, or of another whose code is identified by a [`CodeId`].
@@ -257,6 +295,34 @@ pub struct CodeRecord<const TABLE: usize> {
     pub table: [u8; TABLE],
 }
 
+/// Code whose names the agent reads from the target's memory: sent before, or shortly after, the first stack that contains it.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct CodePlaceRecord {
+    /// Kind `CodePlace`.
+    pub header: RecordHeader,
+    /// A [`CodeId`].
+    pub code_id: u64,
+    pub place: CodePlace,
+    /// A [`CodeKind`].
+    pub kind: u32,
+    /// Always 0.
+    pub reserved: u32,
+}
+
+/// Where code is. What the words mean depends on the [`CodeKind`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[repr(C)]
+pub struct CodePlace {
+    /// Of the method of HotSpot's interpreter; of the blob with compiled code; of the function.
+    pub address: u64,
+    /// A word of it, to verify that the code has not been replaced: the constant part of a method, the method of compiled code, the
+    /// name of a stub.
+    pub refers_to: u64,
+    /// Number of the compilation of a compiled method, else 0.
+    pub detail: u64,
+}
+
 pub type ShortCodeRecord = CodeRecord<SHORT_TABLE_BYTES>;
 pub type LongCodeRecord = CodeRecord<INTERPRETED_CODE_BYTES_MAX>;
 
@@ -269,8 +335,8 @@ mod tests {
 
     proptest! {
         #[test]
-        fn frames_survive_their_word(id: u64, kind in 0u8..4, instruction in 0u32..=INSTRUCTION_UNKNOWN) {
-            let kind = CodeKind::from_wire(kind).expect("there are four");
+        fn frames_survive_their_word(id: u64, kind in 0u8..7, instruction in 0u32..=INSTRUCTION_UNKNOWN) {
+            let kind = CodeKind::from_wire(kind).expect("there are seven");
             let frame = InterpretedFrame { kind, code: CodeId(id).in_frames(), instruction };
             prop_assert_eq!(InterpretedFrame::from_word(frame.to_word()), Some(frame));
         }
@@ -286,6 +352,16 @@ mod tests {
         let frame = InterpretedFrame { kind: CodeKind::Cpython, code: 5, instruction: 1 << 20 };
         let expected = InterpretedFrame { instruction: INSTRUCTION_UNKNOWN, ..frame };
         assert_eq!(InterpretedFrame::from_word(frame.to_word()), Some(expected));
+    }
+
+    #[test]
+    fn numbers_have_their_runtime_and_index() {
+        for runtime in [Runtime::Cpython, Runtime::Hotspot] {
+            let number = runtime.number(7);
+            assert!(runtime.has(number) && runtime_index(number) == 7);
+        }
+        assert!(!Runtime::Cpython.has(Runtime::Hotspot.number(0)));
+        assert_eq!(runtime_index(0), u32::MAX);
     }
 
     #[test]

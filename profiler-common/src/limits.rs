@@ -75,11 +75,19 @@ pub const RULE_CACHE_SLOTS: u32 = 1 << 15;
 /// Rules that all unwind tables share: a row stores 16-bit rule numbers.
 pub const UNWIND_RULES_MAX: u32 = 1 << 16;
 
-/// Interpreters of processes whose frames the kernel side unwinds; forked children share that of their parent.
-pub const INTERPRETERS_MAX: u32 = 4096;
+/// Interpreters of processes whose frames the kernel side unwinds, and as many virtual machines; forked children share that of their
+/// parent.
+pub const RUNTIMES_MAX: u32 = 4096;
 
-/// Java virtual machines, as above.
-pub const JAVA_MACHINES_MAX: u32 = 1024;
+/// Code that the kernel side sends per process and [`CODE_PERIOD_SHIFT`]: a program with 10,000 functions starts in a few seconds. One
+/// that pretends to have new code in each frame must not fill the ring buffer.
+pub const CODE_PER_PERIOD: u32 = 4096;
+
+/// Binary logarithm of the period in nanoseconds: 1.07 s.
+pub const CODE_PERIOD_SHIFT: u32 = 30;
+
+/// Counters of sent code, by the low bits of the process id; a power of two.
+pub const CODE_RATES: u32 = 1 << 12;
 
 /// Maximum bytes of a line table in a record. The rest has no lines: fewer than one module in a thousand has a longer one.
 pub const INTERPRETED_CODE_BYTES_MAX: usize = 8192;
@@ -92,6 +100,7 @@ const _: () = assert!(LIVE_FILTER_SLOTS.is_power_of_two());
 const _: () = assert!(INFLIGHT_BUCKETS.is_power_of_two());
 const _: () = assert!(STACK_BUCKETS.is_power_of_two() && STACK_WAYS.is_power_of_two());
 const _: () = assert!(RULE_CACHE_SLOTS.is_power_of_two());
+const _: () = assert!(CODE_RATES.is_power_of_two());
 const _: () = assert!(SCRATCH_SHARED.is_power_of_two());
 const _: () = assert!(STACK_FRAMES_MAX <= u16::MAX as usize, "records carry the depth in 16 bits");
 const _: () = assert!(HEAPS_MAX <= u8::MAX as u32 + 1, "records carry the heap in 8 bits");

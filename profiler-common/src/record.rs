@@ -38,8 +38,8 @@ pub enum RecordKind {
     UnknownFree = 10,
     /// Interpreted code that a stack contains: a [`CodeRecord`](crate::interpreter::CodeRecord), short or long.
     Code = 11,
-    /// Code of HotSpot that a stack contains: a [`JavaCodeRecord`](crate::hotspot::JavaCodeRecord).
-    JavaCode = 12,
+    /// Code that a stack contains, whose names the agent reads: a [`CodePlaceRecord`](crate::interpreter::CodePlaceRecord).
+    CodePlace = 12,
 }
 
 impl RecordKind {
@@ -57,7 +57,7 @@ impl RecordKind {
             9 => Self::StackPage,
             10 => Self::UnknownFree,
             11 => Self::Code,
-            12 => Self::JavaCode,
+            12 => Self::CodePlace,
             _ => return None,
         })
     }

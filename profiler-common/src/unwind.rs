@@ -111,9 +111,9 @@ pub struct ProcessMappings {
     pub serial: u32,
     /// Copies of stacks that the kernel side may still send: see [`StackPage`](crate::record::RecordKind::StackPage).
     pub copies: u32,
-    /// Number of the process's interpreter, from 1 on; 0 if it has none.
+    /// Number of the process's interpreter, as of [`Runtime::number`](crate::interpreter::Runtime::number); 0 if it has none.
     pub interpreter: u32,
-    /// Number of its Java virtual machine, as above: programs have both.
+    /// Number of its virtual machine, as above: programs have both.
     pub machine: u32,
 }
 

@@ -3,7 +3,7 @@
 use core::mem::MaybeUninit;
 
 use profiler_common::hotspot::BLOB_WORDS;
-use profiler_common::interpreter::{AddressRange, CODE_WORDS, FRAME_WORDS};
+use profiler_common::interpreter::{AddressRange, CODE_WORDS, CodePlace, FRAME_WORDS};
 use profiler_common::limits::{INFLIGHT_WAYS, PAGE_BYTES, RAW_STACK_PAGES_MAX, STACK_FRAMES_MAX};
 use profiler_common::live::LiveBlock;
 use profiler_common::record::{RawStackHeader, StackHeader};
@@ -66,7 +66,8 @@ pub(crate) struct Walk {
     /// Hash of the frames so far.
     pub(crate) hash: u64,
     pub(crate) interpreter: InterpreterWalk,
-    pub(crate) hotspot: HotspotWalk,
+    pub(crate) machine: MachineWalk,
+    pub(crate) code: CodeWalk,
 }
 
 impl Walk {
@@ -109,22 +110,28 @@ pub(crate) struct InterpreterWalk {
     pub(crate) code_words: [u64; CODE_WORDS],
 }
 
-/// State of the walk through frames of HotSpot.
+/// State of the walk through frames of a virtual machine.
 #[repr(C)]
-pub(crate) struct HotspotWalk {
+pub(crate) struct MachineWalk {
     /// As in [`ProcessMappings`](profiler_common::unwind::ProcessMappings).
     pub(crate) number: u32,
-    /// A [`CodeKind`](profiler_common::interpreter::CodeKind) of the current frame.
-    pub(crate) kind: u32,
-    /// Empty in processes without it.
-    pub(crate) code: AddressRange,
-    /// As in [`JavaCodeRecord`](profiler_common::hotspot::JavaCodeRecord), of the current frame.
-    pub(crate) code_id: u64,
-    pub(crate) address: u64,
-    pub(crate) refers_to: u64,
-    pub(crate) compilation: u64,
-    /// The header of the current frame's blob.
+    /// Always 0.
+    pub(crate) reserved: u32,
+    /// Its code, empty in processes without a machine.
+    pub(crate) code: [AddressRange; 2],
+    /// HotSpot: the header of the current frame's blob.
     pub(crate) blob: [u64; BLOB_WORDS],
+}
+
+/// The current frame's code, of which the agent reads the names.
+#[repr(C)]
+pub(crate) struct CodeWalk {
+    pub(crate) id: u64,
+    pub(crate) place: CodePlace,
+    /// A [`CodeKind`](profiler_common::interpreter::CodeKind).
+    pub(crate) kind: u32,
+    /// Always 0.
+    pub(crate) reserved: u32,
 }
 
 /// A stack record under construction.

@@ -5,7 +5,7 @@
 //! which a session probe needs to skip the return.
 //!
 //! Layers, each using only those before it: `asm`, `config`, `layout`, `arch` ← `maps`, `frames` ← `call`, `scratch`, `emit`, `inflight`, `seen` ←
-//! `sample`, `interpreter`, `window` ← `hotspot` ← `walk` ← `copy` ← `live`, `stack` ← `remap`, `process` ← `hook`.
+//! `sample`, `window`, `code`, `machine` ← `cpython`, `hotspot` ← `interpreter` ← `walk` ← `copy` ← `live`, `stack` ← `remap`, `process` ← `hook`.
 
 #![no_std]
 #![no_main]
@@ -14,8 +14,10 @@
 mod arch;
 mod asm;
 mod call;
+mod code;
 mod config;
 mod copy;
+mod cpython;
 mod emit;
 mod frames;
 mod hook;
@@ -24,6 +26,7 @@ mod inflight;
 mod interpreter;
 mod layout;
 mod live;
+mod machine;
 mod maps;
 mod private_stack;
 mod process;

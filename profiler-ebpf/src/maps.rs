@@ -8,8 +8,8 @@ use profiler_common::hook::NestedCallers;
 use profiler_common::hotspot::Hotspot;
 use profiler_common::interpreter::Interpreter;
 use profiler_common::limits::{
-    EXECS_SEEN, HEAPS_MAX, HOOKS_MAX, INFLIGHT_BUCKETS, INTERPRETERS_MAX, JAVA_MACHINES_MAX, LIVE_FILTER_SLOTS,
-    MAPPINGS_MAX, PROCESSES_MAX, RULE_CACHE_SLOTS, STACK_BUCKETS, STACK_WAYS, TARGETS_MAX, UNWIND_PAGES_MAX,
+    CODE_RATES as CODE_RATES_MAX, EXECS_SEEN, HEAPS_MAX, HOOKS_MAX, INFLIGHT_BUCKETS, LIVE_FILTER_SLOTS, MAPPINGS_MAX,
+    PROCESSES_MAX, RULE_CACHE_SLOTS, RUNTIMES_MAX, STACK_BUCKETS, STACK_WAYS, TARGETS_MAX, UNWIND_PAGES_MAX,
     UNWIND_RULES_MAX,
 };
 use profiler_common::live::{LiveBlock, LiveKey};
@@ -98,13 +98,17 @@ pub(crate) static MAPPINGS: Array<ProcessMapping> = Array::with_max_entries(MAPP
 #[map]
 pub(crate) static PROCESSES: HashMap<u32, ProcessMappings> = HashMap::with_max_entries(PROCESSES_MAX, 0);
 
-/// Interpreters by number, which [`PROCESSES`] has.
+/// CPython in processes, by number, which [`PROCESSES`] has.
 #[map]
-pub(crate) static INTERPRETERS: Array<Interpreter> = Array::with_max_entries(INTERPRETERS_MAX, 0);
+pub(crate) static INTERPRETERS: Array<Interpreter> = Array::with_max_entries(RUNTIMES_MAX, 0);
 
 /// Java virtual machines, as above.
 #[map]
-pub(crate) static JAVA_MACHINES: Array<Hotspot> = Array::with_max_entries(JAVA_MACHINES_MAX, 0);
+pub(crate) static JAVA_MACHINES: Array<Hotspot> = Array::with_max_entries(RUNTIMES_MAX, 0);
+
+/// Code that processes have sent: see [`may_send`](crate::code::may_send).
+#[map]
+pub(crate) static CODE_RATES: Array<u64> = Array::with_max_entries(CODE_RATES_MAX, 0);
 
 /// Always empty: see [`private_stack`](crate::private_stack). For the programs at probes.
 #[map]

@@ -17,7 +17,7 @@ use crate::layout::{Scratch, Walk};
 use crate::maps::{MAPPINGS, PAGES, PROCESSES, ROWS, RULE_CACHE, RULES, SCRATCH};
 use crate::scratch::Claim;
 use crate::window::Window;
-use crate::{config, frames, hotspot, interpreter};
+use crate::{config, frames, hotspot, interpreter, machine};
 
 /// Result of a walk; the frames are in the area's record.
 pub(crate) struct Unwound {
@@ -66,14 +66,14 @@ fn start(call: &Call, scratch: *mut Scratch, caller: Option<u64>, hasher: StackH
     walk.bp = call.bp();
     walk.is_return_address = 1;
     walk.interpreter.number = 0;
-    walk.hotspot.code.bytes = 0;
+    machine::start(&mut walk.machine, 0);
     if config::unwind_by_tables() {
         let mappings = mappings_of(call.tgid());
         walk.mapping_first = mappings.first;
         walk.mapping_count = mappings.count;
         walk.mapping_serial = mappings.serial;
         interpreter::start(&mut walk.interpreter, mappings.interpreter);
-        hotspot::start(&mut walk.hotspot, mappings.machine);
+        machine::start(&mut walk.machine, mappings.machine);
     }
     Ok(())
 }
@@ -145,7 +145,7 @@ pub(crate) extern "C" fn unwind_step(area: u32) -> u32 {
     if depth >= STACK_FRAMES_MAX {
         return StackEnd::Truncated as u32 + 1;
     }
-    if walk.hotspot.code.contains(registers.lookup_address()) {
+    if machine::has_code(&walk.machine, registers.lookup_address()) {
         return IN_HOTSPOT;
     }
     frames::add(scratch, registers.ip);

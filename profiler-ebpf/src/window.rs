@@ -4,7 +4,8 @@
 
 use core::mem::size_of;
 
-use aya_ebpf::helpers::generated::bpf_probe_read_user;
+use aya_ebpf::helpers::bpf_probe_read_user;
+use aya_ebpf::helpers::generated::bpf_probe_read_user as read_user;
 use profiler_common::step::ReadMemory;
 
 use crate::asm::masked;
@@ -74,25 +75,30 @@ fn fill(scratch: *mut Scratch, address: u64) {
     scratch.window_words = 0;
     let window = scratch.window.as_mut_ptr();
     // SAFETY: a page or less into an array of two pages; the helper checks the address.
-    if unsafe { bpf_probe_read_user(window.cast(), length as u32, start as *const _) } != 0 {
+    if unsafe { read_user(window.cast(), length as u32, start as *const _) } != 0 {
         return;
     }
     scratch.window_words = length / WORD;
     if length < SHORT_BYTES {
         let next = start.wrapping_add(length);
         // SAFETY: starts less than a page in, so a page fits; the helper checks the address.
-        let read = unsafe {
-            bpf_probe_read_user(window.cast::<u8>().add(length as usize).cast(), wanted as u32, next as *const _)
-        };
+        let read =
+            unsafe { read_user(window.cast::<u8>().add(length as usize).cast(), wanted as u32, next as *const _) };
         if read == 0 {
             scratch.window_words += wanted / WORD;
         }
     }
 }
 
+/// Reads a word that is not on the stack.
+#[inline(always)]
+pub(crate) fn user_word(address: u64) -> Option<u64> {
+    // SAFETY: the helper checks the address.
+    unsafe { bpf_probe_read_user(address as *const u64) }.ok()
+}
+
 /// Reads an unaligned word. Compilers do not create such frames, but a target may.
 #[inline(never)]
 fn unaligned(address: u64) -> Option<u64> {
-    // SAFETY: the helper checks the address.
-    unsafe { aya_ebpf::helpers::bpf_probe_read_user(address as *const u64) }.ok()
+    user_word(address)
 }

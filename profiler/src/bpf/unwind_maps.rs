@@ -4,14 +4,13 @@ use std::io;
 use std::os::fd::AsFd;
 
 use aya::maps::{HashMap, Map, MapData, MapError};
-use profiler_common::hotspot::Hotspot;
-use profiler_common::interpreter::Interpreter;
 use profiler_common::unwind::{PageRows, ProcessMapping, ProcessMappings, RowCell, Rule};
 
 use super::load::{Kernel, LoadError};
 use super::processes::{PROCESSES, is_missing};
 use crate::ids::Pid;
 use crate::linux::bpf_map::{read_array, write_array, write_mapped};
+use crate::unwind::runtimes::RuntimePlace;
 use crate::unwind::store::UnwindMaps;
 
 #[derive(Debug)]
@@ -20,8 +19,8 @@ pub(crate) struct KernelUnwindMaps {
     pages: MapData,
     rules: MapData,
     mappings: MapData,
-    interpreters: MapData,
-    machines: MapData,
+    cpython: MapData,
+    hotspot: MapData,
     processes: HashMap<MapData, u32, ProcessMappings>,
 }
 
@@ -40,8 +39,8 @@ impl KernelUnwindMaps {
             pages: array(kernel, "PAGES")?,
             rules: array(kernel, "RULES")?,
             mappings: array(kernel, "MAPPINGS")?,
-            interpreters: array(kernel, "INTERPRETERS")?,
-            machines: array(kernel, "JAVA_MACHINES")?,
+            cpython: array(kernel, "INTERPRETERS")?,
+            hotspot: array(kernel, "JAVA_MACHINES")?,
             processes: HashMap::try_from(processes).map_err(failed)?,
         })
     }
@@ -76,12 +75,11 @@ impl UnwindMaps for KernelUnwindMaps {
         write_array(self.mappings.fd(), first, mappings)
     }
 
-    fn write_interpreter(&mut self, index: u32, interpreter: &Interpreter) -> io::Result<()> {
-        write_array(self.interpreters.fd(), index, std::slice::from_ref(interpreter))
-    }
-
-    fn write_machine(&mut self, index: u32, machine: &Hotspot) -> io::Result<()> {
-        write_array(self.machines.fd(), index, std::slice::from_ref(machine))
+    fn write_runtime(&mut self, index: u32, place: &RuntimePlace) -> io::Result<()> {
+        match place {
+            RuntimePlace::Cpython(place) => write_array(self.cpython.fd(), index, std::slice::from_ref(place)),
+            RuntimePlace::Hotspot(place) => write_array(self.hotspot.fd(), index, std::slice::from_ref(place)),
+        }
     }
 
     fn read_cell(&self, index: u32) -> Option<RowCell> {

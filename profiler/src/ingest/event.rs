@@ -9,7 +9,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::address::TargetAddr;
 use crate::ids::{HeapId, HookId, Pid, StackId, Tid};
-use crate::object::interpreted::{Code, JavaCode};
+use crate::object::interpreted::{Code, PlacedCode};
 use crate::units::MonotonicNanos;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -33,7 +33,7 @@ pub enum Event {
     /// Interpreted code that a stack contains.
     Code(Pid, Arc<Code>),
     /// Code of HotSpot that a stack contains.
-    JavaCode(Pid, JavaCode),
+    CodePlace(Pid, PlacedCode),
 }
 
 impl Event {
@@ -45,7 +45,7 @@ impl Event {
             Self::Exec(exec) => exec.pid,
             Self::Remap(remap) => remap.pid,
             Self::Stack(pid, ..) | Self::RawStack(pid, ..) | Self::StackPage(pid, ..) | Self::Code(pid, _) => *pid,
-            Self::JavaCode(pid, _) => *pid,
+            Self::CodePlace(pid, _) => *pid,
         }
     }
 }

@@ -5,8 +5,9 @@ pub(crate) mod event;
 use std::mem::offset_of;
 use std::sync::Arc;
 
-use profiler_common::hotspot::JavaCodeRecord;
-use profiler_common::interpreter::{CODE_NAME_BYTES, CodeId, CodeKind, CodeText, LineTable, ShortCodeRecord};
+use profiler_common::interpreter::{
+    CODE_NAME_BYTES, CodeId, CodeKind, CodePlace, CodePlaceRecord, CodeText, LineTable, ShortCodeRecord,
+};
 use profiler_common::limits::STACK_FRAMES_MAX;
 use profiler_common::live::LiveBlock;
 use profiler_common::record::{
@@ -21,7 +22,7 @@ use self::event::{Allocation, Event, Exec, Fork, Free, RawStack, Remap, Stack, S
 use crate::address::TargetAddr;
 use crate::ids::{HeapId, HookId, Pid, StackId, Tid};
 use crate::object::interpreted::lines::Lines;
-use crate::object::interpreted::{self, Code, CodeBody, CodeLines, Function, JavaCode, LongTable};
+use crate::object::interpreted::{self, Code, CodeBody, CodeLines, Function, LongTable, PlacedCode};
 use crate::units::MonotonicNanos;
 
 /// Why a record was refused. All are defects of heapbpf: the records are written by its own programs.
@@ -53,7 +54,7 @@ pub fn decode(bytes: &[u8]) -> Result<Event, DecodeError> {
         RecordKind::Remap => remap(bytes).map(Event::Remap),
         RecordKind::StackPage => stack_page(bytes),
         RecordKind::Code => code(bytes),
-        RecordKind::JavaCode => java_code(bytes),
+        RecordKind::CodePlace => code_place(bytes),
     }
 }
 
@@ -204,16 +205,18 @@ fn code(bytes: &[u8]) -> Result<Event, DecodeError> {
     Ok(Event::Code(Pid(field!(bytes, ShortCodeRecord, header.tgid, u32)), Arc::new(code)))
 }
 
-fn java_code(bytes: &[u8]) -> Result<Event, DecodeError> {
-    let kind = field!(bytes, JavaCodeRecord, kind, u32);
-    let code = JavaCode {
-        id: CodeId(field!(bytes, JavaCodeRecord, code_id, u64)).in_frames(),
+fn code_place(bytes: &[u8]) -> Result<Event, DecodeError> {
+    let kind = field!(bytes, CodePlaceRecord, kind, u32);
+    let code = PlacedCode {
+        id: CodeId(field!(bytes, CodePlaceRecord, code_id, u64)).in_frames(),
         kind: u8::try_from(kind).ok().and_then(CodeKind::from_wire).ok_or(DecodeError::UnknownCode(kind))?,
-        address: field!(bytes, JavaCodeRecord, address, u64),
-        refers_to: field!(bytes, JavaCodeRecord, refers_to, u64),
-        compilation: field!(bytes, JavaCodeRecord, compilation, u32),
+        place: CodePlace {
+            address: field!(bytes, CodePlaceRecord, place.address, u64),
+            refers_to: field!(bytes, CodePlaceRecord, place.refers_to, u64),
+            detail: field!(bytes, CodePlaceRecord, place.detail, u64),
+        },
     };
-    Ok(Event::JavaCode(Pid(field!(bytes, JavaCodeRecord, header.tgid, u32)), code))
+    Ok(Event::CodePlace(Pid(field!(bytes, CodePlaceRecord, header.tgid, u32)), code))
 }
 
 #[cfg(test)]

@@ -3,7 +3,6 @@
 //! All of it is in the memory of the target, which controls it: reads have limits, and what contradicts itself is an error.
 
 mod layout;
-mod memory;
 mod method;
 mod scopes;
 mod stream;
@@ -13,13 +12,13 @@ use profiler_common::hotspot::{CODE_HEAPS_MAX, CodeHeap, Hotspot};
 use profiler_common::interpreter::{AddressRange, CodeKind};
 
 use self::layout::Layout;
-use self::memory::Memory;
-pub(crate) use self::memory::Unsupported;
 use self::method::Methods;
+pub(crate) use self::structs::Unsupported;
 use self::structs::{Exports, Structs};
+use super::memory::Memory;
 use crate::ids::Pid;
 use crate::object::ObjectError;
-use crate::object::interpreted::{Code, CodeBody, Function, JavaCode};
+use crate::object::interpreted::{Code, CodeBody, Function, PlacedCode};
 use crate::object::module::Module;
 use crate::object::symbols::definitions;
 
@@ -64,24 +63,26 @@ impl Machine {
     }
 
     /// Reads the names and lines of code. `None` if it has been replaced, or is malformed.
-    pub(crate) fn read(&mut self, pid: Pid, code: &JavaCode) -> Option<Code> {
+    pub(crate) fn read(&mut self, pid: Pid, code: &PlacedCode) -> Option<Code> {
         self.read_from(&pid, code)
     }
 
-    fn read_from(&mut self, memory: &impl Memory, code: &JavaCode) -> Option<Code> {
+    fn read_from(&mut self, memory: &impl Memory, code: &PlacedCode) -> Option<Code> {
         let body = match code.kind {
             CodeKind::JavaInterpreted => {
-                let method = self.methods.get(memory, &self.layout, code.address)?;
-                let is_same =
-                    memory.word(code.address.wrapping_add(self.layout.method_constant)) == Some(code.refers_to);
+                let method = self.methods.get(memory, &self.layout, code.place.address)?;
+                let is_same = memory.word(code.place.address.wrapping_add(self.layout.method_constant))
+                    == Some(code.place.refers_to);
                 CodeBody::Function(is_same.then(|| method.function())?)
             }
-            CodeKind::JavaCompiled => CodeBody::Compiled(scopes::read(memory, &self.layout, &mut self.methods, code)?),
+            CodeKind::JavaCompiled => {
+                CodeBody::Compiled(scopes::read(memory, &self.layout, &mut self.methods, &code.place)?)
+            }
             CodeKind::JavaStub => {
-                let name = method::text(memory, code.refers_to)?;
+                let name = method::text(memory, code.place.refers_to)?;
                 CodeBody::Function(Function { name: Some(name), ..Function::default() })
             }
-            CodeKind::Cpython => return None,
+            _ => return None,
         };
         Some(Code { id: code.id, body })
     }

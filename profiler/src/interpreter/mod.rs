@@ -1,6 +1,78 @@
 //! Interpreters and virtual machines in processes: where they keep the frames of the functions that they execute. The kernel side
-//! reads the frames (`profiler-ebpf/src/interpreter.rs`, `hotspot.rs`); this module finds the addresses and offsets.
+//! reads the frames (`profiler-ebpf/src/interpreter.rs`, `machine.rs`); this module finds the addresses and offsets, and reads the names.
 
 mod arch;
-pub(crate) mod cpython;
-pub(crate) mod hotspot;
+mod cpython;
+mod hotspot;
+mod memory;
+
+use self::cpython::Cpython;
+use crate::ids::Pid;
+use crate::object::ObjectError;
+use crate::object::interpreted::{Code, PlacedCode, PseudoModule};
+use crate::object::module::Module;
+use crate::unwind::runtimes::RuntimePlace;
+
+/// What a module contains.
+#[derive(Clone, Debug)]
+pub(crate) enum Runtime {
+    Python(Cpython),
+    Java(hotspot::Library),
+}
+
+/// A runtime of a process.
+pub(crate) struct Entered {
+    pub(crate) place: RuntimePlace,
+    /// `None` if the kernel side sends the names.
+    pub(crate) reader: Option<Reader>,
+}
+
+/// Reads the names of code from a process.
+#[derive(Debug)]
+pub(crate) enum Reader {
+    Java(hotspot::Machine),
+}
+
+impl Runtime {
+    /// `None` if the module contains no runtime. `is_java` distinguishes Java's, of which only this is a sign before it is read.
+    pub(crate) fn of(module: &Module, is_java: bool) -> Result<Option<Self>, ObjectError> {
+        if is_java {
+            return Ok(hotspot::Library::of(module)?.map(Self::Java));
+        }
+        Ok(Cpython::of(module)?.map(Self::Python))
+    }
+
+    /// Stands for its functions.
+    pub(crate) fn pseudo(&self) -> PseudoModule {
+        match self {
+            Self::Python(_) => PseudoModule::Python,
+            Self::Java(_) => PseudoModule::Java,
+        }
+    }
+
+    /// In a process that maps the module with this load bias. `None` if it has not started yet.
+    pub(crate) fn in_process(self, pid: Pid, bias: u64, uses_musl: bool) -> Result<Option<Entered>, String> {
+        match self {
+            Self::Python(cpython) => {
+                let place = cpython.in_process(pid, bias, uses_musl).map_err(|reason| reason.to_string())?;
+                Ok(Some(Entered { place: RuntimePlace::Cpython(place), reader: None }))
+            }
+            Self::Java(library) => {
+                let machine = library.in_process(pid, bias).map_err(|reason| reason.to_string())?;
+                Ok(machine.map(|machine| Entered {
+                    place: RuntimePlace::Hotspot(*machine.place()),
+                    reader: Some(Reader::Java(machine)),
+                }))
+            }
+        }
+    }
+}
+
+impl Reader {
+    /// Names and lines. `None` if the code has been replaced, or is malformed.
+    pub(crate) fn read(&mut self, pid: Pid, code: &PlacedCode) -> Option<Code> {
+        match self {
+            Self::Java(machine) => machine.read(pid, code),
+        }
+    }
+}

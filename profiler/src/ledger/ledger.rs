@@ -154,7 +154,7 @@ impl Ledger {
             | Event::StackPage(..)
             | Event::UnknownFree(_)
             | Event::Code(..)
-            | Event::JavaCode(..) => {}
+            | Event::CodePlace(..) => {}
         }
     }
 

@@ -1,5 +1,6 @@
 //! Drops, and the cost of a recording.
 
+use super::interpreter_frames::InterpreterFrames;
 use profiler_common::counter::Counter;
 use serde::{Deserialize, Serialize};
 
@@ -218,22 +219,6 @@ impl InlineEngine {
         let calls = self.passed_calls.saturating_add(self.trapped_calls);
         (calls > 0).then(|| 100.0 * self.passed_calls as f64 / calls as f64)
     }
-}
-
-/// Functions that interpreters execute, in stacks.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
-pub struct InterpreterFrames {
-    /// Number of processes whose stacks contain these functions.
-    pub processes: u64,
-    /// Number of processes whose stacks lack them, by reason.
-    pub unsupported: std::collections::BTreeMap<String, u64>,
-    /// Number of stacks that lack them because the state of the thread was not found.
-    pub no_thread: u64,
-    /// Number of stacks that lack some of them because a frame could not be read.
-    pub unreadable: u64,
-    /// Number of functions without names, because their code was replaced before it was read, or there were too many.
-    pub unnamed: u64,
 }
 
 /// A user-defined hook whose function is in none of its modules.

@@ -1,6 +1,7 @@
 //! Plain data: earlier stages of the pipeline collect it, recordings store it, reports print it.
 
 mod health;
+mod interpreter_frames;
 mod memory;
 mod process;
 mod profile;
@@ -8,10 +9,11 @@ mod verdict;
 mod workload;
 
 pub(crate) use health::{
-    Action, ChangeReason, Download, Excess, Guardrails, Health, InlineEngine, InlinedHeap, InterpreterFrames,
-    IntervalChange, Loss, NamesFrom, Overhead, ProbeCosts, ProbeScope, Reached, ScopeKind, SymbolSource, Symbolization,
-    SymbolizationFailure, UnfoundHook, UnnamedModule,
+    Action, ChangeReason, Download, Excess, Guardrails, Health, InlineEngine, InlinedHeap, IntervalChange, Loss,
+    NamesFrom, Overhead, ProbeCosts, ProbeScope, Reached, ScopeKind, SymbolSource, Symbolization, SymbolizationFailure,
+    UnfoundHook, UnnamedModule,
 };
+pub(crate) use interpreter_frames::InterpreterFrames;
 pub(crate) use memory::{
     Inventory, MemoryAccount, MemoryClass, MemoryFacts, MemoryGrowth, MemoryMapping, MemoryPart, MemoryPoint, Runtime,
 };

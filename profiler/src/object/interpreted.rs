@@ -5,7 +5,9 @@ pub(crate) mod lines;
 
 use std::sync::{Arc, PoisonError, RwLock};
 
-use profiler_common::interpreter::{CODE_NAME_BYTES, CodeKind, CodeText, INSTRUCTION_UNKNOWN, InterpretedFrame};
+use profiler_common::interpreter::{
+    CODE_NAME_BYTES, CodeKind, CodePlace, CodeText, INSTRUCTION_UNKNOWN, InterpretedFrame,
+};
 use rustc_hash::{FxHashMap, FxHashSet};
 use strum::{EnumIter, IntoEnumIterator};
 
@@ -18,6 +20,9 @@ use crate::ids::Pid;
 pub(crate) enum PseudoModule {
     Python,
     Java,
+    JavaScript,
+    Php,
+    Ruby,
 }
 
 impl PseudoModule {
@@ -26,6 +31,19 @@ impl PseudoModule {
         match self {
             Self::Python => "[python]",
             Self::Java => "[java]",
+            Self::JavaScript => "[javascript]",
+            Self::Php => "[php]",
+            Self::Ruby => "[ruby]",
+        }
+    }
+
+    pub(crate) fn of_kind(kind: CodeKind) -> Self {
+        match kind {
+            CodeKind::Cpython => Self::Python,
+            CodeKind::JavaInterpreted | CodeKind::JavaCompiled | CodeKind::JavaStub => Self::Java,
+            CodeKind::JavaScript => Self::JavaScript,
+            CodeKind::Php => Self::Php,
+            CodeKind::Ruby => Self::Ruby,
         }
     }
 
@@ -35,11 +53,21 @@ impl PseudoModule {
 
     /// The first of its words in stacks, and the first of those of the next one.
     pub(crate) fn words(self) -> [TargetAddr; 2] {
-        let [first, next] = match self {
-            Self::Python => [CodeKind::Cpython.first_word(), CodeKind::JavaInterpreted.first_word()],
-            Self::Java => [CodeKind::JavaInterpreted.first_word(), CodeKind::END],
+        let first = match self {
+            Self::Python => CodeKind::Cpython,
+            Self::Java => CodeKind::JavaInterpreted,
+            Self::JavaScript => CodeKind::JavaScript,
+            Self::Php => CodeKind::Php,
+            Self::Ruby => CodeKind::Ruby,
         };
-        [TargetAddr(first), TargetAddr(next)]
+        let next = match self {
+            Self::Python => CodeKind::JavaInterpreted.first_word(),
+            Self::Java => CodeKind::JavaScript.first_word(),
+            Self::JavaScript => CodeKind::Php.first_word(),
+            Self::Php => CodeKind::Ruby.first_word(),
+            Self::Ruby => CodeKind::END,
+        };
+        [TargetAddr(first.first_word()), TargetAddr(next)]
     }
 }
 
@@ -56,16 +84,13 @@ pub struct Code {
     pub(crate) body: CodeBody,
 }
 
-/// Code of HotSpot that a stack contains, as the kernel side describes it.
+/// Code that a stack contains, and that the target's memory has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct JavaCode {
+pub struct PlacedCode {
     /// As in [`InterpretedFrame::code`](profiler_common::interpreter::InterpretedFrame).
     pub(crate) id: u64,
     pub(crate) kind: CodeKind,
-    /// As in [`JavaCodeRecord`](profiler_common::hotspot::JavaCodeRecord).
-    pub(crate) address: u64,
-    pub(crate) refers_to: u64,
-    pub(crate) compilation: u32,
+    pub(crate) place: CodePlace,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -416,6 +441,9 @@ mod tests {
             (CodeKind::JavaInterpreted, PseudoModule::Java),
             (CodeKind::JavaCompiled, PseudoModule::Java),
             (CodeKind::JavaStub, PseudoModule::Java),
+            (CodeKind::JavaScript, PseudoModule::JavaScript),
+            (CodeKind::Php, PseudoModule::Php),
+            (CodeKind::Ruby, PseudoModule::Ruby),
         ] {
             let word = TargetAddr(word(kind, u64::MAX, INSTRUCTION_UNKNOWN));
             let of = PseudoModule::iter().filter(|module| (module.words()[0]..module.words()[1]).contains(&word));

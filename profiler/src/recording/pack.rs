@@ -137,7 +137,7 @@ impl Packer {
                 | Event::StackPage(..)
                 | Event::UnknownFree(_)
                 | Event::Code(..)
-                | Event::JavaCode(..),
+                | Event::CodePlace(..),
             ) => return,
             // These have blocks of their own.
             Entry::Fold(_) | Entry::Names(_) | Entry::Symbolization(_) | Entry::End(_) => return,

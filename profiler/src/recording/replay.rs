@@ -64,7 +64,7 @@ impl Entry {
                 }
             },
             Self::End(time) => *time,
-            Self::Event(Event::StackPage(..) | Event::UnknownFree(_) | Event::Code(..) | Event::JavaCode(..)) => {
+            Self::Event(Event::StackPage(..) | Event::UnknownFree(_) | Event::Code(..) | Event::CodePlace(..)) => {
                 return None;
             }
             Self::Step(_) | Self::Fold(_) | Self::Names(_) | Self::Symbolization(_) => return None,

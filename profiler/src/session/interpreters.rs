@@ -5,24 +5,23 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use profiler_common::counter::Counter;
-use profiler_common::hotspot::Hotspot;
-use profiler_common::interpreter::Interpreter;
 use rustc_hash::{FxHashMap, FxHashSet};
+use thiserror::Error;
 use tracing::{debug, info};
 
 use crate::bpf::counters::Counters;
 use crate::ids::{ModuleId, Pid};
 use crate::ingest::event::Event;
-use crate::interpreter::cpython::Cpython;
-use crate::interpreter::hotspot::{self, Machine};
+use crate::interpreter::{Entered, Reader, Runtime};
 use crate::linux::patience::within_a_second;
 use crate::linux::process_memory;
 use crate::model::InterpreterFrames;
 use crate::object::interpreted::lines::Lines;
-use crate::object::interpreted::{Code, CodeBody, CodeLines, Function, JavaCode, LongTable, PseudoModule};
+use crate::object::interpreted::{Code, CodeBody, CodeLines, Function, LongTable, PlacedCode, PseudoModule};
 use crate::object::module::{Module, ModuleStore};
 use crate::process::address_space::{AddressSpace, Interpreted};
 use crate::process::jvm::is_machine;
+use crate::unwind::runtimes::RuntimePlace;
 
 /// Number of processes with interpreters from which on those in no report are forgotten.
 const PROCESSES_MAX: usize = 4096;
@@ -38,22 +37,39 @@ const STARTING_READS_MAX: u32 = 100;
 /// Finds interpreters and virtual machines, once per module, and keeps the code that their stacks contain.
 #[derive(Default)]
 pub(super) struct Interpreters {
-    known: FxHashMap<ModuleId, Option<Known>>,
+    known: FxHashMap<ModuleId, Option<Runtime>>,
     /// Why processes have no frames of their interpreters.
     unsupported: BTreeMap<(Pid, PseudoModule), String>,
-    codes_dropped: u64,
+    unnamed: BTreeMap<Unnamed, u64>,
     /// With frames of their interpreters.
     supported: FxHashSet<(Pid, PseudoModule)>,
     /// Where their code is, and what reads it.
-    machines: FxHashMap<Pid, (Hotspot, Arc<Mutex<Machine>>)>,
+    readers: FxHashMap<(Pid, PseudoModule), KnownReader>,
     /// Reads of their memory do not end.
     waiting: FxHashSet<Pid>,
     /// Code that stacks contain, to be read while no process is stopped.
-    pending: VecDeque<(Pid, JavaCode)>,
+    pending: VecDeque<(Pid, PlacedCode)>,
     session_time: Spent,
     process_times: FxHashMap<Pid, Spent>,
     /// Virtual machines that had not generated their interpreters when they were last read, and how often they were.
     starting: FxHashMap<Pid, u32>,
+}
+
+/// What reads the names of a process's runtime, as long as its structures are there.
+struct KnownReader {
+    place: RuntimePlace,
+    reader: Arc<Mutex<Reader>>,
+}
+
+/// Why a function has no name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Error)]
+enum Unnamed {
+    #[error("replaced before they were read")]
+    Replaced,
+    #[error("more than are kept")]
+    TooMany,
+    #[error("not read: the process has ended, or reading its memory takes too much time")]
+    NotRead,
 }
 
 /// Time that reads have taken.
@@ -75,42 +91,40 @@ impl Spent {
     }
 }
 
-/// What a module contains.
-enum Known {
-    Python(Cpython),
-    Java(hotspot::Library),
-}
-
 /// What a process contains, for the kernel side.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Found {
-    pub(super) interpreter: Option<Interpreter>,
-    pub(super) machine: Option<Hotspot>,
+    pub(super) interpreter: Option<RuntimePlace>,
+    pub(super) machine: Option<RuntimePlace>,
+}
+
+impl Found {
+    /// Of these, a process has one.
+    fn slot(&mut self, module: PseudoModule) -> &mut Option<RuntimePlace> {
+        match module {
+            PseudoModule::Python | PseudoModule::Php | PseudoModule::Ruby => &mut self.interpreter,
+            PseudoModule::Java | PseudoModule::JavaScript => &mut self.machine,
+        }
+    }
 }
 
 impl Interpreters {
     /// The runtimes of a process, which become parts of its address space.
     pub(super) fn find(&mut self, space: &mut Arc<AddressSpace>, modules: &mut ModuleStore) -> Found {
         let mut found = Found::default();
+        let pid = space.pid();
         for (id, bias) in self.modules_of(space, modules) {
-            let pid = space.pid();
-            let (pseudo, result) = match self.known.get(&id).and_then(Option::as_ref) {
-                _ if self.waiting.contains(&pid) => continue,
-                Some(Known::Python(cpython)) if found.interpreter.is_none() => {
-                    let (cpython, is_musl) = (cpython.clone(), uses_musl(space, modules));
-                    let result = self.read(pid, move || cpython.in_process(pid, bias, is_musl));
-                    found.interpreter = result.as_ref().ok().copied();
-                    (PseudoModule::Python, result.map(|_| true))
-                }
-                Some(&Known::Java(library)) if found.machine.is_none() => {
-                    let result = self.read(pid, move || library.in_process(pid, bias));
-                    (PseudoModule::Java, result.map(|machine| self.enter_machine(pid, machine, &mut found)))
-                }
-                _ => continue,
-            };
-            match result {
-                Ok(false) => {}
-                Ok(true) => {
+            let Some(runtime) = self.known.get(&id).and_then(Option::as_ref).cloned() else { continue };
+            let pseudo = runtime.pseudo();
+            if self.waiting.contains(&pid) || found.slot(pseudo).is_some() {
+                continue;
+            }
+            let is_musl = uses_musl(space, modules);
+            match self.read(pid, move || runtime.in_process(pid, bias, is_musl)) {
+                Ok(None) => *self.starting.entry(pid).or_default() += 1,
+                Ok(Some(entered)) => {
+                    *found.slot(pseudo) = Some(entered.place);
+                    self.enter_reader(pid, pseudo, entered);
                     self.unsupported.remove(&(pid, pseudo));
                     self.supported.insert((pid, pseudo));
                     let [start, end] = pseudo.words();
@@ -156,7 +170,7 @@ impl Interpreters {
         for mapped in space.mappings() {
             let Some(id) = mapped.module.filter(|id| found.iter().all(|(known, _)| known != id)) else { continue };
             let module = modules.get(id);
-            if self.known.entry(id).or_insert_with(|| Known::of(module)).is_some()
+            if self.known.entry(id).or_insert_with(|| runtime_of(module)).is_some()
                 && let Some(bias) = module.bias(mapped.mapping.start, mapped.mapping.offset)
             {
                 found.push((id, bias));
@@ -165,22 +179,13 @@ impl Interpreters {
         found
     }
 
-    /// Returns whether there is a machine.
-    fn enter_machine(&mut self, pid: Pid, machine: Option<Machine>, found: &mut Found) -> bool {
-        match machine {
-            Some(machine) => {
-                found.machine = Some(*machine.place());
-                self.starting.remove(&pid);
-                // The names of one that is known are kept.
-                if self.machines.get(&pid).is_none_or(|(place, _)| place != machine.place()) {
-                    self.machines.insert(pid, (*machine.place(), Arc::new(Mutex::new(machine))));
-                }
-                true
-            }
-            None => {
-                *self.starting.entry(pid).or_default() += 1;
-                false
-            }
+    /// The names that the reader of an unchanged runtime has read are kept.
+    fn enter_reader(&mut self, pid: Pid, pseudo: PseudoModule, entered: Entered) {
+        self.starting.remove(&pid);
+        let Some(reader) = entered.reader else { return };
+        if self.readers.get(&(pid, pseudo)).is_none_or(|known| known.place != entered.place) {
+            let known = KnownReader { place: entered.place, reader: Arc::new(Mutex::new(reader)) };
+            self.readers.insert((pid, pseudo), known);
         }
     }
 
@@ -204,7 +209,9 @@ impl Interpreters {
             unsupported,
             no_thread: counters.get(Counter::InterpreterNoThread),
             unreadable: counters.get(Counter::InterpreterUnreadable),
-            unnamed: self.codes_dropped,
+            unnamed: self.unnamed.values().sum(),
+            unnamed_reasons: self.unnamed.iter().map(|(reason, count)| (reason.to_string(), *count)).collect(),
+            deferred: counters.get(Counter::CodeRefused),
         })
     }
 
@@ -214,14 +221,14 @@ impl Interpreters {
             Event::Code(pid, code) if is_cut(&code) && !self.waiting.contains(&pid) => {
                 let cut = Arc::clone(&code);
                 let read = self.read(pid, move || Ok::<_, String>(completed(pid, cut)));
-                (pid, Some(read.unwrap_or(code)))
+                (pid, read.unwrap_or(code))
             }
-            Event::Code(pid, code) => (pid, Some(code)),
-            Event::JavaCode(pid, code) => {
+            Event::Code(pid, code) => (pid, code),
+            Event::CodePlace(pid, code) => {
                 if self.pending.len() < PENDING_MAX {
                     self.pending.push_back((pid, code));
                 } else {
-                    self.codes_dropped += 1;
+                    self.lacks_name(Unnamed::TooMany);
                 }
                 return None;
             }
@@ -234,25 +241,33 @@ impl Interpreters {
     /// Reads the code that waits for it. Targets can make this slow: no process should be stopped meanwhile.
     pub(super) fn read_pending(&mut self, modules: &ModuleStore) {
         while let Some((pid, code)) = self.pending.pop_front() {
-            let code = self.read_java(pid, code);
-            self.add(pid, code, modules);
+            match self.read_placed(pid, &code) {
+                Ok(code) => self.add(pid, code, modules),
+                Err(reason) => self.lacks_name(reason),
+            }
         }
     }
 
-    fn add(&mut self, pid: Pid, code: Option<Arc<Code>>, modules: &ModuleStore) {
-        let is_added = code.is_some_and(|code| modules.codes().add(pid, code));
-        self.codes_dropped += u64::from(!is_added);
+    fn add(&mut self, pid: Pid, code: Arc<Code>, modules: &ModuleStore) {
+        if !modules.codes().add(pid, code) {
+            self.lacks_name(Unnamed::TooMany);
+        }
     }
 
-    fn read_java(&mut self, pid: Pid, code: JavaCode) -> Option<Arc<Code>> {
-        let (_, machine) = self.machines.get(&pid).filter(|_| !self.waiting.contains(&pid))?;
-        let machine = Arc::clone(machine);
-        let work = move || machine.lock().unwrap_or_else(PoisonError::into_inner).read(pid, &code);
+    fn lacks_name(&mut self, reason: Unnamed) {
+        *self.unnamed.entry(reason).or_default() += 1;
+    }
+
+    fn read_placed(&mut self, pid: Pid, code: &PlacedCode) -> Result<Arc<Code>, Unnamed> {
+        let pseudo = PseudoModule::of_kind(code.kind);
+        let reader = self.readers.get(&(pid, pseudo)).filter(|_| !self.waiting.contains(&pid));
+        let (reader, code) = (Arc::clone(&reader.ok_or(Unnamed::NotRead)?.reader), *code);
+        let work = move || reader.lock().unwrap_or_else(PoisonError::into_inner).read(pid, &code);
         match self.read(pid, move || Ok::<_, String>(work())) {
-            Ok(code) => code.map(Arc::new),
+            Ok(code) => code.map(Arc::new).ok_or(Unnamed::Replaced),
             Err(reason) => {
-                self.unsupported.insert((pid, PseudoModule::Java), reason);
-                None
+                self.unsupported.insert((pid, pseudo), reason);
+                Err(Unnamed::NotRead)
             }
         }
     }
@@ -263,7 +278,7 @@ impl Interpreters {
             let kept = kept();
             self.unsupported.retain(|(pid, _), _| kept.contains(pid));
             self.supported.retain(|(pid, _)| kept.contains(pid));
-            self.machines.retain(|pid, _| kept.contains(pid));
+            self.readers.retain(|(pid, _), _| kept.contains(pid));
             self.waiting.retain(|pid| kept.contains(pid));
             self.process_times.retain(|pid, _| kept.contains(pid));
             self.starting.retain(|pid, _| kept.contains(pid));
@@ -297,15 +312,9 @@ fn completed(pid: Pid, code: Arc<Code>) -> Arc<Code> {
     read().unwrap_or(code)
 }
 
-impl Known {
-    fn of(module: &Module) -> Option<Self> {
-        let found = if is_machine(module.path()) {
-            hotspot::Library::of(module).map(|found| found.map(Self::Java))
-        } else {
-            Cpython::of(module).map(|found| found.map(Self::Python))
-        };
-        found.inspect_err(|error| debug!("module {}: {error}", module.path())).ok().flatten()
-    }
+fn runtime_of(module: &Module) -> Option<Runtime> {
+    let found = Runtime::of(module, is_machine(module.path()));
+    found.inspect_err(|error| debug!("module {}: {error}", module.path())).ok().flatten()
 }
 
 fn uses_musl(space: &AddressSpace, modules: &ModuleStore) -> bool {

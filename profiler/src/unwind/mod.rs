@@ -8,9 +8,9 @@ pub(crate) mod cfi;
 pub(crate) mod compact;
 mod golang;
 pub(crate) mod image;
-mod interpreters;
 mod outermost;
 pub(crate) mod ranges;
+pub(crate) mod runtimes;
 pub(crate) mod store;
 pub(crate) mod table;
 

@@ -6,16 +6,14 @@ use std::io;
 use std::ops::Range;
 use std::time::Duration;
 
-use profiler_common::hotspot::Hotspot;
-use profiler_common::interpreter::Interpreter;
-use profiler_common::limits::{INTERPRETERS_MAX, JAVA_MACHINES_MAX};
+use profiler_common::limits::RUNTIMES_MAX;
 use profiler_common::unwind::{
     PageRows, ProcessMapping, ProcessMappings, ReadTables, RowCell, Rule, TableRef, UnwindRow, find_rule,
 };
 use range_alloc::RangeAllocator;
 use tracing::warn;
 
-use super::interpreters::Interpreters;
+use super::runtimes::{RuntimePlace, Runtimes};
 use super::table::{RuleTable, Table};
 use crate::address::{LinkAddr, TargetAddr};
 use crate::ids::{ModuleId, Pid};
@@ -28,8 +26,7 @@ pub(crate) trait UnwindMaps {
     fn write_rules(&mut self, first: u32, rules: &[Rule]) -> io::Result<()>;
     fn write_mappings(&mut self, first: u32, mappings: &[ProcessMapping]) -> io::Result<()>;
     fn set_process(&mut self, pid: Pid, mappings: ProcessMappings) -> io::Result<()>;
-    fn write_interpreter(&mut self, index: u32, interpreter: &Interpreter) -> io::Result<()>;
-    fn write_machine(&mut self, index: u32, machine: &Hotspot) -> io::Result<()>;
+    fn write_runtime(&mut self, index: u32, runtime: &RuntimePlace) -> io::Result<()>;
     fn read_cell(&self, index: u32) -> Option<RowCell>;
     fn read_page(&self, index: u32) -> Option<PageRows>;
     /// Succeeds if the process is missing: the kernel side removes processes too.
@@ -81,8 +78,8 @@ pub(crate) struct TableStore<M> {
     /// Of the last registered mappings.
     serial: u32,
     generated: TableRef,
-    interpreters: Interpreters<Interpreter>,
-    machines: Interpreters<Hotspot>,
+    interpreters: Runtimes,
+    machines: Runtimes,
 }
 
 #[derive(Debug)]
@@ -146,8 +143,8 @@ impl<M: UnwindMaps> TableStore<M> {
             uses: 0,
             serial: 0,
             generated,
-            interpreters: Interpreters::new(INTERPRETERS_MAX),
-            machines: Interpreters::new(JAVA_MACHINES_MAX),
+            interpreters: Runtimes::new(RUNTIMES_MAX),
+            machines: Runtimes::new(RUNTIMES_MAX),
         }
     }
 
@@ -181,15 +178,15 @@ impl<M: UnwindMaps> TableStore<M> {
     }
 
     /// Sets the interpreter of a process, from its next registration on. Returns false if the map is full.
-    pub(crate) fn set_interpreter(&mut self, pid: Pid, interpreter: Option<&Interpreter>) -> io::Result<bool> {
+    pub(crate) fn set_interpreter(&mut self, pid: Pid, interpreter: Option<&RuntimePlace>) -> io::Result<bool> {
         let Self { interpreters, maps, .. } = self;
-        interpreters.set(pid, interpreter, |index, interpreter| maps.write_interpreter(index, interpreter))
+        interpreters.set(pid, interpreter, |index, interpreter| maps.write_runtime(index, interpreter))
     }
 
-    /// As above, of its Java virtual machine.
-    pub(crate) fn set_machine(&mut self, pid: Pid, machine: Option<&Hotspot>) -> io::Result<bool> {
+    /// As above, of its virtual machine.
+    pub(crate) fn set_machine(&mut self, pid: Pid, machine: Option<&RuntimePlace>) -> io::Result<bool> {
         let Self { machines, maps, .. } = self;
-        machines.set(pid, machine, |index, machine| maps.write_machine(index, machine))
+        machines.set(pid, machine, |index, machine| maps.write_runtime(index, machine))
     }
 
     /// Tables and mappings are released even if the map cannot be written.

@@ -32,7 +32,7 @@ const LAYERS: &[(&str, &str)] = &[
     ("collect", "memory object::fixture linux"),
     ("keeper", "bpf::load collect linux process::launch"),
     ("probe", "allocator object linux process bpf keeper model::ProbeCosts"),
-    ("interpreter", "linux object process unwind::ranges"),
+    ("interpreter", "linux object process unwind::ranges unwind::runtimes"),
     ("ingest", "object::interpreted"),
     ("ledger", "ingest"),
     ("walk", "collect memory object linux::proc"),

@@ -2,9 +2,10 @@
 
 use profiler_common::hotspot::{BLOB_WORDS, HAS_OFFSETS, Hotspot};
 
-use super::memory::{Memory, Unsupported};
+use super::super::memory::Memory;
 use super::stream::Encoding;
 use super::structs::Structs;
+use super::structs::Unsupported;
 
 #[derive(Clone, Debug)]
 pub(super) struct Layout {

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
 
+use super::super::memory::Memory;
 use super::layout::{Layout, Source};
-use super::memory::Memory;
 use crate::object::interpreted::{CodeLines, Function};
 
 /// Names of methods, classes and files: longer ones are cut.

@@ -4,10 +4,12 @@ use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
 
+use super::super::memory::Memory;
 use super::layout::{Layout, ScopesLayout};
-use super::memory::Memory;
 use super::method::{Method, Methods};
-use crate::object::interpreted::{Compiled, JavaCode, Scope};
+use profiler_common::interpreter::CodePlace;
+
+use crate::object::interpreted::{Compiled, Scope};
 
 /// Real methods have a tenth of it.
 const PART_BYTES_MAX: usize = 1 << 20;
@@ -27,11 +29,11 @@ struct Parts {
 }
 
 /// `None` if the blob is another method's by now.
-pub(super) fn read(memory: &impl Memory, layout: &Layout, methods: &mut Methods, code: &JavaCode) -> Option<Compiled> {
+pub(super) fn read(memory: &impl Memory, layout: &Layout, methods: &mut Methods, code: &CodePlace) -> Option<Compiled> {
     let place = layout.place();
     let at = |offset: u16| code.address.wrapping_add(offset.into());
     if memory.word(at(place.blob_method))? != code.refers_to
-        || memory.integer(at(place.blob_compilation))? != code.compilation
+        || u64::from(memory.integer(at(place.blob_compilation))?) != code.detail
     {
         return None;
     }

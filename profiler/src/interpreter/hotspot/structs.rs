@@ -1,9 +1,22 @@
 //! The machine's description of its structures: tables of fields and types, which it exports.
 
+use profiler_common::hotspot::CODE_HEAPS_MAX;
 use rustc_hash::FxHashMap;
+use thiserror::Error;
 
-use super::memory::{Memory, Unsupported};
+use super::super::memory::Memory;
 use crate::address::LinkAddr;
+
+/// Why frames of a machine are not unwound.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub(crate) enum Unsupported {
+    #[error("its memory cannot be read")]
+    Unreadable,
+    #[error("its own description of its structures (`gHotSpotVMStructs`) lacks `{0}`; JDK 11 to 25 have it")]
+    Missing(&'static str),
+    #[error("it has {0} heaps of code; up to {CODE_HEAPS_MAX} are supported")]
+    Heaps(u32),
+}
 
 /// Addresses of the pointers to the tables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -3,6 +3,7 @@
 use std::cell::Cell;
 use std::collections::BTreeMap;
 
+use profiler_common::interpreter::CodePlace;
 use proptest::prelude::*;
 
 use super::structs::Exports;
@@ -250,12 +251,21 @@ fn what_is_missing_is_named() {
     assert_eq!(Structs::read(&image, EXPORTS, BIAS).err(), Some(Unsupported::Unreadable));
 }
 
-fn interpreted() -> JavaCode {
-    JavaCode { id: 5, kind: CodeKind::JavaInterpreted, address: METHODS, refers_to: METHODS + 0x100, compilation: 0 }
+fn placed(kind: CodeKind, place: CodePlace) -> PlacedCode {
+    PlacedCode { id: 5, kind, place }
 }
 
-fn compiled() -> JavaCode {
-    JavaCode { id: 6, kind: CodeKind::JavaCompiled, address: BLOB, refers_to: METHODS, compilation: 42 }
+fn changed(mut code: PlacedCode, change: impl FnOnce(&mut CodePlace)) -> PlacedCode {
+    change(&mut code.place);
+    code
+}
+
+fn interpreted() -> PlacedCode {
+    placed(CodeKind::JavaInterpreted, CodePlace { address: METHODS, refers_to: METHODS + 0x100, detail: 0 })
+}
+
+fn compiled() -> PlacedCode {
+    placed(CodeKind::JavaCompiled, CodePlace { address: BLOB, refers_to: METHODS, detail: 42 })
 }
 
 #[test]
@@ -306,10 +316,10 @@ fn replaced_code_has_no_names() {
     let image = image();
     let mut machine = machine(&image);
     for replaced in [
-        JavaCode { refers_to: 1, ..interpreted() },
-        JavaCode { refers_to: 1, ..compiled() },
-        JavaCode { compilation: 43, ..compiled() },
-        JavaCode { address: 1, ..compiled() },
+        changed(interpreted(), |place| place.refers_to = 1),
+        changed(compiled(), |place| place.refers_to = 1),
+        changed(compiled(), |place| place.detail = 43),
+        changed(compiled(), |place| place.address = 1),
     ] {
         assert_eq!(machine.read_from(&image, &replaced), None, "{replaced:?}");
     }
@@ -319,7 +329,8 @@ fn replaced_code_has_no_names() {
 fn a_stub_has_the_name_of_its_blob() {
     let mut image = image();
     image.put(TEXTS + 0x7000, b"StubRoutines (1)\0");
-    let stub = JavaCode { kind: CodeKind::JavaStub, refers_to: TEXTS + 0x7000, ..compiled() };
+    let stub = CodePlace { refers_to: TEXTS + 0x7000, ..compiled().place };
+    let stub = placed(CodeKind::JavaStub, stub);
     let code = machine(&image).read_from(&image, &stub).expect("readable");
     let function = Function { name: Some("StubRoutines (1)".into()), ..Function::default() };
     assert_eq!(code.body, CodeBody::Function(function));
@@ -360,7 +371,7 @@ proptest! {
     fn random_memory_gives_code_or_none(bytes in proptest::collection::vec(any::<u8>(), 1..4000)) {
         let mut machine = machine(&image());
         let memory = Random(&bytes, Cell::default());
-        for code in [interpreted(), compiled(), JavaCode { kind: CodeKind::JavaStub, ..compiled() }] {
+        for code in [interpreted(), compiled(), PlacedCode { kind: CodeKind::JavaStub, ..compiled() }] {
             let _ = machine.read_from(&memory, &code);
         }
         if let Ok(structs) = Structs::read(&memory, EXPORTS, BIAS) {

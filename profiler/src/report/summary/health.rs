@@ -97,8 +97,15 @@ impl Page {
         }
         if interpreters.unnamed > 0 {
             let functions = text::counted(interpreters.unnamed, "function");
-            let reason = "replaced before they were read, or too many";
-            self.line(WARNING, &format!("  {functions} of interpreters without names: {reason}"));
+            self.line(WARNING, &format!("  {functions} of interpreters without names"));
+            for (reason, count) in interpreters.unnamed_reasons.iter().take(REACHED_MAX) {
+                self.line(WARNING, &format!("    {} {}", text::count(*count), text::printable(reason)));
+            }
+        }
+        if interpreters.deferred > 0 {
+            let times = text::counted(interpreters.deferred, "time");
+            let line = format!("  names of interpreters' functions deferred {times}: a process had too many new ones");
+            self.line(WARNING, &line);
         }
     }
 

@@ -104,7 +104,7 @@ const OBJECTS: &[(&str, &str)] = &[
     ("/health/verdict", "complete findings statement strict"),
     ("/health/verdict/findings/0", "count exceeded kind share share_max"),
     ("/health/inline_engine", "passed_calls refused stop_ns_max targets trapped_calls"),
-    ("/health/interpreters", "no_thread processes unnamed unreadable unsupported"),
+    ("/health/interpreters", "deferred no_thread processes unnamed unnamed_reasons unreadable unsupported"),
     ("/health/symbolization", "downloads failures isolation isolation_missing modules"),
     ("/health/symbolization/downloads/0", "build_id bytes failure module"),
     ("/health/symbolization/modules/0", "build_id module package share symbols"),

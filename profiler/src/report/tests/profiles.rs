@@ -469,6 +469,8 @@ fn interpreters() -> InterpreterFrames {
         no_thread: 7,
         unreadable: 1,
         unnamed: 2_000_000,
+        unnamed_reasons: [("replaced before they were read".to_owned(), 2_000_000)].into(),
+        deferred: 12,
     }
 }
 

@@ -66,11 +66,7 @@ impl UnwindMaps for Maps {
         self.ask(Map::Mappings)?;
         write(&mut self.0.borrow_mut().mappings, first, mappings)
     }
-    fn write_machine(&mut self, _: u32, _: &Hotspot) -> io::Result<()> {
-        Ok(())
-    }
-
-    fn write_interpreter(&mut self, _: u32, _: &Interpreter) -> io::Result<()> {
+    fn write_runtime(&mut self, _: u32, _: &RuntimePlace) -> io::Result<()> {
         Ok(())
     }
     fn read_cell(&self, index: u32) -> Option<RowCell> {

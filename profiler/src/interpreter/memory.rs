@@ -1,21 +1,7 @@
-//! Memory of a target, and what it lacks.
-
-use profiler_common::hotspot::CODE_HEAPS_MAX;
-use thiserror::Error;
+//! Memory of a target.
 
 use crate::ids::Pid;
 use crate::linux::process_memory;
-
-/// Why frames of a machine are not unwound.
-#[derive(Clone, Debug, PartialEq, Eq, Error)]
-pub(crate) enum Unsupported {
-    #[error("its memory cannot be read")]
-    Unreadable,
-    #[error("its own description of its structures (`gHotSpotVMStructs`) lacks `{0}`; JDK 11 to 25 have it")]
-    Missing(&'static str),
-    #[error("it has {0} heaps of code; up to {CODE_HEAPS_MAX} are supported")]
-    Heaps(u32),
-}
 
 /// Memory of a target.
 pub(super) trait Memory {

@@ -2,17 +2,36 @@
 //! addresses.
 
 use std::collections::{HashMap, VecDeque};
-use std::hash::Hash;
 use std::io;
+
+use profiler_common::hotspot::Hotspot;
+use profiler_common::interpreter::{Interpreter, Runtime};
 
 use crate::ids::Pid;
 
+/// Where a runtime has its structures in a process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum RuntimePlace {
+    Cpython(Interpreter),
+    Hotspot(Hotspot),
+}
+
+impl RuntimePlace {
+    fn runtime(&self) -> Runtime {
+        match self {
+            Self::Cpython(_) => Runtime::Cpython,
+            Self::Hotspot(_) => Runtime::Hotspot,
+        }
+    }
+}
+
+/// Places in one of the maps of each runtime: those of one kind share their indices.
 #[derive(Debug)]
-pub(super) struct Interpreters<T> {
+pub(super) struct Runtimes {
     /// Number of places in the kernel's map.
     capacity: u32,
-    places: Vec<(T, u32)>,
-    known: HashMap<T, u32>,
+    places: Vec<(RuntimePlace, u32)>,
+    known: HashMap<RuntimePlace, u32>,
     of_processes: HashMap<Pid, u32>,
     /// Places without users, which children that are not registered yet may still use: the oldest is taken first.
     free: VecDeque<u32>,
@@ -26,7 +45,7 @@ struct Place {
     is_new: bool,
 }
 
-impl<T: Copy + Eq + Hash> Interpreters<T> {
+impl Runtimes {
     pub(super) fn new(capacity: u32) -> Self {
         Self {
             capacity,
@@ -37,36 +56,36 @@ impl<T: Copy + Eq + Hash> Interpreters<T> {
         }
     }
 
-    /// As in [`ProcessMappings`](profiler_common::unwind::ProcessMappings): 0 for a process without an interpreter.
+    /// As in [`ProcessMappings`](profiler_common::unwind::ProcessMappings): 0 for a process without one.
     pub(super) fn number(&self, pid: Pid) -> u32 {
-        self.of_processes.get(&pid).map_or(0, |index| index + 1)
+        self.of_processes.get(&pid).map_or(0, |&index| self.places[index as usize].0.runtime().number(index))
     }
 
     /// Assigns a place to a process, and writes it if it is new; `None` releases the process's. Returns false if the map is full.
     pub(super) fn set(
         &mut self,
         pid: Pid,
-        interpreter: Option<&T>,
-        write: impl FnOnce(u32, &T) -> io::Result<()>,
+        place: Option<&RuntimePlace>,
+        write: impl FnOnce(u32, &RuntimePlace) -> io::Result<()>,
     ) -> io::Result<bool> {
-        let Some(interpreter) = interpreter else {
+        let Some(runtime) = place else {
             self.release(pid);
             return Ok(true);
         };
-        let Some(place) = self.assign(pid, interpreter) else { return Ok(false) };
+        let Some(place) = self.assign(pid, runtime) else { return Ok(false) };
         if place.is_new {
-            write(place.index, interpreter)?;
+            write(place.index, runtime)?;
         }
         Ok(true)
     }
 
     /// `None` if the map is full.
-    fn assign(&mut self, pid: Pid, interpreter: &T) -> Option<Place> {
+    fn assign(&mut self, pid: Pid, runtime: &RuntimePlace) -> Option<Place> {
         self.release(pid);
-        let known = self.known.get(interpreter).copied();
+        let known = self.known.get(runtime).copied();
         let place = match known {
             Some(index) => Place { index, is_new: false },
-            None => Place { index: self.take(interpreter)?, is_new: true },
+            None => Place { index: self.take(runtime)?, is_new: true },
         };
         self.places[place.index as usize].1 += 1;
         self.free.retain(|free| *free != place.index);
@@ -83,21 +102,21 @@ impl<T: Copy + Eq + Hash> Interpreters<T> {
         }
     }
 
-    fn take(&mut self, interpreter: &T) -> Option<u32> {
+    fn take(&mut self, runtime: &RuntimePlace) -> Option<u32> {
         let index = u32::try_from(self.places.len()).ok().filter(|&index| index < self.capacity);
         let index = match index {
             Some(index) => {
-                self.places.push((*interpreter, 0));
+                self.places.push((*runtime, 0));
                 index
             }
             None => {
                 let index = self.free.pop_front()?;
                 self.known.remove(&self.places[index as usize].0);
-                self.places[index as usize] = (*interpreter, 0);
+                self.places[index as usize] = (*runtime, 0);
                 index
             }
         };
-        self.known.insert(*interpreter, index);
+        self.known.insert(*runtime, index);
         Some(index)
     }
 }
@@ -105,16 +124,15 @@ impl<T: Copy + Eq + Hash> Interpreters<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use profiler_common::interpreter::Interpreter;
-    use profiler_common::limits::INTERPRETERS_MAX;
+    use profiler_common::limits::RUNTIMES_MAX;
 
-    fn interpreter(key: u64) -> Interpreter {
-        Interpreter { key, ..Interpreter::default() }
+    fn interpreter(key: u64) -> RuntimePlace {
+        RuntimePlace::Cpython(Interpreter { key, ..Interpreter::default() })
     }
 
     #[test]
     fn equal_interpreters_share_a_place_and_free_ones_are_reused_last() {
-        let mut interpreters = Interpreters::new(INTERPRETERS_MAX);
+        let mut interpreters = Runtimes::new(RUNTIMES_MAX);
         assert_eq!(interpreters.assign(Pid(1), &interpreter(10)), Some(Place { index: 0, is_new: true }));
         assert_eq!(interpreters.assign(Pid(2), &interpreter(10)), Some(Place { index: 0, is_new: false }));
         assert_eq!([1, 2, 3].map(|pid| interpreters.number(Pid(pid))), [1, 1, 0]);
@@ -124,7 +142,7 @@ mod tests {
         // A child that is registered later finds it.
         assert_eq!(interpreters.assign(Pid(3), &interpreter(10)), Some(Place { index: 0, is_new: false }));
         interpreters.release(Pid(3));
-        for key in 1..INTERPRETERS_MAX {
+        for key in 1..RUNTIMES_MAX {
             let place = interpreters.assign(Pid(100 + key), &interpreter(100 + u64::from(key)));
             assert_eq!(place, Some(Place { index: key, is_new: true }));
         }

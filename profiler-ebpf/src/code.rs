@@ -1,0 +1,88 @@
+//! Code of interpreters and virtual machines in stacks. A frame has an identity of its code; the first stack with it sends where the
+//! code is, and the agent reads its names.
+
+use aya_ebpf::bindings::BPF_RB_NO_WAKEUP;
+use aya_ebpf::helpers::bpf_get_current_pid_tgid;
+use aya_ebpf::helpers::generated::bpf_ktime_get_ns;
+use profiler_common::counter::Counter;
+use profiler_common::interpreter::{CodeId, CodeKind, CodePlace, CodePlaceRecord, InterpretedFrame};
+use profiler_common::limits::{CODE_PER_PERIOD, CODE_PERIOD_SHIFT, CODE_RATES as RATES_COUNT};
+use profiler_common::record::{RecordHeader, RecordKind};
+use profiler_common::stack::StackHasher;
+
+use crate::layout::Scratch;
+use crate::maps::{CODE_RATES, EVENTS, SCRATCH, count};
+use crate::seen::{forget, is_new};
+use crate::{config, frames};
+
+/// Adds a frame of this code.
+#[inline(always)]
+pub(crate) fn add(area: u32, scratch: *mut Scratch, kind: CodeKind, place: CodePlace, instruction: u32) {
+    let tgid = (bpf_get_current_pid_tgid() >> 32) as u32;
+    let mut hasher = StackHasher::new(config::stack_seed(), tgid);
+    hasher.add(place.address);
+    hasher.add(place.refers_to);
+    hasher.add(place.detail);
+    let id = hasher.finish();
+    // SAFETY: this program has claimed the area.
+    let state = unsafe { &mut (*scratch).walk.code };
+    state.id = id;
+    state.place = place;
+    state.kind = kind as u32;
+    if is_new(id) && code_place(area) == 0 {
+        forget(id);
+    }
+    frames::add(scratch, InterpretedFrame { kind, code: CodeId(id).in_frames(), instruction }.to_word());
+}
+
+/// Sends the code of the current frame. Returns 0 if it was not sent.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub(crate) extern "C" fn code_place(area: u32) -> u32 {
+    let Some(scratch) = SCRATCH.get_ptr(area) else {
+        return 1;
+    };
+    if !may_send() {
+        return 0;
+    }
+    let Some(mut entry) = EVENTS.reserve::<CodePlaceRecord>(0) else {
+        count(Counter::RingFull);
+        return 0;
+    };
+    // SAFETY: the pointer comes from a successful lookup, and this program has claimed the area.
+    let state = unsafe { &(*scratch).walk.code };
+    let tgid = (bpf_get_current_pid_tgid() >> 32) as u32;
+    entry.write(CodePlaceRecord {
+        header: RecordHeader::new(RecordKind::CodePlace, tgid),
+        code_id: state.id,
+        place: state.place,
+        kind: state.kind,
+        reserved: 0,
+    });
+    entry.submit(u64::from(BPF_RB_NO_WAKEUP));
+    count(Counter::Events);
+    1
+}
+
+/// Whether the process may send code; counts what is refused. Concurrent calls may overwrite each other's counts, and processes whose
+/// ids have the same low bits share theirs: the limit need not be exact.
+#[inline(always)]
+pub(crate) fn may_send() -> bool {
+    let tgid = (bpf_get_current_pid_tgid() >> 32) as u32;
+    let Some(rate) = CODE_RATES.get_ptr_mut(tgid & (RATES_COUNT - 1)) else {
+        return false;
+    };
+    // SAFETY: the helper takes no arguments.
+    let period = (unsafe { bpf_ktime_get_ns() } >> CODE_PERIOD_SHIFT) as u32;
+    // The period in the upper half, in the lower one the number of records.
+    // SAFETY: the pointer comes from a successful lookup.
+    let word = unsafe { rate.read_volatile() };
+    let sent = if (word >> 32) as u32 == period { word as u32 } else { 0 };
+    if sent >= CODE_PER_PERIOD {
+        count(Counter::CodeRefused);
+        return false;
+    }
+    // SAFETY: as above.
+    unsafe { rate.write_volatile(u64::from(period) << 32 | u64::from(sent + 1)) };
+    true
+}
