@@ -71,6 +71,7 @@ impl CodeKind {
 pub enum Runtime {
     Cpython = 0,
     Hotspot = 1,
+    V8 = 2,
 }
 
 const RUNTIME_SHIFT: u32 = 28;
@@ -317,9 +318,9 @@ pub struct CodePlace {
     /// Of the method of HotSpot's interpreter; of the blob with compiled code; of the function.
     pub address: u64,
     /// A word of it, to verify that the code has not been replaced: the constant part of a method, the method of compiled code, the
-    /// name of a stub.
+    /// name of a stub, name or scope of a function of V8.
     pub refers_to: u64,
-    /// Number of the compilation of a compiled method, else 0.
+    /// Number of the compilation of a compiled method; address in the compiled code of a function of V8; else 0.
     pub detail: u64,
 }
 
@@ -356,7 +357,7 @@ mod tests {
 
     #[test]
     fn numbers_have_their_runtime_and_index() {
-        for runtime in [Runtime::Cpython, Runtime::Hotspot] {
+        for runtime in [Runtime::Cpython, Runtime::Hotspot, Runtime::V8] {
             let number = runtime.number(7);
             assert!(runtime.has(number) && runtime_index(number) == 7);
         }

@@ -21,3 +21,4 @@ pub mod stack;
 pub mod step;
 pub mod target;
 pub mod unwind;
+pub mod v8;

@@ -7,6 +7,7 @@ use crate::interpreter::Interpreter;
 use crate::live::{LiveBlock, LiveKey};
 use crate::sampling::SamplingRate;
 use crate::unwind::{PageRows, ProcessMapping, ProcessMappings, RowCell, Rule};
+use crate::v8::V8;
 
 // SAFETY: `repr(C)` integers without padding (asserted by size beside the type); any bytes are a valid value.
 unsafe impl aya::Pod for LiveKey {}
@@ -28,3 +29,5 @@ unsafe impl aya::Pod for ProcessMappings {}
 unsafe impl aya::Pod for Hotspot {}
 // SAFETY: as above.
 unsafe impl aya::Pod for Interpreter {}
+// SAFETY: as above.
+unsafe impl aya::Pod for V8 {}

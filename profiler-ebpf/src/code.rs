@@ -15,14 +15,15 @@ use crate::maps::{CODE_RATES, EVENTS, SCRATCH, count};
 use crate::seen::{forget, is_new};
 use crate::{config, frames};
 
-/// Adds a frame of this code.
+/// Adds a frame of this code. `version` distinguishes it from other code that was at the place, where that does not.
 #[inline(always)]
-pub(crate) fn add(area: u32, scratch: *mut Scratch, kind: CodeKind, place: CodePlace, instruction: u32) {
+pub(crate) fn add(area: u32, scratch: *mut Scratch, kind: CodeKind, place: CodePlace, version: u64, instruction: u32) {
     let tgid = (bpf_get_current_pid_tgid() >> 32) as u32;
     let mut hasher = StackHasher::new(config::stack_seed(), tgid);
     hasher.add(place.address);
     hasher.add(place.refers_to);
     hasher.add(place.detail);
+    hasher.add(version);
     let id = hasher.finish();
     // SAFETY: this program has claimed the area.
     let state = unsafe { &mut (*scratch).walk.code };

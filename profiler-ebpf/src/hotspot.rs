@@ -62,7 +62,7 @@ fn interpreted(area: u32, scratch: *mut Scratch, machine: &Hotspot, registers: &
     let place = CodePlace { address: frame.method, refers_to: constant, detail: 0 };
     // Methods have less than 64 KiB.
     let instruction = if bytecode >> 16 == 0 { bytecode as u32 } else { INSTRUCTION_UNKNOWN };
-    code::add(area, scratch, CodeKind::JavaInterpreted, place, instruction);
+    code::add(area, scratch, CodeKind::JavaInterpreted, place, 0, instruction);
     interpreted_caller(registers, &window)
 }
 
@@ -93,7 +93,7 @@ fn generated(area: u32, scratch: *mut Scratch, machine: &Hotspot, registers: &Re
     let offset = ip.wrapping_sub(blob);
     let instruction = if offset < u64::from(INSTRUCTION_UNKNOWN) { offset as u32 } else { INSTRUCTION_UNKNOWN };
     let kind = if is_method { CodeKind::JavaCompiled } else { CodeKind::JavaStub };
-    code::add(area, scratch, kind, place, instruction);
+    code::add(area, scratch, kind, place, 0, instruction);
     if frame_words == 0 {
         return by_frame_pointer(registers, &window);
     }

@@ -8,6 +8,7 @@ use profiler_common::limits::{INFLIGHT_WAYS, PAGE_BYTES, RAW_STACK_PAGES_MAX, ST
 use profiler_common::live::LiveBlock;
 use profiler_common::record::{RawStackHeader, StackHeader};
 use profiler_common::step::Registers;
+use profiler_common::v8::OBJECT_WORDS;
 
 /// A hooked call between entry and return.
 #[derive(Clone, Copy)]
@@ -117,10 +118,14 @@ pub(crate) struct MachineWalk {
     pub(crate) number: u32,
     /// Always 0.
     pub(crate) reserved: u32,
-    /// Its code, empty in processes without a machine.
-    pub(crate) code: [AddressRange; 2],
+    /// Its code.
+    pub(crate) code: [AddressRange; 3],
     /// HotSpot: the header of the current frame's blob.
     pub(crate) blob: [u64; BLOB_WORDS],
+    /// V8: maps of shared parts of functions, and of bytecode, once their types are known.
+    pub(crate) maps: [u64; 2],
+    /// The first words of an object.
+    pub(crate) object: [u64; OBJECT_WORDS],
 }
 
 /// The current frame's code, of which the agent reads the names.
@@ -166,5 +171,6 @@ pub(crate) struct RawRecord {
 }
 
 const _: () = assert!(FRAME_WINDOW_WORDS.is_power_of_two() && FRAME_WINDOW_WORDS > FRAME_WORDS);
+const _: () = assert!(OBJECT_WORDS.is_power_of_two());
 const _: () = assert!(CODE_WORDS.is_power_of_two() && BLOB_WORDS.is_power_of_two());
 const _: () = assert!(STACK_FRAMES_MAX.is_power_of_two() && WINDOW_WORDS.is_power_of_two());

@@ -3,25 +3,37 @@
 use profiler_common::interpreter::{AddressRange, Runtime, runtime_index};
 
 use crate::layout::MachineWalk;
-use crate::maps::JAVA_MACHINES;
+use crate::maps::{JAVA_MACHINES, JAVASCRIPT_ENGINES};
 
 /// Initialises the state for a process whose virtual machine has this number.
 #[inline(always)]
 pub(crate) fn start(state: &mut MachineWalk, number: u32) {
-    state.number = number;
-    state.code = [AddressRange { start: 0, bytes: 0 }; 2];
+    state.number = 0;
     if number == 0 {
         return;
     }
+    let index = runtime_index(number);
     if Runtime::Hotspot.has(number)
-        && let Some(machine) = JAVA_MACHINES.get(runtime_index(number))
+        && let Some(machine) = JAVA_MACHINES.get(index)
     {
-        state.code[0] = machine.code;
+        let none = AddressRange { start: 0, bytes: 0 };
+        state.code = [machine.code, none, none];
+    } else if Runtime::V8.has(number)
+        && let Some(engine) = JAVASCRIPT_ENGINES.get(index)
+    {
+        state.code = [engine.generated, engine.builtins[0], engine.builtins[1]];
+        state.maps = [0; 2];
+    } else {
+        return;
     }
+    state.number = number;
 }
 
-/// Whether the address is in the machine's code.
+/// The machine whose code contains the address.
 #[inline(always)]
-pub(crate) fn has_code(state: &MachineWalk, address: u64) -> bool {
-    state.code[0].contains(address) || state.code[1].contains(address)
+pub(crate) fn with_code(state: &MachineWalk, address: u64) -> Option<Runtime> {
+    if state.number == 0 || !state.code.iter().any(|range| range.contains(address)) {
+        return None;
+    }
+    Some(if Runtime::V8.has(state.number) { Runtime::V8 } else { Runtime::Hotspot })
 }

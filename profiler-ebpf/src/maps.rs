@@ -16,6 +16,7 @@ use profiler_common::live::{LiveBlock, LiveKey};
 use profiler_common::rule_cache::CachedRule;
 use profiler_common::sampling::SamplingRate;
 use profiler_common::unwind::{PageRows, ProcessMapping, ProcessMappings, RowCell, Rule};
+use profiler_common::v8::V8;
 
 use crate::asm;
 use crate::layout::{InflightBucket, RawRecord, Scratch};
@@ -105,6 +106,10 @@ pub(crate) static INTERPRETERS: Array<Interpreter> = Array::with_max_entries(RUN
 /// Java virtual machines, as above.
 #[map]
 pub(crate) static JAVA_MACHINES: Array<Hotspot> = Array::with_max_entries(RUNTIMES_MAX, 0);
+
+/// JavaScript engines, as above.
+#[map]
+pub(crate) static JAVASCRIPT_ENGINES: Array<V8> = Array::with_max_entries(RUNTIMES_MAX, 0);
 
 /// Code that processes have sent: see [`may_send`](crate::code::may_send).
 #[map]

@@ -4,6 +4,7 @@
 //! it no more than a shallow one. Between calls, the state is in the claimed scratch area. This form loads on Linux 5.15 and
 //! later, which cookies require anyway.
 
+use profiler_common::interpreter::Runtime;
 use profiler_common::limits::STACK_FRAMES_MAX;
 use profiler_common::rule_cache::CacheKey;
 use profiler_common::stack::{StackEnd, StackHasher};
@@ -17,7 +18,7 @@ use crate::layout::{Scratch, Walk};
 use crate::maps::{MAPPINGS, PAGES, PROCESSES, ROWS, RULE_CACHE, RULES, SCRATCH};
 use crate::scratch::Claim;
 use crate::window::Window;
-use crate::{config, frames, hotspot, interpreter, machine};
+use crate::{config, frames, hotspot, interpreter, machine, v8};
 
 /// Result of a walk; the frames are in the area's record.
 pub(crate) struct Unwound {
@@ -30,8 +31,9 @@ pub(crate) struct Unwound {
 const CONTINUE: u32 = 0;
 /// Flag of a result of [`unwind_step`]: the frame is one of the interpreter loop.
 const IN_LOOP: u32 = 1 << 8;
-/// Result of [`unwind_step`] if the frame is HotSpot's: it has not been added.
+/// Results of [`unwind_step`] if the frame is HotSpot's or V8's: it has not been added.
 const IN_HOTSPOT: u32 = 1 << 9;
+const IN_V8: u32 = 1 << 10;
 
 /// The return address of a call at its function's entry, where it is on top of the stack. Fills the window.
 #[inline(always)]
@@ -120,6 +122,8 @@ pub(crate) extern "C" fn unwind_batch(area: u32) -> u32 {
         let mut word = unwind_step(area);
         if word == IN_HOTSPOT {
             word = hotspot::hotspot_frame(area);
+        } else if word == IN_V8 {
+            word = v8::v8_frame(area);
         }
         if word & IN_LOOP != 0 {
             interpreter::interpreter_frames(area);
@@ -131,7 +135,7 @@ pub(crate) extern "C" fn unwind_batch(area: u32) -> u32 {
     CONTINUE
 }
 
-/// Writes the current frame and steps to its caller. Returns [`CONTINUE`], or an end, and [`IN_LOOP`]; or [`IN_HOTSPOT`].
+/// Writes the current frame and steps to its caller. Returns [`CONTINUE`], or an end, and [`IN_LOOP`]; or [`IN_HOTSPOT`] or [`IN_V8`].
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub(crate) extern "C" fn unwind_step(area: u32) -> u32 {
@@ -145,8 +149,10 @@ pub(crate) extern "C" fn unwind_step(area: u32) -> u32 {
     if depth >= STACK_FRAMES_MAX {
         return StackEnd::Truncated as u32 + 1;
     }
-    if machine::has_code(&walk.machine, registers.lookup_address()) {
-        return IN_HOTSPOT;
+    match machine::with_code(&walk.machine, registers.lookup_address()) {
+        Some(Runtime::V8) => return IN_V8,
+        Some(_) => return IN_HOTSPOT,
+        None => {}
     }
     frames::add(scratch, registers.ip);
     let in_loop = if interpreter::is_loop(&walk.interpreter, registers.lookup_address()) { IN_LOOP } else { 0 };

@@ -21,6 +21,7 @@ pub(crate) struct KernelUnwindMaps {
     mappings: MapData,
     cpython: MapData,
     hotspot: MapData,
+    v8: MapData,
     processes: HashMap<MapData, u32, ProcessMappings>,
 }
 
@@ -41,6 +42,7 @@ impl KernelUnwindMaps {
             mappings: array(kernel, "MAPPINGS")?,
             cpython: array(kernel, "INTERPRETERS")?,
             hotspot: array(kernel, "JAVA_MACHINES")?,
+            v8: array(kernel, "JAVASCRIPT_ENGINES")?,
             processes: HashMap::try_from(processes).map_err(failed)?,
         })
     }
@@ -78,6 +80,7 @@ impl UnwindMaps for KernelUnwindMaps {
     fn write_runtime(&mut self, index: u32, place: &RuntimePlace) -> io::Result<()> {
         match place {
             RuntimePlace::Cpython(place) => write_array(self.cpython.fd(), index, std::slice::from_ref(place)),
+            RuntimePlace::V8(place) => write_array(self.v8.fd(), index, std::slice::from_ref(place)),
             RuntimePlace::Hotspot(place) => write_array(self.hotspot.fd(), index, std::slice::from_ref(place)),
         }
     }

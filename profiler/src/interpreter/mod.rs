@@ -5,6 +5,9 @@ mod arch;
 mod cpython;
 mod hotspot;
 mod memory;
+mod v8;
+
+use std::ops::Range;
 
 use self::cpython::Cpython;
 use crate::ids::Pid;
@@ -18,6 +21,37 @@ use crate::unwind::runtimes::RuntimePlace;
 pub(crate) enum Runtime {
     Python(Cpython),
     Java(hotspot::Library),
+    JavaScript(v8::Library),
+}
+
+/// A process that maps a module with a runtime.
+pub(crate) struct Process {
+    pub(crate) pid: Pid,
+    /// The module's load bias.
+    pub(crate) bias: u64,
+    /// Its C library is musl.
+    pub(crate) uses_musl: bool,
+    /// By address.
+    pub(crate) code: Vec<CodeMapping>,
+}
+
+/// A mapping of code.
+#[derive(Clone, Debug)]
+pub(crate) struct CodeMapping {
+    pub(crate) range: Range<u64>,
+    /// Load bias of the runtime's module, if it is of that.
+    pub(crate) own_bias: Option<u64>,
+    /// Not of a file.
+    pub(crate) is_generated: bool,
+}
+
+impl CodeMapping {
+    /// Where it has a range of the runtime's module; `None` if it does not have all of it.
+    fn part(&self, link: &Range<u64>) -> Option<Range<u64>> {
+        let bias = self.own_bias?;
+        let part = link.start.wrapping_add(bias)..link.end.wrapping_add(bias);
+        (self.range.start <= part.start && part.start < part.end && part.end <= self.range.end).then_some(part)
+    }
 }
 
 /// A runtime of a process.
@@ -31,6 +65,7 @@ pub(crate) struct Entered {
 #[derive(Debug)]
 pub(crate) enum Reader {
     Java(hotspot::Machine),
+    JavaScript(v8::Engine),
 }
 
 impl Runtime {
@@ -39,7 +74,10 @@ impl Runtime {
         if is_java {
             return Ok(hotspot::Library::of(module)?.map(Self::Java));
         }
-        Ok(Cpython::of(module)?.map(Self::Python))
+        if let Some(cpython) = Cpython::of(module)? {
+            return Ok(Some(Self::Python(cpython)));
+        }
+        Ok(v8::Library::of(module)?.map(Self::JavaScript))
     }
 
     /// Stands for its functions.
@@ -47,11 +85,13 @@ impl Runtime {
         match self {
             Self::Python(_) => PseudoModule::Python,
             Self::Java(_) => PseudoModule::Java,
+            Self::JavaScript(_) => PseudoModule::JavaScript,
         }
     }
 
-    /// In a process that maps the module with this load bias. `None` if it has not started yet.
-    pub(crate) fn in_process(self, pid: Pid, bias: u64, uses_musl: bool) -> Result<Option<Entered>, String> {
+    /// In a process that maps the module. `None` if it has not started yet.
+    pub(crate) fn in_process(self, process: &Process) -> Result<Option<Entered>, String> {
+        let &Process { pid, bias, uses_musl, .. } = process;
         match self {
             Self::Python(cpython) => {
                 let place = cpython.in_process(pid, bias, uses_musl).map_err(|reason| reason.to_string())?;
@@ -64,6 +104,11 @@ impl Runtime {
                     reader: Some(Reader::Java(machine)),
                 }))
             }
+            Self::JavaScript(library) => {
+                let engine = library.in_process(&process.code).map_err(|reason| reason.to_string())?;
+                let place = RuntimePlace::V8(*engine.place());
+                Ok(Some(Entered { place, reader: Some(Reader::JavaScript(engine)) }))
+            }
         }
     }
 }
@@ -73,6 +118,7 @@ impl Reader {
     pub(crate) fn read(&mut self, pid: Pid, code: &PlacedCode) -> Option<Code> {
         match self {
             Self::Java(machine) => machine.read(pid, code),
+            Self::JavaScript(engine) => engine.read(pid, code),
         }
     }
 }

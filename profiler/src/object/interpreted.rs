@@ -114,6 +114,8 @@ pub(crate) enum CodeLines {
     Cpython(Lines, Option<LongTable>),
     /// From these instructions on, in their order. Of several for one instruction, the first is for itself, the last for what follows.
     Starts(Arc<[(u32, u32)]>),
+    /// As above; the line that the function begins in, for other instructions.
+    Script { first_line: Option<u32>, starts: Arc<[(u32, u32)]> },
 }
 
 impl Default for CodeLines {
@@ -130,12 +132,8 @@ impl CodeLines {
                 Some(lines.first_line).filter(|&line| line > 0)
             }
             Self::Cpython(lines, _) => lines.at(instruction),
-            Self::Starts(_) if instruction == INSTRUCTION_UNKNOWN => None,
-            Self::Starts(starts) => {
-                let behind = starts.partition_point(|(start, _)| *start < instruction);
-                let exact = starts.get(behind).filter(|(start, _)| *start == instruction);
-                exact.or_else(|| starts.get(behind.checked_sub(1)?)).map(|&(_, line)| line)
-            }
+            Self::Starts(starts) => line_of(starts, instruction),
+            Self::Script { first_line, starts } => line_of(starts, instruction).or(*first_line),
         }
     }
 
@@ -143,9 +141,18 @@ impl CodeLines {
         match self {
             Self::Cpython(lines, _) => lines.table.len(),
             // Mostly shared with others.
-            Self::Starts(starts) => size_of_val(&**starts),
+            Self::Starts(starts) | Self::Script { starts, .. } => size_of_val(&**starts),
         }
     }
+}
+
+fn line_of(starts: &[(u32, u32)], instruction: u32) -> Option<u32> {
+    if instruction == INSTRUCTION_UNKNOWN {
+        return None;
+    }
+    let behind = starts.partition_point(|(start, _)| *start < instruction);
+    let exact = starts.get(behind).filter(|(start, _)| *start == instruction);
+    exact.or_else(|| starts.get(behind.checked_sub(1)?)).map(|&(_, line)| line)
 }
 
 /// Frames of one return address. Compilers inline up to some dozens of calls into each other.

@@ -244,6 +244,45 @@ pub(crate) fn definitions(image: &Image, elf: &Elf, names: &[&str]) -> Vec<Defin
     wanted.collect()
 }
 
+/// Labels of `.symtab` with these names: symbols without a type, as assemblers define them. Malformed symbol tables count as empty.
+pub(crate) fn labels(image: &Image, elf: &Elf, names: &[&str]) -> Vec<(String, LinkAddr)> {
+    let longest = names.iter().map(|name| name.len()).max().unwrap_or(0);
+    let Some(table) = Table::read(image, elf, SymbolSource::Static, EXTRA_BYTES_MAX) else { return Vec::new() };
+    let defined = table
+        .symbols()
+        .iter()
+        .filter(|symbol| symbol.st_shndx.get(LE) != abi::SHN_UNDEF && symbol.st_type() == abi::STT_NOTYPE);
+    let wanted = defined.filter_map(|symbol| {
+        let (name, _) = table.name(symbol.st_name.get(LE), longest)?;
+        let name = names.iter().find(|wanted| wanted.as_bytes() == name)?;
+        Some(((*name).to_owned(), LinkAddr(symbol.st_value.get(LE))))
+    });
+    wanted.collect()
+}
+
+/// Longer names are not of integers that a module publishes.
+const INTEGER_NAME_BYTES_MAX: usize = 256;
+
+/// Exported objects of 4 bytes whose names begin with the prefix: the rest of the name, and the integer in the file. Malformed symbol
+/// tables count as empty.
+pub(crate) fn exported_integers(image: &Image, elf: &Elf, prefix: &str) -> FxHashMap<String, i32> {
+    let source = if elf.is_static { SymbolSource::Static } else { SymbolSource::Dynamic };
+    let Some(table) = Table::read(image, elf, source, EXTRA_BYTES_MAX) else { return FxHashMap::default() };
+    let begins = |symbol: &&Sym64<LE>| {
+        symbol.st_type() == abi::STT_OBJECT
+            && symbol.st_shndx.get(LE) != abi::SHN_UNDEF
+            && table.begins(symbol.st_name.get(LE), prefix.as_bytes())
+    };
+    let integer = |symbol: &Sym64<LE>| {
+        let (name, _) = table.name(symbol.st_name.get(LE), INTEGER_NAME_BYTES_MAX)?;
+        let name = std::str::from_utf8(name.get(prefix.len()..)?).ok()?.to_owned();
+        let offset = elf.data_offset(LinkAddr(symbol.st_value.get(LE)))?;
+        let bytes = image.read(offset, 4, 4).ok()?;
+        Some((name, i32::from_le_bytes(*bytes.first_chunk()?)))
+    };
+    table.symbols().iter().filter(begins).filter_map(integer).collect()
+}
+
 /// Prefix of the symbols of virtual tables (Itanium C++ ABI, 5.1.4.1).
 const VTABLE_PREFIX: &[u8] = b"_ZTV";
 /// Bytes before the first function: offset to top and type information (Itanium C++ ABI, 2.5.2).

@@ -12,14 +12,14 @@ use tracing::{debug, info};
 use crate::bpf::counters::Counters;
 use crate::ids::{ModuleId, Pid};
 use crate::ingest::event::Event;
-use crate::interpreter::{Entered, Reader, Runtime};
+use crate::interpreter::{CodeMapping, Entered, Process, Reader, Runtime};
 use crate::linux::patience::within_a_second;
 use crate::linux::process_memory;
 use crate::model::InterpreterFrames;
 use crate::object::interpreted::lines::Lines;
 use crate::object::interpreted::{Code, CodeBody, CodeLines, Function, LongTable, PlacedCode, PseudoModule};
 use crate::object::module::{Module, ModuleStore};
-use crate::process::address_space::{AddressSpace, Interpreted};
+use crate::process::address_space::{AddressSpace, Interpreted, MappedModule};
 use crate::process::jvm::is_machine;
 use crate::unwind::runtimes::RuntimePlace;
 
@@ -119,8 +119,9 @@ impl Interpreters {
             if self.waiting.contains(&pid) || found.slot(pseudo).is_some() {
                 continue;
             }
-            let is_musl = uses_musl(space, modules);
-            match self.read(pid, move || runtime.in_process(pid, bias, is_musl)) {
+            let code = code_mappings(space, modules, id);
+            let process = Process { pid, bias, uses_musl: uses_musl(space, modules), code };
+            match self.read(pid, move || runtime.in_process(&process)) {
                 Ok(None) => *self.starting.entry(pid).or_default() += 1,
                 Ok(Some(entered)) => {
                     *found.slot(pseudo) = Some(entered.place);
@@ -315,6 +316,20 @@ fn completed(pid: Pid, code: Arc<Code>) -> Arc<Code> {
 fn runtime_of(module: &Module) -> Option<Runtime> {
     let found = Runtime::of(module, is_machine(module.path()));
     found.inspect_err(|error| debug!("module {}: {error}", module.path())).ok().flatten()
+}
+
+/// Mappings of code, for the runtime in this module.
+fn code_mappings(space: &AddressSpace, modules: &ModuleStore, runtime: ModuleId) -> Vec<CodeMapping> {
+    let mapping = |mapped: &MappedModule| {
+        let mapping = &mapped.mapping;
+        let own = mapped.module.filter(|&id| id == runtime);
+        CodeMapping {
+            range: mapping.start.0..mapping.end.0,
+            own_bias: own.and_then(|id| modules.get(id).bias(mapping.start, mapping.offset)),
+            is_generated: mapped.module.is_none(),
+        }
+    };
+    space.mappings().iter().map(mapping).collect()
 }
 
 fn uses_musl(space: &AddressSpace, modules: &ModuleStore) -> bool {

@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
-use profiler_common::interpreter::{CodeKind, InterpretedFrame};
+use profiler_common::interpreter::{CodeKind, INSTRUCTION_UNKNOWN, InterpretedFrame};
 use profiler_common::stack::StackEnd;
 use rustc_hash::FxHashMap;
 use serde::{Deserialize, Serialize};
@@ -240,6 +240,10 @@ fn frame_kind(module: PseudoModule, word: TargetAddr) -> FrameKind {
     match (module, InterpretedFrame::from_word(word.0).map(|frame| frame.kind)) {
         (PseudoModule::Java, Some(CodeKind::JavaCompiled)) => FrameKind::Jitted,
         (PseudoModule::Java, Some(CodeKind::JavaStub)) => FrameKind::Runtime,
+        // Only the interpreter's frames have the offset of an instruction.
+        (PseudoModule::JavaScript, _) if word.0 & u64::from(INSTRUCTION_UNKNOWN) == u64::from(INSTRUCTION_UNKNOWN) => {
+            FrameKind::Jitted
+        }
         _ => FrameKind::Interpreted,
     }
 }

@@ -107,7 +107,7 @@ fn trim_interpreter<'stack>(stack: &'stack [FrameId], frames: &[Frame]) -> Cow<'
     let (inside, outside) = stack.split_at(first);
     let pseudo_of =
         |id: &FrameId| frames.get(id.0 as usize).and_then(|frame| PseudoModule::of_path(frame.module.as_deref()?));
-    let has_loop = outside.first().and_then(pseudo_of) != Some(PseudoModule::Java);
+    let has_loop = !matches!(outside.first().and_then(pseudo_of), Some(PseudoModule::Java | PseudoModule::JavaScript));
     let inside = match inside {
         [before @ .., last] if kind(last) == FrameKind::Runtime && has_loop => before,
         inside => inside,

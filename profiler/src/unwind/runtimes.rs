@@ -6,6 +6,7 @@ use std::io;
 
 use profiler_common::hotspot::Hotspot;
 use profiler_common::interpreter::{Interpreter, Runtime};
+use profiler_common::v8::V8;
 
 use crate::ids::Pid;
 
@@ -14,6 +15,7 @@ use crate::ids::Pid;
 pub(crate) enum RuntimePlace {
     Cpython(Interpreter),
     Hotspot(Hotspot),
+    V8(V8),
 }
 
 impl RuntimePlace {
@@ -21,6 +23,7 @@ impl RuntimePlace {
         match self {
             Self::Cpython(_) => Runtime::Cpython,
             Self::Hotspot(_) => Runtime::Hotspot,
+            Self::V8(_) => Runtime::V8,
         }
     }
 }

@@ -1,0 +1,158 @@
+//! V8, the JavaScript engine of Node.js 18 to 24. It publishes offsets in its objects for debuggers.
+//!
+//! All of it is in the memory of the target, which controls it: reads have limits, and what contradicts itself is an error.
+
+mod compiled;
+mod functions;
+mod heap;
+mod layout;
+mod positions;
+
+use std::ops::Range;
+
+use profiler_common::interpreter::AddressRange;
+use profiler_common::v8::V8;
+
+use self::functions::Scripts;
+use self::heap::Heap;
+pub(crate) use self::layout::Unsupported;
+use self::layout::{Layout, Published};
+use super::CodeMapping;
+use super::memory::Memory;
+use crate::ids::Pid;
+use crate::object::ObjectError;
+use crate::object::interpreted::{Code, CodeBody, CodeLines, Function, PlacedCode};
+use crate::object::module::Module;
+use crate::object::symbols::{definitions, exported_integers, labels};
+
+const PREFIX: &str = "v8dbg_";
+const MAJOR: &str = "_ZN2v88internal7Version6major_E";
+/// Machine code of the engine's own functions. Versions until 10 have a pointer with the second name.
+const BUILTINS: [&str; 2] = ["v8_Default_embedded_blob_code_data_", "v8_Default_embedded_blob_code_"];
+const BUILTINS_SIZE: &str = "v8_Default_embedded_blob_code_size_";
+const BUILTINS_BYTES_MAX: u32 = 1 << 26;
+/// Generated code, with a copy of the builtins, is in an area of this size (`kMaximalCodeRangeSize` on x86-64).
+const CODE_AREA_BYTES: u64 = 512 << 20;
+
+/// The engine in a module, by link addresses.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Library {
+    layout: Result<Layout, Unsupported>,
+    builtins: Option<Range<u64>>,
+}
+
+impl Library {
+    /// `None` if the module does not describe the objects of an engine.
+    pub(crate) fn of(module: &Module) -> Result<Option<Self>, ObjectError> {
+        let image = module.image().map_err(Clone::clone)?;
+        let elf = module.elf().map_err(Clone::clone)?;
+        let published = exported_integers(image, elf, PREFIX);
+        if published.is_empty() {
+            return Ok(None);
+        }
+        let integer = |address| {
+            let bytes = image.read(elf.data_offset(address)?, 4, 4).ok()?;
+            bytes.first_chunk().map(|word| u32::from_le_bytes(*word))
+        };
+        let major = definitions(image, elf, &[MAJOR]).first().and_then(|found| integer(found.address)).unwrap_or(0);
+        let found = labels(image, elf, &[BUILTINS[0], BUILTINS[1], BUILTINS_SIZE]);
+        let label = |name: &str| found.iter().find(|(found, _)| found == name).map(|(_, address)| *address);
+        let size = label(BUILTINS_SIZE).and_then(integer).filter(|&bytes| bytes <= BUILTINS_BYTES_MAX);
+        let builtins = BUILTINS.iter().find_map(|name| label(name)).zip(size);
+        Ok(Some(Self {
+            layout: Layout::new(&Published(published), major.cast_signed()),
+            builtins: builtins.map(|(start, bytes)| start.0..start.0.saturating_add(bytes.into())),
+        }))
+    }
+
+    /// The engine of a process with these mappings of code.
+    pub(crate) fn in_process(self, code: &[CodeMapping]) -> Result<Engine, Unsupported> {
+        let layout = self.layout?;
+        let builtins = self.builtins.ok_or(Unsupported::NoBuiltins)?;
+        let mut place = layout.place()?;
+        let range = |range: Range<u64>| AddressRange { start: range.start, bytes: range.end - range.start };
+        let own: Vec<Range<u64>> = code.iter().filter_map(|mapping| mapping.part(&builtins)).take(2).collect();
+        for (target, found) in place.builtins.iter_mut().zip(&own) {
+            *target = range(found.clone());
+        }
+        if own.is_empty() {
+            return Err(Unsupported::NoBuiltins);
+        }
+        place.generated = range(generated(code, &own));
+        Ok(Engine { layout, place, scripts: Scripts::default() })
+    }
+}
+
+/// The area of generated code, empty if there is none yet. The engine reserves it at once and fills it by and by, so it is taken as a
+/// whole if nothing else is in it.
+fn generated(code: &[CodeMapping], builtins: &[Range<u64>]) -> Range<u64> {
+    let is_in = |range: &Range<u64>, ranges: &[Range<u64>]| {
+        ranges.iter().any(|other| other.start < range.end && range.start < other.end)
+    };
+    // The copy of the builtins is at the end of the area, and generated code is near it, or is all there is.
+    let mut best = 0..0;
+    let mut run: Option<Range<u64>> = None;
+    let runs = code.iter().map(|mapping| {
+        if !mapping.is_generated {
+            if !is_in(&mapping.range, builtins) {
+                run = None;
+            }
+            return None;
+        }
+        let near = run.take().filter(|run| mapping.range.start - run.start.min(mapping.range.start) <= CODE_AREA_BYTES);
+        let joined = near.map_or(mapping.range.clone(), |run| run.start..mapping.range.end);
+        run = Some(joined.clone());
+        Some(joined)
+    });
+    for found in runs.flatten() {
+        if found.end - found.start > best.end - best.start {
+            best = found;
+        }
+    }
+    let copy = builtins.iter().find(|copy| best.is_empty() || copy.start.abs_diff(best.start) <= CODE_AREA_BYTES);
+    let Some(copy) = copy else { return best };
+    let start = copy.end.saturating_sub(CODE_AREA_BYTES).min(if best.is_empty() { copy.end } else { best.start });
+    let whole = start..copy.end.max(best.end);
+    let others = code.iter().filter(|mapping| !mapping.is_generated && !is_in(&mapping.range, builtins));
+    if others.map(|mapping| mapping.range.clone()).any(|range| is_in(&range, &[whole.clone()])) { best } else { whole }
+}
+
+/// The engine of a process.
+#[derive(Debug)]
+pub(crate) struct Engine {
+    layout: Layout,
+    place: V8,
+    scripts: Scripts,
+}
+
+impl Engine {
+    pub(crate) fn place(&self) -> &V8 {
+        &self.place
+    }
+
+    /// Reads the name and lines of a function. `None` if it has been moved or replaced, or is malformed.
+    pub(crate) fn read(&mut self, pid: Pid, code: &PlacedCode) -> Option<Code> {
+        self.read_from(&pid, code)
+    }
+
+    fn read_from(&mut self, memory: &impl Memory, code: &PlacedCode) -> Option<Code> {
+        let heap = Heap { memory, layout: &self.layout };
+        let shared = heap.of_kind(code.place.address | 1, self.layout.kinds.shared)?;
+        if heap.field(shared, self.layout.shared_name)? != code.place.refers_to {
+            return None;
+        }
+        let function = self.scripts.function(&heap, shared)?;
+        let body = if code.place.detail == 0 {
+            let starts = functions::bytecode_lines(&heap, shared, &function).unwrap_or_default();
+            CodeBody::Function(Function {
+                name: Some(function.name.clone()),
+                file: function.file(),
+                lines: CodeLines::Script { first_line: function.first_line(), starts: starts.into() },
+            })
+        } else {
+            let of = (shared, &function);
+            CodeBody::Compiled(compiled::read(&heap, &mut self.scripts, of, code.place.detail))
+        };
+        Some(Code { id: code.id, body })
+    }
+}

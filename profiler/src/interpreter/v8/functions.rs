@@ -1,0 +1,220 @@
+//! Names, files and lines of functions, from what closures of the same source share (`SharedFunctionInfo`).
+
+use std::sync::Arc;
+
+use rustc_hash::FxHashMap;
+
+use super::super::memory::Memory;
+use super::heap::{Heap, small};
+use super::positions::entries;
+
+/// Larger sources have no lines.
+const SOURCE_UNITS_MAX: usize = 1 << 24;
+/// Sources whose lines are kept: a program with a thousand modules has as many.
+const SCRIPTS_MAX: usize = 4096;
+/// Words of a scope behind its variables.
+const SCOPE_WORDS_MAX: u64 = 10;
+/// Variables of a scope that has their names itself (`kScopeInfoMaxInlinedLocalNamesSize`).
+const INLINE_VARIABLES_MAX: u64 = 75;
+const VARIABLES_MAX: u64 = 1 << 16;
+/// In the shared part: bytecode, code, or data of the interpreter with bytecode.
+const SHARED_DATA: u64 = 8;
+const INTERPRETER_DATA_BYTECODE: u64 = 8;
+/// In a scope: the number of variables.
+const SCOPE_VARIABLES_COUNT: u64 = 3 * 8;
+const TABLE_BYTES_MAX: usize = 1 << 20;
+
+const ANONYMOUS: &str = "(anonymous)";
+
+/// What is known of a function.
+#[derive(Clone, Debug)]
+pub(super) struct SharedFunction {
+    pub(super) name: Arc<str>,
+    /// `None` for functions of the engine's own.
+    pub(super) script: Option<Arc<Script>>,
+    /// Position of its parameters in the source.
+    start: Option<u32>,
+}
+
+/// A source.
+#[derive(Debug)]
+pub(super) struct Script {
+    /// Words that verify that another script has not replaced it.
+    identity: [u64; 2],
+    pub(super) file: Option<Arc<str>>,
+    /// Positions of the ends of lines.
+    line_ends: Vec<u32>,
+}
+
+impl Script {
+    /// `None` if the source was not read.
+    pub(super) fn line(&self, unit: u32) -> Option<u32> {
+        if self.line_ends.is_empty() {
+            return None;
+        }
+        let before = self.line_ends.partition_point(|&end| end < unit);
+        u32::try_from(before + 1).ok()
+    }
+}
+
+impl SharedFunction {
+    pub(super) fn first_line(&self) -> Option<u32> {
+        self.line(self.start?)
+    }
+
+    pub(super) fn line(&self, unit: u32) -> Option<u32> {
+        self.script.as_ref()?.line(unit)
+    }
+
+    pub(super) fn file(&self) -> Option<Arc<str>> {
+        self.script.as_ref()?.file.clone()
+    }
+}
+
+/// Sources that were read, by the addresses of their objects.
+#[derive(Debug, Default)]
+pub(super) struct Scripts(FxHashMap<u64, Arc<Script>>);
+
+impl Scripts {
+    /// The function with this shared part. `None` if it is none, or cannot be read.
+    pub(super) fn function(&mut self, heap: &Heap<'_, impl Memory>, shared: u64) -> Option<SharedFunction> {
+        let name = heap.field(shared, heap.layout.shared_name)?;
+        let script = heap.field(shared, heap.layout.shared_script)?;
+        let script = heap.of_kind(script, heap.layout.kinds.script).and_then(|script| self.script(heap, script));
+        let (name, start) = if heap.is_string(name) {
+            (heap.text(name), None)
+        } else {
+            let scope = heap.of_kind(name, heap.layout.kinds.scope)?;
+            scope_name(heap, scope)
+        };
+        let name = name.filter(|name| !name.is_empty());
+        Some(SharedFunction { name: name.as_deref().unwrap_or(ANONYMOUS).into(), script, start })
+    }
+
+    fn script(&mut self, heap: &Heap<'_, impl Memory>, script: u64) -> Option<Arc<Script>> {
+        let (name, source) =
+            (heap.field(script, heap.layout.script_name)?, heap.field(script, heap.layout.script_source)?);
+        let identity = [name, source];
+        if let Some(known) = self.0.get(&script).filter(|known| known.identity == identity) {
+            return Some(Arc::clone(known));
+        }
+        let file = heap.text(name).filter(|name| !name.is_empty());
+        let units = heap.units(source, SOURCE_UNITS_MAX).unwrap_or_default();
+        let script_read = Script { identity, file: file.map(Into::into), line_ends: line_ends(&units) };
+        let read = Arc::new(script_read);
+        if self.0.len() < SCRIPTS_MAX {
+            self.0.insert(script, Arc::clone(&read));
+        }
+        Some(read)
+    }
+}
+
+/// The last line ends with the source.
+fn line_ends(units: &[u16]) -> Vec<u32> {
+    let is_end = |index: usize| match units[index] {
+        // A carriage return before a line feed ends no line of its own.
+        0x0d => units.get(index + 1) != Some(&0x0a),
+        unit => matches!(unit, 0x0a | 0x2028 | 0x2029),
+    };
+    let ends = (0..units.len()).filter(|&index| is_end(index));
+    let all = ends.chain((!units.is_empty()).then_some(units.len()));
+    all.filter_map(|index| u32::try_from(index).ok()).collect()
+}
+
+/// The function's name, and its position. Behind the variables of a scope come, each if the function has it: its name, an inferred
+/// name, its position, and the outer scope. Which ones it has is in flags that versions number differently, but their types
+/// distinguish them.
+fn scope_name(heap: &Heap<'_, impl Memory>, scope: u64) -> (Option<String>, Option<u32>) {
+    let integer =
+        |index: u64| heap.field(scope, 8 + index * 8).and_then(small).and_then(|word| u64::try_from(word).ok());
+    let Some(variables) =
+        heap.field(scope, SCOPE_VARIABLES_COUNT).and_then(small).and_then(|it| u64::try_from(it).ok())
+    else {
+        return (None, None);
+    };
+    if variables > VARIABLES_MAX {
+        return (None, None);
+    }
+    // Names of variables, or a table of them; and a word of each.
+    let words = if variables < INLINE_VARIABLES_MAX { 2 * variables } else { 1 + variables };
+    let first = heap.layout.scope_variables + words;
+    let mut name = None;
+    let mut start = None;
+    let mut previous = None;
+    for index in first..first + SCOPE_WORDS_MAX {
+        let Some(word) = heap.field(scope, 8 + index * 8) else { break };
+        if let Some(value) = small(word) {
+            // Beginning and end of the function. A name is followed by the number of its variable, which is mostly negative.
+            if let Some(begin) = previous.filter(|&begin| 0 <= begin && begin < value) {
+                start = start.or(u32::try_from(begin).ok());
+            }
+            previous = Some(value);
+            continue;
+        }
+        previous = None;
+        let Some((_, kind)) = heap.object(word) else { break };
+        if kind == heap.layout.kinds.scope {
+            break;
+        }
+        if name.is_none() && heap.is_string(word) {
+            name = heap.text(word).filter(|name| !name.is_empty());
+        }
+    }
+    if heap.layout.scope_has_position_first {
+        start = integer(heap.layout.scope_variables - 2).and_then(|begin| u32::try_from(begin).ok());
+    }
+    (name, start)
+}
+
+/// Lines of bytecode by its offset in frames, the first of them for what comes before.
+pub(super) fn bytecode_lines(
+    heap: &Heap<'_, impl Memory>,
+    shared: u64,
+    function: &SharedFunction,
+) -> Option<Vec<(u32, u32)>> {
+    let bytecode = bytecode(heap, heap.field(shared, SHARED_DATA)?)?;
+    let table = heap.array_bytes(heap.field(bytecode, heap.layout.bytecode_positions)?, TABLE_BYTES_MAX)?;
+    // Offsets in frames are those of tagged pointers.
+    let data = u32::try_from(heap.layout.bytecode_data.checked_sub(1)?).ok()?;
+    let lines = entries(&table).into_iter().filter_map(|entry| {
+        let line = function.line(entry.position.unit?)?;
+        Some((entry.offset.checked_add(data)?, line))
+    });
+    Some(lines.collect())
+}
+
+/// The bytecode that a word refers to, maybe by way of code or other data.
+pub(super) fn bytecode(heap: &Heap<'_, impl Memory>, mut word: u64) -> Option<u64> {
+    let kinds = &heap.layout.kinds;
+    for _ in 0..3 {
+        let (object, kind) = heap.object(word)?;
+        if kind == kinds.bytecode {
+            return Some(object);
+        } else if kind == kinds.interpreter_data {
+            word = heap.field(object, INTERPRETER_DATA_BYTECODE)?;
+        } else if kind == kinds.code {
+            word = heap.field(object, heap.layout.code.data)?;
+        } else {
+            return None;
+        }
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_end_as_in_the_language() {
+        let units: Vec<u16> = "a\nb\r\nc\rd\u{2028}e".encode_utf16().collect();
+        let script = Script { identity: [0; 2], file: None, line_ends: line_ends(&units) };
+        let at = ["a", "b", "c", "d", "e"].map(|letter| {
+            let text = String::from_utf16(&units).expect("valid");
+            let before = text.find(letter).expect("there");
+            script.line(u32::try_from(text[..before].encode_utf16().count()).expect("short"))
+        });
+        assert_eq!(at, [1, 2, 3, 4, 5].map(Some));
+        assert_eq!(Script { identity: [0; 2], file: None, line_ends: line_ends(&[]) }.line(3), None);
+    }
+}
