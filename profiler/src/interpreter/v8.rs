@@ -2,6 +2,7 @@
 //!
 //! All of it is in the memory of the target, which controls it: reads have limits, and what contradicts itself is an error.
 
+mod bytecode;
 mod compiled;
 mod functions;
 mod heap;
@@ -17,19 +18,22 @@ use self::functions::Scripts;
 use self::heap::Heap;
 pub(crate) use self::layout::Unsupported;
 use self::layout::{Layout, Published};
-use super::CodeMapping;
 use super::memory::Memory;
+use super::process::CodeMapping;
 use crate::ids::Pid;
 use crate::object::ObjectError;
 use crate::object::interpreted::{Code, CodeBody, CodeLines, Function, PlacedCode};
 use crate::object::module::Module;
-use crate::object::symbols::{definitions, exported_integers, labels};
+use crate::object::symbols::{definitions, exported_integers, local_objects};
 
 const PREFIX: &str = "v8dbg_";
 const MAJOR: &str = "_ZN2v88internal7Version6major_E";
 /// Machine code of the engine's own functions. Versions until 10 have a pointer with the second name.
 const BUILTINS: [&str; 2] = ["v8_Default_embedded_blob_code_data_", "v8_Default_embedded_blob_code_"];
 const BUILTINS_SIZE: &str = "v8_Default_embedded_blob_code_size_";
+/// Bytes of each bytecode, for operands of 1, 2 and 4 bytes.
+const BYTECODE_SIZES: &str = "_ZN2v88internal11interpreter9Bytecodes14kBytecodeSizesE";
+const BYTECODE_SIZES_BYTES_MAX: u64 = 3 * 256;
 const BUILTINS_BYTES_MAX: u32 = 1 << 26;
 /// Generated code, with a copy of the builtins, is in an area of this size (`kMaximalCodeRangeSize` on x86-64).
 const CODE_AREA_BYTES: u64 = 512 << 20;
@@ -55,12 +59,16 @@ impl Library {
             bytes.first_chunk().map(|word| u32::from_le_bytes(*word))
         };
         let major = definitions(image, elf, &[MAJOR]).first().and_then(|found| integer(found.address)).unwrap_or(0);
-        let found = labels(image, elf, &[BUILTINS[0], BUILTINS[1], BUILTINS_SIZE]);
-        let label = |name: &str| found.iter().find(|(found, _)| found == name).map(|(_, address)| *address);
+        let found = local_objects(image, elf, &[BUILTINS[0], BUILTINS[1], BUILTINS_SIZE, BYTECODE_SIZES]);
+        let object = |name: &str| found.iter().find(|found| found.name == name);
+        let label = |name: &str| object(name).map(|found| found.address);
+        let sizes = object(BYTECODE_SIZES).and_then(|sizes| {
+            image.read(elf.data_offset(sizes.address)?, sizes.size_bytes, BYTECODE_SIZES_BYTES_MAX).ok()
+        });
         let size = label(BUILTINS_SIZE).and_then(integer).filter(|&bytes| bytes <= BUILTINS_BYTES_MAX);
         let builtins = BUILTINS.iter().find_map(|name| label(name)).zip(size);
         Ok(Some(Self {
-            layout: Layout::new(&Published(published), major.cast_signed()),
+            layout: Layout::new(&Published(published), major.cast_signed(), sizes.unwrap_or_default().into()),
             builtins: builtins.map(|(start, bytes)| start.0..start.0.saturating_add(bytes.into())),
         }))
     }

@@ -244,18 +244,19 @@ pub(crate) fn definitions(image: &Image, elf: &Elf, names: &[&str]) -> Vec<Defin
     wanted.collect()
 }
 
-/// Labels of `.symtab` with these names: symbols without a type, as assemblers define them. Malformed symbol tables count as empty.
-pub(crate) fn labels(image: &Image, elf: &Elf, names: &[&str]) -> Vec<(String, LinkAddr)> {
+/// Objects in `.symtab` with these names, and labels, as assemblers define them, which have no size. Malformed symbol tables count as
+/// empty.
+pub(crate) fn local_objects(image: &Image, elf: &Elf, names: &[&str]) -> Vec<Definition> {
     let longest = names.iter().map(|name| name.len()).max().unwrap_or(0);
     let Some(table) = Table::read(image, elf, SymbolSource::Static, EXTRA_BYTES_MAX) else { return Vec::new() };
-    let defined = table
-        .symbols()
-        .iter()
-        .filter(|symbol| symbol.st_shndx.get(LE) != abi::SHN_UNDEF && symbol.st_type() == abi::STT_NOTYPE);
+    let defined = table.symbols().iter().filter(|symbol| {
+        symbol.st_shndx.get(LE) != abi::SHN_UNDEF && matches!(symbol.st_type(), abi::STT_NOTYPE | abi::STT_OBJECT)
+    });
     let wanted = defined.filter_map(|symbol| {
         let (name, _) = table.name(symbol.st_name.get(LE), longest)?;
         let name = names.iter().find(|wanted| wanted.as_bytes() == name)?;
-        Some(((*name).to_owned(), LinkAddr(symbol.st_value.get(LE))))
+        let (address, size_bytes) = (LinkAddr(symbol.st_value.get(LE)), symbol.st_size.get(LE));
+        Some(Definition { name: (*name).to_owned(), address, size_bytes })
     });
     wanted.collect()
 }

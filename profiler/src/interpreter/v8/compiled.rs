@@ -6,7 +6,8 @@ use profiler_common::interpreter::INSTRUCTION_UNKNOWN;
 use profiler_common::limits::PAGE_BYTES;
 
 use super::super::memory::Memory;
-use super::functions::{Scripts, SharedFunction};
+use super::bytecode::offset_in;
+use super::functions::{SHARED_DATA, Scripts, SharedFunction, bytecode_of};
 use super::heap::{Array, Heap};
 use super::positions::{Entry, Position, entries};
 use crate::object::interpreted::{Compiled, Scope};
@@ -37,7 +38,15 @@ pub(super) fn read(
     address: u64,
 ) -> Compiled {
     let own = (Arc::clone(&function.name), function.file());
-    let parts = find(heap, address).and_then(|code| Parts::read(heap, &code, shared).map(|parts| (code, parts)));
+    let code = find(heap, address);
+    if let Some(line) = code.as_ref().and_then(|code| baseline_line(heap, code, shared, function, address)) {
+        return Compiled {
+            functions: vec![own],
+            scopes: vec![Scope { function: 0, line: Some(line), caller: None }],
+            calls: vec![(INSTRUCTION_UNKNOWN, 0)],
+        };
+    }
+    let parts = code.and_then(|code| Parts::read(heap, &code, shared).map(|parts| (code, parts)));
     let offset = parts.as_ref().map(|(code, _)| address - code.start).and_then(|offset| u32::try_from(offset).ok());
     let mut builder = Builder {
         functions: vec![own],
@@ -92,6 +101,36 @@ fn code_object(heap: &Heap<'_, impl Memory>, word: u64, header: u64, start: u64,
     (address - start < u64::from(bytes)).then_some(object)
 }
 
+fn is_baseline(heap: &Heap<'_, impl Memory>, code: &Code) -> Option<bool> {
+    let layout = &heap.layout.code;
+    let flags = heap.memory.integer(code.object.wrapping_add(layout.flags))?;
+    Some(flags & layout.kind_mask == layout.baseline)
+}
+
+/// The line of code that was generated from bytecode without optimization.
+fn baseline_line(
+    heap: &Heap<'_, impl Memory>,
+    code: &Code,
+    shared: u64,
+    function: &SharedFunction,
+    address: u64,
+) -> Option<u32> {
+    if !is_baseline(heap, code)? {
+        return None;
+    }
+    let layout = heap.layout;
+    let bytecode = bytecode_of(heap, heap.field(code.object, layout.code.data)?)?;
+    // Closures of the same source share the bytecode.
+    if bytecode_of(heap, heap.field(shared, SHARED_DATA)?)? != bytecode {
+        return None;
+    }
+    let table = heap.array_bytes(heap.field(code.object, layout.code.positions)?, TABLE_BYTES_MAX)?;
+    let instructions = heap.bytecode(bytecode, TABLE_BYTES_MAX)?;
+    let offset = offset_in(&instructions, &layout.bytecode_sizes, &table, address - code.start)?;
+    let positions = heap.array_bytes(heap.field(bytecode, layout.bytecode_positions)?, TABLE_BYTES_MAX)?;
+    position_at(&entries(&positions), offset)?.unit.and_then(|unit| function.line(unit))
+}
+
 /// Tables of a code object.
 struct Parts {
     positions: Vec<Entry>,
@@ -103,8 +142,7 @@ impl Parts {
     /// `None` for code without them, or of another function.
     fn read(heap: &Heap<'_, impl Memory>, code: &Code, shared: u64) -> Option<Self> {
         let layout = &heap.layout.code;
-        let flags = heap.memory.integer(code.object.wrapping_add(layout.flags))?;
-        if flags & layout.kind_mask == layout.baseline {
+        if is_baseline(heap, code)? {
             return None;
         }
         let data = heap.array(heap.field(code.object, layout.data)?)?;
@@ -127,9 +165,13 @@ impl Parts {
     }
 
     fn position(&self, offset: u32) -> Option<Position> {
-        let behind = self.positions.partition_point(|entry| entry.offset <= offset);
-        self.positions.get(behind.checked_sub(1)?).map(|entry| entry.position)
+        position_at(&self.positions, offset)
     }
+}
+
+fn position_at(entries: &[Entry], offset: u32) -> Option<Position> {
+    let behind = entries.partition_point(|entry| entry.offset <= offset);
+    entries.get(behind.checked_sub(1)?).map(|entry| entry.position)
 }
 
 /// The shared part that a literal refers to, directly or by its wrapper.

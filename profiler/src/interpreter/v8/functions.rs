@@ -18,7 +18,7 @@ const SCOPE_WORDS_MAX: u64 = 10;
 const INLINE_VARIABLES_MAX: u64 = 75;
 const VARIABLES_MAX: u64 = 1 << 16;
 /// In the shared part: bytecode, code, or data of the interpreter with bytecode.
-const SHARED_DATA: u64 = 8;
+pub(super) const SHARED_DATA: u64 = 8;
 const INTERPRETER_DATA_BYTECODE: u64 = 8;
 /// In a scope: the number of variables.
 const SCOPE_VARIABLES_COUNT: u64 = 3 * 8;
@@ -172,7 +172,7 @@ pub(super) fn bytecode_lines(
     shared: u64,
     function: &SharedFunction,
 ) -> Option<Vec<(u32, u32)>> {
-    let bytecode = bytecode(heap, heap.field(shared, SHARED_DATA)?)?;
+    let bytecode = bytecode_of(heap, heap.field(shared, SHARED_DATA)?)?;
     let table = heap.array_bytes(heap.field(bytecode, heap.layout.bytecode_positions)?, TABLE_BYTES_MAX)?;
     // Offsets in frames are those of tagged pointers.
     let data = u32::try_from(heap.layout.bytecode_data.checked_sub(1)?).ok()?;
@@ -184,7 +184,7 @@ pub(super) fn bytecode_lines(
 }
 
 /// The bytecode that a word refers to, maybe by way of code or other data.
-pub(super) fn bytecode(heap: &Heap<'_, impl Memory>, mut word: u64) -> Option<u64> {
+pub(super) fn bytecode_of(heap: &Heap<'_, impl Memory>, mut word: u64) -> Option<u64> {
     let kinds = &heap.layout.kinds;
     for _ in 0..3 {
         let (object, kind) = heap.object(word)?;

@@ -67,6 +67,13 @@ impl<M: Memory> Heap<'_, M> {
         self.memory.range(start, start.checked_add(length)?, bytes_max)
     }
 
+    /// The bytes of a bytecode object.
+    pub(super) fn bytecode(&self, object: u64, bytes_max: usize) -> Option<Vec<u8>> {
+        let length = u64::try_from(small(self.field(object, ARRAY_LENGTH)?)?).ok()?;
+        let start = object.wrapping_add(self.layout.bytecode_data);
+        self.memory.range(start, start.checked_add(length)?, bytes_max)
+    }
+
     /// An array of objects: its address, and number of elements.
     pub(super) fn array(&self, word: u64) -> Option<Array> {
         let (address, kind) = self.object(word)?;

@@ -1,6 +1,8 @@
 //! Offsets in V8's objects. The engine publishes most of them for debuggers, as exported integers (`v8dbg_…`); others are those of the
 //! versions that were tried.
 
+use std::sync::Arc;
+
 use profiler_common::v8::V8;
 use rustc_hash::FxHashMap;
 use thiserror::Error;
@@ -62,6 +64,8 @@ pub(super) struct Layout {
     pub(super) bytecode_data: u64,
     /// Of the table with the positions of bytecode.
     pub(super) bytecode_positions: u64,
+    /// Bytes of each bytecode, for operands of 1, 2 and 4 bytes; empty if they are not known.
+    pub(super) bytecode_sizes: Arc<[u8]>,
     pub(super) code: CodeLayout,
 }
 
@@ -108,7 +112,7 @@ const TRUSTED_SPACE: i32 = 12;
 const WORDS_WITH_POSITION: u64 = 5;
 
 impl Layout {
-    pub(super) fn new(published: &Published, major: i32) -> Result<Self, Unsupported> {
+    pub(super) fn new(published: &Published, major: i32, bytecode_sizes: Arc<[u8]>) -> Result<Self, Unsupported> {
         if !(10..=13).contains(&major) {
             return Err(Unsupported::Version(major));
         }
@@ -153,6 +157,7 @@ impl Layout {
             scope_has_position_first: scope_variables == WORDS_WITH_POSITION,
             bytecode_data: published.get("class_BytecodeArray__data")?,
             bytecode_positions: if is_new { 24 } else { 32 },
+            bytecode_sizes,
             code: CodeLayout {
                 header: if is_inline {
                     published.get("class_Code__instruction_start")?
