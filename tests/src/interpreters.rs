@@ -55,18 +55,38 @@ pub fn java_without_description() -> PathBuf {
         std::fs::copy(home.join(name), folder.path().join(name)).expect("it can be read");
     }
     let library = folder.path().join("lib/server/libjvm.so");
-    let mut bytes = std::fs::read(&library).expect("it was copied");
-    let name = b"gHotSpotVMStructs\0";
-    let found = bytes.windows(name.len()).enumerate().filter(|(_, window)| window == name);
-    let places: Vec<usize> = found.map(|(place, _)| place).collect();
-    assert!(!places.is_empty(), "it exports its description");
-    places.into_iter().for_each(|place| bytes[place] = b'x');
-    std::fs::write(&library, bytes).expect("it is ours");
+    rename_symbols(&library, b"gHotSpotVMStructs\0");
     // Fails if another test has made it meanwhile.
     if std::fs::rename(folder.path(), &finished).is_ok() {
         let _ = folder.keep();
     }
     finished.join("bin/java")
+}
+
+/// A copy of Node.js that does not describe its objects, so that names of generated code are those of a perf map. Built once.
+#[track_caller]
+pub fn node_without_description() -> PathBuf {
+    let finished = build_directory().join("node-without-description");
+    if finished.is_file() {
+        return finished;
+    }
+    let folder = tempfile::tempdir_in(build_directory()).expect("the build directory is ours");
+    let copy = folder.path().join("node");
+    std::fs::copy("/usr/bin/node", &copy).expect("Node.js is installed");
+    rename_symbols(&copy, b"v8dbg_");
+    std::fs::rename(copy, &finished).expect("it is ours");
+    finished
+}
+
+/// Replaces the first letter of names that begin like this.
+#[track_caller]
+fn rename_symbols(file: &Path, name: &[u8]) {
+    let mut bytes = std::fs::read(file).expect("it was copied");
+    let found = bytes.windows(name.len()).enumerate().filter(|(_, window)| *window == name);
+    let places: Vec<usize> = found.map(|(place, _)| place).collect();
+    assert!(!places.is_empty(), "it exports its description");
+    places.into_iter().for_each(|place| bytes[place] = b'x');
+    std::fs::write(file, bytes).expect("it is ours");
 }
 
 /// A CPython.

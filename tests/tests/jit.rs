@@ -11,7 +11,7 @@ use std::thread::{self, sleep};
 use std::time::Duration;
 
 use heapbpf_tests::heapbpf::Heapbpf;
-use heapbpf_tests::interpreters::java_without_description;
+use heapbpf_tests::interpreters::{java_without_description, node_without_description};
 use heapbpf_tests::report::{Callsite, Frame, Process, Report};
 use heapbpf_tests::target::{Target, build, build_directory, copy_program, run};
 use rustix::fs::{CWD, FileType, Mode, mknodat};
@@ -31,10 +31,11 @@ impl Drop for PerfMap {
     }
 }
 
+/// Of an engine that names its functions in a perf map or dump only.
 fn node(options: &[&str]) -> Target {
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/targets/leaking.js");
     // V8 writes a log into the working directory.
-    Target::spawn(Command::new("node").args(options).arg(script).current_dir(build_directory()))
+    Target::spawn(Command::new(node_without_description()).args(options).arg(script).current_dir(build_directory()))
 }
 
 /// Of a virtual machine that names its methods in a perf map only.
@@ -169,7 +170,8 @@ fn dumps_of_node_have_names() {
     // The dump is in the working directory.
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/targets/leaking.js");
     let options = ["--perf-prof", "--no-logfile-per-isolate", "--logfile=v8.log"];
-    let mut target = Target::spawn(Command::new("node").args(options).arg(script).current_dir(directory.path()));
+    let mut target =
+        Target::spawn(Command::new(node_without_description()).args(options).arg(script).current_dir(directory.path()));
     target.run_command("80000");
     let mut heapbpf = Heapbpf::of(target.pid(), "--interval 16KiB -o out.json");
     let session = heapbpf.start();
