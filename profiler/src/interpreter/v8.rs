@@ -12,6 +12,7 @@ mod positions;
 use std::ops::Range;
 
 use profiler_common::interpreter::AddressRange;
+use profiler_common::limits::PAGE_BYTES;
 use profiler_common::v8::V8;
 
 use self::functions::Scripts;
@@ -79,50 +80,49 @@ impl Library {
         let builtins = self.builtins.ok_or(Unsupported::NoBuiltins)?;
         let mut place = layout.place()?;
         let range = |range: Range<u64>| AddressRange { start: range.start, bytes: range.end - range.start };
-        let own: Vec<Range<u64>> = code.iter().filter_map(|mapping| mapping.part(&builtins)).take(2).collect();
-        for (target, found) in place.builtins.iter_mut().zip(&own) {
-            *target = range(found.clone());
-        }
-        if own.is_empty() {
+        let mut parts = code.iter().filter_map(|mapping| Some((mapping, mapping.part(&builtins)?)));
+        let is_copy = |mapping: &CodeMapping, part: &Range<u64>| {
+            let bytes = |range: &Range<u64>| range.end - range.start;
+            bytes(&mapping.range) - bytes(part) < 2 * PAGE_BYTES
+        };
+        let copy = parts.clone().find(|(mapping, part)| is_copy(mapping, part)).map(|(_, part)| part);
+        let original = parts.find(|(mapping, part)| !is_copy(mapping, part)).map(|(_, part)| part);
+        let found = [original, copy.clone()];
+        if found.iter().all(Option::is_none) {
             return Err(Unsupported::NoBuiltins);
         }
-        place.generated = range(generated(code, &own));
+        place.builtins = found.map(|part| part.map_or_else(AddressRange::default, range));
+        place.generated = range(generated(code, copy.as_ref()));
         Ok(Engine { layout, place, scripts: Scripts::default() })
     }
 }
 
-/// The area of generated code, empty if there is none yet. The engine reserves it at once and fills it by and by, so it is taken as a
-/// whole if nothing else is in it.
-fn generated(code: &[CodeMapping], builtins: &[Range<u64>]) -> Range<u64> {
-    let is_in = |range: &Range<u64>, ranges: &[Range<u64>]| {
-        ranges.iter().any(|other| other.start < range.end && range.start < other.end)
-    };
-    // The copy of the builtins is at the end of the area, and generated code is near it, or is all there is.
-    let mut best = 0..0;
-    let mut run: Option<Range<u64>> = None;
-    let runs = code.iter().map(|mapping| {
-        if !mapping.is_generated {
-            if !is_in(&mapping.range, builtins) {
-                run = None;
-            }
-            return None;
-        }
-        let near = run.take().filter(|run| mapping.range.start - run.start.min(mapping.range.start) <= CODE_AREA_BYTES);
-        let joined = near.map_or(mapping.range.clone(), |run| run.start..mapping.range.end);
-        run = Some(joined.clone());
-        Some(joined)
-    });
-    for found in runs.flatten() {
-        if found.end - found.start > best.end - best.start {
-            best = found;
+/// The area of generated code, empty if there is none yet. The engine reserves it at once and fills it by and by. It ends with a copy of
+/// the builtins, so it is taken as a whole then, unless something else is in it.
+fn generated(code: &[CodeMapping], copy: Option<&Range<u64>>) -> Range<u64> {
+    let overlaps = |range: &Range<u64>, other: &Range<u64>| other.start < range.end && range.start < other.end;
+    let is_other =
+        |mapping: &CodeMapping| !mapping.is_generated && copy.is_none_or(|copy| !overlaps(&mapping.range, copy));
+    if let Some(copy) = copy {
+        let whole = copy.end.saturating_sub(CODE_AREA_BYTES)..copy.end;
+        if !code.iter().any(|mapping| is_other(mapping) && overlaps(&mapping.range, &whole)) {
+            return whole;
         }
     }
-    let copy = builtins.iter().find(|copy| best.is_empty() || copy.start.abs_diff(best.start) <= CODE_AREA_BYTES);
-    let Some(copy) = copy else { return best };
-    let start = copy.end.saturating_sub(CODE_AREA_BYTES).min(if best.is_empty() { copy.end } else { best.start });
-    let whole = start..copy.end.max(best.end);
-    let others = code.iter().filter(|mapping| !mapping.is_generated && !is_in(&mapping.range, builtins));
-    if others.map(|mapping| mapping.range.clone()).any(|range| is_in(&range, &[whole.clone()])) { best } else { whole }
+    // The largest run of generated code.
+    let (mut best, mut run) = (0..0, 0..0);
+    for mapping in code {
+        if is_other(mapping) {
+            run = 0..0;
+        } else if mapping.is_generated {
+            let continues = !run.is_empty() && mapping.range.end - run.start <= CODE_AREA_BYTES;
+            run = if continues { run.start..mapping.range.end } else { mapping.range.clone() };
+            if run.end - run.start > best.end - best.start {
+                best = run.clone();
+            }
+        }
+    }
+    best
 }
 
 /// The engine of a process.
@@ -164,3 +164,6 @@ impl Engine {
         Some(Code { id: code.id, body })
     }
 }
+
+#[cfg(test)]
+mod tests;
