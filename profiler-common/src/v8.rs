@@ -64,7 +64,7 @@ pub fn bytecode(registers: &Registers, memory: &impl ReadMemory) -> Option<(u64,
     let bytecode = object(memory.read_u64(registers.bp.wrapping_sub(BYTECODE))?)?;
     let offset = memory.read_u64(registers.bp.wrapping_sub(BYTECODE_OFFSET))?;
     // A small integer is in the upper half of its word.
-    if offset as u32 == 0 { Some((bytecode, (offset >> 32) as u32)) } else { None }
+    if offset.trailing_zeros() >= 32 { Some((bytecode, (offset >> 32) as u32)) } else { None }
 }
 
 #[cfg(test)]

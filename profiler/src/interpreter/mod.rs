@@ -21,7 +21,7 @@ use crate::unwind::runtimes::RuntimePlace;
 pub(crate) enum Runtime {
     Python(Cpython),
     Java(hotspot::Library),
-    JavaScript(v8::Library),
+    JavaScript(Box<v8::Library>),
 }
 
 /// A runtime of a process.
@@ -47,7 +47,7 @@ impl Runtime {
         if let Some(cpython) = Cpython::of(module)? {
             return Ok(Some(Self::Python(cpython)));
         }
-        Ok(v8::Library::of(module)?.map(Self::JavaScript))
+        Ok(v8::Library::of(module)?.map(Box::new).map(Self::JavaScript))
     }
 
     /// Stands for its functions.

@@ -12,6 +12,7 @@ use super::heap::{Array, Heap};
 use super::positions::{Entry, Position, entries};
 use crate::object::interpreted::{Compiled, Scope};
 
+const PAGE: usize = 4096;
 /// Instructions begin at multiples of it (`kCodeAlignment`).
 const ALIGNMENT: u64 = 64;
 /// Code before the address that is searched for its beginning.
@@ -66,12 +67,12 @@ const INLINED_MAX: u32 = 64;
 /// The code object whose instructions contain the address.
 fn find(heap: &Heap<'_, impl Memory>, address: u64) -> Option<Code> {
     let layout = &heap.layout.code;
-    let mut page: Option<(u64, [u8; PAGE_BYTES as usize])> = None;
+    let mut page: Option<(u64, [u8; PAGE])> = None;
     let nearest = address & !(ALIGNMENT - 1);
     for start in (0..SEARCH_BYTES / ALIGNMENT).map(|index| nearest.wrapping_sub(index * ALIGNMENT)) {
         let header = start.wrapping_sub(layout.header);
         let wanted = if layout.is_inline { header } else { header.wrapping_add(STREAM_CODE) };
-        let (first, inside) = (wanted & !(PAGE_BYTES - 1), (wanted & (PAGE_BYTES - 1)) as usize);
+        let (first, inside) = (wanted & !(PAGE_BYTES - 1), usize::try_from(wanted & (PAGE_BYTES - 1)).ok()?);
         let bytes = match &page {
             Some((known, bytes)) if *known == first => bytes,
             // What precedes the first page of generated code is not mapped.

@@ -28,8 +28,7 @@ pub(super) struct Heap<'a, M> {
 
 /// A small integer.
 pub(super) fn small(word: u64) -> Option<i32> {
-    let is_small = word.trailing_zeros() >= 32;
-    is_small.then(|| (word >> 32) as u32).map(u32::cast_signed)
+    if word.trailing_zeros() >= 32 { Some(((word >> 32) as u32).cast_signed()) } else { None }
 }
 
 impl<M: Memory> Heap<'_, M> {

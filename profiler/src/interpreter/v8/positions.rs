@@ -21,7 +21,7 @@ impl Position {
     pub(super) fn of_bits(bits: i64) -> Self {
         let bits = bits.cast_unsigned();
         let unit = (bits >> 1 & ((1 << 30) - 1)) as u32;
-        let inlined = (bits >> 31) as u16;
+        let inlined = (bits >> 31 & 0xffff) as u16;
         Self { unit: unit.checked_sub(1).filter(|_| bits & 1 == 0), inlined: inlined.checked_sub(1) }
     }
 }

@@ -100,16 +100,13 @@ impl Memory for Random {
                 4 | 5 => (mixed >> 40 & 0xff) << 32,
                 _ => mixed,
             };
-            let bytes =
-                if buffer_is_type(chunk) { [(mixed >> 30) as u8 & 7, 0, 0, 0, 0, 0, 0, 0] } else { word.to_le_bytes() };
+            // The number of a type.
+            let word = if chunk.len() == 2 { mixed >> 30 & 7 } else { word };
+            let bytes = word.to_le_bytes();
             chunk.copy_from_slice(&bytes[..chunk.len()]);
         }
         Some(())
     }
-}
-
-fn buffer_is_type(chunk: &[u8]) -> bool {
-    chunk.len() == 2
 }
 
 proptest! {
