@@ -29,13 +29,15 @@ impl Position {
 /// Until the bytes end, or are malformed.
 pub(super) fn entries(mut bytes: &[u8]) -> Vec<Entry> {
     let mut entries = Vec::new();
-    let (mut offset, mut bits): (i64, i64) = (0, 0);
+    // The first entry can be that of the function itself, before its code (`kFunctionEntryBytecodeOffset`).
+    let (mut offset, mut bits): (i64, i64) = (-1, 0);
     while let (Some(step), Some(difference)) = (number(&mut bytes), number(&mut bytes)) {
         // The sign distinguishes statements from expressions.
         let step = if step < 0 { -(step + 1) } else { step };
         (offset, bits) = (offset.wrapping_add(step), bits.wrapping_add(difference));
-        let Ok(at) = u32::try_from(offset) else { break };
-        entries.push(Entry { offset: at, position: Position::of_bits(bits) });
+        if let Ok(offset) = u32::try_from(offset) {
+            entries.push(Entry { offset, position: Position::of_bits(bits) });
+        }
     }
     entries
 }
@@ -69,7 +71,7 @@ mod tests {
         // Of a function that Node.js 20 has compiled.
         let bytes = [0x03, 0xd0, 0x02, 0x4f, 0x18, 0xcd, 0x01, 0x38];
         let unit = |unit: u32| Position { unit: Some(unit), inlined: None };
-        let expected = [(1, unit(83)), (40, unit(89)), (142, unit(103))];
+        let expected = [(0, unit(83)), (39, unit(89)), (141, unit(103))];
         let found: Vec<_> = entries(&bytes).iter().map(|entry| (entry.offset, entry.position)).collect();
         assert_eq!(found, expected);
         assert!(entries(&[0x80]).is_empty());
