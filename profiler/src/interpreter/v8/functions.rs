@@ -12,8 +12,9 @@ use super::positions::entries;
 const SOURCE_UNITS_MAX: usize = 1 << 24;
 /// Sources whose lines are kept: a program with a thousand modules has as many.
 const SCRIPTS_MAX: usize = 4096;
-/// Words of a scope behind its variables.
-const SCOPE_WORDS_MAX: u64 = 10;
+/// Words of a scope behind its variables, with the position, and without it.
+const SCOPE_WORDS_MAX: u64 = 8;
+const SCOPE_NAME_WORDS_MAX: u64 = 4;
 /// Variables of a scope that has their names itself (`kScopeInfoMaxInlinedLocalNamesSize`).
 const INLINE_VARIABLES_MAX: u64 = 75;
 const VARIABLES_MAX: u64 = 1 << 16;
@@ -125,8 +126,6 @@ fn line_ends(units: &[u16]) -> Vec<u32> {
 /// name, its position, and the outer scope. Which ones it has is in flags that versions number differently, but their types
 /// distinguish them.
 fn scope_name(heap: &Heap<'_, impl Memory>, scope: u64) -> (Option<String>, Option<u32>) {
-    let integer =
-        |index: u64| heap.field(scope, 8 + index * 8).and_then(small).and_then(|word| u64::try_from(word).ok());
     let Some(variables) =
         heap.field(scope, SCOPE_VARIABLES_COUNT).and_then(small).and_then(|it| u64::try_from(it).ok())
     else {
@@ -138,32 +137,32 @@ fn scope_name(heap: &Heap<'_, impl Memory>, scope: u64) -> (Option<String>, Opti
     // Names of variables, or a table of them; and a word of each.
     let words = if variables < INLINE_VARIABLES_MAX { 2 * variables } else { 1 + variables };
     let first = heap.layout.scope_variables + words;
-    let mut name = None;
-    let mut start = None;
-    let mut previous = None;
-    for index in first..first + SCOPE_WORDS_MAX {
+    let count = if heap.layout.scope_has_position_first { SCOPE_NAME_WORDS_MAX } else { SCOPE_WORDS_MAX };
+    let (mut name, mut start, mut previous) = (None, None, None);
+    for index in first..first + count {
         let Some(word) = heap.field(scope, 8 + index * 8) else { break };
         if let Some(value) = small(word) {
             // Beginning and end of the function. A name is followed by the number of its variable, which is mostly negative.
-            if let Some(begin) = previous.filter(|&begin| 0 <= begin && begin < value) {
-                start = start.or(u32::try_from(begin).ok());
+            start = previous.filter(|&begin| 0 <= begin && begin < value);
+            if start.is_some() {
+                break;
             }
             previous = Some(value);
-            continue;
-        }
-        previous = None;
-        let Some((_, kind)) = heap.object(word) else { break };
-        if kind == heap.layout.kinds.scope {
+        } else if heap.is_string(word) {
+            previous = None;
+            name = name.or_else(|| heap.text(word).filter(|name| !name.is_empty()));
+        } else if heap.of_kind(word, heap.layout.kinds.oddball).is_some() {
+            previous = None;
+        } else {
             break;
         }
-        if name.is_none() && heap.is_string(word) {
-            name = heap.text(word).filter(|name| !name.is_empty());
-        }
     }
-    if heap.layout.scope_has_position_first {
-        start = integer(heap.layout.scope_variables - 2).and_then(|begin| u32::try_from(begin).ok());
-    }
-    (name, start)
+    let start = if heap.layout.scope_has_position_first {
+        heap.field(scope, 8 + (heap.layout.scope_variables - 2) * 8).and_then(small)
+    } else {
+        start
+    };
+    (name, start.and_then(|start| u32::try_from(start).ok()))
 }
 
 /// Lines of bytecode by its offset in frames, the first of them for what comes before.

@@ -77,6 +77,8 @@ pub(super) struct Kinds {
     pub(super) bytecode: u16,
     pub(super) interpreter_data: u16,
     pub(super) scope: u16,
+    /// `undefined` and others.
+    pub(super) oddball: u16,
     pub(super) script: u16,
     pub(super) code: u16,
     pub(super) bytes: [Option<u16>; 2],
@@ -136,6 +138,7 @@ impl Layout {
                 bytecode: published.kind("type_BytecodeArray__BYTECODE_ARRAY_TYPE")?,
                 interpreter_data: published.kind("type_InterpreterData__INTERPRETER_DATA_TYPE")?,
                 scope: published.kind("type_ScopeInfo__SCOPE_INFO_TYPE")?,
+                oddball: published.kind("type_Oddball__ODDBALL_TYPE")?,
                 script: published.kind("type_Script__SCRIPT_TYPE")?,
                 code: published.kind("type_Code__CODE_TYPE")?,
                 bytes: [

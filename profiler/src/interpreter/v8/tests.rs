@@ -24,6 +24,7 @@ const PUBLISHED: &[(&str, i32)] = &[
     ("type_BytecodeArray__BYTECODE_ARRAY_TYPE", 1),
     ("type_InterpreterData__INTERPRETER_DATA_TYPE", 2),
     ("type_ScopeInfo__SCOPE_INFO_TYPE", 3),
+    ("type_Oddball__ODDBALL_TYPE", 131),
     ("type_Script__SCRIPT_TYPE", 4),
     ("type_Code__CODE_TYPE", 5),
     ("type_ByteArray__BYTE_ARRAY_TYPE", 7),
