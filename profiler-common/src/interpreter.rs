@@ -37,7 +37,7 @@ pub enum CodeKind {
     JavaScript = 4,
     /// A function of PHP. The instruction is the line.
     Php = 5,
-    /// An instruction sequence of Ruby. The instruction is the index in it.
+    /// An instruction sequence of Ruby, or a method in C. The instruction is the line.
     Ruby = 6,
 }
 
@@ -72,6 +72,7 @@ pub enum Runtime {
     Cpython = 0,
     Hotspot = 1,
     V8 = 2,
+    Ruby = 3,
 }
 
 const RUNTIME_SHIFT: u32 = 28;

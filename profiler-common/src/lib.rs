@@ -15,6 +15,7 @@ pub mod live;
 #[cfg(feature = "user")]
 mod pod;
 pub mod record;
+pub mod ruby;
 pub mod rule_cache;
 pub mod sampling;
 pub mod stack;

@@ -5,6 +5,7 @@
 use crate::hotspot::Hotspot;
 use crate::interpreter::Interpreter;
 use crate::live::{LiveBlock, LiveKey};
+use crate::ruby::Ruby;
 use crate::sampling::SamplingRate;
 use crate::unwind::{PageRows, ProcessMapping, ProcessMappings, RowCell, Rule};
 use crate::v8::V8;
@@ -31,3 +32,5 @@ unsafe impl aya::Pod for Hotspot {}
 unsafe impl aya::Pod for Interpreter {}
 // SAFETY: as above.
 unsafe impl aya::Pod for V8 {}
+// SAFETY: as above.
+unsafe impl aya::Pod for Ruby {}

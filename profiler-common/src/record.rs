@@ -40,6 +40,8 @@ pub enum RecordKind {
     Code = 11,
     /// Code that a stack contains, whose names the agent reads: a [`CodePlaceRecord`](crate::interpreter::CodePlaceRecord).
     CodePlace = 12,
+    /// A Ruby instruction sequence that a stack contains: a [`RubyCodeRecord`](crate::ruby::RubyCodeRecord).
+    RubyCode = 13,
 }
 
 impl RecordKind {
@@ -58,6 +60,7 @@ impl RecordKind {
             10 => Self::UnknownFree,
             11 => Self::Code,
             12 => Self::CodePlace,
+            13 => Self::RubyCode,
             _ => return None,
         })
     }

@@ -18,6 +18,20 @@ use crate::{config, frames};
 /// Adds a frame of this code. `version` distinguishes it from other code that was at the place, where that does not.
 #[inline(always)]
 pub(crate) fn add(area: u32, scratch: *mut Scratch, kind: CodeKind, place: CodePlace, version: u64, instruction: u32) {
+    add_sent(area, scratch, kind, place, version, instruction, |area| code_place(area));
+}
+
+/// As above; `send` sends the code, and returns 0 if it was not sent.
+#[inline(always)]
+pub(crate) fn add_sent(
+    area: u32,
+    scratch: *mut Scratch,
+    kind: CodeKind,
+    place: CodePlace,
+    version: u64,
+    instruction: u32,
+    send: impl Fn(u32) -> u32,
+) {
     let tgid = (bpf_get_current_pid_tgid() >> 32) as u32;
     let mut hasher = StackHasher::new(config::stack_seed(), tgid);
     hasher.add(place.address);
@@ -30,7 +44,7 @@ pub(crate) fn add(area: u32, scratch: *mut Scratch, kind: CodeKind, place: CodeP
     state.id = id;
     state.place = place;
     state.kind = kind as u32;
-    if is_new(id) && code_place(area) == 0 {
+    if is_new(id) && send(area) == 0 {
         forget(id);
     }
     frames::add(scratch, InterpretedFrame { kind, code: CodeId(id).in_frames(), instruction }.to_word());

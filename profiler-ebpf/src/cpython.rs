@@ -80,15 +80,21 @@ pub(crate) extern "C" fn cpython_step(area: u32) -> u32 {
 const ONE: u8 = FrameChain::One as u8;
 const ENTRY: u8 = FrameChain::Entry as u8;
 
-/// The innermost frame of the current thread.
+/// The thread pointer of the current thread.
 #[inline(always)]
-fn first_frame(interpreter: &Interpreter) -> Option<u64> {
+pub(crate) fn thread_pointer() -> Option<u64> {
     // SAFETY: the helper takes no arguments.
     let task = unsafe { bpf_get_current_task() };
     // The kernel keeps the register there between two runs of the thread; `arch_prctl` writes it too (`do_arch_prctl_64` in
     // arch/x86/kernel/process_64.c).
     // SAFETY: the helper checks the address.
-    let thread = unsafe { bpf_probe_read_kernel((task + config::task_thread_pointer_offset()) as *const u64) }.ok()?;
+    unsafe { bpf_probe_read_kernel((task + config::task_thread_pointer_offset()) as *const u64) }.ok()
+}
+
+/// The innermost frame of the current thread.
+#[inline(always)]
+fn first_frame(interpreter: &Interpreter) -> Option<u64> {
+    let thread = thread_pointer()?;
     let mut state = 0;
     if interpreter.holder != 0 {
         state = of_thread(interpreter, interpreter.holder, thread).unwrap_or(0);
@@ -131,7 +137,7 @@ fn of_thread(interpreter: &Interpreter, pointer: u64, thread: u64) -> Option<u64
     Some(state)
 }
 
-const WINDOW_BYTES: u64 = FRAME_WINDOW_WORDS as u64 * 8;
+pub(crate) const WINDOW_BYTES: u64 = FRAME_WINDOW_WORDS as u64 * 8;
 const FRAME_BYTES_MAX: u64 = FRAME_WORDS as u64 * 8;
 
 /// Makes the frame the current one. Since CPython 3.11, callers' frames are mostly below it, on the thread's data stack, so that
@@ -157,7 +163,7 @@ fn read_frame(state: &mut InterpreterWalk, interpreter: &Interpreter, frame: u64
 }
 
 #[inline(never)]
-fn fill(state: &mut InterpreterWalk, start: u64, bytes: u64) -> bool {
+pub(crate) fn fill(state: &mut InterpreterWalk, start: u64, bytes: u64) -> bool {
     state.window_bytes = 0;
     let bytes = masked::<{ 2 * WINDOW_BYTES - 1 }>(bytes);
     if bytes > WINDOW_BYTES {
@@ -174,7 +180,7 @@ fn fill(state: &mut InterpreterWalk, start: u64, bytes: u64) -> bool {
 
 /// A word of the current frame.
 #[inline(always)]
-fn word(state: &InterpreterWalk, offset: u16) -> u64 {
+pub(crate) fn word(state: &InterpreterWalk, offset: u16) -> u64 {
     let index = masked::<{ FRAME_WINDOW_WORDS as u64 - 1 }>(state.at + u64::from(offset) / 8);
     // SAFETY: within the array, whose length is a power of two.
     unsafe { *state.window.as_ptr().add(index as usize) }
@@ -332,7 +338,7 @@ fn is_ascii(state: u32) -> bool {
 
 /// Copies up to `MAX` bytes. Returns the number of copied ones.
 #[inline(always)]
-fn copy<const MAX: usize>(target: *mut u8, from: u64, length: u64) -> u32 {
+pub(crate) fn copy<const MAX: usize>(target: *mut u8, from: u64, length: u64) -> u32 {
     let bytes = bounded::<MAX>(length);
     if bytes > MAX as u64 {
         return 0;

@@ -7,7 +7,8 @@ use profiler_common::limits::STACK_FRAMES_MAX;
 use crate::config;
 use crate::cpython::cpython_step;
 use crate::layout::InterpreterWalk;
-use crate::maps::{INTERPRETERS, SCRATCH};
+use crate::maps::{INTERPRETERS, RUBIES, SCRATCH};
+use crate::ruby::{ruby_outermost, ruby_step};
 
 /// Initialises the state for a process whose interpreter has this number.
 #[inline(always)]
@@ -22,6 +23,11 @@ pub(crate) fn start(state: &mut InterpreterWalk, number: u32) {
         && let Some(interpreter) = INTERPRETERS.get(index)
     {
         state.loops = interpreter.loops;
+    } else if Runtime::Ruby.has(number)
+        && config::task_thread_pointer_offset() != 0
+        && let Some(ruby) = RUBIES.get(index)
+    {
+        state.loops = ruby.loops;
     } else {
         return;
     }
@@ -40,6 +46,8 @@ pub(crate) fn is_loop(state: &InterpreterWalk, address: u64) -> bool {
 pub(crate) const NEXT: u32 = 0;
 /// Result after the last one.
 pub(crate) const DONE: u32 = 1;
+/// Result if the thread has no other frame.
+pub(crate) const END: u32 = 2;
 
 /// Adds the frames of one call of the interpreter loop. Returns [`DONE`].
 ///
@@ -54,6 +62,8 @@ pub(crate) extern "C" fn interpreter_frames(area: u32) -> u32 {
     let number = unsafe { (*scratch).walk.interpreter.number };
     if Runtime::Cpython.has(number) {
         frames_of(area, |area| cpython_step(area));
+    } else if Runtime::Ruby.has(number) {
+        frames_of(area, |area| ruby_step(area));
     }
     DONE
 }
@@ -64,5 +74,18 @@ fn frames_of(area: u32, step: impl Fn(u32) -> u32) {
         if step(area) != NEXT {
             break;
         }
+    }
+}
+
+/// Adds the frames that no call of the loop in this stack executes: those of runtimes that need no native frames, also of cut stacks.
+#[inline(always)]
+pub(crate) fn outermost_frames(area: u32) {
+    let Some(scratch) = SCRATCH.get_ptr(area) else {
+        return;
+    };
+    // SAFETY: the pointer comes from a successful lookup, and this program has claimed the area.
+    let number = unsafe { (*scratch).walk.interpreter.number };
+    if Runtime::Ruby.has(number) {
+        ruby_outermost(area);
     }
 }

@@ -109,6 +109,12 @@ pub(crate) struct InterpreterWalk {
     pub(crate) code: u64,
     pub(crate) code_id: u64,
     pub(crate) code_words: [u64; CODE_WORDS],
+    /// CRuby: behind the outermost frame.
+    pub(crate) end: u64,
+    /// CRuby: the method of the current frame.
+    pub(crate) method: u64,
+    /// CRuby: 1 if the next frame is not added, because the current one stands for it.
+    pub(crate) skip: u64,
 }
 
 /// State of the walk through frames of a virtual machine.

@@ -5,7 +5,7 @@
 //! which a session probe needs to skip the return.
 //!
 //! Layers, each using only those before it: `asm`, `config`, `layout`, `arch` ← `maps`, `frames` ← `call`, `scratch`, `emit`, `inflight`, `seen` ←
-//! `sample`, `window`, `code`, `machine` ← `cpython`, `hotspot`, `v8` ← `interpreter` ← `walk` ← `copy` ← `live`, `stack` ← `remap`, `process` ← `hook`.
+//! `sample`, `window`, `code`, `machine` ← `cpython`, `hotspot`, `v8` ← `ruby` ← `interpreter` ← `walk` ← `copy` ← `live`, `stack` ← `remap`, `process` ← `hook`.
 
 #![no_std]
 #![no_main]
@@ -31,6 +31,7 @@ mod maps;
 mod private_stack;
 mod process;
 mod remap;
+mod ruby;
 mod sample;
 mod scratch;
 mod seen;

@@ -13,6 +13,7 @@ use profiler_common::limits::{
     UNWIND_RULES_MAX,
 };
 use profiler_common::live::{LiveBlock, LiveKey};
+use profiler_common::ruby::Ruby;
 use profiler_common::rule_cache::CachedRule;
 use profiler_common::sampling::SamplingRate;
 use profiler_common::unwind::{PageRows, ProcessMapping, ProcessMappings, RowCell, Rule};
@@ -110,6 +111,10 @@ pub(crate) static JAVA_MACHINES: Array<Hotspot> = Array::with_max_entries(RUNTIM
 /// JavaScript engines, as above.
 #[map]
 pub(crate) static JAVASCRIPT_ENGINES: Array<V8> = Array::with_max_entries(RUNTIMES_MAX, 0);
+
+/// CRuby, as above.
+#[map]
+pub(crate) static RUBIES: Array<Ruby> = Array::with_max_entries(RUNTIMES_MAX, 0);
 
 /// Code that processes have sent: see [`may_send`](crate::code::may_send).
 #[map]

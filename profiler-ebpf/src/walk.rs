@@ -129,6 +129,7 @@ pub(crate) extern "C" fn unwind_batch(area: u32) -> u32 {
             interpreter::interpreter_frames(area);
         }
         if word & !IN_LOOP != CONTINUE {
+            interpreter::outermost_frames(area);
             return word & !IN_LOOP;
         }
     }

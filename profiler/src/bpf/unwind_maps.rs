@@ -22,6 +22,7 @@ pub(crate) struct KernelUnwindMaps {
     cpython: MapData,
     hotspot: MapData,
     v8: MapData,
+    ruby: MapData,
     processes: HashMap<MapData, u32, ProcessMappings>,
 }
 
@@ -43,6 +44,7 @@ impl KernelUnwindMaps {
             cpython: array(kernel, "INTERPRETERS")?,
             hotspot: array(kernel, "JAVA_MACHINES")?,
             v8: array(kernel, "JAVASCRIPT_ENGINES")?,
+            ruby: array(kernel, "RUBIES")?,
             processes: HashMap::try_from(processes).map_err(failed)?,
         })
     }
@@ -82,6 +84,7 @@ impl UnwindMaps for KernelUnwindMaps {
             RuntimePlace::Cpython(place) => write_array(self.cpython.fd(), index, std::slice::from_ref(place)),
             RuntimePlace::V8(place) => write_array(self.v8.fd(), index, std::slice::from_ref(place)),
             RuntimePlace::Hotspot(place) => write_array(self.hotspot.fd(), index, std::slice::from_ref(place)),
+            RuntimePlace::Ruby(place) => write_array(self.ruby.fd(), index, std::slice::from_ref(place)),
         }
     }
 

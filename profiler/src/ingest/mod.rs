@@ -14,6 +14,7 @@ use profiler_common::record::{
     AllocRecord, ExecRecord, ForkRecord, FreeRecord, RawStackHeader, RecordKind, RemapRecord, StackHeader,
     StackPageRecord,
 };
+use profiler_common::ruby::{IS_SINGLETON, NAMES_OWNERS, OWNER_BYTES, RubyCodeRecord};
 use profiler_common::stack::StackEnd;
 use profiler_common::step::Registers;
 use thiserror::Error;
@@ -21,6 +22,7 @@ use thiserror::Error;
 use self::event::{Allocation, Event, Exec, Fork, Free, RawStack, Remap, Stack, StackPage};
 use crate::address::TargetAddr;
 use crate::ids::{HeapId, HookId, Pid, StackId, Tid};
+use crate::object::interpreted::labels;
 use crate::object::interpreted::lines::Lines;
 use crate::object::interpreted::{self, Code, CodeBody, CodeLines, Function, LongTable, PlacedCode};
 use crate::units::MonotonicNanos;
@@ -55,6 +57,7 @@ pub fn decode(bytes: &[u8]) -> Result<Event, DecodeError> {
         RecordKind::StackPage => stack_page(bytes),
         RecordKind::Code => code(bytes),
         RecordKind::CodePlace => code_place(bytes),
+        RecordKind::RubyCode => ruby_code(bytes),
     }
 }
 
@@ -203,6 +206,24 @@ fn code(bytes: &[u8]) -> Result<Event, DecodeError> {
     let id = CodeId(field!(bytes, ShortCodeRecord, code_id, u64)).in_frames();
     let code = Code { id, body: CodeBody::Function(function) };
     Ok(Event::Code(Pid(field!(bytes, ShortCodeRecord, header.tgid, u32)), Arc::new(code)))
+}
+
+fn ruby_code(bytes: &[u8]) -> Result<Event, DecodeError> {
+    let label: [u8; CODE_NAME_BYTES] = word(bytes, offset_of!(RubyCodeRecord, label))?;
+    let path: [u8; CODE_NAME_BYTES] = word(bytes, offset_of!(RubyCodeRecord, path))?;
+    let owner: [u8; OWNER_BYTES] = word(bytes, offset_of!(RubyCodeRecord, owner))?;
+    let flags = field!(bytes, RubyCodeRecord, flags, u32);
+    let owner = labels::copied(&owner, field!(bytes, RubyCodeRecord, owner_bytes, u32));
+    let label = labels::copied(&label, field!(bytes, RubyCodeRecord, label_bytes, u32));
+    let name = label.map(|label| match flags & NAMES_OWNERS {
+        0 => label,
+        _ => labels::with_owner(&label, owner.as_deref(), flags & IS_SINGLETON != 0).into(),
+    });
+    let file = labels::copied(&path, field!(bytes, RubyCodeRecord, path_bytes, u32));
+    let function = Function { name, file, lines: CodeLines::Numbers };
+    let id = CodeId(field!(bytes, RubyCodeRecord, code_id, u64)).in_frames();
+    let code = Code { id, body: CodeBody::Function(function) };
+    Ok(Event::Code(Pid(field!(bytes, RubyCodeRecord, header.tgid, u32)), Arc::new(code)))
 }
 
 fn code_place(bytes: &[u8]) -> Result<Event, DecodeError> {

@@ -6,10 +6,12 @@ mod cpython;
 mod hotspot;
 mod memory;
 mod process;
+mod ruby;
 mod v8;
 
 use self::cpython::Cpython;
 pub(crate) use self::process::{CodeMapping, Process};
+use self::ruby::Ruby;
 use crate::ids::Pid;
 use crate::object::ObjectError;
 use crate::object::interpreted::{Code, PlacedCode, PseudoModule};
@@ -22,6 +24,7 @@ pub(crate) enum Runtime {
     Python(Cpython),
     Java(hotspot::Library),
     JavaScript(Box<v8::Library>),
+    Ruby(Ruby),
 }
 
 /// A runtime of a process.
@@ -44,6 +47,9 @@ impl Runtime {
         if is_java {
             return Ok(hotspot::Library::of(module)?.map(Self::Java));
         }
+        if Ruby::may_be_in(module) {
+            return Ok(Ruby::of(module)?.map(Self::Ruby));
+        }
         if let Some(cpython) = Cpython::of(module)? {
             return Ok(Some(Self::Python(cpython)));
         }
@@ -56,6 +62,7 @@ impl Runtime {
             Self::Python(_) => PseudoModule::Python,
             Self::Java(_) => PseudoModule::Java,
             Self::JavaScript(_) => PseudoModule::JavaScript,
+            Self::Ruby(_) => PseudoModule::Ruby,
         }
     }
 
@@ -78,6 +85,10 @@ impl Runtime {
                 let engine = library.in_process(&process.code).map_err(|reason| reason.to_string())?;
                 let place = RuntimePlace::V8(*engine.place());
                 Ok(Some(Entered { place, reader: Some(Reader::JavaScript(engine)) }))
+            }
+            Self::Ruby(ruby) => {
+                let place = ruby.in_process(pid, bias, uses_musl).map_err(|reason| reason.to_string())?;
+                Ok(Some(Entered { place: RuntimePlace::Ruby(place), reader: None }))
             }
         }
     }

@@ -1,6 +1,7 @@
 //! Code of interpreters and virtual machines, by its ids, with names and lines. It lives in the memory of targets: the kernel side
 //! sends what is needed of the code that stacks contain (`profiler-ebpf/src/interpreter.rs`), or where it is (`hotspot.rs`).
 
+pub(crate) mod labels;
 pub(crate) mod lines;
 
 use std::sync::{Arc, PoisonError, RwLock};
@@ -116,6 +117,8 @@ pub(crate) enum CodeLines {
     Starts(Arc<[(u32, u32)]>),
     /// As above; the line that the function begins in, for other instructions.
     Script { first_line: Option<u32>, starts: Arc<[(u32, u32)]> },
+    /// The number of an instruction is its line.
+    Numbers,
 }
 
 impl Default for CodeLines {
@@ -134,6 +137,7 @@ impl CodeLines {
             Self::Cpython(lines, _) => lines.at(instruction),
             Self::Starts(starts) => line_of(starts, instruction),
             Self::Script { first_line, starts } => line_of(starts, instruction).or(*first_line),
+            Self::Numbers => Some(instruction).filter(|&line| line != INSTRUCTION_UNKNOWN),
         }
     }
 
@@ -142,6 +146,7 @@ impl CodeLines {
             Self::Cpython(lines, _) => lines.table.len(),
             // Mostly shared with others.
             Self::Starts(starts) | Self::Script { starts, .. } => size_of_val(&**starts),
+            Self::Numbers => 0,
         }
     }
 }
@@ -422,6 +427,7 @@ mod tests {
         assert_eq!(lines.at(0), None);
         assert_eq!(lines.at(INSTRUCTION_UNKNOWN), None);
         assert_eq!(CodeLines::default().at(0), None);
+        assert_eq!([7, INSTRUCTION_UNKNOWN].map(|line| CodeLines::Numbers.at(line)), [Some(7), None]);
     }
 
     #[test]

@@ -229,8 +229,17 @@ pub(crate) struct Definition {
 
 /// Exported functions and objects with these names. Malformed symbol tables count as empty.
 pub(crate) fn definitions(image: &Image, elf: &Elf, names: &[&str]) -> Vec<Definition> {
-    let longest = names.iter().map(|name| name.len()).max().unwrap_or(0);
     let source = if elf.is_static { SymbolSource::Static } else { SymbolSource::Dynamic };
+    definitions_in(image, elf, source, names)
+}
+
+/// As [`definitions`], of the symbols that only files have that are not stripped.
+pub(crate) fn local_definitions(image: &Image, elf: &Elf, names: &[&str]) -> Vec<Definition> {
+    definitions_in(image, elf, SymbolSource::Static, names)
+}
+
+fn definitions_in(image: &Image, elf: &Elf, source: SymbolSource, names: &[&str]) -> Vec<Definition> {
+    let longest = names.iter().map(|name| name.len()).max().unwrap_or(0);
     let Some(table) = Table::read(image, elf, source, EXTRA_BYTES_MAX) else { return Vec::new() };
     let defined = table.symbols().iter().filter(|symbol| {
         symbol.st_shndx.get(LE) != abi::SHN_UNDEF && matches!(symbol.st_type(), abi::STT_FUNC | abi::STT_OBJECT)

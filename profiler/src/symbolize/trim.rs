@@ -107,12 +107,14 @@ fn trim_interpreter<'stack>(stack: &'stack [FrameId], frames: &[Frame]) -> Cow<'
     let (inside, outside) = stack.split_at(first);
     let pseudo_of =
         |id: &FrameId| frames.get(id.0 as usize).and_then(|frame| PseudoModule::of_path(frame.module.as_deref()?));
-    let has_loop = !matches!(outside.first().and_then(pseudo_of), Some(PseudoModule::Java | PseudoModule::JavaScript));
-    let inside = match inside {
-        [before @ .., last] if kind(last) == FrameKind::Runtime && has_loop => before,
-        inside => inside,
+    let loop_frames = match outside.first().and_then(pseudo_of) {
+        Some(PseudoModule::Java | PseudoModule::JavaScript) => 0,
+        // `vm_exec_core` and `vm_exec`.
+        Some(PseudoModule::Ruby) => 2,
+        _ => 1,
     };
-    let inside = inside.iter().filter(|id| pseudo_of(id).is_none());
+    let of_loop = inside.iter().rev().take(loop_frames).take_while(|id| kind(id) == FrameKind::Runtime).count();
+    let inside = inside[..inside.len() - of_loop].iter().filter(|id| pseudo_of(id).is_none());
     let outside = outside.iter().filter(|id| kind(id) != FrameKind::Runtime);
     Cow::Owned(inside.chain(outside).copied().collect())
 }
@@ -249,6 +251,26 @@ mod tests {
         let stack: Vec<FrameId> = (0..).map(FrameId).take(frames.len()).collect();
         let kept = trim(&stack, &frames, Trim { ends: false, interpreter: true });
         assert_eq!(kept.iter().map(|id| id.0).collect::<Vec<_>>(), [0, 1, 3, 4, 7, 8, 10]);
+    }
+
+    /// Two functions are Ruby's loop.
+    #[test]
+    fn frames_of_ruby_are_removed_except_those_that_allocate() {
+        use FrameKind::{Interpreted, Native, Runtime};
+        let of = |(kind, path): (_, &str)| Frame { kind, module: Some(path.into()), ..Frame::default() };
+        let libruby = (Runtime, "/libruby.so");
+        let ruby = (Interpreted, "[ruby]");
+        let frames: Vec<Frame> =
+            [libruby, libruby, libruby, ruby, ruby, libruby, (Native, "/ext.so"), ruby, libruby].map(of).into();
+        let stack: Vec<FrameId> = (0..).map(FrameId).take(frames.len()).collect();
+        let kept = |stack| {
+            let kept = trim(stack, &frames, Trim { ends: false, interpreter: true });
+            kept.iter().map(|id| id.0).collect::<Vec<_>>()
+        };
+        assert_eq!(kept(&stack), [0, 3, 4, 6, 7]);
+        // The loop itself allocates.
+        assert_eq!(kept(&stack[2..4]), [3]);
+        assert_eq!(kept(&stack[6..8]), [6, 7]);
     }
 
     #[test]

@@ -48,6 +48,11 @@ impl Ranges {
         Self(ranges)
     }
 
+    /// All ranges, by their starts.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = std::ops::Range<u64>> {
+        self.0.iter().map(|range| range.start..range.end)
+    }
+
     /// Returns the start of the range that contains the address; of overlapping ones, the last.
     pub(crate) fn start_of(&self, address: u64) -> Option<u64> {
         self.range_of(address).map(|range| range.start)

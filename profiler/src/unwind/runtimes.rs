@@ -6,6 +6,7 @@ use std::io;
 
 use profiler_common::hotspot::Hotspot;
 use profiler_common::interpreter::{Interpreter, Runtime};
+use profiler_common::ruby::Ruby;
 use profiler_common::v8::V8;
 
 use crate::ids::Pid;
@@ -16,6 +17,7 @@ pub(crate) enum RuntimePlace {
     Cpython(Interpreter),
     Hotspot(Hotspot),
     V8(V8),
+    Ruby(Ruby),
 }
 
 impl RuntimePlace {
@@ -24,6 +26,7 @@ impl RuntimePlace {
             Self::Cpython(_) => Runtime::Cpython,
             Self::Hotspot(_) => Runtime::Hotspot,
             Self::V8(_) => Runtime::V8,
+            Self::Ruby(_) => Runtime::Ruby,
         }
     }
 }

@@ -1,0 +1,122 @@
+//! CRuby 3.0 to 3.4: where a process has the control frames of its threads. The kernel side sends names and lines.
+//!
+//! CRuby publishes no layouts: they are those of the version's headers ([`layout`]). What its symbols lack is found in its machine code
+//! ([`program`]).
+
+mod layout;
+mod program;
+
+use std::ops::Range;
+
+use profiler_common::interpreter::AddressRange;
+use profiler_common::ruby;
+
+use self::layout::Layout;
+pub(crate) use self::layout::Unsupported;
+use self::layout::Version;
+use super::arch::ThreadLocal;
+use super::memory::Memory;
+use crate::address::LinkAddr;
+use crate::ids::Pid;
+use crate::object::ObjectError;
+use crate::object::module::Module;
+use crate::object::symbols::definitions;
+
+/// The version as a text.
+const VERSION: &str = "ruby_version";
+/// Returns a word of the execution context.
+const ERRINFO: &str = "rb_errinfo";
+/// Counts the symbols.
+const ALL_SYMBOLS: &str = "rb_sym_all_symbols";
+const VERSION_BYTES_MAX: u64 = 16;
+
+/// CRuby in a module, by link addresses.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Ruby(Result<Found, Unsupported>);
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Found {
+    layout: Layout,
+    /// `vm_exec`, then the part of it that the compiler considered cold.
+    loops: Vec<Range<u64>>,
+    /// `ruby_current_ec`.
+    context: ThreadLocal,
+    /// `ids` of `ruby_global_symbols`.
+    names: Option<LinkAddr>,
+}
+
+impl Ruby {
+    /// Whether a module can contain CRuby, by its name: `ruby3.1`, `libruby-3.1.so.3.1`. Other programs link the library.
+    pub(crate) fn may_be_in(module: &Module) -> bool {
+        module.path().rsplit('/').next().is_some_and(|name| name.contains("ruby"))
+    }
+
+    /// `None` if the module contains no CRuby.
+    pub(crate) fn of(module: &Module) -> Result<Option<Self>, ObjectError> {
+        let image = module.image().map_err(Clone::clone)?;
+        let elf = module.elf().map_err(Clone::clone)?;
+        let found = definitions(image, elf, &[VERSION, ERRINFO, ALL_SYMBOLS]);
+        let get = |name: &str| found.iter().find(|definition| definition.name == name);
+        let (Some(version), Some(errinfo)) = (get(VERSION), get(ERRINFO)) else { return Ok(None) };
+        let find = || {
+            let offset = elf.data_offset(version.address);
+            let bytes = version.size_bytes.min(VERSION_BYTES_MAX);
+            let text = offset.and_then(|offset| image.read(offset, bytes, VERSION_BYTES_MAX).ok());
+            let version = text.and_then(|text| Version::of_text(&text)).ok_or(Unsupported::NoVersion)?;
+            Ok(Found {
+                layout: version.layout()?,
+                loops: program::loops(image, elf).ok_or(Unsupported::NoLoop)?,
+                context: program::context(image, elf, errinfo).ok_or(Unsupported::NoContext)?,
+                names: get(ALL_SYMBOLS).and_then(|function| program::names(image, elf, function)),
+            })
+        };
+        Ok(Some(Self(find())))
+    }
+
+    /// The CRuby of a process that maps the module with this load bias.
+    pub(crate) fn in_process(&self, pid: Pid, bias: u64, uses_musl: bool) -> Result<ruby::Ruby, Unsupported> {
+        self.in_memory(&pid, bias, uses_musl)
+    }
+
+    fn in_memory(&self, memory: &impl Memory, bias: u64, uses_musl: bool) -> Result<ruby::Ruby, Unsupported> {
+        let found = self.0.as_ref().map_err(Clone::clone)?;
+        let (tls_module, tls_offset) = place(memory, found.context, bias).ok_or(Unsupported::Unreadable)?;
+        let mut ruby = ruby::Ruby {
+            tls_module,
+            tls_offset,
+            frame_bytes: found.layout.frame_bytes,
+            flags: found.layout.flags | if uses_musl { ruby::USES_MUSL } else { 0 },
+            lines: found.layout.lines,
+            line_bytes: found.layout.line_bytes,
+            names: found.names.map_or(0, |names| names.0.wrapping_add(bias)),
+            ..ruby::Ruby::default()
+        };
+        for (range, found) in ruby.loops.iter_mut().zip(&found.loops) {
+            *range = AddressRange { start: found.start.wrapping_add(bias), bytes: found.end - found.start };
+        }
+        Ok(ruby)
+    }
+}
+
+/// The module of thread-local storage, or 0 if it is at a fixed offset from the thread pointer, and the offset.
+fn place(memory: &impl Memory, local: ThreadLocal, bias: u64) -> Option<(u64, u64)> {
+    let word = |slot: u64, index: u64| memory.word(slot.wrapping_add(bias).wrapping_add(index * 8));
+    let of_module = |at: u64, more: u64| {
+        let (module, offset) = (memory.word(at)?, memory.word(at.wrapping_add(8))?);
+        // Until the loader has relocated it.
+        (module != 0).then(|| (module, offset.wrapping_add(more)))
+    };
+    match local {
+        ThreadLocal::Fixed(offset) => Some((0, offset)),
+        ThreadLocal::Loaded(slot, more) => Some((0, word(slot, 0)?.wrapping_add(more))),
+        ThreadLocal::Module(slot, more) => of_module(slot.wrapping_add(bias), more),
+        ThreadLocal::Descriptor(slot, more) => match word(slot, 1)? {
+            // Offsets from the thread pointer are negative; others are addresses of a module and an offset.
+            offset if offset.cast_signed() < 0 => Some((0, offset.wrapping_add(more))),
+            at => of_module(at, more),
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests;
