@@ -33,6 +33,7 @@ const PACKAGES: &[Package] = &[
     ("perl", "perl", "a target: an interpreter"),
     ("nodejs", "node", "a target: an interpreter that generates code"),
     ("php-cli", "php", "a target: an interpreter with an allocator of its own"),
+    ("ruby", "ruby", "a target: an interpreter with a stack of its own"),
     ("default-jdk-headless", "javac", "a target: a virtual machine that generates code"),
     ("sqlite3", "sqlite3", "a target: a database in one process"),
     ("memcached", "memcached", "a target: a stripped server"),
@@ -78,7 +79,7 @@ const PACKAGES: &[Package] = &[
 pub(crate) const RUST: &str = "rustc-web cargo-web rust-web-src";
 pub(crate) const LLVM: &str = "llvm-22-dev";
 pub(crate) const TESTS: &str = "gcc libc6-dev g++ binutils libjemalloc2 libtcmalloc-minimal4 libmimalloc2.0 libjemalloc-dev \
-    libgoogle-perftools-dev libmimalloc-dev musl-tools musl-dev redis-server redis-tools python3 php-cli perl nodejs sqlite3 git \
+    libgoogle-perftools-dev libmimalloc-dev musl-tools musl-dev redis-server redis-tools python3 php-cli perl ruby nodejs sqlite3 git \
     postgresql nginx-light valgrind strace tmux golang-go default-jdk-headless curl openssl prometheus systemd memcached \
     debuginfod dwz xz-utils";
 pub(crate) const VIEWERS: &str =
