@@ -73,6 +73,7 @@ pub enum Runtime {
     Hotspot = 1,
     V8 = 2,
     Ruby = 3,
+    Php = 4,
 }
 
 const RUNTIME_SHIFT: u32 = 28;
@@ -358,7 +359,7 @@ mod tests {
 
     #[test]
     fn numbers_have_their_runtime_and_index() {
-        for runtime in [Runtime::Cpython, Runtime::Hotspot, Runtime::V8] {
+        for runtime in [Runtime::Cpython, Runtime::Hotspot, Runtime::V8, Runtime::Php] {
             let number = runtime.number(7);
             assert!(runtime.has(number) && runtime_index(number) == 7);
         }

@@ -12,6 +12,7 @@ pub mod interpreter;
 pub mod interval;
 pub mod limits;
 pub mod live;
+pub mod php;
 #[cfg(feature = "user")]
 mod pod;
 pub mod record;

@@ -5,6 +5,7 @@
 use crate::hotspot::Hotspot;
 use crate::interpreter::Interpreter;
 use crate::live::{LiveBlock, LiveKey};
+use crate::php::Php;
 use crate::ruby::Ruby;
 use crate::sampling::SamplingRate;
 use crate::unwind::{PageRows, ProcessMapping, ProcessMappings, RowCell, Rule};
@@ -34,3 +35,4 @@ unsafe impl aya::Pod for Interpreter {}
 unsafe impl aya::Pod for V8 {}
 // SAFETY: as above.
 unsafe impl aya::Pod for Ruby {}
+unsafe impl aya::Pod for Php {}

@@ -42,6 +42,8 @@ pub enum RecordKind {
     CodePlace = 12,
     /// A Ruby instruction sequence that a stack contains: a [`RubyCodeRecord`](crate::ruby::RubyCodeRecord).
     RubyCode = 13,
+    /// A function of PHP that a stack contains: a [`PhpCodeRecord`](crate::php::PhpCodeRecord).
+    PhpCode = 14,
 }
 
 impl RecordKind {
@@ -61,6 +63,7 @@ impl RecordKind {
             11 => Self::Code,
             12 => Self::CodePlace,
             13 => Self::RubyCode,
+            14 => Self::PhpCode,
             _ => return None,
         })
     }

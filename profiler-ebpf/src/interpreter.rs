@@ -7,7 +7,8 @@ use profiler_common::limits::STACK_FRAMES_MAX;
 use crate::config;
 use crate::cpython::cpython_step;
 use crate::layout::InterpreterWalk;
-use crate::maps::{INTERPRETERS, RUBIES, SCRATCH};
+use crate::maps::{INTERPRETERS, PHPS, RUBIES, SCRATCH};
+use crate::php::php_step;
 use crate::ruby::{ruby_outermost, ruby_step};
 
 /// Initialises the state for a process whose interpreter has this number.
@@ -28,6 +29,10 @@ pub(crate) fn start(state: &mut InterpreterWalk, number: u32) {
         && let Some(ruby) = RUBIES.get(index)
     {
         state.loops = ruby.loops;
+    } else if Runtime::Php.has(number)
+        && let Some(php) = PHPS.get(index)
+    {
+        state.loops = php.loops;
     } else {
         return;
     }
@@ -64,6 +69,8 @@ pub(crate) extern "C" fn interpreter_frames(area: u32) -> u32 {
         frames_of(area, |area| cpython_step(area));
     } else if Runtime::Ruby.has(number) {
         frames_of(area, |area| ruby_step(area));
+    } else if Runtime::Php.has(number) {
+        frames_of(area, |area| php_step(area));
     }
     DONE
 }

@@ -6,6 +6,7 @@ use profiler_common::hotspot::BLOB_WORDS;
 use profiler_common::interpreter::{AddressRange, CODE_WORDS, CodePlace, FRAME_WORDS};
 use profiler_common::limits::{INFLIGHT_WAYS, PAGE_BYTES, RAW_STACK_PAGES_MAX, STACK_FRAMES_MAX};
 use profiler_common::live::LiveBlock;
+use profiler_common::php;
 use profiler_common::record::{RawStackHeader, StackHeader};
 use profiler_common::step::Registers;
 use profiler_common::v8::OBJECT_WORDS;
@@ -69,6 +70,7 @@ pub(crate) struct Walk {
     pub(crate) interpreter: InterpreterWalk,
     pub(crate) machine: MachineWalk,
     pub(crate) code: CodeWalk,
+    pub(crate) php: PhpWalk,
 }
 
 impl Walk {
@@ -132,6 +134,32 @@ pub(crate) struct MachineWalk {
     pub(crate) maps: [u64; 2],
     /// The first words of an object.
     pub(crate) object: [u64; OBJECT_WORDS],
+}
+
+/// Room for a function of PHP.
+pub(crate) const FUNCTION_ROOM: usize = 32;
+/// Texts that a function of PHP has: its name, class and file.
+pub(crate) const TEXTS: usize = 3;
+
+/// State of the walk along the frames of PHP.
+#[repr(C)]
+pub(crate) struct PhpWalk {
+    /// 1 once `frame` is the innermost one.
+    pub(crate) has_begun: u64,
+    /// The next frame, or 0.
+    pub(crate) frame: u64,
+    /// The outermost of generators that delegate to each other, whose frames are next, or 0.
+    pub(crate) generator: u64,
+    /// The generator whose frame is next: the others delegate to it.
+    pub(crate) delegate: u64,
+    /// The frame that follows those of the generators.
+    pub(crate) outside: u64,
+    /// The current frame.
+    pub(crate) words: [u64; php::FRAME_WORDS],
+    /// Its function, the addresses of the texts, and the id.
+    pub(crate) function: [u64; FUNCTION_ROOM],
+    pub(crate) texts: [u64; TEXTS],
+    pub(crate) code_id: u64,
 }
 
 /// The current frame's code, of which the agent reads the names.

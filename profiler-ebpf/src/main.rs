@@ -28,6 +28,7 @@ mod layout;
 mod live;
 mod machine;
 mod maps;
+mod php;
 mod private_stack;
 mod process;
 mod remap;

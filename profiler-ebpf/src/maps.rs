@@ -13,6 +13,7 @@ use profiler_common::limits::{
     UNWIND_RULES_MAX,
 };
 use profiler_common::live::{LiveBlock, LiveKey};
+use profiler_common::php::Php;
 use profiler_common::ruby::Ruby;
 use profiler_common::rule_cache::CachedRule;
 use profiler_common::sampling::SamplingRate;
@@ -115,6 +116,9 @@ pub(crate) static JAVASCRIPT_ENGINES: Array<V8> = Array::with_max_entries(RUNTIM
 /// CRuby, as above.
 #[map]
 pub(crate) static RUBIES: Array<Ruby> = Array::with_max_entries(RUNTIMES_MAX, 0);
+/// PHP in processes, as above.
+#[map]
+pub(crate) static PHPS: Array<Php> = Array::with_max_entries(RUNTIMES_MAX, 0);
 
 /// Code that processes have sent: see [`may_send`](crate::code::may_send).
 #[map]

@@ -18,7 +18,7 @@ use crate::layout::{Scratch, Walk};
 use crate::maps::{MAPPINGS, PAGES, PROCESSES, ROWS, RULE_CACHE, RULES, SCRATCH};
 use crate::scratch::Claim;
 use crate::window::Window;
-use crate::{config, frames, hotspot, interpreter, machine, v8};
+use crate::{config, frames, hotspot, interpreter, machine, php, v8};
 
 /// Result of a walk; the frames are in the area's record.
 pub(crate) struct Unwound {
@@ -51,6 +51,7 @@ pub(crate) fn unwind(call: &Call, claim: &Claim, caller: Option<u64>, hasher: St
         Ok(()) => walk(claim.area),
         Err(end) => end,
     };
+    let end = php::finish(call, claim, end);
     // SAFETY: this program has claimed the area.
     let (depth, hash) = unsafe { ((*scratch).walk.depth, (*scratch).walk.hash) };
     Unwound { depth, end, hasher: StackHasher::resume(hash) }
@@ -76,6 +77,7 @@ fn start(call: &Call, scratch: *mut Scratch, caller: Option<u64>, hasher: StackH
         walk.mapping_serial = mappings.serial;
         interpreter::start(&mut walk.interpreter, mappings.interpreter);
         machine::start(&mut walk.machine, mappings.machine);
+        php::start(walk);
     }
     Ok(())
 }
@@ -155,9 +157,12 @@ pub(crate) extern "C" fn unwind_step(area: u32) -> u32 {
         Some(_) => return IN_HOTSPOT,
         None => {}
     }
-    frames::add(scratch, registers.ip);
     let in_loop = if interpreter::is_loop(&walk.interpreter, registers.lookup_address()) { IN_LOOP } else { 0 };
-    let rule = match rule(walk, &registers) {
+    let rule = rule(walk, &registers);
+    if !(matches!(rule, Err(StackEnd::NoRow)) && php::is_in(&walk.interpreter)) {
+        frames::add(scratch, registers.ip);
+    }
+    let rule = match rule {
         Ok(rule) => rule,
         Err(end) => return (end as u32 + 1) | in_loop,
     };
@@ -199,7 +204,8 @@ fn search(walk: &Walk, address: u64) -> Result<Rule, StackEnd> {
     if table.is_table() {
         find_rule(&Maps, table, address).ok_or(StackEnd::NoRow)
     } else if table.is_frame_pointer() {
-        Ok(Rule::FRAME_POINTER)
+        // Code that opcache has compiled has no frame pointers.
+        if php::is_in(&walk.interpreter) { Err(StackEnd::NoRow) } else { Ok(Rule::FRAME_POINTER) }
     } else {
         Err(StackEnd::MissingModule)
     }

@@ -23,6 +23,7 @@ pub(crate) struct KernelUnwindMaps {
     hotspot: MapData,
     v8: MapData,
     ruby: MapData,
+    php: MapData,
     processes: HashMap<MapData, u32, ProcessMappings>,
 }
 
@@ -45,6 +46,7 @@ impl KernelUnwindMaps {
             hotspot: array(kernel, "JAVA_MACHINES")?,
             v8: array(kernel, "JAVASCRIPT_ENGINES")?,
             ruby: array(kernel, "RUBIES")?,
+            php: array(kernel, "PHPS")?,
             processes: HashMap::try_from(processes).map_err(failed)?,
         })
     }
@@ -85,6 +87,7 @@ impl UnwindMaps for KernelUnwindMaps {
             RuntimePlace::V8(place) => write_array(self.v8.fd(), index, std::slice::from_ref(place)),
             RuntimePlace::Hotspot(place) => write_array(self.hotspot.fd(), index, std::slice::from_ref(place)),
             RuntimePlace::Ruby(place) => write_array(self.ruby.fd(), index, std::slice::from_ref(place)),
+            RuntimePlace::Php(place) => write_array(self.php.fd(), index, std::slice::from_ref(place)),
         }
     }
 

@@ -10,6 +10,7 @@ use profiler_common::interpreter::{
 };
 use profiler_common::limits::STACK_FRAMES_MAX;
 use profiler_common::live::LiveBlock;
+use profiler_common::php::{PHP_TEXT_BYTES, PhpCodeRecord, PhpText};
 use profiler_common::record::{
     AllocRecord, ExecRecord, ForkRecord, FreeRecord, RawStackHeader, RecordKind, RemapRecord, StackHeader,
     StackPageRecord,
@@ -24,6 +25,7 @@ use crate::address::TargetAddr;
 use crate::ids::{HeapId, HookId, Pid, StackId, Tid};
 use crate::object::interpreted::labels;
 use crate::object::interpreted::lines::Lines;
+use crate::object::interpreted::php::Part;
 use crate::object::interpreted::{self, Code, CodeBody, CodeLines, Function, LongTable, PlacedCode};
 use crate::units::MonotonicNanos;
 
@@ -58,6 +60,7 @@ pub fn decode(bytes: &[u8]) -> Result<Event, DecodeError> {
         RecordKind::Code => code(bytes),
         RecordKind::CodePlace => code_place(bytes),
         RecordKind::RubyCode => ruby_code(bytes),
+        RecordKind::PhpCode => php_code(bytes),
     }
 }
 
@@ -238,6 +241,23 @@ fn code_place(bytes: &[u8]) -> Result<Event, DecodeError> {
         },
     };
     Ok(Event::CodePlace(Pid(field!(bytes, CodePlaceRecord, header.tgid, u32)), code))
+}
+
+fn php_code(bytes: &[u8]) -> Result<Event, DecodeError> {
+    let part = |head: usize, content: usize| -> Result<Option<Part<'_>>, DecodeError> {
+        let length = u64::from_ne_bytes(word(bytes, head + offset_of!(PhpText, length))?);
+        let copied = u32::from_ne_bytes(word(bytes, head + offset_of!(PhpText, bytes))?) as usize;
+        let is_present = u32::from_ne_bytes(word(bytes, head + offset_of!(PhpText, is_present))?) != 0;
+        let content = bytes.get(content..).and_then(|rest| rest.get(..copied.min(PHP_TEXT_BYTES)));
+        let bytes = content.ok_or(DecodeError::Short)?;
+        Ok(is_present.then_some(Part { bytes, is_cut: length > bytes.len() as u64 }))
+    };
+    let name = part(offset_of!(PhpCodeRecord, name), offset_of!(PhpCodeRecord, name_bytes))?;
+    let class = part(offset_of!(PhpCodeRecord, class), offset_of!(PhpCodeRecord, class_bytes))?;
+    let file = part(offset_of!(PhpCodeRecord, file), offset_of!(PhpCodeRecord, file_bytes))?;
+    let id = CodeId(field!(bytes, PhpCodeRecord, code_id, u64)).in_frames();
+    let code = Code { id, body: CodeBody::Function(interpreted::php::function(name, class, file)) };
+    Ok(Event::Code(Pid(field!(bytes, PhpCodeRecord, header.tgid, u32)), Arc::new(code)))
 }
 
 #[cfg(test)]

@@ -6,15 +6,13 @@ use std::ops::Range;
 
 pub(crate) use self::offsets::Unsupported;
 use self::offsets::{DEBUG_OFFSETS_BYTES, Version};
-use super::arch::branches_out;
+use super::loops::loops;
 use crate::address::{LinkAddr, TargetAddr};
 use crate::ids::Pid;
 use crate::linux::process_memory;
 use crate::object::ObjectError;
-use crate::object::image::Image;
 use crate::object::module::Module;
-use crate::object::symbols::{Definition, definitions};
-use crate::unwind::ranges::inner_parts;
+use crate::object::symbols::definitions;
 use profiler_common::interpreter::{AddressRange, Interpreter, USES_MUSL};
 
 /// State of the whole interpreter.
@@ -23,8 +21,6 @@ const RUNTIME: &str = "_PyRuntime";
 const LOOP: &str = "_PyEval_EvalFrameDefault";
 /// The version as a number, since 3.11.
 const VERSION: &str = "Py_Version";
-/// Machine code of the loop: real ones have up to 90 KB.
-const LOOP_BYTES_MAX: u64 = 1 << 20;
 
 /// CPython in a module, by link addresses.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -73,16 +69,6 @@ impl Cpython {
         }
         Ok(interpreter)
     }
-}
-
-fn loops(image: &Image, module: &Module, evaluate: &Definition) -> Vec<Range<u64>> {
-    let start = evaluate.address.0;
-    let hot = start..start.saturating_add(evaluate.size_bytes.min(LOOP_BYTES_MAX));
-    let code = module.file_offset(evaluate.address).map(|at| image.read(at, hot.end - hot.start, LOOP_BYTES_MAX));
-    let outside = code.and_then(Result::ok).map(|code| branches_out(&code, start)).unwrap_or_default();
-    // Jumps also lead to other functions.
-    let cold = inner_parts(image, &outside).into_iter().max_by_key(|range| range.end - range.start);
-    [Some(hot), cold].into_iter().flatten().collect()
 }
 
 #[cfg(test)]

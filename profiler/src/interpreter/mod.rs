@@ -4,12 +4,15 @@
 mod arch;
 mod cpython;
 mod hotspot;
+mod loops;
 mod memory;
+mod php;
 mod process;
 mod ruby;
 mod v8;
 
 use self::cpython::Cpython;
+use self::php::Php;
 pub(crate) use self::process::{CodeMapping, Process};
 use self::ruby::Ruby;
 use crate::ids::Pid;
@@ -25,6 +28,7 @@ pub(crate) enum Runtime {
     Java(hotspot::Library),
     JavaScript(Box<v8::Library>),
     Ruby(Ruby),
+    Php(Php),
 }
 
 /// A runtime of a process.
@@ -53,6 +57,9 @@ impl Runtime {
         if let Some(cpython) = Cpython::of(module)? {
             return Ok(Some(Self::Python(cpython)));
         }
+        if let Some(php) = Php::of(module)? {
+            return Ok(Some(Self::Php(php)));
+        }
         Ok(v8::Library::of(module)?.map(Box::new).map(Self::JavaScript))
     }
 
@@ -63,6 +70,7 @@ impl Runtime {
             Self::Java(_) => PseudoModule::Java,
             Self::JavaScript(_) => PseudoModule::JavaScript,
             Self::Ruby(_) => PseudoModule::Ruby,
+            Self::Php(_) => PseudoModule::Php,
         }
     }
 
@@ -73,6 +81,10 @@ impl Runtime {
             Self::Python(cpython) => {
                 let place = cpython.in_process(pid, bias, uses_musl).map_err(|reason| reason.to_string())?;
                 Ok(Some(Entered { place: RuntimePlace::Cpython(place), reader: None }))
+            }
+            Self::Php(php) => {
+                let place = php.in_process(bias).map_err(|reason| reason.to_string())?;
+                Ok(Some(Entered { place: RuntimePlace::Php(place), reader: None }))
             }
             Self::Java(library) => {
                 let machine = library.in_process(pid, bias).map_err(|reason| reason.to_string())?;

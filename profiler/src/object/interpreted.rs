@@ -3,6 +3,7 @@
 
 pub(crate) mod labels;
 pub(crate) mod lines;
+pub(crate) mod php;
 
 use std::sync::{Arc, PoisonError, RwLock};
 

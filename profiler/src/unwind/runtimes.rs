@@ -6,6 +6,7 @@ use std::io;
 
 use profiler_common::hotspot::Hotspot;
 use profiler_common::interpreter::{Interpreter, Runtime};
+use profiler_common::php::Php;
 use profiler_common::ruby::Ruby;
 use profiler_common::v8::V8;
 
@@ -18,6 +19,7 @@ pub(crate) enum RuntimePlace {
     Hotspot(Hotspot),
     V8(V8),
     Ruby(Ruby),
+    Php(Php),
 }
 
 impl RuntimePlace {
@@ -27,6 +29,7 @@ impl RuntimePlace {
             Self::Hotspot(_) => Runtime::Hotspot,
             Self::V8(_) => Runtime::V8,
             Self::Ruby(_) => Runtime::Ruby,
+            Self::Php(_) => Runtime::Php,
         }
     }
 }

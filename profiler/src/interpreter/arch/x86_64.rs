@@ -1,6 +1,8 @@
-//! Branches, and accesses to data, of x86-64 code.
+//! Branches and operands of x86-64 code.
 
-use iced_x86::{Decoder, DecoderOptions, FlowControl, Instruction, Mnemonic, OpKind, Register};
+use std::ops::Range;
+
+use iced_x86::{Decoder, DecoderOptions, FlowControl, Instruction, MemorySize, Mnemonic, OpKind, Register};
 use rustc_hash::FxHashMap;
 
 /// Addresses outside of this code, which begins at `start`, that it jumps to directly.
@@ -192,9 +194,34 @@ pub(in crate::interpreter) fn read_through(code: &[u8], start: u64, offset: u64)
     None
 }
 
+/// Address of the first member of a structure that this code, which begins at `start`, reads: a word. The code refers to no other
+/// structure, and to this one by its address or by an entry of the global offset table.
+pub(in crate::interpreter) fn member_of(code: &[u8], start: u64, structure: &Range<u64>) -> Option<u64> {
+    let decoder = Decoder::with_ip(64, code, start, DecoderOptions::NONE);
+    let body = decoder.into_iter().take_while(|it| !matches!(it.flow_control(), FlowControl::Return));
+    body.filter(reads_word).find_map(|instruction| {
+        let displacement = instruction.memory_displacement64();
+        let address = match instruction.memory_base() {
+            Register::RIP => displacement,
+            Register::None => return None,
+            _ => structure.start.checked_add(displacement)?,
+        };
+        let is_inside = structure.contains(&address) && address > structure.start && address.is_multiple_of(8);
+        is_inside.then_some(address)
+    })
+}
+
+fn reads_word(instruction: &Instruction) -> bool {
+    let is_memory = (0..instruction.op_count()).any(|operand| instruction.op_kind(operand) == OpKind::Memory);
+    is_memory
+        && instruction.mnemonic() != Mnemonic::Lea
+        && matches!(instruction.memory_size(), MemorySize::UInt64 | MemorySize::Int64)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
 
     #[test]
     fn direct_jumps_leave_the_code() {
@@ -282,5 +309,41 @@ mod tests {
             [0x48, 0x8b, 0x2d, 0, 1, 0, 0, 0x48, 0x83, 0x7d, 0, 0, 0x48, 0x8b, 5, 0, 2, 0, 0, 0x48, 0x8b, 0x78, 0x10];
         assert_eq!(read_through(&code, 0x1000, 16), Some(0x1213));
         assert_eq!(read_through(&code, 0x1000, 24), None);
+    }
+
+    #[test]
+    fn members_are_read_by_address_and_by_displacement() {
+        let structure = 0x3000..0x3400;
+        let debian = [
+            0x48, 0x8d, 0x05, 0xf9, 0x1f, 0, 0, // lea 0x3000(%rip),%rax
+            0x48, 0x83, 0xb8, 0xe8, 0x01, 0, 0, 0, // cmpq $0,0x1e8(%rax)
+            0x0f, 0x95, 0xc0, // setne %al
+            0xc3, // ret
+            0x48, 0x8b, 0x40, 0x08, // mov 8(%rax),%rax
+        ];
+        assert_eq!(member_of(&debian, 0x1000, &structure), Some(0x31e8));
+        let direct = [0x48, 0x83, 0x3d, 0xe0, 0x21, 0, 0, 0, 0x0f, 0x95, 0xc0, 0xc3]; // cmpq $0,0x31e8(%rip)
+        assert_eq!(member_of(&direct, 0x1000, &structure), Some(0x31e8));
+        let table = [
+            0x48, 0x8b, 0x05, 0xf9, 0x3f, 0, 0, // mov 0x5000(%rip),%rax
+            0x48, 0x8b, 0x80, 0x00, 0x02, 0, 0, // mov 0x200(%rax),%rax
+            0xc3,
+        ];
+        assert_eq!(member_of(&table, 0x1000, &structure), Some(0x3200));
+        // Outside of the structure, its beginning, unaligned, behind the end of the function, or not decoded.
+        let other = [0x48, 0x8b, 0x80, 0x00, 0x04, 0, 0, 0x48, 0x8b, 0x00, 0x48, 0x8b, 0x40, 0x01, 0xc3];
+        for code in [&other[..], &debian[15..], &debian[18..19], &[]] {
+            assert_eq!(member_of(code, 0x1000, &structure), None);
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn any_code_has_no_member_outside_of_the_structure(code: [u8; 64]) {
+            let structure = 0x3000..0x3400;
+            if let Some(address) = member_of(&code, 0x1000, &structure) {
+                prop_assert!(structure.contains(&address));
+            }
+        }
     }
 }
