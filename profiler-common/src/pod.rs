@@ -35,4 +35,5 @@ unsafe impl aya::Pod for Interpreter {}
 unsafe impl aya::Pod for V8 {}
 // SAFETY: as above.
 unsafe impl aya::Pod for Ruby {}
+// SAFETY: as above.
 unsafe impl aya::Pod for Php {}
