@@ -15,23 +15,24 @@ use crate::maps::{CODE_RATES, EVENTS, SCRATCH, count};
 use crate::seen::{forget, is_new};
 use crate::{config, frames};
 
-/// Adds a frame of this code. `version` distinguishes it from other code that was at the place, where that does not.
+/// Adds a frame of this code, and sends where the code is if that is new. `version` distinguishes it from other code that was at the
+/// place, where that does not.
 #[inline(always)]
 pub(crate) fn add(area: u32, scratch: *mut Scratch, kind: CodeKind, place: CodePlace, version: u64, instruction: u32) {
-    add_sent(area, scratch, kind, place, version, instruction, |area| code_place(area));
+    if add_only(scratch, kind, place, version, instruction) {
+        code_place(area);
+    }
 }
 
-/// As above; `send` sends the code, and returns 0 if it was not sent.
+/// As above, without sending. Returns whether the code is new, and marks it as sent.
 #[inline(always)]
-pub(crate) fn add_sent(
-    area: u32,
+pub(crate) fn add_only(
     scratch: *mut Scratch,
     kind: CodeKind,
     place: CodePlace,
     version: u64,
     instruction: u32,
-    send: impl Fn(u32) -> u32,
-) {
+) -> bool {
     let tgid = (bpf_get_current_pid_tgid() >> 32) as u32;
     let mut hasher = StackHasher::new(config::stack_seed(), tgid);
     hasher.add(place.address);
@@ -44,28 +45,26 @@ pub(crate) fn add_sent(
     state.id = id;
     state.place = place;
     state.kind = kind as u32;
-    if is_new(id) && send(area) == 0 {
-        forget(id);
-    }
     frames::add(scratch, InterpretedFrame { kind, code: CodeId(id).in_frames(), instruction }.to_word());
+    is_new(id)
 }
 
-/// Sends the code of the current frame. Returns 0 if it was not sent.
+/// Sends where the code of the current frame is.
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub(crate) extern "C" fn code_place(area: u32) -> u32 {
     let Some(scratch) = SCRATCH.get_ptr(area) else {
-        return 1;
-    };
-    if !may_send() {
-        return 0;
-    }
-    let Some(mut entry) = EVENTS.reserve::<CodePlaceRecord>(0) else {
-        count(Counter::RingFull);
         return 0;
     };
     // SAFETY: the pointer comes from a successful lookup, and this program has claimed the area.
     let state = unsafe { &(*scratch).walk.code };
+    if !may_send(state.id) {
+        return 0;
+    }
+    let Some(mut entry) = EVENTS.reserve::<CodePlaceRecord>(0) else {
+        drop_code(state.id);
+        return 0;
+    };
     let tgid = (bpf_get_current_pid_tgid() >> 32) as u32;
     entry.write(CodePlaceRecord {
         header: RecordHeader::new(RecordKind::CodePlace, tgid),
@@ -76,13 +75,20 @@ pub(crate) extern "C" fn code_place(area: u32) -> u32 {
     });
     entry.submit(u64::from(BPF_RB_NO_WAKEUP));
     count(Counter::Events);
-    1
+    0
 }
 
-/// Whether the process may send code; counts what is refused. Concurrent calls may overwrite each other's counts, and processes whose
+/// Has a later stack send this code, because the ring buffer is full.
+#[inline(always)]
+pub(crate) fn drop_code(id: u64) {
+    count(Counter::RingFull);
+    forget(id);
+}
+
+/// Whether the process may send this code. What is refused is counted, and sent with a later stack. Concurrent calls may overwrite each other's counts, and processes whose
 /// ids have the same low bits share theirs: the limit need not be exact.
 #[inline(always)]
-pub(crate) fn may_send() -> bool {
+pub(crate) fn may_send(id: u64) -> bool {
     let tgid = (bpf_get_current_pid_tgid() >> 32) as u32;
     let Some(rate) = CODE_RATES.get_ptr_mut(tgid & (RATES_COUNT - 1)) else {
         return false;
@@ -95,6 +101,7 @@ pub(crate) fn may_send() -> bool {
     let sent = if (word >> 32) as u32 == period { word as u32 } else { 0 };
     if sent >= CODE_PER_PERIOD {
         count(Counter::CodeRefused);
+        forget(id);
         return false;
     }
     // SAFETY: as above.

@@ -22,15 +22,15 @@ use profiler_common::record::{RecordHeader, RecordKind};
 use profiler_common::stack::StackHasher;
 
 use crate::asm::masked;
-use crate::code::may_send;
-use crate::interpreter::{DONE, NEXT};
+use crate::code::{drop_code, may_send};
+use crate::interpreter::{DONE, NEW_CODE, NEXT};
 use crate::layout::{FRAME_WINDOW_WORDS, InterpreterWalk, Scratch, Walk};
 use crate::maps::{EVENTS, INTERPRETERS, SCRATCH, count};
-use crate::seen::{forget, is_new};
+use crate::seen::is_new;
 use crate::window::user_word;
 use crate::{arch, config, frames};
 
-/// Adds a frame. Returns [`DONE`] after the last one of this call of the loop.
+/// Adds a frame. Returns [`DONE`] after the last one of this call of the loop, and [`NEW_CODE`].
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub(crate) extern "C" fn cpython_step(area: u32) -> u32 {
@@ -68,13 +68,13 @@ pub(crate) extern "C" fn cpython_step(area: u32) -> u32 {
     if interpreter.chain == FrameChain::Shim as u8 && owner >= interpreter.entry_owner {
         return DONE;
     }
-    add_frame(area, scratch, interpreter);
+    let is_new = add_frame(scratch, interpreter);
     let is_last = match interpreter.chain {
         ONE => true,
         ENTRY => owner != 0,
         _ => false,
     };
-    if is_last { DONE } else { NEXT }
+    (if is_last { DONE } else { NEXT }) | if is_new { NEW_CODE } else { 0 }
 }
 
 const ONE: u8 = FrameChain::One as u8;
@@ -191,8 +191,9 @@ fn byte(state: &InterpreterWalk, offset: u16) -> u8 {
     (word(state, offset) >> (u64::from(offset & 7) * 8)) as u8
 }
 
+/// Adds the current frame. Returns whether its code is new.
 #[inline(always)]
-fn add_frame(area: u32, scratch: *mut Scratch, interpreter: &Interpreter) {
+fn add_frame(scratch: *mut Scratch, interpreter: &Interpreter) -> bool {
     // SAFETY: this program has claimed the area.
     let walk = unsafe { &mut (*scratch).walk };
     let state = &mut walk.interpreter;
@@ -204,13 +205,11 @@ fn add_frame(area: u32, scratch: *mut Scratch, interpreter: &Interpreter) {
     let instruction = instruction(state, interpreter, code);
     // The frame that cleans up after `__init__` (`_Py_InitCleanup` since 3.13): its file has the name of the function.
     if state.code_words[0] != 0 && state.code_words[0] == state.code_words[1] {
-        return;
-    }
-    if is_new(id) && !(may_send() && cpython_code(area) != 0) {
-        forget(id);
+        return false;
     }
     let frame = InterpretedFrame { kind: CodeKind::Cpython, code: CodeId(id).in_frames(), instruction };
     frames::add(scratch, frame.to_word());
+    is_new(id)
 }
 
 /// The id of the code object, of which the identifying words are read.
@@ -247,18 +246,21 @@ fn instruction(state: &InterpreterWalk, interpreter: &Interpreter, code: u64) ->
     if units > u64::from(INSTRUCTION_UNKNOWN) { INSTRUCTION_UNKNOWN } else { units as u32 }
 }
 
-/// Sends the code object of the current frame. Returns 0 if the ring buffer is full.
+/// Sends the code object of the current frame.
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub(crate) extern "C" fn cpython_code(area: u32) -> u32 {
     let Some(scratch) = SCRATCH.get_ptr_mut(area) else {
-        return 1;
+        return 0;
     };
     // SAFETY: the pointer comes from a successful lookup, and this program has claimed the area.
     let state = unsafe { &(*scratch).walk.interpreter };
     let Some(interpreter) = INTERPRETERS.get(runtime_index(state.number)) else {
-        return 1;
+        return 0;
     };
+    if !may_send(state.code_id) {
+        return 0;
+    }
     let table = state_word(state, interpreter.code_words.wrapping_sub(1));
     let length = user_word(table.wrapping_add(TABLE_LENGTH as u64)).unwrap_or(0);
     if length <= SHORT_TABLE_BYTES as u64 {
@@ -278,7 +280,7 @@ fn state_word(state: &InterpreterWalk, number: u8) -> u64 {
 #[inline(always)]
 fn send<const TABLE: usize>(state: &InterpreterWalk, interpreter: &Interpreter, table: u64, length: u64) -> u32 {
     let Some(mut entry) = EVENTS.reserve::<CodeRecord<TABLE>>(0) else {
-        count(Counter::RingFull);
+        drop_code(state.code_id);
         return 0;
     };
     let record: *mut CodeRecord<TABLE> = entry.as_mut_ptr();
@@ -312,7 +314,7 @@ fn send<const TABLE: usize>(state: &InterpreterWalk, interpreter: &Interpreter, 
     }
     entry.submit(u64::from(BPF_RB_NO_WAKEUP));
     count(Counter::Events);
-    1
+    0
 }
 
 /// Copies a text object.

@@ -5,11 +5,11 @@ use profiler_common::interpreter::{Runtime, runtime_index};
 use profiler_common::limits::STACK_FRAMES_MAX;
 
 use crate::config;
-use crate::cpython::cpython_step;
+use crate::cpython::{cpython_code, cpython_step};
 use crate::layout::InterpreterWalk;
 use crate::maps::{INTERPRETERS, PHPS, RUBIES, SCRATCH};
-use crate::php::php_step;
-use crate::ruby::{ruby_outermost, ruby_step};
+use crate::php::{php_rest, php_step};
+use crate::ruby::{MAY_LACK_THREAD, ruby_code, ruby_step};
 
 /// Initialises the state for a process whose interpreter has this number.
 #[inline(always)]
@@ -53,6 +53,9 @@ pub(crate) const NEXT: u32 = 0;
 pub(crate) const DONE: u32 = 1;
 /// Result if the thread has no other frame.
 pub(crate) const END: u32 = 2;
+/// Flag of a result: the frame's code is new, and must be sent. The loop does it: the stacks of nested BPF functions have 512 bytes in
+/// all, before Linux 6.8 each rounded up to 32.
+pub(crate) const NEW_CODE: u32 = 1 << 8;
 
 /// Adds the frames of one call of the interpreter loop. Returns [`DONE`].
 ///
@@ -66,33 +69,56 @@ pub(crate) extern "C" fn interpreter_frames(area: u32) -> u32 {
     // SAFETY: the pointer comes from a successful lookup, and this program has claimed the area.
     let number = unsafe { (*scratch).walk.interpreter.number };
     if Runtime::Cpython.has(number) {
-        frames_of(area, |area| cpython_step(area));
+        frames_of(area, |area| cpython_step(area), |area| cpython_code(area));
     } else if Runtime::Ruby.has(number) {
-        frames_of(area, |area| ruby_step(area));
+        frames_of(area, |area| ruby_step(area), |area| ruby_code(area));
     } else if Runtime::Php.has(number) {
-        frames_of(area, |area| php_step(area));
+        frames_of(area, |area| php_step(area), |_| 0);
     }
     DONE
 }
 
+/// Adds frames until a step has another result than [`NEXT`].
 #[inline(always)]
-fn frames_of(area: u32, step: impl Fn(u32) -> u32) {
+fn frames_of(area: u32, step: impl Fn(u32) -> u32, send: impl Fn(u32) -> u32) {
     for _ in 0..STACK_FRAMES_MAX {
-        if step(area) != NEXT {
+        let result = step(area);
+        if result & NEW_CODE != 0 {
+            send(area);
+        }
+        if result & !NEW_CODE != NEXT {
             break;
         }
     }
 }
 
 /// Adds the frames that no call of the loop in this stack executes: those of runtimes that need no native frames, also of cut stacks.
-#[inline(always)]
-pub(crate) fn outermost_frames(area: u32) {
-    let Some(scratch) = SCRATCH.get_ptr(area) else {
-        return;
+/// Takes the end of the walk, a [`StackEnd`] plus 1, and returns that of the stack.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub(crate) extern "C" fn outermost_frames(area: u32, end: u32) -> u32 {
+    let Some(scratch) = SCRATCH.get_ptr_mut(area) else {
+        return end;
     };
     // SAFETY: the pointer comes from a successful lookup, and this program has claimed the area.
-    let number = unsafe { (*scratch).walk.interpreter.number };
-    if Runtime::Ruby.has(number) {
-        ruby_outermost(area);
+    let state = unsafe { &mut (*scratch).walk.interpreter };
+    if Runtime::Ruby.has(state.number) {
+        // Threads of other libraries have no execution context.
+        if state.has_begun == 0 {
+            state.has_begun = MAY_LACK_THREAD;
+        }
+        // A call of the loop is not the last one.
+        for _ in 0..STACK_FRAMES_MAX {
+            let result = ruby_step(area);
+            if result & NEW_CODE != 0 {
+                ruby_code(area);
+            }
+            if result & !NEW_CODE == END {
+                break;
+            }
+        }
+    } else if state.number != 0 && Runtime::Php.has(state.number) {
+        return php_rest(area, end);
     }
+    end
 }

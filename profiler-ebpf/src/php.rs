@@ -25,18 +25,16 @@ use profiler_common::record::{RecordHeader, RecordKind};
 use profiler_common::stack::{StackEnd, StackHasher};
 
 use crate::asm::masked;
-use crate::call::Call;
-use crate::code::may_send;
+use crate::code::{drop_code, may_send};
 use crate::interpreter::{DONE, NEXT};
 use crate::layout::{FUNCTION_ROOM, InterpreterWalk, PhpWalk, TEXTS, Walk};
 use crate::maps::{EVENTS, PHPS, SCRATCH, count};
-use crate::scratch::Claim;
-use crate::seen::{forget, is_new};
+use crate::seen::is_new;
 use crate::walk::find_mapping;
 use crate::window::user_word;
 use crate::{config, frames};
 
-/// Whether the process has PHP. Then walks that end in code without unwind information are [finished](finish) here, and that code has
+/// Whether the process has PHP. Then walks that end in code without unwind information are [finished](php_rest) here, and that code has
 /// no frame: it is what opcache has compiled, or the outermost function of a fiber (`make_fcontext`).
 #[inline(always)]
 pub(crate) fn is_in(state: &InterpreterWalk) -> bool {
@@ -53,23 +51,6 @@ pub(crate) fn start(walk: &mut Walk) {
     state.has_begun = 0;
     state.frame = 0;
     state.generator = 0;
-}
-
-/// Adds the frames that are left at the end of the walk. Returns the end of the stack.
-#[inline(always)]
-pub(crate) fn finish(call: &Call, claim: &Claim, end: StackEnd) -> StackEnd {
-    // SAFETY: this program has claimed the area.
-    let walk = unsafe { &(*claim.scratch).walk };
-    if !is_in(&walk.interpreter) {
-        return end;
-    }
-    // The agent continues walks that end outside of the mappings that it knows.
-    let address = walk.registers().lookup_address();
-    if end == StackEnd::MissingModule && find_mapping(walk.mapping_first, walk.mapping_count, address).is_none() {
-        return end;
-    }
-    let has_more = php_rest(claim.area, (call.tid() == call.tgid()) as u32);
-    if end == StackEnd::NoRow && has_more != 0 { StackEnd::Complete } else { end }
 }
 
 /// Adds a frame. Returns [`DONE`] after the last one of this call of the loop.
@@ -132,19 +113,26 @@ pub(crate) extern "C" fn php_step(area: u32) -> u32 {
     if is_top && is_executed && !is_internal { DONE } else { NEXT }
 }
 
-/// Adds the frames that are left, at the end of the walk. `is_main` is 0 on other threads than the first one. Returns 1 if there were
-/// frames, else 0.
+/// Adds the frames that are left at the end of the walk, a [`StackEnd`] plus 1. Returns that of the stack.
 #[unsafe(no_mangle)]
 #[inline(never)]
-pub(crate) extern "C" fn php_rest(area: u32, is_main: u32) -> u32 {
+pub(crate) extern "C" fn php_rest(area: u32, end: u32) -> u32 {
+    const MISSING_MODULE: u32 = StackEnd::MissingModule as u32 + 1;
+    const NO_ROW: u32 = StackEnd::NoRow as u32 + 1;
     let Some(scratch) = SCRATCH.get_ptr_mut(area) else {
-        return 0;
+        return end;
     };
     // SAFETY: the pointer comes from a successful lookup, and this program has claimed the area.
     let walk = unsafe { &mut (*scratch).walk };
-    // Other threads than that of PHP may allocate meanwhile.
-    if walk.php.has_begun == 0 && is_main == 0 {
-        return 0;
+    // The agent continues walks that end outside of the mappings that it knows.
+    let address = walk.registers().lookup_address();
+    if end == MISSING_MODULE && find_mapping(walk.mapping_first, walk.mapping_count, address).is_none() {
+        return end;
+    }
+    let thread = bpf_get_current_pid_tgid();
+    // PHP is mostly on the first thread; others may allocate meanwhile.
+    if walk.php.has_begun == 0 && thread >> 32 != thread & 0xffff_ffff {
+        return end;
     }
     let depth = walk.depth;
     for _ in 0..STACK_FRAMES_MAX {
@@ -155,7 +143,8 @@ pub(crate) extern "C" fn php_rest(area: u32, is_main: u32) -> u32 {
         }
     }
     // SAFETY: as above.
-    unsafe { ((*scratch).walk.depth != depth) as u32 }
+    let has_more = unsafe { (*scratch).walk.depth != depth };
+    if end == NO_ROW && has_more { StackEnd::Complete as u32 + 1 } else { end }
 }
 
 /// Makes the next generator that delegates, from the inside outwards, the current one. Returns 0 if there is none.
@@ -202,7 +191,7 @@ fn add_frame(area: u32, state: &mut PhpWalk, php: &Php) -> bool {
     }
     let is_internal = state.function[FUNCTION_KIND] & IS_INTERNAL != 0;
     if is_internal {
-        php_internal(area, function);
+        add_internal(area, function);
         return is_internal;
     }
     // SAFETY: as above.
@@ -215,16 +204,31 @@ fn add_frame(area: u32, state: &mut PhpWalk, php: &Php) -> bool {
         let number = unsafe { bpf_probe_read_user(instruction.wrapping_add(INSTRUCTION_EXTENDED) as *const u32) };
         let functions = user_word(php.frameless).unwrap_or(0);
         let entry = functions.wrapping_add(u64::from(number.unwrap_or(0)) * 8);
-        php_internal(area, user_word(entry).unwrap_or(0));
+        add_internal(area, user_word(entry).unwrap_or(0));
     }
     state.texts[NAME] = state.function[FUNCTION_NAME];
     state.texts[CLASS] = class_name(state.function[FUNCTION_CLASS]);
     state.texts[FILE] = word(state, php.function_file);
-    php_add(area, integer(state, php.function_line), line as u32);
+    add(area, integer(state, php.function_line), line as u32);
     is_internal
 }
 
-/// Adds a frame of a function that is in C.
+#[inline(always)]
+fn add_internal(area: u32, function: u64) {
+    if php_internal(area, function) != 0 {
+        add(area, 0, 0);
+    }
+}
+
+/// Adds a frame of the function with the current texts. `line` is 0 if unknown.
+#[inline(always)]
+fn add(area: u32, first_line: u32, line: u32) {
+    if php_add(area, first_line, line) != 0 {
+        php_code(area);
+    }
+}
+
+/// Finds the texts of a function that is in C. Returns 0 if it has none.
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub(crate) extern "C" fn php_internal(area: u32, function: u64) -> u32 {
@@ -241,7 +245,7 @@ pub(crate) extern "C" fn php_internal(area: u32, function: u64) -> u32 {
     state.texts[NAME] = name;
     state.texts[CLASS] = class_name(user_word(function.wrapping_add(FUNCTION_CLASS as u64 * 8)).unwrap_or(0));
     state.texts[FILE] = 0;
-    php_add(area, 0, 0)
+    1
 }
 
 #[inline(always)]
@@ -249,7 +253,7 @@ fn class_name(class: u64) -> u64 {
     if class == 0 { 0 } else { user_word(class.wrapping_add(CLASS_NAME)).unwrap_or(0) }
 }
 
-/// Adds a frame of the function with the current texts. `line` is 0 if unknown.
+/// As [`add`], without sending the function. Returns 1 if that is new.
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub(crate) extern "C" fn php_add(area: u32, first_line: u32, line: u32) -> u32 {
@@ -266,13 +270,10 @@ pub(crate) extern "C" fn php_add(area: u32, first_line: u32, line: u32) -> u32 {
     }
     let id = hasher.finish();
     state.code_id = id;
-    if is_new(id) && php_code(area) == 0 {
-        forget(id);
-    }
     let instruction = if line == 0 || line > INSTRUCTION_UNKNOWN { INSTRUCTION_UNKNOWN } else { line };
     let word = InterpretedFrame { kind: CodeKind::Php, code: CodeId(id).in_frames(), instruction };
     frames::add(scratch, word.to_word());
-    1
+    is_new(id) as u32
 }
 
 // Indices of texts.
@@ -317,48 +318,49 @@ fn integer(state: &PhpWalk, offset: u16) -> u32 {
     (word(state, offset) >> (u64::from(offset & 4) * 8)) as u32
 }
 
-/// Sends the function of the current frame. Returns 0 if the ring buffer is full.
+/// Sends the function of the current frame.
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub(crate) extern "C" fn php_code(area: u32) -> u32 {
     let Some(scratch) = SCRATCH.get_ptr_mut(area) else {
-        return 1;
+        return 0;
     };
     // SAFETY: the pointer comes from a successful lookup, and this program has claimed the area.
     let state = unsafe { &(*scratch).walk.php };
-    if !may_send() {
+    if !may_send(state.code_id) {
         return 0;
     }
     let Some(mut entry) = EVENTS.reserve::<PhpCodeRecord>(0) else {
-        count(Counter::RingFull);
+        drop_code(state.code_id);
         return 0;
     };
     let record: *mut PhpCodeRecord = entry.as_mut_ptr();
-    // SAFETY: within the reserved record.
-    let name = text(state.texts[NAME], unsafe { (&raw mut (*record).name_bytes).cast() }, false);
-    // SAFETY: as above.
-    let class = text(state.texts[CLASS], unsafe { (&raw mut (*record).class_bytes).cast() }, false);
-    // SAFETY: as above.
-    let file = text(state.texts[FILE], unsafe { (&raw mut (*record).file_bytes).cast() }, true);
     let tgid = (bpf_get_current_pid_tgid() >> 32) as u32;
-    // SAFETY: as above.
+    // Each text is written at once: nested BPF functions have 512 bytes of stack in all.
+    // SAFETY: within the reserved record.
     unsafe {
         (*record).header = RecordHeader::new(RecordKind::PhpCode, tgid);
         (*record).code_id = state.code_id;
-        (*record).name = name;
-        (*record).class = class;
-        (*record).file = file;
+        text(state.texts[NAME], &raw mut (*record).name, (&raw mut (*record).name_bytes).cast(), false);
+        text(state.texts[CLASS], &raw mut (*record).class, (&raw mut (*record).class_bytes).cast(), false);
+        text(state.texts[FILE], &raw mut (*record).file, (&raw mut (*record).file_bytes).cast(), true);
     }
     entry.submit(u64::from(BPF_RB_NO_WAKEUP));
     count(Counter::Events);
-    1
+    0
 }
 
 /// Copies the beginning or the end of a text.
+///
+/// # Safety
+///
+/// `head` and `target`, of [`PHP_TEXT_BYTES`], must be in a reserved record.
 #[inline(always)]
-fn text(text: u64, target: *mut u8, is_path: bool) -> PhpText {
+unsafe fn text(text: u64, head: *mut PhpText, target: *mut u8, is_path: bool) {
     if text == 0 {
-        return PhpText { length: 0, bytes: 0, is_present: 0 };
+        // SAFETY: as the caller promises.
+        unsafe { head.write(PhpText { length: 0, bytes: 0, is_present: 0 }) };
+        return;
     }
     const MAX: u64 = PHP_TEXT_BYTES as u64;
     let length = user_word(text.wrapping_add(TEXT_LENGTH)).unwrap_or(0);
@@ -367,7 +369,8 @@ fn text(text: u64, target: *mut u8, is_path: bool) -> PhpText {
     let from = text.wrapping_add(TEXT_BYTES).wrapping_add(skipped);
     // SAFETY: the target has so many bytes; the helper checks the source.
     let is_copied = bytes <= MAX && unsafe { read_user(target.cast(), bytes as u32, from as *const _) } == 0;
-    PhpText { length, bytes: if is_copied { bytes as u32 } else { 0 }, is_present: 1 }
+    // SAFETY: as the caller promises.
+    unsafe { head.write(PhpText { length, bytes: if is_copied { bytes as u32 } else { 0 }, is_present: 1 }) };
 }
 
 const _: () =

@@ -22,7 +22,7 @@ use profiler_common::step::ReadMemory;
 
 use crate::code;
 use crate::cpython::{WINDOW_BYTES, copy, fill, thread_pointer, word};
-use crate::interpreter::{DONE, END, NEXT};
+use crate::interpreter::{DONE, END, NEW_CODE, NEXT};
 use crate::layout::{InterpreterWalk, Scratch};
 use crate::maps::{EVENTS, RUBIES, SCRATCH, count};
 use crate::window::user_word;
@@ -37,7 +37,11 @@ impl ReadMemory for User {
     }
 }
 
-/// Adds a frame. Returns [`DONE`] after the last one of this call of the loop, and [`END`] without adding one if there is none.
+/// State before the first frame, if the thread may be none of Ruby's.
+pub(crate) const MAY_LACK_THREAD: u32 = 2;
+
+/// Adds a frame. Returns [`DONE`] after the last one of this call of the loop, and [`END`] without adding one if there is none; and
+/// [`NEW_CODE`].
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub(crate) extern "C" fn ruby_step(area: u32) -> u32 {
@@ -51,11 +55,14 @@ pub(crate) extern "C" fn ruby_step(area: u32) -> u32 {
     let Some(ruby) = RUBIES.get(runtime_index(state.number)) else {
         return END;
     };
-    if state.has_begun == 0 {
+    if state.has_begun != 1 {
+        let may_lack_thread = state.has_begun == MAY_LACK_THREAD;
         state.has_begun = 1;
         if !begin(state, ruby) {
             state.frame = 0;
-            count(Counter::InterpreterNoThread);
+            if !may_lack_thread {
+                count(Counter::InterpreterNoThread);
+            }
         }
     }
     let frame = state.frame;
@@ -70,42 +77,12 @@ pub(crate) extern "C" fn ruby_step(area: u32) -> u32 {
     };
     state.frame = frame.wrapping_add(u64::from(ruby.frame_bytes));
     let (pc, sequence) = (word(state, FRAME_PC as u16), word(state, FRAME_ISEQ as u16));
-    if sequence == 0 {
-        if flags & KIND_MASK == KIND_C {
-            add_method(area, scratch);
-        }
-    } else if pc != 0 && flags & EXECUTES_C == 0 {
-        add_sequence(area, scratch, ruby, pc, sequence);
-    }
-    if flags & IS_LAST != 0 { DONE } else { NEXT }
-}
-
-/// Adds the frames that no call of the loop in this stack executes: methods in C in which a fiber or a thread begins, and all outside of
-/// the end of a cut stack.
-#[unsafe(no_mangle)]
-#[inline(never)]
-pub(crate) extern "C" fn ruby_outermost(area: u32) -> u32 {
-    let Some(scratch) = SCRATCH.get_ptr_mut(area) else {
-        return END;
+    let is_new = if sequence == 0 {
+        flags & KIND_MASK == KIND_C && add_method(scratch)
+    } else {
+        pc != 0 && flags & EXECUTES_C == 0 && add_sequence(area, scratch, ruby, pc, sequence)
     };
-    // SAFETY: the pointer comes from a successful lookup, and this program has claimed the area.
-    let state = unsafe { &mut (*scratch).walk.interpreter };
-    let Some(ruby) = RUBIES.get(runtime_index(state.number)) else {
-        return END;
-    };
-    // Threads of other libraries have no execution context.
-    if state.has_begun == 0 {
-        state.has_begun = 1;
-        if !begin(state, ruby) {
-            state.frame = 0;
-        }
-    }
-    for _ in 0..STACK_FRAMES_MAX {
-        if ruby_step(area) == END {
-            break;
-        }
-    }
-    END
+    (if flags & IS_LAST != 0 { DONE } else { NEXT }) | if is_new { NEW_CODE } else { 0 }
 }
 
 /// Sets the innermost frame of the current thread. Returns false if there is none.
@@ -162,9 +139,9 @@ fn read_frame(state: &mut InterpreterWalk, ruby: &Ruby, frame: u64) -> bool {
     true
 }
 
-/// Adds the current frame, of a method in C.
+/// Adds the current frame, of a method in C. Returns whether it is new.
 #[inline(always)]
-fn add_method(area: u32, scratch: *mut Scratch) {
+fn add_method(scratch: *mut Scratch) -> bool {
     // SAFETY: this program has claimed the area.
     let state = unsafe { &mut (*scratch).walk.interpreter };
     let environment = word(state, FRAME_ENVIRONMENT as u16);
@@ -173,12 +150,12 @@ fn add_method(area: u32, scratch: *mut Scratch) {
     state.code = 0;
     state.method = method;
     let place = CodePlace { address: method, refers_to: definition, detail: 0 };
-    code::add_sent(area, scratch, CodeKind::Ruby, place, 0, INSTRUCTION_UNKNOWN, |area| ruby_code(area));
+    code::add_only(scratch, CodeKind::Ruby, place, 0, INSTRUCTION_UNKNOWN)
 }
 
-/// Adds the current frame, of an instruction sequence.
+/// Adds the current frame, of an instruction sequence. Returns whether that is new.
 #[inline(always)]
-fn add_sequence(area: u32, scratch: *mut Scratch, ruby: &Ruby, pc: u64, sequence: u64) {
+fn add_sequence(area: u32, scratch: *mut Scratch, ruby: &Ruby, pc: u64, sequence: u64) -> bool {
     // SAFETY: this program has claimed the area.
     let state = unsafe { &mut (*scratch).walk.interpreter };
     let body = user_word(sequence.wrapping_add(SEQUENCE_BODY)).unwrap_or(0);
@@ -190,7 +167,7 @@ fn add_sequence(area: u32, scratch: *mut Scratch, ruby: &Ruby, pc: u64, sequence
         let kind = user_word(body.wrapping_add(BODY_TYPE)).unwrap_or(0) as u32;
         state.skip = if kind == TYPE_RESCUE || kind == TYPE_ENSURE { 1 } else { 0 };
         if is_skipped {
-            return;
+            return false;
         }
         ruby_method(area);
         method = state.method;
@@ -204,26 +181,26 @@ fn add_sequence(area: u32, scratch: *mut Scratch, ruby: &Ruby, pc: u64, sequence
     };
     state.code = body;
     let place = CodePlace { address: sequence, refers_to: method, detail: detail(body, instructions) };
-    code::add_sent(area, scratch, CodeKind::Ruby, place, 0, instruction, |area| ruby_code(area));
+    code::add_only(scratch, CodeKind::Ruby, place, 0, instruction)
 }
 
-/// Sends the current frame's instruction sequence or method in C. Returns 0 if it was not sent.
+/// Sends the current frame's instruction sequence or method in C.
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub(crate) extern "C" fn ruby_code(area: u32) -> u32 {
     let Some(scratch) = SCRATCH.get_ptr(area) else {
-        return 1;
+        return 0;
     };
     // SAFETY: the pointer comes from a successful lookup, and this program has claimed the area.
     let walk = unsafe { &(*scratch).walk };
     let Some(ruby) = RUBIES.get(runtime_index(walk.interpreter.number)) else {
-        return 1;
+        return 0;
     };
-    if !code::may_send() {
+    if !code::may_send(walk.code.id) {
         return 0;
     }
     let Some(mut entry) = EVENTS.reserve::<RubyCodeRecord>(0) else {
-        count(Counter::RingFull);
+        code::drop_code(walk.code.id);
         return 0;
     };
     let record: *mut RubyCodeRecord = entry.as_mut_ptr();
@@ -258,7 +235,7 @@ pub(crate) extern "C" fn ruby_code(area: u32) -> u32 {
     }
     entry.submit(u64::from(BPF_RB_NO_WAKEUP));
     count(Counter::Events);
-    1
+    0
 }
 
 /// Copies a string: the end of a long one, which matters most of a path. Returns the number of copied bytes.

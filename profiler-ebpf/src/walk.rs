@@ -51,7 +51,6 @@ pub(crate) fn unwind(call: &Call, claim: &Claim, caller: Option<u64>, hasher: St
         Ok(()) => walk(claim.area),
         Err(end) => end,
     };
-    let end = php::finish(call, claim, end);
     // SAFETY: this program has claimed the area.
     let (depth, hash) = unsafe { ((*scratch).walk.depth, (*scratch).walk.hash) };
     Unwound { depth, end, hasher: StackHasher::resume(hash) }
@@ -131,8 +130,7 @@ pub(crate) extern "C" fn unwind_batch(area: u32) -> u32 {
             interpreter::interpreter_frames(area);
         }
         if word & !IN_LOOP != CONTINUE {
-            interpreter::outermost_frames(area);
-            return word & !IN_LOOP;
+            return interpreter::outermost_frames(area, word & !IN_LOOP);
         }
     }
     CONTINUE
