@@ -11,6 +11,9 @@ use crate::step::{ReadMemory, Registers};
 /// Words of an object that are read at once.
 pub const OBJECT_WORDS: usize = 8;
 
+/// Index of the bytecode or code in the shared part of functions.
+pub const SHARED_DATA: usize = 1;
+
 /// Where a process's engine keeps its functions. Offsets are in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[repr(C)]

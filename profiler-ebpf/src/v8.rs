@@ -9,7 +9,7 @@ use aya_ebpf::helpers::generated::bpf_probe_read_user as read_user;
 use profiler_common::interpreter::{CodeKind, CodePlace, INSTRUCTION_UNKNOWN, runtime_index};
 use profiler_common::stack::StackEnd;
 use profiler_common::step::{Registers, Step, step_by_frame_pointer};
-use profiler_common::v8::{OBJECT_WORDS, V8, bytecode, function, object};
+use profiler_common::v8::{OBJECT_WORDS, SHARED_DATA, V8, bytecode, function, object};
 
 use crate::asm::masked;
 use crate::layout::{MachineWalk, Scratch};
@@ -70,6 +70,8 @@ fn add_function(area: u32, scratch: *mut Scratch, engine: &V8, registers: &Regis
     if read != 0 || !has_type(state.object[0], engine, engine.shared_type, &mut state.maps[0]) {
         return None;
     }
+    // The engine's own functions have a number instead of bytecode or code, and symbols.
+    object(state.object[SHARED_DATA])?;
     let name = word(state, engine.shared_name);
     if is_generated {
         detail = address;

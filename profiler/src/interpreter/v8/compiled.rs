@@ -23,6 +23,8 @@ const TABLE_BYTES_MAX: usize = 1 << 20;
 const INLININGS_BYTES_MAX: usize = 1 << 16;
 /// An inlined call: where it is, the index of the function among the literals, and nothing.
 const INLINING_BYTES: usize = 16;
+/// Instead of the index: the function that is compiled, which calls itself (`SourcePosition::kNotInlined`).
+const OWN_FUNCTION: i32 = -1;
 
 /// Code of a function.
 struct Code {
@@ -224,8 +226,12 @@ impl Builder<'_> {
             return None;
         }
         let caller = self.scope(heap, scripts, call, depth - 1)?;
-        let literal = heap.element(parts.literals?, u64::try_from(literal).ok()?)?;
-        let (index, function) = self.function(heap, scripts, shared_of(heap, literal)?)?;
+        let inner = if literal == OWN_FUNCTION {
+            self.known[0].0
+        } else {
+            shared_of(heap, heap.element(parts.literals?, u64::try_from(literal).ok()?)?)?
+        };
+        let (index, function) = self.function(heap, scripts, inner)?;
         let line = position.unit.and_then(|unit| function.line(unit));
         Some(self.add(Scope { function: index, line, caller: Some(caller) }))
     }
