@@ -38,6 +38,8 @@ const BYTECODE_SIZES_BYTES_MAX: u64 = 3 * 256;
 const BUILTINS_BYTES_MAX: u32 = 1 << 26;
 /// Generated code, with a copy of the builtins, is in an area of this size (`kMaximalCodeRangeSize` on x86-64).
 const CODE_AREA_BYTES: u64 = 512 << 20;
+/// Without a copy, the area is not known: generated code may follow this near to other generated code.
+const CODE_GROWTH_BYTES: u64 = 128 << 20;
 
 /// The engine in a module, by link addresses.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -109,20 +111,28 @@ fn generated(code: &[CodeMapping], copy: Option<&Range<u64>>) -> Range<u64> {
             return whole;
         }
     }
-    // The largest run of generated code.
-    let (mut best, mut run) = (0..0, 0..0);
+    // The largest run of generated code between files, and what the engine will add to it.
+    let (mut best, mut run): (Range<u64>, Range<u64>) = (0..0, 0..0);
+    let (mut room, mut last) = (0..u64::MAX, 0);
     for mapping in code {
         if is_other(mapping) {
+            room.end = if run == best { mapping.range.start } else { room.end };
             run = 0..0;
+            last = mapping.range.end;
         } else if mapping.is_generated {
             let continues = !run.is_empty() && mapping.range.end - run.start <= CODE_AREA_BYTES;
             run = if continues { run.start..mapping.range.end } else { mapping.range.clone() };
             if run.end - run.start > best.end - best.start {
                 best = run.clone();
+                room = last..u64::MAX;
             }
         }
     }
-    best
+    if best.is_empty() {
+        return best;
+    }
+    best.start.saturating_sub(CODE_GROWTH_BYTES).max(room.start)
+        ..best.end.saturating_add(CODE_GROWTH_BYTES).min(room.end)
 }
 
 /// The engine of a process.

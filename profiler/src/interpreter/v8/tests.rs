@@ -79,9 +79,11 @@ fn generated_code_has_an_area_that_ends_with_the_copy_of_the_builtins() {
     assert_eq!(generated(&code, Some(&copy)), area);
     // Another file in the area: only what is known to be generated.
     code.insert(1, of_file(area.start + MIB..area.start + 2 * MIB, None));
-    assert_eq!(generated(&code, Some(&copy)), area.start + 5 * MIB..area.start + 6 * MIB);
+    assert_eq!(generated(&code, Some(&copy)), area.start + 2 * MIB..area.start + 134 * MIB);
     // Without a copy, and before there is any code.
-    assert_eq!(generated(&[anonymous(MIB..2 * MIB)], None), MIB..2 * MIB);
+    assert_eq!(generated(&[anonymous(MIB..2 * MIB)], None), 0..130 * MIB);
+    let code = [of_file(0..MIB, None), anonymous(3 * MIB..4 * MIB), of_file(9 * MIB..10 * MIB, None)];
+    assert_eq!(generated(&code, None), MIB..9 * MIB);
     assert!(generated(&[], None).is_empty());
 }
 
