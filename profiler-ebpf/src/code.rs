@@ -1,7 +1,7 @@
 //! Code of interpreters and virtual machines in stacks. A frame has an identity of its code; the first stack with it sends where the
 //! code is, and the agent reads its names.
 
-use aya_ebpf::bindings::BPF_RB_NO_WAKEUP;
+use aya_ebpf::bindings::BPF_RB_FORCE_WAKEUP;
 use aya_ebpf::helpers::bpf_get_current_pid_tgid;
 use aya_ebpf::helpers::generated::bpf_ktime_get_ns;
 use profiler_common::counter::Counter;
@@ -73,7 +73,8 @@ pub(crate) extern "C" fn code_place(area: u32) -> u32 {
         kind: state.kind,
         reserved: 0,
     });
-    entry.submit(u64::from(BPF_RB_NO_WAKEUP));
+    // The agent reads the names at once: the target may free or move the code soon.
+    entry.submit(u64::from(BPF_RB_FORCE_WAKEUP));
     count(Counter::Events);
     0
 }

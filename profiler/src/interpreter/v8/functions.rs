@@ -27,6 +27,19 @@ const TABLE_BYTES_MAX: usize = 1 << 20;
 
 const ANONYMOUS: &str = "(anonymous)";
 
+/// Kinds of functions without a name that initialise classes (`FunctionKind` in `src/objects/function-kind.h` of V8 12 and 13), and
+/// what the engine calls them.
+const KIND_MASK: u32 = 31;
+const INITIALIZERS: [(u32, &str); 2] = [(24, "<instance_members_initializer>"), (25, "<static_initializer>")];
+
+fn initializer_name(heap: &Heap<'_, impl Memory>, shared: u64) -> Option<&'static str> {
+    if heap.layout.shared_flags == 0 {
+        return None;
+    }
+    let flags = heap.memory.integer(shared.wrapping_add(heap.layout.shared_flags))?;
+    INITIALIZERS.iter().find(|(kind, _)| *kind == flags & KIND_MASK).map(|(_, name)| *name)
+}
+
 /// What is known of a function.
 #[derive(Clone, Debug)]
 pub(super) struct SharedFunction {
@@ -88,7 +101,7 @@ impl Scripts {
             let scope = heap.of_kind(name, heap.layout.kinds.scope)?;
             scope_name(heap, scope)
         };
-        let name = name.filter(|name| !name.is_empty());
+        let name = initializer_name(heap, shared).map(str::to_owned).or(name).filter(|name| !name.is_empty());
         Some(SharedFunction { name: name.as_deref().unwrap_or(ANONYMOUS).into(), script, start })
     }
 

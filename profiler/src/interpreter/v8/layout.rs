@@ -58,6 +58,8 @@ pub(super) struct Layout {
     pub(super) kinds: Kinds,
     pub(super) script_name: u64,
     pub(super) script_source: u64,
+    /// In the shared part of functions: flags, of which the lowest ones are the kind; 0 before V8 12, where names tell.
+    pub(super) shared_flags: u64,
     /// Index of the first variable in a scope, and whether the position comes right before it.
     pub(super) scope_variables: u64,
     pub(super) scope_has_position_first: bool,
@@ -156,6 +158,7 @@ impl Layout {
             },
             script_name: published.get("class_Script__name")?,
             script_source: published.get("class_Script__source")?,
+            shared_flags: if is_new { or("class_SharedFunctionInfo__flags", 0) } else { 0 },
             scope_variables,
             scope_has_position_first: scope_variables == WORDS_WITH_POSITION,
             bytecode_data: published.get("class_BytecodeArray__data")?,
