@@ -58,7 +58,7 @@ pub(super) struct Layout {
     pub(super) kinds: Kinds,
     pub(super) script_name: u64,
     pub(super) script_source: u64,
-    /// In the shared part of functions: flags, of which the lowest ones are the kind; 0 before V8 12, where names tell.
+    /// In the shared part of functions: flags, of which the lowest ones are the kind; 0 before V8 12, where it is in names.
     pub(super) shared_flags: u64,
     /// Index of the first variable in a scope, and whether the position comes right before it.
     pub(super) scope_variables: u64,
