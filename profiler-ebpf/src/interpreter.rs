@@ -69,31 +69,32 @@ pub(crate) extern "C" fn interpreter_frames(area: u32) -> u32 {
     // SAFETY: the pointer comes from a successful lookup, and this program has claimed the area.
     let number = unsafe { (*scratch).walk.interpreter.number };
     if Runtime::Cpython.has(number) {
-        frames_of(area, |area| cpython_step(area), |area| cpython_code(area));
+        frames_until(area, |result| result != NEXT, |area| cpython_step(area), |area| cpython_code(area));
     } else if Runtime::Ruby.has(number) {
-        frames_of(area, |area| ruby_step(area), |area| ruby_code(area));
+        frames_until(area, |result| result != NEXT, |area| ruby_step(area), |area| ruby_code(area));
     } else if Runtime::Php.has(number) {
-        frames_of(area, |area| php_step(area), |_| 0);
+        frames_until(area, |result| result != NEXT, |area| php_step(area), |_| 0);
     }
     DONE
 }
 
-/// Adds frames until a step has another result than [`NEXT`].
+/// Adds frames until a step has a last result.
 #[inline(always)]
-fn frames_of(area: u32, step: impl Fn(u32) -> u32, send: impl Fn(u32) -> u32) {
+fn frames_until(area: u32, is_last: impl Fn(u32) -> bool, step: impl Fn(u32) -> u32, send: impl Fn(u32) -> u32) {
     for _ in 0..STACK_FRAMES_MAX {
         let result = step(area);
         if result & NEW_CODE != 0 {
             send(area);
         }
-        if result & !NEW_CODE != NEXT {
+        if is_last(result & !NEW_CODE) {
             break;
         }
     }
 }
 
 /// Adds the frames that no call of the loop in this stack executes: those of runtimes that need no native frames, also of cut stacks.
-/// Takes the end of the walk, a [`StackEnd`] plus 1, and returns that of the stack.
+/// Takes the end of the walk, a [`StackEnd`](profiler_common::stack::StackEnd) plus 1, and returns that of the stack. The process has an
+/// interpreter.
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub(crate) extern "C" fn outermost_frames(area: u32, end: u32) -> u32 {
@@ -108,16 +109,8 @@ pub(crate) extern "C" fn outermost_frames(area: u32, end: u32) -> u32 {
             state.has_begun = MAY_LACK_THREAD;
         }
         // A call of the loop is not the last one.
-        for _ in 0..STACK_FRAMES_MAX {
-            let result = ruby_step(area);
-            if result & NEW_CODE != 0 {
-                ruby_code(area);
-            }
-            if result & !NEW_CODE == END {
-                break;
-            }
-        }
-    } else if state.number != 0 && Runtime::Php.has(state.number) {
+        frames_until(area, |result| result == END, |area| ruby_step(area), |area| ruby_code(area));
+    } else if Runtime::Php.has(state.number) {
         return php_rest(area, end);
     }
     end

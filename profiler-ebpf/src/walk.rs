@@ -48,7 +48,7 @@ pub(crate) fn caller(call: &Call, claim: &Claim) -> Option<u64> {
 pub(crate) fn unwind(call: &Call, claim: &Claim, caller: Option<u64>, hasher: StackHasher) -> Unwound {
     let scratch = claim.scratch;
     let end = match start(call, scratch, caller, hasher) {
-        Ok(()) => walk(claim.area),
+        Ok(()) => walk(scratch, claim.area),
         Err(end) => end,
     };
     // SAFETY: this program has claimed the area.
@@ -98,22 +98,27 @@ const BATCH: usize = 32;
 const _: () = assert!(STACK_FRAMES_MAX.is_multiple_of(BATCH));
 
 #[inline(always)]
-fn walk(area: u32) -> StackEnd {
+fn walk(scratch: *mut Scratch, area: u32) -> StackEnd {
+    let mut word = CONTINUE;
     for _ in 0..STACK_FRAMES_MAX / BATCH {
-        let word = unwind_batch(area);
+        word = unwind_batch(area);
         if word != CONTINUE {
-            return match word - 1 {
-                0 => StackEnd::Complete,
-                2 => StackEnd::Unreadable,
-                3 => StackEnd::BrokenChain,
-                5 => StackEnd::MissingModule,
-                6 => StackEnd::NoRow,
-                7 => StackEnd::UnsupportedRule,
-                _ => StackEnd::Truncated,
-            };
+            break;
         }
     }
-    StackEnd::Truncated
+    // SAFETY: this program has claimed the area.
+    if word != CONTINUE && unsafe { (*scratch).walk.interpreter.number } != 0 {
+        word = interpreter::outermost_frames(area, word);
+    }
+    match word.wrapping_sub(1) {
+        0 => StackEnd::Complete,
+        2 => StackEnd::Unreadable,
+        3 => StackEnd::BrokenChain,
+        5 => StackEnd::MissingModule,
+        6 => StackEnd::NoRow,
+        7 => StackEnd::UnsupportedRule,
+        _ => StackEnd::Truncated,
+    }
 }
 
 #[unsafe(no_mangle)]
@@ -130,7 +135,7 @@ pub(crate) extern "C" fn unwind_batch(area: u32) -> u32 {
             interpreter::interpreter_frames(area);
         }
         if word & !IN_LOOP != CONTINUE {
-            return interpreter::outermost_frames(area, word & !IN_LOOP);
+            return word & !IN_LOOP;
         }
     }
     CONTINUE
@@ -156,14 +161,16 @@ pub(crate) extern "C" fn unwind_step(area: u32) -> u32 {
         None => {}
     }
     let in_loop = if interpreter::is_loop(&walk.interpreter, registers.lookup_address()) { IN_LOOP } else { 0 };
-    let rule = rule(walk, &registers);
-    if !(matches!(rule, Err(StackEnd::NoRow)) && php::is_in(&walk.interpreter)) {
-        frames::add(scratch, registers.ip);
-    }
-    let rule = match rule {
+    let rule = match rule(walk, &registers) {
         Ok(rule) => rule,
-        Err(end) => return (end as u32 + 1) | in_loop,
+        Err(end) => {
+            if end != StackEnd::NoRow || !php::is_in(&walk.interpreter) {
+                frames::add(scratch, registers.ip);
+            }
+            return (end as u32 + 1) | in_loop;
+        }
     };
+    frames::add(scratch, registers.ip);
     match step(&registers, rule, &Window(scratch)) {
         Step::Caller(caller) => {
             walk.set_registers(&caller);
