@@ -6,6 +6,7 @@
 #![expect(missing_docs, reason = "fields have the names of the format")]
 
 use std::collections::BTreeMap;
+use std::fmt::Debug;
 use std::fs;
 use std::path::Path;
 
@@ -383,6 +384,28 @@ impl Totals {
             live_bytes: float(&self.live_bytes),
         }
     }
+}
+
+/// Fails unless all stacks are equal, with the same numbers and bytes. Of recorded ones that are not expected, only those that the
+/// test is about count.
+#[track_caller]
+pub fn assert_equal_stacks<Stack: Ord + Debug>(
+    case: &str,
+    expected: &BTreeMap<Stack, Counts>,
+    recorded: &BTreeMap<Stack, Counts>,
+    is_meant: impl Fn(&Stack) -> bool,
+) {
+    let differing: Vec<_> = expected.iter().filter(|&(stack, sum)| recorded.get(stack) != Some(sum)).collect();
+    let others: Vec<_> =
+        recorded.iter().filter(|&(stack, _)| !expected.contains_key(stack) && is_meant(stack)).collect();
+    assert!(
+        differing.is_empty() && others.is_empty(),
+        "{case}: {} of {} stacks differ; expected {:#?}\nnot expected {:#?}",
+        differing.len(),
+        expected.len(),
+        &differing[..differing.len().min(3)],
+        &others[..others.len().min(3)]
+    );
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]

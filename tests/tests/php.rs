@@ -6,7 +6,7 @@ use std::process::Command;
 
 use heapbpf_tests::heapbpf::Heapbpf;
 use heapbpf_tests::recipe::Recipe;
-use heapbpf_tests::report::{Callsite, Counts, Frame, Process};
+use heapbpf_tests::report::{Callsite, Counts, Frame, Process, assert_equal_stacks};
 use heapbpf_tests::target::{Target, build_directory};
 use serde::Deserialize;
 use tempfile::TempDir;
@@ -93,19 +93,9 @@ fn recorded(process: &Process) -> Sums {
 /// Fails unless all stacks are equal, with the same numbers and bytes.
 #[track_caller]
 fn compare(case: &str, expected: &Sums, recorded: &Sums) {
-    let differing: Vec<_> = expected.iter().filter(|&(stack, sum)| recorded.get(stack) != Some(sum)).collect();
     // PHP's compiler allocates large blocks too.
     let is_by_script = |stack: &Stack| expected.keys().any(|known| known[0] == stack[0]);
-    let others: Vec<_> =
-        recorded.iter().filter(|&(stack, _)| is_by_script(stack) && !expected.contains_key(stack)).collect();
-    assert!(
-        differing.is_empty() && others.is_empty(),
-        "{case}: {} of {} stacks differ; expected {:#?}\nnot expected {:#?}",
-        differing.len(),
-        expected.len(),
-        &differing[..differing.len().min(3)],
-        &others[..others.len().min(3)]
-    );
+    assert_equal_stacks(case, expected, recorded, is_by_script);
 }
 
 /// Records the target. `inspect` gets what is expected, the recording, and the target's PID.

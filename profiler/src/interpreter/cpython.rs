@@ -4,9 +4,10 @@ mod offsets;
 
 use std::ops::Range;
 
+use self::offsets::DEBUG_OFFSETS_BYTES;
 pub(crate) use self::offsets::Unsupported;
-use self::offsets::{DEBUG_OFFSETS_BYTES, Version};
 use super::loops::loops;
+use super::version::Version;
 use crate::address::{LinkAddr, TargetAddr};
 use crate::ids::Pid;
 use crate::linux::process_memory;
@@ -14,6 +15,9 @@ use crate::object::ObjectError;
 use crate::object::module::Module;
 use crate::object::symbols::definitions;
 use profiler_common::interpreter::{AddressRange, Interpreter, USES_MUSL};
+
+/// A module without this symbol contains no CPython.
+pub(super) const SIGN: &str = RUNTIME;
 
 /// State of the whole interpreter.
 const RUNTIME: &str = "_PyRuntime";

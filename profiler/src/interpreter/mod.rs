@@ -10,6 +10,7 @@ mod php;
 mod process;
 mod ruby;
 mod v8;
+mod version;
 
 use self::cpython::Cpython;
 use self::php::Php;
@@ -19,6 +20,7 @@ use crate::ids::Pid;
 use crate::object::ObjectError;
 use crate::object::interpreted::{Code, PlacedCode, PseudoModule};
 use crate::object::module::Module;
+use crate::object::symbols::definitions;
 use crate::unwind::runtimes::RuntimePlace;
 
 /// What a module contains.
@@ -54,13 +56,25 @@ impl Runtime {
         if Ruby::may_be_in(module) {
             return Ok(Ruby::of(module)?.map(Self::Ruby));
         }
-        if let Some(cpython) = Cpython::of(module)? {
+        // Most modules contain none: their symbols are read once.
+        let image = module.image().map_err(Clone::clone)?;
+        let elf = module.elf().map_err(Clone::clone)?;
+        let signs = definitions(image, elf, &[cpython::SIGN, php::SIGN, v8::SIGN]);
+        let has = |sign: &str| signs.iter().any(|found| found.name == sign);
+        if has(cpython::SIGN)
+            && let Some(cpython) = Cpython::of(module)?
+        {
             return Ok(Some(Self::Python(cpython)));
         }
-        if let Some(php) = Php::of(module)? {
+        if has(php::SIGN)
+            && let Some(php) = Php::of(module)?
+        {
             return Ok(Some(Self::Php(php)));
         }
-        Ok(v8::Library::of(module)?.map(Box::new).map(Self::JavaScript))
+        if has(v8::SIGN) {
+            return Ok(v8::Library::of(module)?.map(Box::new).map(Self::JavaScript));
+        }
+        Ok(None)
     }
 
     /// Stands for its functions.

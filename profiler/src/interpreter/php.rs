@@ -8,14 +8,17 @@ use profiler_common::interpreter::AddressRange;
 use profiler_common::php;
 
 pub(crate) use self::layout::Unsupported;
-use self::layout::Version;
 use super::arch::member_of;
 use super::loops::loops;
+use super::version::Version;
 use crate::address::{FileOffset, LinkAddr};
 use crate::object::ObjectError;
 use crate::object::image::Image;
 use crate::object::module::Module;
 use crate::object::symbols::{Definition, definitions};
+
+/// A module without this symbol contains no PHP.
+pub(super) const SIGN: &str = LOOP;
 
 /// The interpreter loop.
 const LOOP: &str = "execute_ex";

@@ -13,9 +13,9 @@ use profiler_common::ruby;
 
 use self::layout::Layout;
 pub(crate) use self::layout::Unsupported;
-use self::layout::Version;
 use super::arch::ThreadLocal;
 use super::memory::Memory;
+use super::version::Version;
 use crate::address::LinkAddr;
 use crate::ids::Pid;
 use crate::object::ObjectError;

@@ -27,6 +27,9 @@ use crate::object::interpreted::{Code, CodeBody, CodeLines, Function, PlacedCode
 use crate::object::module::Module;
 use crate::object::symbols::{definitions, exported_integers, local_objects};
 
+/// A module without this symbol describes no objects of V8.
+pub(super) const SIGN: &str = "v8dbg_SmiTag";
+
 const PREFIX: &str = "v8dbg_";
 const MAJOR: &str = "_ZN2v88internal7Version6major_E";
 /// Machine code of the engine's own functions. Versions until 10 have a pointer with the second name.

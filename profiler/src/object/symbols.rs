@@ -230,37 +230,26 @@ pub(crate) struct Definition {
 /// Exported functions and objects with these names. Malformed symbol tables count as empty.
 pub(crate) fn definitions(image: &Image, elf: &Elf, names: &[&str]) -> Vec<Definition> {
     let source = if elf.is_static { SymbolSource::Static } else { SymbolSource::Dynamic };
-    definitions_in(image, elf, source, names)
+    definitions_in(image, elf, source, &[abi::STT_FUNC, abi::STT_OBJECT], names)
 }
 
 /// As [`definitions`], of the symbols that only files have that are not stripped.
 pub(crate) fn local_definitions(image: &Image, elf: &Elf, names: &[&str]) -> Vec<Definition> {
-    definitions_in(image, elf, SymbolSource::Static, names)
+    definitions_in(image, elf, SymbolSource::Static, &[abi::STT_FUNC, abi::STT_OBJECT], names)
 }
 
-fn definitions_in(image: &Image, elf: &Elf, source: SymbolSource, names: &[&str]) -> Vec<Definition> {
+/// As [`local_definitions`], of objects, and of labels, as assemblers define them, which have no size.
+pub(crate) fn local_objects(image: &Image, elf: &Elf, names: &[&str]) -> Vec<Definition> {
+    definitions_in(image, elf, SymbolSource::Static, &[abi::STT_NOTYPE, abi::STT_OBJECT], names)
+}
+
+fn definitions_in(image: &Image, elf: &Elf, source: SymbolSource, kinds: &[u8], names: &[&str]) -> Vec<Definition> {
     let longest = names.iter().map(|name| name.len()).max().unwrap_or(0);
     let Some(table) = Table::read(image, elf, source, EXTRA_BYTES_MAX) else { return Vec::new() };
-    let defined = table.symbols().iter().filter(|symbol| {
-        symbol.st_shndx.get(LE) != abi::SHN_UNDEF && matches!(symbol.st_type(), abi::STT_FUNC | abi::STT_OBJECT)
-    });
-    let wanted = defined.filter_map(|symbol| {
-        let (name, _) = table.name(symbol.st_name.get(LE), longest)?;
-        let name = names.iter().find(|wanted| wanted.as_bytes() == name)?;
-        let (address, size_bytes) = (LinkAddr(symbol.st_value.get(LE)), symbol.st_size.get(LE));
-        Some(Definition { name: (*name).to_owned(), address, size_bytes })
-    });
-    wanted.collect()
-}
-
-/// Objects in `.symtab` with these names, and labels, as assemblers define them, which have no size. Malformed symbol tables count as
-/// empty.
-pub(crate) fn local_objects(image: &Image, elf: &Elf, names: &[&str]) -> Vec<Definition> {
-    let longest = names.iter().map(|name| name.len()).max().unwrap_or(0);
-    let Some(table) = Table::read(image, elf, SymbolSource::Static, EXTRA_BYTES_MAX) else { return Vec::new() };
-    let defined = table.symbols().iter().filter(|symbol| {
-        symbol.st_shndx.get(LE) != abi::SHN_UNDEF && matches!(symbol.st_type(), abi::STT_NOTYPE | abi::STT_OBJECT)
-    });
+    let defined = table
+        .symbols()
+        .iter()
+        .filter(|symbol| symbol.st_shndx.get(LE) != abi::SHN_UNDEF && kinds.contains(&symbol.st_type()));
     let wanted = defined.filter_map(|symbol| {
         let (name, _) = table.name(symbol.st_name.get(LE), longest)?;
         let name = names.iter().find(|wanted| wanted.as_bytes() == name)?;

@@ -1,10 +1,10 @@
 //! Offsets in CPython's structures, on 64-bit systems, by version: those of a release's headers are fixed
 //! (`Include/internal/pycore_runtime.h`, `pycore_frame.h`, `cpython/pystate.h`, `cpython/code.h`).
 
-use std::fmt;
-
 use profiler_common::interpreter::{COUNTS_BYTES, FrameChain, Interpreter, LineTable};
 use thiserror::Error;
+
+use super::super::version::Version;
 
 use crate::address::TargetAddr;
 
@@ -21,19 +21,6 @@ pub(crate) enum Unsupported {
     Unreadable,
     #[error("its own description of its offsets (`_Py_DebugOffsets`) is malformed")]
     Malformed,
-}
-
-/// `major.minor`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Version {
-    major: u8,
-    minor: u8,
-}
-
-impl fmt::Display for Version {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(formatter, "{}.{}", self.major, self.minor)
-    }
 }
 
 impl Version {

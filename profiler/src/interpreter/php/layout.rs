@@ -1,9 +1,9 @@
 //! Versions of PHP, and the layout of their functions (`zend_op_array` in `Zend/zend_compile.h`) on 64-bit systems.
 
-use std::fmt;
-
 use profiler_common::php::Php;
 use thiserror::Error;
+
+use super::super::version::Version;
 
 /// What the version follows, in a header of HTTP that all builds contain (`main/SAPI.h`).
 const VERSION: &[u8] = b"X-Powered-By: PHP/";
@@ -19,19 +19,6 @@ pub(crate) enum Unsupported {
     ThreadSafe,
     #[error("where PHP has its frames is unknown: `zend_is_executing` has unexpected code")]
     NoFrames,
-}
-
-/// `major.minor`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Version {
-    major: u8,
-    minor: u8,
-}
-
-impl fmt::Display for Version {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(formatter, "{}.{}", self.major, self.minor)
-    }
 }
 
 impl Version {

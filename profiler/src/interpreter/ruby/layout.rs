@@ -1,10 +1,10 @@
 //! Offsets in CRuby's structures, on 64-bit systems, by version: `vm_core.h`, `iseq.h` and `ruby/internal/core/rstring.h`. They are the same
 //! in all releases of a minor version.
 
-use std::fmt;
-
 use profiler_common::ruby::{LENGTH_IN_FLAGS, NAMES_OWNERS};
 use thiserror::Error;
+
+use super::super::version::Version;
 
 /// Why frames of a CRuby are not unwound.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
@@ -19,19 +19,6 @@ pub(crate) enum Unsupported {
     NoContext,
     #[error("its memory cannot be read")]
     Unreadable,
-}
-
-/// `major.minor`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Version {
-    major: u8,
-    minor: u8,
-}
-
-impl fmt::Display for Version {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(formatter, "{}.{}", self.major, self.minor)
-    }
 }
 
 impl Version {

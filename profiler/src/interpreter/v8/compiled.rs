@@ -40,27 +40,23 @@ pub(super) fn read(
     (shared, function): (u64, &SharedFunction),
     address: u64,
 ) -> Compiled {
-    let own = (Arc::clone(&function.name), function.file());
     let code = find(heap, address);
-    if let Some(line) = code.as_ref().and_then(|code| baseline_line(heap, code, shared, function, address)) {
-        return Compiled {
-            functions: vec![own],
-            scopes: vec![Scope { function: 0, line: Some(line), caller: None }],
-            calls: vec![(INSTRUCTION_UNKNOWN, 0)],
-        };
-    }
-    let parts = code.and_then(|code| Parts::read(heap, &code, shared).map(|parts| (code, parts)));
-    let offset = parts.as_ref().map(|(code, _)| address - code.start).and_then(|offset| u32::try_from(offset).ok());
+    let (line, parts) = match code {
+        Some(code) if is_baseline(heap, &code) == Some(true) => {
+            (baseline_line(heap, &code, shared, function, address), None)
+        }
+        code => (None, code.and_then(|code| Parts::read(heap, &code, shared).map(|parts| (code, parts)))),
+    };
     let mut builder = Builder {
-        functions: vec![own],
+        functions: vec![(shared, function.clone())],
         scopes: Vec::new(),
-        known: vec![(shared, Some(function.clone()))],
         parts: parts.as_ref().map(|(_, parts)| parts),
     };
-    let position = parts.as_ref().zip(offset).and_then(|((_, parts), offset)| parts.position(offset));
+    let position = parts.as_ref().and_then(|(code, parts)| parts.position(u32::try_from(address - code.start).ok()?));
     let innermost = position.and_then(|position| builder.scope(heap, scripts, position, INLINED_MAX));
-    let innermost = innermost.unwrap_or_else(|| builder.outermost(function.first_line()));
-    Compiled { functions: builder.functions, scopes: builder.scopes, calls: vec![(INSTRUCTION_UNKNOWN, innermost)] }
+    let innermost = innermost.unwrap_or_else(|| builder.outermost(line.or_else(|| function.first_line())));
+    let functions = builder.functions.into_iter().map(|(_, function)| (Arc::clone(&function.name), function.file()));
+    Compiled { functions: functions.collect(), scopes: builder.scopes, calls: vec![(INSTRUCTION_UNKNOWN, innermost)] }
 }
 
 /// Functions that are inlined into each other.
@@ -118,9 +114,6 @@ fn baseline_line(
     function: &SharedFunction,
     address: u64,
 ) -> Option<u32> {
-    if !is_baseline(heap, code)? {
-        return None;
-    }
     let layout = heap.layout;
     let bytecode = bytecode_of(heap, heap.field(code.object, layout.code.data)?)?;
     // Closures of the same source share the bytecode.
@@ -145,9 +138,6 @@ impl Parts {
     /// `None` for code without them, or of another function.
     fn read(heap: &Heap<'_, impl Memory>, code: &Code, shared: u64) -> Option<Self> {
         let layout = &heap.layout.code;
-        if is_baseline(heap, code)? {
-            return None;
-        }
         let data = heap.array(heap.field(code.object, layout.data)?)?;
         let own = heap.element(data, layout.shared)?;
         if shared_of(heap, own)? != shared {
@@ -190,10 +180,9 @@ fn shared_of(heap: &Heap<'_, impl Memory>, word: u64) -> Option<u64> {
 }
 
 struct Builder<'a> {
-    functions: Vec<(Arc<str>, Option<Arc<str>>)>,
+    /// With their shared parts; the first is the one that was compiled.
+    functions: Vec<(u64, SharedFunction)>,
     scopes: Vec<Scope>,
-    /// By shared parts, in the order of `functions`.
-    known: Vec<(u64, Option<SharedFunction>)>,
     parts: Option<&'a Parts>,
 }
 
@@ -217,7 +206,7 @@ impl Builder<'_> {
     ) -> Option<u32> {
         let parts = self.parts?;
         let Some(inlined) = position.inlined else {
-            let line = position.unit.and_then(|unit| self.known[0].1.as_ref()?.line(unit));
+            let line = position.unit.and_then(|unit| self.functions[0].1.line(unit));
             return Some(self.outermost(line));
         };
         let &(call, literal) = parts.inlinings.get(usize::from(inlined))?;
@@ -227,7 +216,7 @@ impl Builder<'_> {
         }
         let caller = self.scope(heap, scripts, call, depth - 1)?;
         let inner = if literal == OWN_FUNCTION {
-            self.known[0].0
+            self.functions[0].0
         } else {
             shared_of(heap, heap.element(parts.literals?, u64::try_from(literal).ok()?)?)?
         };
@@ -242,15 +231,14 @@ impl Builder<'_> {
         scripts: &mut Scripts,
         shared: u64,
     ) -> Option<(u32, SharedFunction)> {
-        let index = match self.known.iter().position(|(known, _)| *known == shared) {
+        let index = match self.functions.iter().position(|(known, _)| *known == shared) {
             Some(index) => index,
             None => {
                 let function = scripts.function(heap, shared)?;
-                self.functions.push((Arc::clone(&function.name), function.file()));
-                self.known.push((shared, Some(function)));
-                self.known.len() - 1
+                self.functions.push((shared, function));
+                self.functions.len() - 1
             }
         };
-        Some((u32::try_from(index).ok()?, self.known[index].1.clone()?))
+        Some((u32::try_from(index).ok()?, self.functions[index].1.clone()))
     }
 }
