@@ -49,57 +49,24 @@ impl CallShape {
     }
 }
 
-/// A register at the probed instruction, by its number in x86-64 instruction encoding.
+/// A register at the probed instruction: its number in the processor's instructions (31 is aarch64's stack pointer). Names are in
+/// [`arch`](crate::arch).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[repr(u8)]
-pub enum Register {
-    Rax = 0,
-    Rcx = 1,
-    Rdx = 2,
-    Rbx = 3,
-    Rsp = 4,
-    Rbp = 5,
-    Rsi = 6,
-    Rdi = 7,
-    R8 = 8,
-    R9 = 9,
-    R10 = 10,
-    R11 = 11,
-    R12 = 12,
-    R13 = 13,
-    R14 = 14,
-    R15 = 15,
-}
+#[repr(transparent)]
+pub struct Register(u8);
 
 impl Register {
-    /// All registers, by number.
-    pub const ALL: [Self; 16] = [
-        Self::Rax,
-        Self::Rcx,
-        Self::Rdx,
-        Self::Rbx,
-        Self::Rsp,
-        Self::Rbp,
-        Self::Rsi,
-        Self::Rdi,
-        Self::R8,
-        Self::R9,
-        Self::R10,
-        Self::R11,
-        Self::R12,
-        Self::R13,
-        Self::R14,
-        Self::R15,
-    ];
-
-    /// Integer arguments of a call, first to last (System V psABI for x86-64, 3.2.3).
-    pub const ARGUMENTS: [Self; 6] = [Self::Rdi, Self::Rsi, Self::Rdx, Self::Rcx, Self::R8, Self::R9];
-
-    /// The register with this number; only the low four bits are used.
+    /// The register with this number; only the low five bits are used.
     pub const fn from_number(number: u8) -> Self {
-        Self::ALL[(number & 15) as usize]
+        Self(number & REGISTER_MASK)
+    }
+
+    pub const fn number(self) -> u8 {
+        self.0
     }
 }
+
+const REGISTER_MASK: u8 = 31;
 
 /// Which calls a probe records. A target may have both its own probe and the shared one at the same instruction while it is moved
 /// from one to the other; [`SHARES_PROBES`](crate::target::SHARES_PROBES) selects one of them.
@@ -121,21 +88,18 @@ pub enum Site {
     /// In the hooked function.
     Function = 0,
     /// In the inline engine's stub, before it calls the function. The stub has decided whether the call is sampled: see
-    /// [`STUB_INTERVAL`].
+    /// [`STUB_INTERVAL`](crate::arch::STUB_INTERVAL).
     StubEntry = 1,
     /// In the stub, after the function has returned.
     StubReturn = 2,
 }
 
-/// At [`Site::StubEntry`], this register has the code of the interval that the call is sampled at, or 0 if it is not sampled.
-pub const STUB_INTERVAL: Register = Register::R10;
-
 /// Locations of a hook's arguments, and its properties. Packs into an attach cookie.
 ///
 /// ```text
-/// bit  0..4   register of the size            bit 16      has a count
-///      4..8   register of the count               17      has a pointer
-///      8..12  register of a pointer               18      the size is rounded up to pages
+/// bit  0..4   register of the size (1)        bit 16      has a count
+///      4..8   register of the count (1)           17      has a pointer
+///      8..12  register of a pointer (1)           18      the size is rounded up to pages
 ///     12..16  shape                               19      the function may call other hooked functions
 ///     24..32  heap                                20      it may throw a C++ exception instead of returning
 ///     32..48  hook                                21      it frees the old block when it fails
@@ -144,6 +108,8 @@ pub const STUB_INTERVAL: Register = Register::R10;
 ///                                             52          nested calls of it are recognised by their return addresses
 ///                                             48..50      site
 /// ```
+///
+/// (1) Its low four bits. The highest ones are bits 53, 54 and 55, which are 0 on x86-64.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HookCookie {
     pub shape: CallShape,
@@ -184,17 +150,28 @@ const SCOPE_SHIFT: u32 = 22;
 const SITE_SHIFT: u32 = 48;
 const DELEGATES_NULL: u64 = 1 << 51;
 const NESTED_CALLERS: u64 = 1 << 52;
+const SIZE_SHIFT: u32 = 0;
+const COUNT_SHIFT: u32 = 4;
+const POINTER_SHIFT: u32 = 8;
+const SIZE_HIGH_SHIFT: u32 = 53;
+const COUNT_HIGH_SHIFT: u32 = 54;
+const POINTER_HIGH_SHIFT: u32 = 55;
+
+const fn placed(register: Register, shift: u32, high_shift: u32) -> u64 {
+    let number = register.number() as u64;
+    (number & 15) << shift | number >> 4 << high_shift
+}
 
 impl HookCookie {
     pub const fn pack(self) -> u64 {
-        let mut bits =
-            self.size as u64 | (self.shape as u64) << 12 | (self.heap as u64) << 24 | (self.hook as u64) << 32;
+        let mut bits = (self.shape as u64) << 12 | (self.heap as u64) << 24 | (self.hook as u64) << 32;
+        bits |= placed(self.size, SIZE_SHIFT, SIZE_HIGH_SHIFT);
         bits |= (self.scope as u64) << SCOPE_SHIFT | (self.site as u64) << SITE_SHIFT;
         if let Some(count) = self.count {
-            bits |= HAS_COUNT | (count as u64) << 4;
+            bits |= HAS_COUNT | placed(count, COUNT_SHIFT, COUNT_HIGH_SHIFT);
         }
         if let Some(pointer) = self.pointer {
-            bits |= HAS_POINTER | (pointer as u64) << 8;
+            bits |= HAS_POINTER | placed(pointer, POINTER_SHIFT, POINTER_HIGH_SHIFT);
         }
         if self.page_rounded {
             bits |= PAGE_ROUNDED;
@@ -263,17 +240,24 @@ pub struct RawCookie(pub u64);
 impl RawCookie {
     #[inline(always)]
     pub const fn size_register(self) -> u8 {
-        (self.0 & 15) as u8
+        self.register(SIZE_SHIFT, SIZE_HIGH_SHIFT)
     }
 
     #[inline(always)]
     pub const fn count_register(self) -> u8 {
-        (self.0 >> 4 & 15) as u8
+        self.register(COUNT_SHIFT, COUNT_HIGH_SHIFT)
     }
 
     #[inline(always)]
     pub const fn pointer_register(self) -> u8 {
-        (self.0 >> 8 & 15) as u8
+        self.register(POINTER_SHIFT, POINTER_HIGH_SHIFT)
+    }
+
+    #[inline(always)]
+    const fn register(self, shift: u32, high_shift: u32) -> u8 {
+        let low = (self.0 >> shift & 15) as u8;
+        // x86-64 has sixteen registers.
+        if crate::arch::REGISTERS > 16 { low | ((self.0 >> high_shift & 1) as u8 * 16) } else { low }
     }
 
     #[inline(always)]
@@ -371,7 +355,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn register() -> impl Strategy<Value = Register> {
-        (0u8..16).prop_map(Register::from_number)
+        (0u8..crate::arch::REGISTERS).prop_map(Register::from_number)
     }
 
     #[test]

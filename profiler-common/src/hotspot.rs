@@ -104,6 +104,7 @@ pub fn interpreted_caller(registers: &Registers, memory: &impl ReadMemory) -> Op
         ip: memory.read_u64(registers.bp.wrapping_add(8))?,
         sp: memory.read_u64(registers.bp.wrapping_sub(CALLER_SP))?,
         bp: memory.read_u64(registers.bp)?,
+        link: 0,
         is_return_address: true,
     })
 }
@@ -116,6 +117,7 @@ pub fn compiled_caller(registers: &Registers, frame_words: u32, memory: &impl Re
         ip: memory.read_u64(sp.wrapping_sub(8))?,
         sp,
         bp: memory.read_u64(sp.wrapping_sub(16))?,
+        link: 0,
         is_return_address: true,
     })
 }
@@ -134,7 +136,7 @@ mod tests {
     }
 
     fn registers(sp: u64, bp: u64) -> Registers {
-        Registers { ip: 0x1234, sp, bp, is_return_address: true }
+        Registers { ip: 0x1234, sp, bp, link: 0, is_return_address: true }
     }
 
     #[test]
@@ -142,7 +144,7 @@ mod tests {
         let words = [(0x1000, 0x1100), (0x1008, 0x77), (0x0ff8, 0x1030), (0x0fe8, 0xaa), (0x0fc0, 0xbb)];
         let memory = Memory(words.into());
         let frame = registers(0x0f00, 0x1000);
-        let caller = Registers { ip: 0x77, sp: 0x1030, bp: 0x1100, is_return_address: true };
+        let caller = Registers { ip: 0x77, sp: 0x1030, bp: 0x1100, link: 0, is_return_address: true };
         assert_eq!(interpreted_caller(&frame, &memory), Some(caller));
         let method = InterpretedMethod { method: 0xaa, bytecode: 0xbb };
         assert_eq!(interpreted_method(&frame, &memory), Some(method));
@@ -154,7 +156,7 @@ mod tests {
     #[test]
     fn the_caller_of_a_compiled_method_is_above_its_frame() {
         let memory = Memory([(0x1010, 0x1100), (0x1018, 0x77)].into());
-        let caller = Registers { ip: 0x77, sp: 0x1020, bp: 0x1100, is_return_address: true };
+        let caller = Registers { ip: 0x77, sp: 0x1020, bp: 0x1100, link: 0, is_return_address: true };
         assert_eq!(compiled_caller(&registers(0x1000, 5), 4, &memory), Some(caller));
         assert_eq!(compiled_caller(&registers(0x1000, 5), u32::MAX, &memory), None);
     }

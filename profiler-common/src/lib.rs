@@ -5,6 +5,7 @@
 #![cfg_attr(not(any(test, feature = "user")), no_std)]
 #![allow(missing_docs, reason = "an internal crate: names that explain themselves have no docs")]
 
+pub mod arch;
 pub mod counter;
 pub mod hook;
 pub mod hotspot;

@@ -175,13 +175,12 @@ pub fn find_row(tables: &impl ReadTables, rows: PageRows, pc_low: u16) -> Option
     tables.row(low)
 }
 
-/// How to compute a frame's canonical frame address (CFA: the stack pointer before the call). The return address is in the 8
-/// bytes below it.
+/// How to compute a frame's canonical frame address (CFA: the stack pointer before the call).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cfa {
-    /// `rsp + offset`. At least 8, or the stack would not shrink.
+    /// `stack pointer + offset`. On x86-64 at least 8, or the stack would not shrink.
     Sp { offset: i32 },
-    /// `rbp + offset`.
+    /// `frame pointer + offset`.
     Bp { offset: i32 },
     /// `*(rsp + slot) + add`: assembly that aligns its stack and stores the old pointer on it.
     AtSp { slot: i16, add: i16 },
@@ -196,27 +195,39 @@ pub enum Cfa {
     },
 }
 
-/// Location of the caller's rbp.
+/// Location of the caller's frame pointer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CallerBp {
-    /// Still in rbp.
+    /// Still in its register.
     Same,
     /// In memory at `CFA + offset`.
     AtCfa(i16),
-    /// In memory at `rbp + offset`.
+    /// In memory at `frame pointer + offset`.
     AtBp(i16),
-    /// Unknown. An outer frame that needs it ends the stack as unreadable: rbp is 0 from here on.
+    /// Unknown. An outer frame that needs it ends the stack as unreadable: it is 0 from here on.
     Lost,
+}
+
+/// Location of the return address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ReturnAddress {
+    /// x86-64: in the 8 bytes below the CFA.
+    BelowCfa,
+    /// aarch64: in the link register.
+    Link,
+    /// aarch64: in memory at `CFA + offset`. Not 0.
+    AtCfa(i16),
 }
 
 /// An unwind rule: 8 bytes.
 ///
-/// Not representable, and therefore [`UNSUPPORTED`](Self::UNSUPPORTED): a CFA from any register but rsp and rbp; words further
-/// than 32 KiB from their register; a return address elsewhere than below the CFA; other DWARF expressions.
+/// Not representable, and therefore [`UNSUPPORTED`](Self::UNSUPPORTED): a CFA from any register but stack and frame pointer;
+/// words further than 32 KiB from their register; on aarch64 frames above 256 KiB; other DWARF expressions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(C)]
 pub struct Rule {
-    /// The CFA's offset, or two 16-bit numbers: slot or offset below, addend or threshold above.
+    /// The CFA's offset, or two 16-bit numbers: slot or offset below, addend or threshold above. With a link register: the
+    /// offset in words below, that of the return address above, or 0 if it is in the register.
     pub(crate) cfa_offset: i32,
     /// Offset of the caller's rbp.
     pub(crate) bp_offset: i16,
@@ -238,6 +249,9 @@ pub(crate) const KIND_BP: u8 = 6;
 pub(crate) const KIND_AT_SP: u8 = 7;
 pub(crate) const KIND_AT_BP: u8 = 8;
 pub(crate) const KIND_PLT: u8 = 9;
+/// As `KIND_SP` and `KIND_BP`, of a processor with a link register.
+pub(crate) const KIND_LINK_SP: u8 = 10;
+pub(crate) const KIND_LINK_BP: u8 = 11;
 
 pub(crate) const BP_SAME: u8 = 0;
 pub(crate) const BP_AT_CFA: u8 = 1;
@@ -274,13 +288,40 @@ impl Rule {
             Cfa::Plt { offset, threshold } if offset < 8 || threshold > 15 => return None,
             Cfa::Plt { offset, threshold } => (KIND_PLT, pair(offset, threshold as i16)),
         };
-        let (bp, bp_offset) = match bp {
-            CallerBp::Same => (BP_SAME, 0),
-            CallerBp::AtCfa(offset) => (BP_AT_CFA, offset),
-            CallerBp::AtBp(offset) => (BP_AT_BP, offset),
-            CallerBp::Lost => (BP_LOST, 0),
-        };
+        let (bp, bp_offset) = packed(bp);
         Some(Self { cfa_offset, bp_offset, kind, bp })
+    }
+
+    /// As [`new`](Self::new), of a processor with a link register. Returns `None` if the CFA is not at a multiple of 8 from its
+    /// register within 256 KiB, or not relative to one.
+    #[expect(clippy::cast_possible_truncation, reason = "checked")]
+    pub const fn with_return_address(cfa: Cfa, bp: CallerBp, address: ReturnAddress) -> Option<Self> {
+        let (kind, offset) = match cfa {
+            Cfa::Sp { offset } if offset >= 0 => (KIND_LINK_SP, offset),
+            Cfa::Bp { offset } => (KIND_LINK_BP, offset),
+            _ => return None,
+        };
+        let words = offset / 8;
+        if offset % 8 != 0 || words != words as i16 as i32 {
+            return None;
+        }
+        let return_offset = match address {
+            ReturnAddress::Link => 0,
+            ReturnAddress::AtCfa(offset) if offset != 0 => offset,
+            _ => return None,
+        };
+        let (bp, bp_offset) = packed(bp);
+        Some(Self { cfa_offset: pair(words as i16, return_offset), bp_offset, kind, bp })
+    }
+
+    pub const fn return_address(&self) -> ReturnAddress {
+        match self.kind {
+            KIND_LINK_SP | KIND_LINK_BP => match high_half(self.cfa_offset) {
+                0 => ReturnAddress::Link,
+                offset => ReturnAddress::AtCfa(offset),
+            },
+            _ => ReturnAddress::BelowCfa,
+        }
     }
 
     /// The CFA, or `None` for a rule without parameters.
@@ -293,6 +334,8 @@ impl Rule {
             KIND_AT_BP => Cfa::AtBp { slot: low, add: high },
             #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "packed from 8 bits")]
             KIND_PLT => Cfa::Plt { offset: low, threshold: high as u8 },
+            KIND_LINK_SP => Cfa::Sp { offset: low as i32 * 8 },
+            KIND_LINK_BP => Cfa::Bp { offset: low as i32 * 8 },
             _ => return None,
         })
     }
@@ -343,10 +386,22 @@ impl Rule {
             bp,
         };
         let written = match rule.cfa() {
-            Some(cfa) => Self::new(cfa, rule.caller_bp())?,
+            Some(cfa) => match rule.return_address() {
+                ReturnAddress::BelowCfa => Self::new(cfa, rule.caller_bp())?,
+                address => Self::with_return_address(cfa, rule.caller_bp(), address)?,
+            },
             None => *Self::RESERVED.get(usize::from(kind))?,
         };
         (written == rule).then_some(rule)
+    }
+}
+
+const fn packed(bp: CallerBp) -> (u8, i16) {
+    match bp {
+        CallerBp::Same => (BP_SAME, 0),
+        CallerBp::AtCfa(offset) => (BP_AT_CFA, offset),
+        CallerBp::AtBp(offset) => (BP_AT_BP, offset),
+        CallerBp::Lost => (BP_LOST, 0),
     }
 }
 

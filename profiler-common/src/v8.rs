@@ -83,7 +83,7 @@ mod tests {
         }
     }
 
-    const REGISTERS: Registers = Registers { ip: 0x1234, sp: 0xf00, bp: 0x1000, is_return_address: true };
+    const REGISTERS: Registers = Registers { ip: 0x1234, sp: 0xf00, bp: 0x1000, link: 0, is_return_address: true };
 
     #[test]
     fn functions_are_in_frames_with_a_context() {

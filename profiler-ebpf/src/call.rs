@@ -6,6 +6,7 @@ use aya_ebpf::bindings::pt_regs;
 use aya_ebpf::helpers::{bpf_get_attach_cookie, bpf_get_current_pid_tgid};
 use profiler_common::hook::{RawCookie, checked_product};
 use profiler_common::limits::PAGE_BYTES;
+use profiler_common::step::ReadMemory;
 
 use crate::arch;
 
@@ -48,6 +49,12 @@ impl Call {
     #[inline(always)]
     pub(crate) fn bp(&self) -> u64 {
         arch::bp(self.regs)
+    }
+
+    /// The return address, at a function's entry.
+    #[inline(always)]
+    pub(crate) fn caller(&self, memory: &impl ReadMemory) -> Option<u64> {
+        arch::caller(self.regs, memory)
     }
 
     #[inline(always)]

@@ -11,6 +11,7 @@ use core::mem::offset_of;
 use aya_ebpf::bindings::BPF_RB_NO_WAKEUP;
 use aya_ebpf::helpers::generated::{bpf_get_current_task, bpf_probe_read_user as read_user};
 use aya_ebpf::helpers::{bpf_get_current_pid_tgid, bpf_probe_read_kernel, bpf_probe_read_user};
+use profiler_common::arch::{GLIBC_BLOCK_KEYS, THREAD_DATA};
 use profiler_common::counter::Counter;
 use profiler_common::interpreter::{
     CODE_NAME_BYTES, CODE_WORDS, COUNTS_BYTES, CodeId, CodeKind, CodeRecord, CodeText, FRAME_WORDS, FrameChain,
@@ -28,7 +29,7 @@ use crate::layout::{FRAME_WINDOW_WORDS, InterpreterWalk, Scratch, Walk};
 use crate::maps::{EVENTS, INTERPRETERS, SCRATCH, count};
 use crate::seen::is_new;
 use crate::window::user_word;
-use crate::{arch, config, frames};
+use crate::{config, frames};
 
 /// Adds a frame. Returns [`DONE`] after the last one of this call of the loop, and [`NEW_CODE`].
 #[unsafe(no_mangle)]
@@ -117,13 +118,14 @@ fn first_frame(interpreter: &Interpreter) -> Option<u64> {
 fn thread_specific(interpreter: &Interpreter, thread: u64) -> Option<u64> {
     // SAFETY: the helper checks the address.
     let key = u64::from(unsafe { bpf_probe_read_user(interpreter.key as *const u32) }.ok()?);
+    let data = THREAD_DATA?;
     if interpreter.flags & USES_MUSL != 0 {
-        return Some(user_word(thread.wrapping_add(arch::MUSL_DATA))?.wrapping_add(key * 8));
+        return Some(user_word(thread.wrapping_add(data.musl_values))?.wrapping_add(key * 8));
     }
-    let (number, place) = (key / arch::GLIBC_BLOCK_KEYS, key % arch::GLIBC_BLOCK_KEYS);
-    let first = thread.wrapping_add(arch::GLIBC_FIRST_BLOCK);
+    let (number, place) = (key / GLIBC_BLOCK_KEYS, key % GLIBC_BLOCK_KEYS);
+    let first = thread.wrapping_add(data.glibc_first_block);
     let block =
-        if number == 0 { first } else { user_word(thread.wrapping_add(arch::GLIBC_BLOCKS).wrapping_add(number * 8))? };
+        if number == 0 { first } else { user_word(thread.wrapping_add(data.glibc_blocks).wrapping_add(number * 8))? };
     if block == 0 { None } else { Some(block.wrapping_add(place * 16 + 8)) }
 }
 

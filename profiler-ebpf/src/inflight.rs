@@ -5,6 +5,7 @@
 //! hash map: the search reads one cache line and calls no helper, and a bucket needs no lock, because only the thread itself
 //! changes its entry. Thread ids are unique and mostly consecutive, so buckets fill evenly.
 
+use profiler_common::arch::CALL_BYTES;
 use profiler_common::counter::Counter;
 use profiler_common::hook::Site;
 use profiler_common::limits::{INFLIGHT_BUCKETS, INFLIGHT_WAYS};
@@ -100,7 +101,7 @@ pub(crate) fn leave(call: &Call) -> Option<Inflight> {
     let inflight = unsafe { *entry.call };
     // The return of a nested call, or of a tail call of the outer one, is not the return of the outer call.
     // In a stub, the return address is still on the stack.
-    let popped = if call.cookie.site() == Site::StubReturn as u8 { 0 } else { 8 };
+    let popped = if call.cookie.site() == Site::StubReturn as u8 { 0 } else { CALL_BYTES };
     if inflight.hook != call.cookie.hook() || inflight.sp + popped != call.sp() {
         return None;
     }

@@ -2,6 +2,7 @@
 
 use core::mem::MaybeUninit;
 
+use profiler_common::arch::HAS_LINK;
 use profiler_common::hotspot::BLOB_WORDS;
 use profiler_common::interpreter::{AddressRange, CODE_WORDS, CodePlace, FRAME_WORDS};
 use profiler_common::limits::{INFLIGHT_WAYS, PAGE_BYTES, RAW_STACK_PAGES_MAX, STACK_FRAMES_MAX};
@@ -57,6 +58,8 @@ pub(crate) struct Walk {
     pub(crate) ip: u64,
     pub(crate) sp: u64,
     pub(crate) bp: u64,
+    /// As in [`Registers`].
+    pub(crate) link: u64,
     /// Frames written so far.
     pub(crate) depth: u64,
     /// The process's executable mappings.
@@ -76,7 +79,8 @@ pub(crate) struct Walk {
 impl Walk {
     #[inline(always)]
     pub(crate) fn registers(&self) -> Registers {
-        Registers { ip: self.ip, sp: self.sp, bp: self.bp, is_return_address: self.is_return_address != 0 }
+        let link = if HAS_LINK { self.link } else { 0 };
+        Registers { ip: self.ip, sp: self.sp, bp: self.bp, link, is_return_address: self.is_return_address != 0 }
     }
 
     #[inline(always)]
@@ -84,6 +88,9 @@ impl Walk {
         self.ip = registers.ip;
         self.sp = registers.sp;
         self.bp = registers.bp;
+        if HAS_LINK {
+            self.link = registers.link;
+        }
         self.is_return_address = registers.is_return_address as u32;
     }
 }

@@ -1,8 +1,9 @@
 //! Decides which calls are sampled.
 
 use aya_ebpf::helpers::bpf_get_prandom_u32;
+use profiler_common::arch::STUB_INTERVAL;
 use profiler_common::counter::Counter;
-use profiler_common::hook::{ProbeScope, STUB_INTERVAL, Site};
+use profiler_common::hook::{ProbeScope, Site};
 use profiler_common::interval::Interval;
 use profiler_common::sampling::SamplingRate;
 use profiler_common::target::{BORROWS_MEMORY, REPORTS_FREES, SHARES_PROBES};
@@ -25,7 +26,7 @@ pub(crate) fn sample(call: &Call, size_bytes: u64) -> Option<u32> {
     }
     let interval_code = if call.cookie.site() == STUB_ENTRY {
         // The stub decided. A target that forges it falsifies its own profile.
-        Interval::from_code(call.register(STUB_INTERVAL as u8) as u32).code()
+        Interval::from_code(call.register(STUB_INTERVAL.number()) as u32).code()
     // SAFETY: the helper takes no arguments.
     } else if rate.samples(size_bytes, || unsafe { bpf_get_prandom_u32() }) {
         rate.interval_code

@@ -2,15 +2,17 @@
 
 use core::mem::size_of;
 
-use aya_ebpf::helpers::{bpf_probe_read_user, generated};
+use aya_ebpf::helpers::generated;
 use profiler_common::limits::{PAGE_BYTES, STACK_FRAMES_MAX};
 use profiler_common::record::{RawStackHeader, RecordHeader, RecordKind, StackHeader};
 use profiler_common::stack::{StackEnd, StackHasher};
+use profiler_common::step::ReadMemory;
 
 use crate::call::Call;
 use crate::maps::{RAW, count};
 use crate::scratch::Claim;
 use crate::seen::{forget, is_new};
+use crate::window::user_word;
 use crate::{config, copy, emit, inflight, walk};
 
 /// Captures the call's stack and returns its id, or `None` if the caller is a hooked function: see [`inflight::is_caller_hooked`].
@@ -62,8 +64,7 @@ pub(crate) fn take(call: &Call) -> Option<u64> {
 /// A stack of one frame, used if no scratch area is free.
 #[inline(always)]
 fn caller_only(call: &Call) -> Option<u64> {
-    // SAFETY: the helper checks the address.
-    let caller = unsafe { bpf_probe_read_user(call.sp() as *const u64) }.unwrap_or(0);
+    let caller = call.caller(&Direct).unwrap_or(0);
     if inflight::is_caller_hooked(call, caller) {
         return None;
     }
@@ -76,6 +77,16 @@ fn caller_only(call: &Call) -> Option<u64> {
         forget(stack_id);
     }
     Some(stack_id)
+}
+
+/// Reads words one by one.
+struct Direct;
+
+impl ReadMemory for Direct {
+    #[inline(always)]
+    fn read_u64(&self, address: u64) -> Option<u64> {
+        user_word(address)
+    }
 }
 
 /// Equal frames that ended for different reasons are different stacks.

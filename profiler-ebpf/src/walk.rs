@@ -4,6 +4,7 @@
 //! it no more than a shallow one. Between calls, the state is in the claimed scratch area. This form loads on Linux 5.15 and
 //! later, which cookies require anyway.
 
+use profiler_common::arch::{CALL_BYTES, HAS_LINK};
 use profiler_common::interpreter::Runtime;
 use profiler_common::limits::STACK_FRAMES_MAX;
 use profiler_common::rule_cache::CacheKey;
@@ -35,12 +36,12 @@ const IN_LOOP: u32 = 1 << 8;
 const IN_HOTSPOT: u32 = 1 << 9;
 const IN_V8: u32 = 1 << 10;
 
-/// The return address of a call at its function's entry, where it is on top of the stack. Fills the window.
+/// The return address of a call at its function's entry. Fills the window, if it is on the stack.
 #[inline(always)]
 pub(crate) fn caller(call: &Call, claim: &Claim) -> Option<u64> {
     // SAFETY: this program has claimed the area.
     unsafe { (*claim.scratch).window_words = 0 };
-    Window(claim.scratch).read(call.sp())
+    call.caller(&Window(claim.scratch))
 }
 
 /// Unwinds from the return address, as of [`caller`].
@@ -64,7 +65,10 @@ fn start(call: &Call, scratch: *mut Scratch, caller: Option<u64>, hasher: StackH
     walk.depth = 0;
     walk.hash = hasher.state();
     walk.ip = caller.ok_or(StackEnd::Unreadable)?;
-    walk.sp = call.sp().wrapping_add(8);
+    walk.sp = call.sp().wrapping_add(CALL_BYTES);
+    if HAS_LINK {
+        walk.link = 0;
+    }
     walk.bp = call.bp();
     walk.is_return_address = 1;
     walk.interpreter.number = 0;

@@ -13,8 +13,9 @@ use heapbpf::internals::{
 use heapbpf_tests::kernel::require_root;
 use heapbpf_tests::target::{Target, build};
 use object::{Object, ObjectSegment, ObjectSymbol};
+use profiler_common::arch::ARGUMENTS;
 use profiler_common::counter::Counter;
-use profiler_common::hook::{CallShape, HookCookie, ProbeScope, Register, Site};
+use profiler_common::hook::{CallShape, HookCookie, ProbeScope, Site};
 use profiler_common::interval::Interval;
 use profiler_common::live::LiveBlock;
 use profiler_common::sampling::SamplingRate;
@@ -30,7 +31,7 @@ const MAKE_OR_THROW: u16 = 4;
 fn hooks() -> Vec<(&'static str, HookCookie)> {
     let cookie = |shape, hook| HookCookie {
         shape,
-        size: Register::Rdi,
+        size: ARGUMENTS[0],
         count: None,
         pointer: None,
         page_rounded: false,
@@ -45,7 +46,7 @@ fn hooks() -> Vec<(&'static str, HookCookie)> {
         hook,
     };
     let with_block =
-        |shape, hook| HookCookie { size: Register::Rsi, pointer: Some(Register::Rdi), ..cookie(shape, hook) };
+        |shape, hook| HookCookie { size: ARGUMENTS[1], pointer: Some(ARGUMENTS[0]), ..cookie(shape, hook) };
     vec![
         ("make", cookie(CallShape::Alloc, MAKE)),
         ("remake", with_block(CallShape::Realloc, 1)),

@@ -62,7 +62,7 @@ fn reserved_rules_are_distinct_and_have_no_cfa() {
 
 #[test]
 fn unknown_kinds_are_refused() {
-    assert_eq!(Rule::from_bytes([0, 0, 0, 0, 0, 0, KIND_PLT + 1, 0]), None);
+    assert_eq!(Rule::from_bytes([0, 0, 0, 0, 0, 0, KIND_LINK_BP + 1, 0]), None);
     assert_eq!(Rule::from_bytes([8, 0, 0, 0, 0, 0, KIND_SP, BP_LOST + 1]), None);
     // Bytes that no encoding produces.
     assert_eq!(Rule::from_bytes([8, 0, 0, 0, 1, 0, KIND_SP, BP_SAME]), None);

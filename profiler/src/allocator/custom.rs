@@ -6,7 +6,8 @@ use std::fmt;
 use std::ops::Range;
 use std::str::FromStr;
 
-use profiler_common::hook::{CallShape, Register};
+use profiler_common::arch::ARGUMENTS;
+use profiler_common::hook::CallShape;
 
 use super::selection::{ALL, MMAP, interval_bytes};
 use super::spec::HookSpec;
@@ -298,7 +299,7 @@ impl Keys {
 /// Parses `argN`; `arg1` is argument 0.
 fn argument_number(part: Part<'_>) -> Result<usize, HookError> {
     let number = part.str().strip_prefix("arg").and_then(|digits| digits.parse::<usize>().ok());
-    let known = number.filter(|number| (1..=Register::ARGUMENTS.len()).contains(number));
+    let known = number.filter(|number| (1..=ARGUMENTS.len()).contains(number));
     known
         .map(|number| number - 1)
         .ok_or_else(|| part.error(format!("`{}` is not a valid argument; use `arg1` to `arg6`", part.str())))

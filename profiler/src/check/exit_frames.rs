@@ -58,6 +58,7 @@ impl Code<'_> {
             ip: thread.instruction.0,
             sp: thread.stack_pointer.0,
             bp: thread.frame_pointer()?,
+            link: 0,
             is_return_address: false,
         };
         // Others were killed wherever they were.

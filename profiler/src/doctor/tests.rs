@@ -12,7 +12,7 @@ use crate::model::{ProbeScope, ScopeKind};
 use crate::probe::code::PlaceError;
 use crate::probe::place::{Arguments, Class, Placement};
 use crate::probe::plan::Plan;
-use profiler_common::hook::Register;
+use profiler_common::arch::ARGUMENTS;
 
 fn trial(kind: TrialKind, support: Support) -> Trial {
     Trial { kind, support, remark: None }
@@ -97,7 +97,7 @@ fn hooks() -> Vec<PlannedHook> {
         let id = plan.add(&hook, || placement).expect("fits");
         plan.hook(id).clone()
     };
-    let arguments = Arguments { size: Register::Rdi, count: None, pointer: Some(Register::Rdi) };
+    let arguments = Arguments { size: ARGUMENTS[0], count: None, pointer: Some(ARGUMENTS[0]) };
     let placement = |offset_in_function, instruction: &str, class| Placement {
         offset_in_function,
         instruction: instruction.to_owned(),

@@ -170,6 +170,7 @@ fn stack_page(bytes: &[u8]) -> Result<Event, DecodeError> {
             ip: field!(bytes, StackPageRecord, ip, u64),
             sp: field!(bytes, StackPageRecord, sp, u64),
             bp: field!(bytes, StackPageRecord, bp, u64),
+            link: 0,
             is_return_address: field!(bytes, StackPageRecord, is_return_address, u64) != 0,
         },
         start: TargetAddr(field!(bytes, StackPageRecord, start, u64)),
@@ -365,7 +366,7 @@ mod tests {
         let Ok(Event::StackPage(Pid(42), StackId(7), page)) = decode(&page_bytes()) else {
             panic!("not a page");
         };
-        let registers = Registers { ip: 0x7f00_5678, sp: 0x7ffc_1010, bp: 9, is_return_address: true };
+        let registers = Registers { ip: 0x7f00_5678, sp: 0x7ffc_1010, bp: 9, link: 0, is_return_address: true };
         assert_eq!((page.registers, page.start), (registers, TargetAddr(0x7ffc_1000)));
         assert_eq!(*page.bytes, (0..512u64).flat_map(u64::to_ne_bytes).collect::<Vec<_>>()[..]);
     }

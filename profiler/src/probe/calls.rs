@@ -12,7 +12,8 @@
 //! If anything is unknown, the function is followed.
 
 use gimli::{BaseAddresses, EhFrameHdr, LittleEndian};
-use profiler_common::hook::{CallShape, NESTED_CALLERS_MAX, Register};
+use profiler_common::arch::ARGUMENTS;
+use profiler_common::hook::{CallShape, NESTED_CALLERS_MAX};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::arch::flow::{Flow, ReadCode, follow};
@@ -179,7 +180,7 @@ impl<'a> ModuleCode<'a> {
         let body = start..start.checked_add(hook.size_bytes)?;
         let mut budget = INSTRUCTIONS_MAX;
         let block = hook.spec.pointer.filter(|_| hook.spec.shape == CallShape::Realloc);
-        let not_null = block.and_then(|argument| Register::ARGUMENTS.get(argument).copied());
+        let not_null = block.and_then(|argument| ARGUMENTS.get(argument).copied());
         let own = follow(self, start, None, &mut budget);
         let with_block = not_null.map(|argument| follow(self, start, Some(argument), &mut budget));
         let delegates_null = !own.hooked.is_empty();

@@ -8,7 +8,8 @@ use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
-use profiler_common::hook::{CallShape, HookCookie, ProbeScope, Register, Site};
+use profiler_common::arch::ARGUMENTS;
+use profiler_common::hook::{CallShape, HookCookie, ProbeScope, Site};
 use profiler_common::sampling::SamplingRate;
 use thiserror::Error;
 
@@ -86,9 +87,9 @@ fn cookie(spot: Spot) -> HookCookie {
             Spot::Emulated | Spot::Stepped => CallShape::Free,
             Spot::EmulatedReturning | Spot::SteppedReturning => CallShape::Alloc,
         },
-        size: Register::Rdi,
+        size: ARGUMENTS[0],
         count: None,
-        pointer: Some(Register::Rdi),
+        pointer: Some(ARGUMENTS[0]),
         page_rounded: false,
         delegates: false,
         delegates_null: false,

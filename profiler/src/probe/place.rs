@@ -13,6 +13,7 @@
 //! If there is no such instruction, the probe is placed at the entry, and also if the conditions cannot be checked: functions of
 //! unknown size, invalid instructions, and jumps through a table.
 
+use profiler_common::arch::ARGUMENTS;
 use profiler_common::hook::{CallShape, Register};
 
 pub use super::arch::Emulation;
@@ -93,8 +94,7 @@ struct Wanted {
 
 impl Wanted {
     fn of(spec: &HookSpec) -> Result<Self, PlaceError> {
-        let register =
-            |argument: usize| Register::ARGUMENTS.get(argument).copied().ok_or(PlaceError::Argument(argument + 1));
+        let register = |argument: usize| ARGUMENTS.get(argument).copied().ok_or(PlaceError::Argument(argument + 1));
         let arguments = Arguments {
             size: register(spec.size)?,
             count: spec.count.map(register).transpose()?,

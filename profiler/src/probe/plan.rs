@@ -127,7 +127,7 @@ mod tests {
     use crate::allocator::functions;
     use crate::ids::ModuleId;
     use crate::probe::place::{Arguments, Class};
-    use profiler_common::hook::Register;
+    use profiler_common::arch::{R8, R9, R10};
 
     fn hook(function: &str, module: u32, heap: &str) -> ResolvedHook {
         let (number, spec) =
@@ -153,7 +153,7 @@ mod tests {
             offset_in_function: 7,
             instruction: "nop".to_owned(),
             class: Class::Emulated,
-            arguments: Arguments { size: Register::R8, count: Some(Register::R9), pointer: Some(Register::R10) },
+            arguments: Arguments { size: R8, count: Some(R9), pointer: Some(R10) },
         })
     }
 
@@ -177,9 +177,9 @@ mod tests {
         let id = plan.add(&hook, placed).expect("fits");
         let planned = plan.hook(id);
         let cookie = planned.cookie().expect("it is placed");
-        assert_eq!(cookie.size, Register::R8);
-        assert_eq!(cookie.count, Some(Register::R9));
-        assert_eq!(cookie.pointer, Some(Register::R10));
+        assert_eq!(cookie.size, R8);
+        assert_eq!(cookie.count, Some(R9));
+        assert_eq!(cookie.pointer, Some(R10));
         assert!(cookie.delegates);
         assert_eq!((cookie.heap, cookie.hook), (0, 1));
         assert_eq!(planned.offset(), FileOffset(hook.offset.0 + 7));

@@ -3,14 +3,14 @@
 use iced_x86::{
     Code, Decoder, DecoderOptions, FlowControl, Formatter, GasFormatter, InstructionInfoFactory, OpAccess, OpKind,
 };
+use profiler_common::arch::x86_64::{FRAME_POINTER, R12, R13, R14, R15, RBX, REGISTERS, STACK_POINTER};
 use profiler_common::hook::Register;
 
 /// Registers that must have their entry values if a stack is captured: stack and frame pointer.
-pub(crate) const FRAME_REGISTERS: [Register; 2] = [Register::Rsp, Register::Rbp];
+pub(crate) const FRAME_REGISTERS: [Register; 2] = [STACK_POINTER, FRAME_POINTER];
 
 /// Registers that a called function preserves (System V psABI for x86-64, 3.2.1).
-const PRESERVED: [Register; 7] =
-    [Register::Rsp, Register::Rbp, Register::Rbx, Register::R12, Register::R13, Register::R14, Register::R15];
+const PRESERVED: [Register; 7] = [STACK_POINTER, FRAME_POINTER, RBX, R12, R13, R14, R15];
 
 pub(crate) struct Instruction<'a> {
     decoded: iced_x86::Instruction,
@@ -121,17 +121,21 @@ impl Emulation {
     }
 }
 
+fn registers() -> impl Iterator<Item = Register> {
+    (0..REGISTERS).map(Register::from_number)
+}
+
 /// For each register, by number, the register whose value at the function's entry it holds. Tracks whole copies only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Origins([Option<Register>; 16]);
+pub(crate) struct Origins([Option<Register>; REGISTERS as usize]);
 
 impl Origins {
     pub(crate) fn at_entry() -> Self {
-        Self(Register::ALL.map(Some))
+        Self(std::array::from_fn(|number| registers().nth(number)))
     }
 
     pub(crate) fn keeps(&self, register: Register) -> bool {
-        self.0[register as usize] == Some(register)
+        self.0[usize::from(register.number())] == Some(register)
     }
 
     /// A register that holds the entry value of this one: preferably itself.
@@ -139,7 +143,7 @@ impl Origins {
         if self.keeps(register) {
             return Some(register);
         }
-        Register::ALL.into_iter().find(|&holder| self.0[holder as usize] == Some(register))
+        registers().find(|&holder| self.0[usize::from(holder.number())] == Some(register))
     }
 
     pub(crate) fn step(&mut self, instruction: &Instruction<'_>) {
@@ -154,8 +158,8 @@ impl Origins {
             None => self.forget_written(instruction),
         }
         if matches!(instruction.flow_control(), FlowControl::Call | FlowControl::IndirectCall) {
-            for register in Register::ALL.into_iter().filter(|register| !PRESERVED.contains(register)) {
-                self.0[register as usize] = None;
+            for register in registers().filter(|register| !PRESERVED.contains(register)) {
+                self.0[usize::from(register.number())] = None;
             }
         }
     }
@@ -202,7 +206,7 @@ fn register_pair(instruction: &iced_x86::Instruction) -> Option<(Copy, usize, us
 /// The number of the general-purpose register that contains this one.
 fn number(register: iced_x86::Register) -> Option<usize> {
     let full = register.full_register();
-    full.is_gpr64().then(|| full.number()).filter(|&number| number < Register::ALL.len())
+    full.is_gpr64().then(|| full.number()).filter(|&number| number < usize::from(REGISTERS))
 }
 
 #[cfg(test)]

@@ -9,7 +9,7 @@ const STACK: u64 = 0x7ffc_0000_1000;
 const PAGE: usize = 4096;
 
 fn registers(ip: u64, sp: u64) -> Registers {
-    Registers { ip, sp, bp: 0, is_return_address: true }
+    Registers { ip, sp, bp: 0, link: 0, is_return_address: true }
 }
 
 /// A copy that begins at [`STACK`] and contains these words by their offset in bytes, else zeros.
@@ -130,7 +130,7 @@ proptest! {
         rules in proptest::collection::vec(any_rule(), 1..16),
     ) {
         let words: Vec<(usize, u64)> = words.into_iter().enumerate().map(|(at, word)| (at * 8, word)).collect();
-        let copy = copy(Registers { ip, sp, bp, is_return_address: ip & 1 != 0 }, 1, &words);
+        let copy = copy(Registers { ip, sp, bp, link: 0, is_return_address: ip & 1 != 0 }, 1, &words);
         let before = frames(&[1, ip]);
         let resumed = resume(&before, &copy, |address| rules[usize::try_from(address % 16).expect("small") % rules.len()]);
         prop_assert!(resumed.stack.frames.starts_with(&before));

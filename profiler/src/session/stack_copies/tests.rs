@@ -7,7 +7,7 @@ use super::*;
 const PAGE_BYTES: usize = 4096;
 
 fn page(pid: u32, id: u64, number: u64) -> Event {
-    let registers = Registers { ip: id, sp: 0x1000, bp: 0, is_return_address: true };
+    let registers = Registers { ip: id, sp: 0x1000, bp: 0, link: 0, is_return_address: true };
     let page = StackPage { registers, start: TargetAddr(0x1000 * (number + 1)), bytes: Arc::from([0; PAGE_BYTES]) };
     Event::StackPage(Pid(pid), StackId(id), page)
 }

@@ -4,7 +4,8 @@ use std::fs::File;
 use std::io::Write;
 
 use anyhow::{Context, Result, ensure};
-use profiler_common::hook::{CallShape, HookCookie, ProbeScope, Register};
+use profiler_common::arch::ARGUMENTS;
+use profiler_common::hook::{CallShape, HookCookie, ProbeScope};
 use profiler_common::limits::{LIVE_FILTER_SLOTS, PAGE_BYTES};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 use tracing::debug;
@@ -163,7 +164,7 @@ pub(super) fn assemble(
                 continue;
             }
         };
-        let register = |argument: usize| Register::ARGUMENTS[argument];
+        let register = |argument: usize| ARGUMENTS[argument];
         let cookie = HookCookie {
             size: register(spec.size),
             count: spec.count.map(register),

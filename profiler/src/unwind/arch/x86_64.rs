@@ -5,7 +5,7 @@ use gimli::{
     UnwindExpression, UnwindSection, UnwindTableRow, X86_64,
 };
 use iced_x86::{Code, Decoder, DecoderOptions, FlowControl, Instruction, OpKind, Register as Name};
-use profiler_common::step::{SIGNAL_BP, SIGNAL_IP, SIGNAL_SP};
+use profiler_common::arch::x86_64::{SIGNAL_BP, SIGNAL_IP, SIGNAL_SP};
 use profiler_common::unwind::{CallerBp, Cfa, Rule};
 use strum::EnumCount;
 

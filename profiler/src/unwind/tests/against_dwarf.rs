@@ -230,7 +230,7 @@ fn compare(path: &Path, steps: usize) -> Counts {
         let bp = sp + (memory.word(2) & 0xff8);
         for is_return_address in [false, true] {
             let ip = if is_return_address { pc + 1 } else { pc };
-            let registers = Registers { ip, sp, bp, is_return_address };
+            let registers = Registers { ip, sp, bp, link: 0, is_return_address };
             let rule = table.lookup(LinkAddr(pc));
             let got = ours(&table, &registers, &memory);
             let place = format!("{}: {pc:#x} by {rule:?}", path.display());

@@ -109,7 +109,7 @@ fn waiting(pid: u32, tid: u32) -> Registers {
         // Number, six arguments, stack pointer, instruction pointer. For a running thread the file contains `running`.
         if let [_, _, _, _, _, _, _, sp, ip] = fields[..] {
             let hex = |text: &str| u64::from_str_radix(text.trim_start_matches("0x"), 16).expect("hexadecimal");
-            return Registers { ip: hex(ip), sp: hex(sp), bp: UNKNOWN, is_return_address: false };
+            return Registers { ip: hex(ip), sp: hex(sp), bp: UNKNOWN, link: 0, is_return_address: false };
         }
         assert!(Instant::now() < deadline, "thread {tid} never waits: `{line}`");
         std::thread::sleep(Duration::from_millis(20));

@@ -1,7 +1,7 @@
 //! First instructions of functions, and the placement of their probes.
 
 use super::*;
-use Register::{R8, Rax, Rbx, Rcx, Rdi, Rdx, Rsi};
+use profiler_common::arch::{R8, RAX, RBX, RCX, RDI, RDX, RSI};
 
 /// Checks offset and text of the instruction, and that it is emulated. Returns the locations of the arguments.
 #[track_caller]
@@ -24,67 +24,67 @@ fn check_entry(function: &str, bytes: &str) {
 fn glibc_2_36() {
     // The `je` is executed for every pointer, and taken for null.
     let free = check("free", "4885ff 0f84 bf000000 55 488d77f0 53 c3", 3, "je 0x10c8");
-    assert_eq!(free.pointer, Some(Rdi));
-    assert_eq!(check("malloc", "4154 55 53 4889fb 4883ec10 c3", 0, "push %r12").size, Rdi);
+    assert_eq!(free.pointer, Some(RDI));
+    assert_eq!(check("malloc", "4154 55 53 4889fb 4883ec10 c3", 0, "push %r12").size, RDI);
     let out = check("posix_memalign", "803d 01021400 00 4154 4989d4 55 c3", 7, "push %r12");
-    assert_eq!((out.size, out.pointer), (Rdx, Some(Rdi)));
-    assert_eq!(check("aligned_alloc", "803d 710e1400 00 7407 e9 32f6ffff 6690 c3", 7, "je 0x1010").size, Rsi);
+    assert_eq!((out.size, out.pointer), (RDX, Some(RDI)));
+    assert_eq!(check("aligned_alloc", "803d 710e1400 00 7407 e9 32f6ffff 6690 c3", 7, "je 0x1010").size, RSI);
     // The product overwrites a factor before the first emulated instruction.
     check_entry("reallocarray", "4889f0 48f7e2 4889c6 7005 e9 40b8f8ff 31c0 c3");
 }
 
 #[test]
 fn jemalloc_5_3() {
-    assert_eq!(check("malloc", "4881ff 00100000 0f87 93000000 c3", 7, "ja 0x10a0").size, Rdi);
+    assert_eq!(check("malloc", "4881ff 00100000 0f87 93000000 c3", 7, "ja 0x10a0").size, RDI);
     let free = "4889f8 488b15 0e530a00 4889f9 48c1e81a 4881e1 000000c0 25 f0000000 64480304 25 00000000 4801d0 \
                 483b88 b0010000 0f85 8a000000 c3";
-    assert_eq!(check("free", free, 48, "jne 0x10c0").pointer, Some(Rdi));
+    assert_eq!(check("free", free, 48, "jne 0x10c0").pointer, Some(RDI));
 }
 
 #[test]
 fn mimalloc_2_0() {
     // By then the size was moved, and its register holds the thread's heap.
     let malloc = "488b05 49b40000 4889fe 64488b38 4881fe 00040000 7729 488d4607 c3";
-    assert_eq!(check("malloc", malloc, 0x15, "ja 0x1040").size, Rsi);
-    assert_eq!(check("free", "4889f9 4885ff 745d 488d7fff c3", 6, "je 0x1065").pointer, Some(Rdi));
+    assert_eq!(check("malloc", malloc, 0x15, "ja 0x1040").size, RSI);
+    assert_eq!(check("free", "4889f9 4885ff 745d 488d7fff c3", 6, "je 0x1065").pointer, Some(RDI));
     let realloc = "488b05 49a90000 4889f2 4889fe 64488b00 4889c7 e9 f74effff";
     let realloc = check("realloc", realloc, 20, "jmp 0xffffffffffff5f10");
-    assert_eq!((realloc.pointer, realloc.size), (Some(Rsi), Rdx));
+    assert_eq!((realloc.pointer, realloc.size), (Some(RSI), RDX));
 }
 
 #[test]
 fn tcmalloc_2_10() {
-    assert_eq!(check("malloc", "488b05 59ab0000 4885c0 7575 488b05 05a10000 c3", 10, "jne 0x1081").size, Rdi);
+    assert_eq!(check("malloc", "488b05 59ab0000 4885c0 7575 488b05 05a10000 c3", 10, "jne 0x1081").size, RDI);
     let memalign = check("memalign", "4989f8 4881ff 00200000 0f87 e8000000 4c89c0 c3", 10, "ja 0x10f8");
-    assert_eq!(memalign.size, Rsi);
+    assert_eq!(memalign.size, RSI);
 }
 
 #[test]
 fn musl_1_2() {
     check("malloc", "e9 6b190000", 0, "jmp 0x2970");
     check("free", "e9 bb0a0000", 0, "jmp 0x1ac0");
-    assert_eq!(check("valloc", "4889fe bf 00100000 e9 a349ffff", 8, "jmp 0xffffffffffff59b0").size, Rsi);
+    assert_eq!(check("valloc", "4889fe bf 00100000 e9 a349ffff", 8, "jmp 0xffffffffffff59b0").size, RSI);
 }
 
 #[test]
 fn mapping_calls_have_three_arguments() {
     // glibc 2.36: the flags are copied for the system call and keep their register.
     let map = check("mmap", "4189ca 41f7c1 ff0f0000 7514 b8 09000000 0f05 c3", 10, "jne 0x1020");
-    assert_eq!((map.size, map.count, map.pointer), (Rsi, Some(Rcx), None));
+    assert_eq!((map.size, map.count, map.pointer), (RSI, Some(RCX), None));
     check_entry("munmap", "b8 0b000000 0f05 483d 01f0ffff 7301 c3 488b0d c9130d00 c3");
     // The jump is emulated, but by then the stack pointer has moved, which identifies the return.
     check_entry("mremap", "4883ec58 4c89442440 31c0 83f907 775a 4189ca 4531c0 f6c106 c3");
     check("sbrk", "4154 4c8b25 a7510d00 803d be420e00 00 55 53 4889fb c3", 0, "push %r12");
     // musl 1.2
     let map = check("mmap", "4154 53 4883ec28 41f7c1 ff0f0000 c3", 0, "push %r12");
-    assert_eq!((map.size, map.count, map.pointer), (Rsi, Some(Rcx), None));
+    assert_eq!((map.size, map.count, map.pointer), (RSI, Some(RCX), None));
     let unmap = check("munmap", "55 4889f5 53 4889fb 4883ec08 c3", 0, "push %rbp");
-    assert_eq!((unmap.size, unmap.pointer), (Rsi, Some(Rdi)));
+    assert_eq!((unmap.size, unmap.pointer), (RSI, Some(RDI)));
     let remap = check("mremap", "55 4883ec70 4c89442460 c3", 0, "push %rbp");
-    assert_eq!((remap.size, remap.count, remap.pointer), (Rdx, Some(Rsi), Some(Rdi)));
+    assert_eq!((remap.size, remap.count, remap.pointer), (RDX, Some(RSI), Some(RDI)));
     // All three were moved, and their registers reused.
     let moved = check("mremap", "4989f8 4889f0 4889d3 31ff 31f6 31d2 90 c3", 15, "nop");
-    assert_eq!((moved.size, moved.count, moved.pointer), (Rbx, Some(Rax), Some(R8)));
+    assert_eq!((moved.size, moved.count, moved.pointer), (RBX, Some(RAX), Some(R8)));
 }
 
 #[test]
@@ -97,16 +97,16 @@ fn functions_built_for_control_flow_protection_begin_with_endbr64() {
 fn moves_are_followed_and_other_writes_invalidate() {
     let find = |bytes| check("free", bytes, parse(bytes).len() as u64 - 2, "nop").pointer;
     // mov %rdi,%rbx; xor %edi,%edi
-    assert_eq!(find("4889fb 31ff 90 c3"), Some(Rbx));
+    assert_eq!(find("4889fb 31ff 90 c3"), Some(RBX));
     // The other encoding of mov; then mov %rbx,%rcx and both before it spoiled.
-    assert_eq!(find("488bdf 4889d9 31ff 31db 90 c3"), Some(Rcx));
+    assert_eq!(find("488bdf 4889d9 31ff 31db 90 c3"), Some(RCX));
     // xchg %rdi,%r8; then xchg %rax,%r8
     assert_eq!(find("4c87c7 90 c3"), Some(R8));
-    assert_eq!(find("4c87c7 4990 90 c3"), Some(Rax));
+    assert_eq!(find("4c87c7 4990 90 c3"), Some(RAX));
     // There and back: mov %rdi,%rdx; xor %edi,%edi; mov %rdx,%rdi
-    assert_eq!(find("4889fa 31ff 4889d7 90 c3"), Some(Rdi));
+    assert_eq!(find("4889fa 31ff 4889d7 90 c3"), Some(RDI));
     // mov %rdi,%rdi
-    assert_eq!(find("4889ff 90 c3"), Some(Rdi));
+    assert_eq!(find("4889ff 90 c3"), Some(RDI));
 }
 
 #[test]
@@ -142,7 +142,7 @@ fn implicit_writes_invalidate() {
     check_entry("posix_memalign", "0f31 90 c3"); // rdtsc
     check_entry("posix_memalign", "0fa2 90 c3"); // cpuid
     check_entry("aligned_alloc", "48a5 90 c3"); // movsq
-    assert_eq!(check("aligned_alloc", "48f7e7 90 c3", 3, "nop").size, Rsi);
+    assert_eq!(check("aligned_alloc", "48f7e7 90 c3", 3, "nop").size, RSI);
 }
 
 #[test]
@@ -151,13 +151,13 @@ fn stack_capture_requires_the_stack_and_frame_pointers_of_the_entry() {
     for moved in ["4883ec08", "4889e5", "c8000000", "6a00", "668ec0 488d6424f8"] {
         check_entry("malloc", &format!("{moved} 90 c3"));
     }
-    assert_eq!(check("malloc", "4885ff 55 90 c3", 3, "push %rbp").size, Rdi);
+    assert_eq!(check("malloc", "4885ff 55 90 c3", 3, "push %rbp").size, RDI);
     // mov %rbp,%rax; mov %rsi,%rbp and back
     check_entry("malloc", "4889e8 4889f5 90 c3");
     check("malloc", "4889e8 4889f5 4889c5 90 c3", 9, "nop");
     // A free captures no stack.
-    assert_eq!(check("free", "4883ec08 90 c3", 4, "nop").pointer, Some(Rdi));
-    assert_eq!(check("free", "4889e5 90 c3", 3, "nop").pointer, Some(Rdi));
+    assert_eq!(check("free", "4883ec08 90 c3", 4, "nop").pointer, Some(RDI));
+    assert_eq!(check("free", "4889e5 90 c3", 3, "nop").pointer, Some(RDI));
 }
 
 #[test]
@@ -271,7 +271,7 @@ fn all_arguments_must_be_available() {
     // calloc: xor %esi,%esi before the nop loses the second factor.
     check_entry("calloc", "31f6 90 c3");
     let calloc = check("calloc", "4889f0 31f6 90 c3", 5, "nop");
-    assert_eq!((calloc.size, calloc.count), (Rdi, Some(Rax)));
+    assert_eq!((calloc.size, calloc.count), (RDI, Some(RAX)));
     let reallocarray = check("reallocarray", "4887f7 90 c3", 3, "nop");
-    assert_eq!((reallocarray.pointer, reallocarray.size, reallocarray.count), (Some(Rsi), Rdi, Some(Rdx)));
+    assert_eq!((reallocarray.pointer, reallocarray.size, reallocarray.count), (Some(RSI), RDI, Some(RDX)));
 }

@@ -203,12 +203,12 @@ proptest! {
         let mut claims = vec![(found.count, arguments.count), (found.pointer, arguments.pointer)];
         if spec.shape != CallShape::Free {
             claims.extend([(Some(found.size), Some(arguments.size))]);
-            claims.extend([Register::Rsp, Register::Rbp].map(|register| (Some(register), Some(register))));
+            claims.extend(FRAME_REGISTERS.map(|register| (Some(register), Some(register))));
         }
         for (holder, argument) in claims {
             prop_assert_eq!(holder.is_some(), argument.is_some());
             if let (Some(holder), Some(argument)) = (holder, argument) {
-                prop_assert_eq!(registers[holder as usize], entry[argument as usize], "{:?} in {:?}", argument, holder);
+                prop_assert_eq!(registers[usize::from(holder.number())], entry[usize::from(argument.number())], "{:?} in {:?}", argument, holder);
             }
         }
     }

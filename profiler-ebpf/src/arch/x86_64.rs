@@ -1,11 +1,12 @@
-//! Registers of x86-64, as a probe sees them. All of the kernel side that depends on the CPU is here and in
-//! `profiler-common`'s `step.rs` and `hook.rs`.
+//! Registers of x86-64, as a probe sees them.
 
 use core::arch::asm;
 use core::mem::offset_of;
 
 use aya_ebpf::bindings::pt_regs;
+use profiler_common::arch::x86_64::{R8, R9, R10, R11, R12, R13, R14, RAX, RBP, RBX, RCX, RDI, RDX, RSI, RSP};
 use profiler_common::hook::Register;
+use profiler_common::step::ReadMemory;
 
 // SAFETY of all reads here: a uprobe's context is a pt_regs, valid while the program runs.
 
@@ -34,6 +35,12 @@ pub(crate) fn result(regs: *const pt_regs) -> u64 {
     unsafe { (*regs).rax }
 }
 
+/// The return address at a function's entry: on top of the stack.
+#[inline(always)]
+pub(crate) fn caller(regs: *const pt_regs, memory: &impl ReadMemory) -> Option<u64> {
+    memory.read_u64(sp(regs))
+}
+
 /// Reads a register at a constant offset.
 ///
 /// The verifier lets a program read its context at constant offsets only. The optimiser would merge the sixteen loads of
@@ -55,26 +62,10 @@ macro_rules! load {
     }};
 }
 
-const RAX: u8 = Register::Rax as u8;
-const RCX: u8 = Register::Rcx as u8;
-const RDX: u8 = Register::Rdx as u8;
-const RBX: u8 = Register::Rbx as u8;
-const RSP: u8 = Register::Rsp as u8;
-const RBP: u8 = Register::Rbp as u8;
-const RSI: u8 = Register::Rsi as u8;
-const RDI: u8 = Register::Rdi as u8;
-const R8: u8 = Register::R8 as u8;
-const R9: u8 = Register::R9 as u8;
-const R10: u8 = Register::R10 as u8;
-const R11: u8 = Register::R11 as u8;
-const R12: u8 = Register::R12 as u8;
-const R13: u8 = Register::R13 as u8;
-const R14: u8 = Register::R14 as u8;
-
 /// Reads the register with this number, which is at most 15.
 #[inline(always)]
 pub(crate) fn register(regs: *const pt_regs, number: u8) -> u64 {
-    match number {
+    match Register::from_number(number) {
         RDI => load!(regs, rdi),
         RSI => load!(regs, rsi),
         RDX => load!(regs, rdx),
@@ -93,11 +84,3 @@ pub(crate) fn register(regs: *const pt_regs, number: u8) -> u64 {
         _ => load!(regs, r15),
     }
 }
-
-// Thread-specific data (`pthread_getspecific`), from the thread pointer. glibc (2.31 to 2.43, `struct pthread` in nptl/descr.h):
-// pairs of a sequence number and a value, the first block of them in the structure itself, then pointers to the blocks.
-pub(crate) const GLIBC_BLOCK_KEYS: u64 = 32;
-pub(crate) const GLIBC_FIRST_BLOCK: u64 = 0x310;
-pub(crate) const GLIBC_BLOCKS: u64 = 0x510;
-/// musl (1.2.2 to 1.2.6, `struct pthread` in src/internal/pthread_impl.h): pointer to an array of values.
-pub(crate) const MUSL_DATA: u64 = 0x80;

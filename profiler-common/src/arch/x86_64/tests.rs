@@ -30,11 +30,11 @@ fn rule(cfa: Cfa, bp: CallerBp) -> Rule {
 }
 
 fn at(sp: u64, bp: u64) -> Registers {
-    Registers { ip: 0x40_0100, sp, bp, is_return_address: true }
+    Registers { ip: 0x40_0100, sp, bp, link: 0, is_return_address: true }
 }
 
 fn caller(ip: u64, sp: u64, bp: u64) -> Step {
-    Step::Caller(Registers { ip, sp, bp, is_return_address: true })
+    Step::Caller(Registers { ip, sp, bp, link: 0, is_return_address: true })
 }
 
 fn check(rule: Rule, registers: Registers, stack: &[u64], want: Step) {
@@ -80,7 +80,7 @@ fn a_linkage_table_before_and_after_its_push() {
 fn a_signal_frame_leads_to_the_interrupted_instruction() {
     let mut stack = [0; 22];
     (stack[15], stack[20], stack[21]) = (0xb0, 0x7000, 0x40_0555);
-    let interrupted = Registers { ip: 0x40_0555, sp: 0x7000, bp: 0xb0, is_return_address: false };
+    let interrupted = Registers { ip: 0x40_0555, sp: 0x7000, bp: 0xb0, link: 0, is_return_address: false };
     check(Rule::SIGNAL, at(0x1000, 7), &stack, Step::Caller(interrupted));
     assert_eq!(interrupted.lookup_address(), 0x40_0555);
     check(Rule::SIGNAL, at(0x1000, 7), &stack[..21], Step::End(StackEnd::Unreadable));
@@ -113,7 +113,7 @@ fn stack_ends() {
 fn return_addresses_are_looked_up_inside_the_call() {
     assert_eq!(at(0, 0).lookup_address(), 0x40_00ff);
     assert_eq!(Registers { ip: 0, ..at(0, 0) }.lookup_address(), u64::MAX);
-    assert_eq!(Registers { is_return_address: false, ..at(0, 0) }.lookup_address(), 0x40_0100);
+    assert_eq!(Registers { link: 0, is_return_address: false, ..at(0, 0) }.lookup_address(), 0x40_0100);
 }
 
 /// `base + offset` in 64 bits.
@@ -158,7 +158,7 @@ proptest! {
         seed in any::<u64>(),
     ) {
         let rule = rule(cfa, caller_bp);
-        let registers = Registers { ip, sp, bp, is_return_address };
+        let registers = Registers { ip, sp, bp, link: 0, is_return_address };
         let memory = Noise(seed);
         let want = plainly(rule, &registers, &memory).unwrap_or(Step::End(StackEnd::Unreadable));
         prop_assert_eq!(step(&registers, rule, &memory), want);
@@ -170,6 +170,6 @@ proptest! {
         (ip, sp, bp, is_return_address) in any::<(u64, u64, u64, bool)>(),
         seed in any::<u64>(),
     ) {
-        step(&Registers { ip, sp, bp, is_return_address }, Rule::RESERVED[reserved], &Noise(seed));
+        step(&Registers { ip, sp, bp, link: 0, is_return_address }, Rule::RESERVED[reserved], &Noise(seed));
     }
 }
