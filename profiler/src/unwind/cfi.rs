@@ -6,7 +6,7 @@ use gimli::{
 };
 use rustc_hash::FxHashMap;
 
-use super::arch::{self, Bytes, Context, RETURN_ADDRESS, RowStorage, Unsupported};
+use super::arch::{Bytes, Context, Processor, RowStorage, Unsupported};
 use super::image::{Code, Image};
 use super::table::{self, BuildStats, RuleTable};
 
@@ -43,6 +43,7 @@ pub(crate) struct Functions {
 struct Reader<'a, 'data, S> {
     section: &'a S,
     bases: &'a BaseAddresses,
+    processor: Processor,
     code: &'a [Code],
     rules: &'a mut RuleTable,
     stats: &'a mut BuildStats,
@@ -66,6 +67,7 @@ impl Functions {
         let mut reader = Reader {
             section,
             bases: &image.bases,
+            processor: image.processor,
             code: &image.code,
             rules,
             stats,
@@ -137,14 +139,15 @@ impl Functions {
         let context =
             Context { section: reader.section, encoding: cie.encoding(), is_signal: function.is_signal_trampoline() };
         let mut reached = start;
-        let is_ordinary = cie.return_address_register() == RETURN_ADDRESS && cie.entry_len() <= CIE_BYTES_MAX;
+        let is_ordinary =
+            cie.return_address_register() == reader.processor.return_address() && cie.entry_len() <= CIE_BYTES_MAX;
         if is_ordinary && let Ok(mut rows) = function.rows(reader.section, reader.bases, &mut reader.unwinding) {
             while let Ok(Some(row)) = rows.next_row() {
                 if row.start_address() < reached || row.start_address() >= end || self.rows.len() >= ROWS_MAX {
                     break;
                 }
                 let row_end = row.end_address().clamp(row.start_address(), end);
-                let translated = arch::translate(&context, row);
+                let translated = reader.processor.translate(&context, row);
                 let number = number(translated, row_end - row.start_address(), reader.rules, reader.stats);
                 self.push(row.start_address() - start, number);
                 reached = row_end;

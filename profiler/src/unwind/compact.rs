@@ -2,7 +2,6 @@
 
 use profiler_common::unwind::{PAGE_BITS, PageRows, UnwindRow};
 
-use super::arch::PROLOGUES;
 use super::cfi::{Function, FunctionRow, Functions};
 use super::image::{Code, Image, Samples, code_at};
 use super::table::{self, BuildStats, RuleTable, Table};
@@ -162,6 +161,7 @@ const BYTES_PER_PROLOGUE_MAX: u64 = 4096;
 /// builtins of V8, which are in a gap of node and keep frame pointers.
 pub(crate) fn fill_gaps(image: &Image<'_>, spans: &Functions) -> (bool, Samples) {
     let samples = Samples::of(image, sample_ranges(&gaps(image, spans)));
+    let prologues = image.processor.prologues();
     let (mut bytes_read, mut found) = (0, 0);
     for &(address, length) in &samples.ranges {
         let bytes = image.read_code(address, length);
@@ -169,7 +169,7 @@ pub(crate) fn fill_gaps(image: &Image<'_>, spans: &Functions) -> (bool, Samples)
             return (false, samples);
         }
         bytes_read += bytes.len() as u64;
-        found += bytes.windows(4).filter(|window| PROLOGUES.contains(window)).count() as u64;
+        found += bytes.array_windows::<4>().filter(|window| prologues.contains(window)).count() as u64;
     }
     (found >= PROLOGUES_MIN && bytes_read / found <= BYTES_PER_PROLOGUE_MAX, samples)
 }
@@ -191,6 +191,13 @@ fn sample_ranges(gaps: &[(u64, u64)]) -> Vec<(u64, u32)> {
 }
 
 pub(super) fn gaps(image: &Image<'_>, spans: &Functions) -> Vec<(u64, u64)> {
+    let mut gaps = all_gaps(image, spans);
+    gaps.retain(|(start, end)| end - start >= GAP_BYTES_MIN);
+    gaps
+}
+
+/// Also padding.
+pub(super) fn all_gaps(image: &Image<'_>, spans: &Functions) -> Vec<(u64, u64)> {
     let mut gaps = Vec::new();
     let mut functions = spans.functions.iter().peekable();
     for code in &image.code {
@@ -201,6 +208,6 @@ pub(super) fn gaps(image: &Image<'_>, spans: &Functions) -> Vec<(u64, u64)> {
         }
         gaps.push((start, code.end));
     }
-    gaps.retain(|(start, end)| end.saturating_sub(*start) >= GAP_BYTES_MIN);
+    gaps.retain(|(start, end)| start < end);
     gaps
 }

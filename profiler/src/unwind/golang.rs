@@ -1,13 +1,10 @@
 //! Rules for Go's code. It has no unwind information that C code could use, but since Go 1.7 its functions keep frame pointers.
 //!
 //! Calls of C code run on the stack of the thread (`runtime.asmcgocall`), calls from C code on that of a goroutine
-//! (`runtime.cgocallback`). In both, rbp still points to the frame on the other stack.
+//! (`runtime.cgocallback`). In both, the frame pointer still points to the frame on the other stack.
 
 use std::ops::Range;
 
-use profiler_common::unwind::{CallerBp, Cfa, Rule};
-
-use super::arch;
 use super::cfi::{Function, FunctionRow, Functions};
 use super::image::Image;
 use super::table::{END, FRAME_POINTER, GAP, RuleTable};
@@ -23,7 +20,7 @@ const CALLED_BY_C_BYTES_MAX: u64 = 512;
 /// Adds functions without gaps between them; returns the address and length of code that determined a rule.
 pub(super) fn add(image: &Image<'_>, functions: &mut Functions, rules: &mut RuleTable) -> Vec<(u64, u32)> {
     let Some(known) = image.go_functions() else { return Vec::new() };
-    let switch = Rule::new(Cfa::Bp { offset: 16 }, CallerBp::AtCfa(-16)).and_then(|rule| rules.number(rule));
+    let switch = image.processor.switched_stack().and_then(|rule| rules.number(rule));
     let mut samples = Vec::new();
     let mut spans: Vec<(Range<u64>, u16)> = Vec::new();
     for function in known.iter() {
@@ -34,7 +31,7 @@ pub(super) fn add(image: &Image<'_>, functions: &mut Functions, rules: &mut Rule
             CALLED_BY_C => {
                 let length = u32::try_from((range.end - range.start).min(CALLED_BY_C_BYTES_MAX)).unwrap_or(0);
                 samples.push((range.start, length));
-                let rule = arch::rule_at_first_call(&image.read_code(range.start, length), range.start);
+                let rule = image.processor.rule_at_first_call(&image.read_code(range.start, length), range.start);
                 rule.and_then(|rule| rules.number(rule)).unwrap_or(GAP)
             }
             _ => FRAME_POINTER,

@@ -1,11 +1,11 @@
 //! Unwind sections, their addresses, and code ranges of an ELF file.
 
-use gimli::{BaseAddresses, EhFrameHdr, LittleEndian, Pointer};
+use gimli::{BaseAddresses, DebugFrame, EhFrame, EhFrameHdr, LittleEndian, Pointer};
 use object::elf as abi;
 use sha2::{Digest as _, Sha256};
 use thiserror::Error;
 
-use super::arch;
+use super::arch::{Bytes, Processor};
 use crate::address::FileOffset;
 use crate::object::ObjectError;
 use crate::object::elf::{Elf, Section};
@@ -22,7 +22,7 @@ pub(crate) const CODE_SPAN_MAX: u64 = 1 << 30;
 pub enum ImageError {
     #[error("not a 64-bit little-endian ELF file")]
     NotElf,
-    #[error("not an x86-64 executable or shared object")]
+    #[error("not an executable or shared object for this processor")]
     OtherKind,
     #[error("ELF headers are malformed")]
     Malformed,
@@ -46,6 +46,7 @@ pub struct Code {
 #[derive(Debug)]
 pub struct Image<'a> {
     file: &'a File,
+    pub(super) processor: Processor,
     /// Its address is in `bases`.
     pub eh_frame: Option<Vec<u8>>,
     /// `None` also if compressed.
@@ -62,11 +63,16 @@ pub struct Image<'a> {
 impl<'a> Image<'a> {
     /// Missing or malformed unwind sections are no error: they are `None`.
     pub fn parse(file: &'a File) -> Result<Self, ImageError> {
+        Self::parse_for(file, Processor::NATIVE)
+    }
+
+    /// As [`parse`](Self::parse), for another processor.
+    pub(super) fn parse_for(file: &'a File, processor: Processor) -> Result<Self, ImageError> {
         let elf = Elf::read(file).map_err(|error| match error {
             ObjectError::NotElf => ImageError::NotElf,
             _ => ImageError::Malformed,
         })?;
-        if elf.machine != arch::ELF_MACHINE || !matches!(elf.kind, abi::ET_EXEC | abi::ET_DYN) {
+        if elf.machine != processor.elf_machine() || !matches!(elf.kind, abi::ET_EXEC | abi::ET_DYN) {
             return Err(ImageError::OtherKind);
         }
         let code = code_of(&elf)?;
@@ -74,12 +80,25 @@ impl<'a> Image<'a> {
         // Only files that can be executed: a static executable, or musl's library, which is its loader.
         let exits = entry.map_or_else(Vec::new, |_| symbols::addresses(file, &elf, &EXITS));
         let bases = BaseAddresses::default();
-        let mut image = Self { file, eh_frame: None, debug_frame: None, bases, code, entry, exits };
+        let mut image = Self { file, processor, eh_frame: None, debug_frame: None, bases, code, entry, exits };
         image.find_sections(&elf);
         if image.eh_frame.is_none() {
             image.find_by_segment(&elf);
         }
         Ok(image)
+    }
+
+    /// Empty without `.eh_frame`.
+    pub(super) fn eh_frame(&self) -> EhFrame<Bytes<'_>> {
+        let mut section = EhFrame::new(self.eh_frame.as_deref().unwrap_or_default(), LittleEndian);
+        section.set_vendor(self.processor.vendor());
+        section
+    }
+
+    pub(super) fn debug_frame(&self) -> DebugFrame<Bytes<'_>> {
+        let mut section = DebugFrame::new(self.debug_frame.as_deref().unwrap_or_default(), LittleEndian);
+        section.set_vendor(self.processor.vendor());
+        section
     }
 
     pub fn code_bytes(&self) -> u64 {

@@ -11,10 +11,9 @@ pub(crate) mod image;
 mod outermost;
 pub(crate) mod ranges;
 pub(crate) mod runtimes;
+mod signal;
 pub(crate) mod store;
 pub(crate) mod table;
-
-use gimli::{DebugFrame, EhFrame, LittleEndian};
 
 use crate::object::image::Image as File;
 use cache::{Cache, TableKey};
@@ -37,22 +36,18 @@ fn build_from_image(image: &Image<'_>) -> Table {
     let mut rules = RuleTable::default();
     let mut stats = BuildStats { code_bytes: image.code_bytes(), ..BuildStats::default() };
     let mut functions = cfi::Functions::default();
-    if let Some(section) = &image.eh_frame {
-        functions.read(&EhFrame::new(section, LittleEndian), image, &mut rules, &mut stats);
-    }
+    functions.read(&image.eh_frame(), image, &mut rules, &mut stats);
     let covered = functions.functions.len();
     let go_samples = golang::add(image, &mut functions, &mut rules);
     let is_go = functions.functions.len() > covered;
     // Debuggers' copy of the same information, for modules built without the loaded one.
-    if !is_go
-        && functions.covered_bytes() < stats.code_bytes / 4
-        && let Some(section) = &image.debug_frame
-    {
-        functions.read(&DebugFrame::new(section, LittleEndian), image, &mut rules, &mut stats);
+    if !is_go && functions.covered_bytes() < stats.code_bytes / 4 {
+        functions.read(&image.debug_frame(), image, &mut rules, &mut stats);
     }
     let mut spans = compact::resolve(functions, image.entry, &image.code, &mut stats);
     let (fills_gaps, mut samples) = compact::fill_gaps(image, &spans);
     samples.extend(image, outermost::mark(image, &mut spans));
+    samples.extend(image, signal::mark(image, &mut spans));
     samples.extend(image, go_samples);
     stats.fills_gaps = fills_gaps || is_go;
     let gap = if fills_gaps { table::FRAME_POINTER } else { table::GAP };

@@ -1,7 +1,7 @@
 //! Finds where the first function of a thread is called in code without unwind information, such as musl's, so that stacks end
 //! there as complete: `exit(main(argc, argv, envp))`, `pthread_exit(start_routine(argument))`.
 
-use super::arch::{PASSES_RESULT_BYTES_MAX, is_indirect_call, passes_result_to};
+use super::arch::PASSES_RESULT_BYTES_MAX;
 use super::cfi::{Function, FunctionRow, Functions};
 use super::compact::gaps;
 use super::image::Image;
@@ -9,7 +9,6 @@ use super::table;
 
 /// Modules with larger gaps are not C libraries. musl's have 500 KB.
 const GAP_BYTES_MAX: u64 = 16 << 20;
-const CALL_BYTES_MAX: usize = 3;
 /// Real modules have three.
 const FOUND_MAX: usize = 16;
 
@@ -31,17 +30,20 @@ pub(super) fn mark(image: &Image<'_>, spans: &mut Functions) -> Vec<(u64, u32)> 
         // Return addresses are looked up by the byte before them, the last one of the call.
         spans.functions.insert(at, Function { start: address - 1, end: address, first_row, row_count: 1 });
     }
-    let length = CALL_BYTES_MAX + PASSES_RESULT_BYTES_MAX;
-    returns.iter().map(|address| (address - CALL_BYTES_MAX as u64, u32::try_from(length).unwrap_or(0))).collect()
+    let call = image.processor.call_bytes_max();
+    let length = call + PASSES_RESULT_BYTES_MAX;
+    returns.iter().map(|address| (address - call as u64, u32::try_from(length).unwrap_or(0))).collect()
 }
 
 /// Return addresses.
 fn in_gap(image: &Image<'_>, start: u64, end: u64) -> Vec<u64> {
     let code = image.read_code(start, u32::try_from(end - start).unwrap_or(u32::MAX));
+    let call = image.processor.call_bytes_max();
     let ends_stack = |at: &usize| {
-        let target = passes_result_to(&code[*at..], start + *at as u64);
-        target.is_some_and(|target| image.exits.contains(&target)) && is_indirect_call(&code[at - CALL_BYTES_MAX..*at])
+        let target = image.processor.passes_result_to(&code[*at..], start + *at as u64);
+        target.is_some_and(|target| image.exits.contains(&target))
+            && image.processor.is_indirect_call(&code[at - call..*at])
     };
-    let places = (CALL_BYTES_MAX..code.len()).filter(ends_stack);
+    let places = (call..code.len()).filter(ends_stack);
     places.map(|at| start + at as u64).collect()
 }

@@ -1,6 +1,6 @@
 //! Address ranges of functions, from `.eh_frame`: stripped files keep them.
 
-use gimli::{BaseAddresses, CieOrFde, EhFrame, LittleEndian, UnwindContext, UnwindOffset, UnwindSection as _};
+use gimli::{BaseAddresses, CieOrFde, EhFrame, UnwindContext, UnwindOffset, UnwindSection as _};
 use rustc_hash::FxHashMap;
 
 use super::cfi::FUNCTIONS_MAX;
@@ -22,8 +22,7 @@ impl Ranges {
     /// Empty without `.eh_frame`; up to the first malformed entry.
     pub(crate) fn read(file: &File) -> Self {
         let Ok(image) = Image::parse(file) else { return Self::default() };
-        let section = image.eh_frame.as_deref().unwrap_or_default();
-        Self::of(&EhFrame::new(section, LittleEndian), &image.bases)
+        Self::of(&image.eh_frame(), &image.bases)
     }
 
     fn of(section: &EhFrame<super::arch::Bytes<'_>>, bases: &BaseAddresses) -> Self {
@@ -70,7 +69,7 @@ impl Ranges {
 /// function has pushed something already. Compilers put what is rarely executed there (`.cold`).
 pub(crate) fn inner_parts(file: &File, addresses: &[u64]) -> Vec<std::ops::Range<u64>> {
     let Ok(image) = Image::parse(file) else { return Vec::new() };
-    let section = EhFrame::new(image.eh_frame.as_deref().unwrap_or_default(), LittleEndian);
+    let section = image.eh_frame();
     let (mut entries, mut context) =
         (section.entries(&image.bases), UnwindContext::<usize, super::arch::RowStorage>::new_in());
     let mut parts = Vec::new();
@@ -84,7 +83,7 @@ pub(crate) fn inner_parts(file: &File, addresses: &[u64]) -> Vec<std::ops::Range
         }
         let rows = function.rows(&section, &image.bases, &mut context);
         let is_inner = rows.is_ok_and(|mut rows| {
-            rows.next_row().is_ok_and(|row| row.is_some_and(|row| !super::arch::is_entry(row.cfa())))
+            rows.next_row().is_ok_and(|row| row.is_some_and(|row| !image.processor.is_entry(row.cfa())))
         });
         if is_inner {
             parts.push(range);

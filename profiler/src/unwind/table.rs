@@ -13,6 +13,7 @@ use crate::address::{LinkAddr, TargetAddr};
 pub(crate) const GAP: u16 = 0;
 pub(crate) const END: u16 = 1;
 pub(crate) const UNSUPPORTED: u16 = 2;
+pub(crate) const SIGNAL: u16 = 3;
 pub(crate) const FRAME_POINTER: u16 = 4;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]

@@ -1,42 +1,17 @@
 //! Translates a row of DWARF call frame information into a [`Rule`], with the registers of x86-64.
 
-use gimli::{
-    CfaRule, Encoding, EndianSlice, LittleEndian, Operation, Register, RegisterRule, UnwindContextStorage,
-    UnwindExpression, UnwindSection, UnwindTableRow, X86_64,
-};
+use gimli::{CfaRule, Operation, Register, RegisterRule, UnwindExpression, UnwindSection, X86_64};
 use iced_x86::{Code, Decoder, DecoderOptions, FlowControl, Instruction, OpKind, Register as Name};
 use profiler_common::arch::x86_64::{SIGNAL_BP, SIGNAL_IP, SIGNAL_SP};
 use profiler_common::unwind::{CallerBp, Cfa, Rule};
-use strum::EnumCount;
 
-pub(crate) const ELF_MACHINE: u16 = object::elf::EM_X86_64;
-pub(crate) const RETURN_ADDRESS: Register = X86_64::RA;
+use super::{Bytes, Context, Row, Unsupported, narrow, operations};
+
 /// `push %rbp; mov %rsp,%rbp`, in both encodings.
-pub(crate) const PROLOGUES: [&[u8]; 2] = [&[0x55, 0x48, 0x89, 0xe5], &[0x55, 0x48, 0x8b, 0xec]];
+pub(super) const PROLOGUES: [[u8; 4]; 2] = [[0x55, 0x48, 0x89, 0xe5], [0x55, 0x48, 0x8b, 0xec]];
 
-/// One row: 17 general registers, 10 vector registers that functions of the Windows ABI save. Its size bounds the work
-/// that a module can cause: DWARF's `remember_state`, an instruction of two bytes, copies a row.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct RowStorage;
-
-impl UnwindContextStorage<usize> for RowStorage {
-    type Rules = [(Register, RegisterRule<usize>); 32];
-    type Stack = Box<[UnwindTableRow<usize, Self>; 16]>;
-}
-
-pub(crate) type Bytes<'data> = EndianSlice<'data, LittleEndian>;
-
-/// Whether this is the rule at the entry of a function: the return address is on top of the stack.
-pub(crate) fn is_entry(cfa: &CfaRule<usize>) -> bool {
-    matches!(cfa, CfaRule::RegisterAndOffset { register: X86_64::RSP, offset: 8 })
-}
-
-/// Length of the longest sequence that [`passes_result_to`] recognises.
-pub(crate) const PASSES_RESULT_BYTES_MAX: usize = 8;
-
-/// The function that receives the result of the previous call as its only argument, if the code does nothing else first:
-/// `mov %eax,%edi; call FUNCTION`. `address` is that of `code`.
-pub(crate) fn passes_result_to(code: &[u8], address: u64) -> Option<u64> {
+/// `mov %eax,%edi; call FUNCTION`
+pub(super) fn passes_result_to(code: &[u8], address: u64) -> Option<u64> {
     // mov %eax,%edi; mov %rax,%rdi; movslq %eax,%rdi
     const MOVES: [&[u8]; 3] = [&[0x89, 0xc7], &[0x48, 0x89, 0xc7], &[0x48, 0x63, 0xf8]];
     let (length, call) = MOVES.iter().find_map(|&bytes| Some((bytes.len(), code.strip_prefix(bytes)?)))?;
@@ -45,8 +20,7 @@ pub(crate) fn passes_result_to(code: &[u8], address: u64) -> Option<u64> {
     Some(next.wrapping_add_signed(i64::from(offset)))
 }
 
-/// Whether the code ends with a call of a function whose address is in a register, or in memory that a register points to.
-pub(crate) fn is_indirect_call(code: &[u8]) -> bool {
+pub(super) fn is_indirect_call(code: &[u8]) -> bool {
     // `ff` with 2 as the middle bits of the next byte; rsp and rbp as bases have other encodings.
     let near = |byte: u8| matches!(byte, 0x10..=0x13 | 0x16 | 0x17 | 0xd0..=0xd7);
     let displaced = |byte: u8| matches!(byte, 0x50..=0x53 | 0x55..=0x57);
@@ -60,8 +34,8 @@ pub(crate) fn is_indirect_call(code: &[u8]) -> bool {
 /// Of code before a function's first call.
 const PROLOGUE_INSTRUCTIONS_MAX: usize = 64;
 
-/// The rule at the first call of a function without branches before it: from pushes, additions to rsp, and a store of rbp.
-pub(crate) fn rule_at_first_call(code: &[u8], address: u64) -> Option<Rule> {
+/// From pushes, additions to rsp, and a store of rbp.
+pub(super) fn rule_at_first_call(code: &[u8], address: u64) -> Option<Rule> {
     let mut sp: i64 = -8;
     let mut bp = CallerBp::Same;
     for instruction in Decoder::with_ip(64, code, address, DecoderOptions::NONE).iter().take(PROLOGUE_INSTRUCTIONS_MAX)
@@ -115,46 +89,7 @@ fn added_to_sp(instruction: &Instruction) -> Option<i32> {
     }
 }
 
-/// Per expression. The longest supported one, of a procedure linkage table, has 9.
-const OPERATIONS_MAX: usize = 10;
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, EnumCount)]
-#[cfg_attr(test, derive(strum::VariantArray))]
-pub(crate) enum Unsupported {
-    /// Relative to a register that calls overwrite. Only a signal leads to such code, never a return address.
-    VolatileCfa,
-    /// Relative to rbx or r12 to r15.
-    PreservedCfa,
-    CfaExpression,
-    /// An offset exceeds the range of a rule, or the stack would not shrink.
-    Offset,
-    /// The return address is not below the CFA.
-    ReturnAddress,
-    /// A signal frame other than the kernel's.
-    SignalFrame,
-    /// The instructions are malformed, or of a kind that compilers do not write.
-    Malformed,
-    TooManyRules,
-}
-
-#[cfg(test)]
-impl Unsupported {
-    /// Return addresses, and therefore ordinary stacks, can be in such code.
-    pub(crate) const fn breaks_stacks(self) -> bool {
-        !matches!(self, Self::VolatileCfa)
-    }
-}
-
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Context<'a, S> {
-    pub section: &'a S,
-    pub encoding: Encoding,
-    pub is_signal: bool,
-}
-
-type Row = UnwindTableRow<usize, RowStorage>;
-
-pub(crate) fn translate<'data, S: UnwindSection<Bytes<'data>>>(
+pub(super) fn translate<'data, S: UnwindSection<Bytes<'data>>>(
     context: &Context<'_, S>,
     row: &Row,
 ) -> Result<Rule, Unsupported> {
@@ -252,22 +187,7 @@ fn signal<'data, S: UnwindSection<Bytes<'data>>>(context: &Context<'_, S>, row: 
     Ok(Rule::SIGNAL)
 }
 
-fn operations<'data, S: UnwindSection<Bytes<'data>>>(
-    context: &Context<'_, S>,
-    expression: &UnwindExpression<usize>,
-) -> Result<Vec<Operation<Bytes<'data>>>, Unsupported> {
-    let expression = expression.get(context.section).map_err(|_| Unsupported::Malformed)?;
-    let mut iterator = expression.operations(context.encoding);
-    let mut operations = Vec::with_capacity(OPERATIONS_MAX);
-    while let Some(operation) = iterator.next().map_err(|_| Unsupported::Malformed)? {
-        if operations.len() == OPERATIONS_MAX {
-            return Err(Unsupported::CfaExpression);
-        }
-        operations.push(operation);
-    }
-    Ok(operations)
-}
-
-fn narrow(offset: i64) -> Result<i16, Unsupported> {
-    i16::try_from(offset).map_err(|_| Unsupported::Offset)
+/// What was pushed at rbp is the frame pointer of the frame that called.
+pub(super) fn switched_stack() -> Option<Rule> {
+    Rule::new(Cfa::Bp { offset: 16 }, CallerBp::AtCfa(-16))
 }

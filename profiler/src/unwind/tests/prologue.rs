@@ -2,12 +2,12 @@
 
 use profiler_common::unwind::{CallerBp, Cfa, Rule};
 
-use super::super::arch::rule_at_first_call;
+use super::super::arch::Processor;
 
 #[track_caller]
 fn check(code: &[u8], expected: Option<(i32, CallerBp)>) {
     let rule = expected.and_then(|(offset, bp)| Rule::new(Cfa::Sp { offset }, bp));
-    assert_eq!(rule_at_first_call(code, 0x46_43c0), rule, "{code:x?}");
+    assert_eq!(Processor::X86_64.rule_at_first_call(code, 0x46_43c0), rule, "{code:x?}");
 }
 
 const CALL: [u8; 5] = [0xe8, 0x83, 0xa5, 0xff, 0xff];
