@@ -55,6 +55,22 @@ __attribute__((noreturn, unused)) static void give_up(const char *why) {
 NOINLINE static void sweep(void) {
     volatile uint64_t dead[(32 << 10) / 8];
     for (size_t i = 0; i < sizeof dead / 8; i++) dead[i] = 0;
+#if defined(__aarch64__)
+    /* x18 belongs to the platform. */
+    __asm__ volatile("mov x0, #0\n mov x1, #0\n mov x2, #0\n mov x3, #0\n mov x4, #0\n mov x5, #0\n mov x6, #0\n"
+                     "mov x7, #0\n mov x8, #0\n mov x9, #0\n mov x10, #0\n mov x11, #0\n mov x12, #0\n mov x13, #0\n"
+                     "mov x14, #0\n mov x15, #0\n mov x16, #0\n mov x17, #0" ::
+                         : "x0", "x1", "x2", "x3", "x4", "x5", "x6", "x7", "x8", "x9", "x10", "x11", "x12", "x13", "x14",
+                           "x15", "x16", "x17");
+    /* The C library moves pointers by two. Callees preserve the lower halves of v8 to v15. */
+    __asm__ volatile("movi v0.2d, #0\n movi v1.2d, #0\n movi v2.2d, #0\n movi v3.2d, #0\n movi v4.2d, #0\n"
+                     "movi v5.2d, #0\n movi v6.2d, #0\n movi v7.2d, #0\n movi v16.2d, #0\n movi v17.2d, #0\n"
+                     "movi v18.2d, #0\n movi v19.2d, #0\n movi v20.2d, #0\n movi v21.2d, #0\n movi v22.2d, #0\n"
+                     "movi v23.2d, #0\n movi v24.2d, #0\n movi v25.2d, #0\n movi v26.2d, #0\n movi v27.2d, #0\n"
+                     "movi v28.2d, #0\n movi v29.2d, #0\n movi v30.2d, #0\n movi v31.2d, #0" ::
+                         : "v0", "v1", "v2", "v3", "v4", "v5", "v6", "v7", "v16", "v17", "v18", "v19", "v20", "v21", "v22",
+                           "v23", "v24", "v25", "v26", "v27", "v28", "v29", "v30", "v31");
+#else
     __asm__ volatile("xor %%eax, %%eax\n xor %%ecx, %%ecx\n xor %%edx, %%edx\n xor %%esi, %%esi\n xor %%edi, %%edi\n"
                      "xor %%r8d, %%r8d\n xor %%r9d, %%r9d\n xor %%r10d, %%r10d\n xor %%r11d, %%r11d" ::
                          : "rax", "rcx", "rdx", "rsi", "rdi", "r8", "r9", "r10", "r11", "cc");
@@ -65,6 +81,7 @@ NOINLINE static void sweep(void) {
                      "pxor %%xmm12, %%xmm12\n pxor %%xmm13, %%xmm13\n pxor %%xmm14, %%xmm14\n pxor %%xmm15, %%xmm15" ::
                          : "xmm0", "xmm1", "xmm2", "xmm3", "xmm4", "xmm5", "xmm6", "xmm7", "xmm8", "xmm9", "xmm10", "xmm11",
                            "xmm12", "xmm13", "xmm14", "xmm15");
+#endif
 }
 
 /* Notes a block and hides it. Threads do so one after the other. */
