@@ -6,6 +6,7 @@ use std::process::Command;
 
 use anyhow::{Context as _, Result, bail};
 
+use crate::architecture::Architecture;
 use crate::command;
 
 /// The label of an archive (`Debian`, `Debian-Security`), and suites in it.
@@ -20,16 +21,16 @@ pub(crate) struct Archive {
 impl Archive {
     /// Writes the configuration of an apt that knows only these suites, on the mirrors of this machine, and regards no
     /// package as installed.
-    pub(crate) fn open(folder: &Path, suites: &[Suites<'_>]) -> Result<Self> {
-        Self::open_with(folder, suites, &["deb"])
+    pub(crate) fn open(folder: &Path, architecture: Architecture, suites: &[Suites<'_>]) -> Result<Self> {
+        Self::open_with(folder, architecture, suites, &["deb"])
     }
 
     /// As [`open`](Self::open), for `apt-get source`.
     pub(crate) fn open_sources(folder: &Path, suites: &[Suites<'_>]) -> Result<Self> {
-        Self::open_with(folder, suites, &["deb-src"])
+        Self::open_with(folder, Architecture::HOST, suites, &["deb-src"])
     }
 
-    fn open_with(folder: &Path, suites: &[Suites<'_>], kinds: &[&str]) -> Result<Self> {
+    fn open_with(folder: &Path, architecture: Architecture, suites: &[Suites<'_>], kinds: &[&str]) -> Result<Self> {
         if command::find("apt-get").is_none() {
             bail!("this machine has no apt-get");
         }
@@ -55,12 +56,13 @@ impl Archive {
         };
         let list = write("sources.list", sources)?;
         let status = write("status", String::new())?;
+        let architecture = architecture.debian();
         let configuration = write(
             "apt.conf",
             format!(
                 "Dir::State {state:?};\nDir::State::status {status:?};\nDir::Cache {cache:?};\n\
-                 Dir::Etc::sourcelist {list:?};\nDir::Etc::sourceparts \"/dev/null\";\nAPT::Architectures \"amd64\";\n\
-                 Acquire::Languages \"none\";\n",
+                 Dir::Etc::sourcelist {list:?};\nDir::Etc::sourceparts \"/dev/null\";\nAPT::Architecture {architecture:?};\n\
+                 APT::Architectures {architecture:?};\nAcquire::Languages \"none\";\n",
             ),
         )?;
         Ok(Self { configuration, downloads })
@@ -70,6 +72,27 @@ impl Archive {
         let mut apt = Command::new(program);
         apt.env("APT_CONFIG", &self.configuration);
         apt
+    }
+
+    /// Downloads packages, without those that they depend on, and unpacks them into a folder, unless it has them already.
+    /// A package may be followed by `=VERSION`.
+    pub(crate) fn unpack(&self, packages: &[&str], folder: &Path) -> Result<()> {
+        // Written last, so a folder that has it is complete.
+        let stamp = folder.join(".packages");
+        let wanted = packages.join("\n");
+        if fs::read_to_string(&stamp).is_ok_and(|unpacked| unpacked == wanted) {
+            return Ok(());
+        }
+        command::empty_folder(folder)?;
+        let downloads = folder.join(".downloads");
+        command::empty_folder(&downloads)?;
+        command::run(self.apt("apt-get").args(["update", "--quiet"]))?;
+        command::run(self.apt("apt-get").args(["download", "--quiet"]).args(packages).current_dir(&downloads))?;
+        for entry in fs::read_dir(&downloads)? {
+            command::run(Command::new("dpkg-deb").arg("--extract").arg(entry?.path()).arg(folder))?;
+        }
+        fs::remove_dir_all(&downloads)?;
+        fs::write(&stamp, wanted).with_context(|| format!("cannot write `{}`", stamp.display()))
     }
 
     /// Returns the packages that `apt-get install --download-only` has left, sorted.
@@ -82,6 +105,18 @@ impl Archive {
         packages.sort();
         Ok(packages)
     }
+}
+
+/// The name of this machine's Debian release: programs that its compilers build require its libraries, or later ones.
+pub(crate) fn release() -> Result<String> {
+    let text = fs::read_to_string("/etc/os-release").context("cannot read `/etc/os-release`")?;
+    release_of(&text).context("`/etc/os-release` does not name a release of Debian")
+}
+
+fn release_of(text: &str) -> Option<String> {
+    let value = |name: &str| text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix('='));
+    value("ID").filter(|id| *id == "debian")?;
+    Some(value("VERSION_CODENAME")?.trim_matches('"').to_owned())
 }
 
 /// Lines for `sources.list(5)` of all suites and types, from `LABEL URI` lines of the machine's sources.
@@ -117,5 +152,13 @@ mod tests {
             "deb m://three/ trixie-security main\ndeb-src m://three/ trixie-security main\n"
         );
         assert_eq!(sources("Node m://node/\n", &SUITES, &["deb"]), "");
+    }
+
+    #[test]
+    fn releases_of_debian_have_names() {
+        let text = "PRETTY_NAME=\"Debian GNU/Linux 12 (bookworm)\"\nVERSION_CODENAME=bookworm\nID=debian\n";
+        assert_eq!(release_of(text).as_deref(), Some("bookworm"));
+        assert_eq!(release_of("ID=fedora\nVERSION_CODENAME=\"\"\n"), None);
+        assert_eq!(release_of("ID=debian\n"), None);
     }
 }

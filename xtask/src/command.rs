@@ -166,6 +166,28 @@ pub(crate) fn cargo() -> Command {
     Command::new(std::env::var_os("CARGO").unwrap_or("cargo".into()))
 }
 
+/// Removes variables that the cargo that started this xtask, or a user, has set for another toolchain.
+pub(crate) fn without_parent_cargo(command: &mut Command) -> &mut Command {
+    for (name, _) in std::env::vars_os() {
+        if name.to_str().is_some_and(belongs_to_other_toolchain) {
+            command.env_remove(name);
+        }
+    }
+    command
+}
+
+/// Whether a variable affects another cargo or rustc. Those for accessing registries stay.
+fn belongs_to_other_toolchain(name: &str) -> bool {
+    const KEPT: [&str; 6] =
+        ["CARGO_HOME", "CARGO_HTTP_", "CARGO_NET_", "CARGO_REGISTR", "CARGO_SOURCE_", "CARGO_TERM_"];
+    match name {
+        // Set by `cargo run`, for the libraries of the other compiler.
+        "LD_LIBRARY_PATH" | "RUST_RECURSION_COUNT" | "RUSTUP_TOOLCHAIN" => true,
+        _ if name.starts_with("CARGO") => !KEPT.iter().any(|kept| name.starts_with(kept)),
+        _ => name.starts_with("RUSTC") || name.starts_with("RUSTDOC") || name.starts_with("RUSTFLAGS"),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -182,5 +204,16 @@ mod tests {
         let error = output(Command::new("sh").args(["-c", "echo broken >&2; exit 7"])).expect_err("exits with 7");
         let text = error.to_string();
         assert!(text.contains("sh -c") && text.contains('7') && text.contains("broken"), "{text}");
+    }
+
+    #[test]
+    fn variables_of_toolchains_are_removed() {
+        let taken = "RUSTUP_TOOLCHAIN RUSTFLAGS RUSTC RUSTC_WRAPPER RUSTC_BOOTSTRAP CARGO CARGO_PKG_NAME \
+                     CARGO_TARGET_DIR CARGO_ENCODED_RUSTFLAGS CARGO_BUILD_TARGET LD_LIBRARY_PATH \
+                     CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER CARGO_PROFILE_RELEASE_LTO";
+        let kept = "PATH HOME CARGO_HOME RUSTUP_HOME CARGO_NET_OFFLINE CARGO_REGISTRIES_MIRROR_INDEX \
+                    CARGO_SOURCE_CRATES_IO_REPLACE_WITH CARGO_HTTP_PROXY CARGO_TERM_COLOR RUST_BACKTRACE";
+        assert_eq!(taken.split_whitespace().find(|name| !belongs_to_other_toolchain(name)), None);
+        assert_eq!(kept.split_whitespace().find(|name| belongs_to_other_toolchain(name)), None);
     }
 }

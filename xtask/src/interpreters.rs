@@ -10,6 +10,7 @@ use std::process::Command;
 use anyhow::{Context as _, Result, anyhow, bail};
 use heapbpf_tests::interpreters::{NODE_VERSIONS, node_folder};
 
+use crate::architecture::Architecture;
 use crate::archive::Archive;
 use crate::command::{self, Repository};
 use crate::{packages, viewers};
@@ -169,7 +170,7 @@ impl Python {
     /// Makes the root directory in the folder `unfinished`, then moves it to `target`: never is one there in part.
     fn install(&self, viewers: &Path, unfinished: &Path, target: &Path) -> Result<()> {
         // One suite at a time, so that no library comes from another one.
-        let archive = Archive::open(&unfinished.join("apt"), &[("Debian", &[self.suite])])
+        let archive = Archive::open(&unfinished.join("apt"), Architecture::HOST, &[("Debian", &[self.suite])])
             .map_err(|error| anyhow!("{error:#}; {}", self.remedy()))?;
         self.download(&archive)?;
         let root = unfinished.join("root");

@@ -2,11 +2,14 @@
 
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "a command line tool for developers")]
 
+mod architecture;
 mod archive;
 mod bench;
+mod build;
 mod build_ebpf;
 mod build_page;
 mod command;
+mod cross;
 mod demo;
 mod dist;
 mod faults;
@@ -36,6 +39,7 @@ struct Arguments {
 #[derive(Subcommand)]
 enum Subcommands {
     Bench(bench::Arguments),
+    Build(build::Arguments),
     BuildEbpf(build_ebpf::Arguments),
     BuildPage(build_page::Arguments),
     Demo(demo::Arguments),
@@ -56,6 +60,7 @@ fn main() -> ExitCode {
     }
     let outcome = match Arguments::parse().command {
         Subcommands::Bench(arguments) => bench::run(&arguments),
+        Subcommands::Build(arguments) => build::run(&arguments),
         Subcommands::BuildEbpf(arguments) => build_ebpf::run(&arguments),
         Subcommands::BuildPage(arguments) => build_page::run(&arguments),
         Subcommands::Demo(arguments) => demo::run(&arguments),

@@ -1,4 +1,4 @@
-//! Debian packages that building the BPF object, tests and benches need, and their installation: as root or through sudo.
+//! Debian packages that building heapbpf, tests and benches need, and their installation: as root or through sudo.
 
 use std::path::Path;
 
@@ -70,6 +70,9 @@ const PACKAGES: &[Package] = &[
     ("systemd", "systemd-analyze", "verifies the units of the packages"),
     ("python3-venv", "/usr/lib/python3.11/ensurepip", "makes room for readers from PyPI"),
     ("qemu-system-x86", "qemu-system-x86_64", "emulates a machine"),
+    ("qemu-system-arm", "qemu-system-aarch64", "emulates a machine"),
+    ("gcc-aarch64-linux-gnu", "aarch64-linux-gnu-gcc", "compiles C for arm64, and links programs for it"),
+    ("libc6-dev-arm64-cross", "/usr/aarch64-linux-gnu/include/stdlib.h", "headers of targets in C for arm64"),
     ("busybox-static", "busybox", "the virtual machine's programs"),
     ("cpio", "cpio", "packs the virtual machine's files"),
     ("debootstrap", "/usr/sbin/debootstrap", "makes a Debian system to install the package in"),
@@ -94,7 +97,10 @@ pub(crate) const BENCH_NAMES: &str = "gcc libc6-dev binutils liblzf-dev libatomi
     git";
 pub(crate) const BENCH_LIVE: &str = "redis-server redis-tools nginx-light wrk postgresql";
 pub(crate) const BENCH_C: &str = "gcc libc6-dev";
-pub(crate) const VM: &str = "qemu-system-x86 busybox-static cpio gcc libc6-dev";
+pub(crate) const VM_X86_64: &str = "qemu-system-x86 busybox-static cpio gcc libc6-dev";
+/// Its busybox is unpacked, not installed: it is arm64's.
+pub(crate) const VM_AARCH64: &str = "qemu-system-arm cpio gcc-aarch64-linux-gnu libc6-dev-arm64-cross";
+pub(crate) const AARCH64: &str = "gcc-aarch64-linux-gnu libc6-dev-arm64-cross";
 pub(crate) const FUZZ: &str = "g++";
 pub(crate) const SCREENSHOTS: &str = "redis-server redis-tools";
 pub(crate) const DIST: &str = "debootstrap rpm";
@@ -186,7 +192,9 @@ mod tests {
             BENCH_OVERHEAD,
             BENCH_NAMES,
             BENCH_C,
-            VM,
+            VM_X86_64,
+            VM_AARCH64,
+            AARCH64,
             FUZZ,
             DIST,
             SCREENSHOTS,

@@ -18,7 +18,7 @@ use anyhow::{Context as _, Result, bail};
 use object::build::elf::{Builder, SectionData};
 use object::elf;
 
-use crate::command::{self, Repository};
+use crate::command::{self, Repository, without_parent_cargo};
 use toolchain::{TARGET, Toolchain, differences};
 
 const COMMITTED: &str = "profiler/bpf/heapbpf.bpf.o";
@@ -248,28 +248,6 @@ fn private_paths(repository: &Repository, toolchain: &Toolchain) -> Result<Vec<S
 fn cargo_home() -> Result<PathBuf> {
     let home = || env::var_os("HOME").map(|home| PathBuf::from(home).join(".cargo"));
     env::var_os("CARGO_HOME").map(PathBuf::from).or_else(home).context("neither CARGO_HOME nor HOME is set")
-}
-
-/// Removes variables that the cargo that started this xtask, or a user, has set for another toolchain.
-fn without_parent_cargo(command: &mut Command) -> &mut Command {
-    for (name, _) in env::vars_os() {
-        if name.to_str().is_some_and(belongs_to_other_toolchain) {
-            command.env_remove(name);
-        }
-    }
-    command
-}
-
-/// Whether a variable affects another cargo or rustc. Those for accessing registries stay.
-fn belongs_to_other_toolchain(name: &str) -> bool {
-    const KEPT: [&str; 6] =
-        ["CARGO_HOME", "CARGO_HTTP_", "CARGO_NET_", "CARGO_REGISTR", "CARGO_SOURCE_", "CARGO_TERM_"];
-    match name {
-        // Set by `cargo run`, for the libraries of the other compiler.
-        "LD_LIBRARY_PATH" | "RUST_RECURSION_COUNT" | "RUSTUP_TOOLCHAIN" => true,
-        _ if name.starts_with("CARGO") => !KEPT.iter().any(|kept| name.starts_with(kept)),
-        _ => name.starts_with("RUSTC") || name.starts_with("RUSTDOC") || name.starts_with("RUSTFLAGS"),
-    }
 }
 
 /// Contains the [`Remap`]s for the cargo that builds the object.

@@ -8,8 +8,9 @@ use std::process::Command;
 use anyhow::{Context as _, Result, bail};
 use regex::bytes::Regex;
 
-use super::{CPU, cargo_home, without_parent_cargo};
-use crate::{command, packages};
+use super::{CPU, cargo_home};
+use crate::command::{self, without_parent_cargo};
+use crate::packages;
 
 pub(super) const TARGET: &str = "bpfel-unknown-none";
 /// The required bpf-linker: another version builds another object.

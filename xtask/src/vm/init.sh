@@ -13,8 +13,9 @@ mount -t devtmpfs dev /dev
 mount -t tmpfs tmp /tmp
 mount -t debugfs debugfs /sys/kernel/debug
 # The line carries bytes as they are.
-stty -F /dev/ttyS1 raw -echo
-exec 4>/dev/ttyS1
+data=/dev/$(sed -n 's/.*heapbpf\.data=\([a-zA-Z0-9]*\).*/\1/p' /proc/cmdline)
+stty -F "$data" raw -echo
+exec 4>"$data"
 cd /tmp || poweroff -f
 
 value() {

@@ -1,5 +1,7 @@
 //! `cargo xtask vm`: boots other kernels in qemu with `init.sh`, which profiles targets, and checks its reports.
 
+mod files;
+mod kernel;
 mod machine;
 
 use std::fs;
@@ -10,9 +12,11 @@ use anyhow::{Context as _, Result, bail};
 use clap::ValueEnum;
 use heapbpf_tests::vm::{self, Check, Transcript};
 
+use crate::architecture::Architecture;
 use crate::command::{self, Repository};
 use crate::packages;
-use machine::{Kernel, Wanted};
+use kernel::{Kernel, Wanted};
+use machine::Machine;
 
 /// Runs heapbpf on other kernels, in virtual machines.
 ///
@@ -23,6 +27,7 @@ use machine::{Kernel, Wanted};
 #[command(after_help = "Examples:
   cargo xtask vm                            6.1, 6.12 and 7.3
   cargo xtask vm --kernel 6.12              one of them
+  cargo xtask vm --arch aarch64 --kernel 6.12      the same, for arm64
   cargo xtask vm --kernel ./bzImage         another kernel; it needs a serial console and devtmpfs built in
   cargo xtask vm --kernel 7.2 --preempt all        once in each preemption mode
   cargo xtask vm --kernel 7.2 --preempt full --boots 3 --soak 60
@@ -31,6 +36,10 @@ use machine::{Kernel, Wanted};
   HEAPBPF_BPF_OBJECT=target/rebuilt.bpf.o cargo xtask vm       with another BPF object
 HEAPBPF_BIN=PATH uses that binary instead of building one.")]
 pub(crate) struct Arguments {
+    /// Processor of the machines. heapbpf and the targets are cross-compiled for another one than this machine's.
+    #[arg(long, value_enum, default_value_t = Architecture::HOST)]
+    arch: Architecture,
+
     /// Series of Debian kernels (5.10, 6.1, 7.2), or the path of a kernel image. May be given several times.
     #[arg(long, value_name = "VERSION|PATH", default_values = ["6.1", "6.12", "7.3"])]
     kernel: Vec<Wanted>,
@@ -57,14 +66,18 @@ pub(crate) struct Arguments {
 }
 
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
-    packages::install(packages::VM)?;
+    packages::install(match arguments.arch {
+        Architecture::X86_64 => packages::VM_X86_64,
+        Architecture::Aarch64 => packages::VM_AARCH64,
+    })?;
     let repository = Repository::find()?;
     let folder = repository.target.join("vm");
+    let architecture = arguments.arch;
     let mut kernels = Vec::new();
     for wanted in &arguments.kernel {
-        kernels.push(wanted.get(&folder.join("kernels"))?);
+        kernels.push(wanted.get(architecture, &folder.join("kernels"))?);
     }
-    let initramfs = machine::initramfs(&repository, &folder)?;
+    let initramfs = files::initramfs(&repository, architecture, &folder)?;
     let mut failed = 0;
     for kernel in &kernels {
         for preemption in Preemption::of(&arguments.preempt) {
@@ -96,12 +109,17 @@ impl Run<'_> {
     fn check(&self, initramfs: &Path, folder: &Path) -> Result<usize> {
         let name = self.name();
         let results = folder.join(&name);
+        let machine = Machine {
+            architecture: self.arguments.arch,
+            image: &self.kernel.image,
+            initramfs,
+            append: &self.kernel_arguments(),
+        };
         let mut boots = 0;
         let boot = loop {
             command::empty_folder(&results)?;
             println!("{name}: booting {}", self.kernel.image.display());
-            let boot =
-                machine::boot(&self.kernel.image, initramfs, &self.kernel_arguments(), self.time_limit(), &results)?;
+            let boot = machine::boot(&machine, self.time_limit(), &results)?;
             boots += 1;
             match machine::emulation_fault(&boot.console) {
                 Some(line) if boots < BOOTS_MAX => println!("  booting again: an error of the emulation, `{line}`"),
@@ -146,7 +164,7 @@ impl Run<'_> {
     /// Also the folder of its results.
     fn name(&self) -> String {
         let preemption = self.preemption.map_or_else(String::new, |preemption| format!("-{}", preemption.mode));
-        format!("{}{preemption}-{}", self.kernel.name, self.number)
+        format!("{}-{}{preemption}-{}", self.arguments.arch.name(), self.kernel.name, self.number)
     }
 
     fn kernel_arguments(&self) -> String {

@@ -1,0 +1,200 @@
+//! The file system of a virtual machine: heapbpf, targets, and the programs that `init.sh` uses. Those for another processor
+//! than this machine's are cross-compiled, or come from Debian's packages.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context as _, Result, ensure};
+use object::elf;
+use object::read::elf::{Dyn as _, FileHeader as _, ProgramHeader as _};
+use object::{Endianness, elf::FileHeader64};
+
+use crate::architecture::Architecture;
+use crate::archive::{self, Archive};
+use crate::command::{self, Repository};
+use crate::cross::{self, Profile};
+
+const INIT: &str = include_str!("init.sh");
+
+/// Targets: name, source in tests/targets, flags beside [`C_FLAGS`].
+const TARGETS: [(&str, &str, &str); 6] = [
+    ("exact", "exact.c", "-fomit-frame-pointer"),
+    ("framed", "exact.c", "-fno-omit-frame-pointer"),
+    ("threads", "threads.c", "-fomit-frame-pointer"),
+    ("forks", "forks.c", "-fomit-frame-pointer"),
+    ("cases", "leaks/cases.c", "-fomit-frame-pointer"),
+    ("forged_python", "forged_python.c", "-rdynamic"),
+];
+
+/// Calls stay calls: without `-fno-builtin` the compiler drops a malloc whose block is only freed.
+const C_FLAGS: &str = "-O1 -g -fno-optimize-sibling-calls -fno-builtin -pthread";
+
+pub(super) fn initramfs(repository: &Repository, architecture: Architecture, folder: &Path) -> Result<PathBuf> {
+    let heapbpf = heapbpf(repository, architecture)?;
+    let system = System::find(architecture, folder)?;
+    let root = folder.join(format!("root-{}", architecture.name()));
+    command::empty_folder(&root)?;
+    let bin = root.join("bin");
+    copy(&heapbpf, &bin.join("heapbpf"))?;
+    // Debian's busybox does not contain `nice`.
+    for program in ["busybox", "nice"] {
+        copy(&system.program(program)?, &bin.join(program))?;
+    }
+    for (name, source, flag) in TARGETS {
+        let source = repository.root.join("tests/targets").join(source);
+        command::compile(&architecture.compiler(), &format!("{C_FLAGS} {flag}"), &source, &bin.join(name))?;
+    }
+    for entry in fs::read_dir(&bin)? {
+        for library in system.libraries(&entry?.path())? {
+            copy(&system.root.join(&library), &root.join(&library))?;
+        }
+    }
+    if let Some(object) = std::env::var_os("HEAPBPF_BPF_OBJECT").filter(|path| !path.is_empty()) {
+        copy(Path::new(&object), &root.join("heapbpf.bpf.o"))?;
+    }
+    let init = root.join("init");
+    fs::write(&init, INIT)?;
+    fs::set_permissions(&init, fs::Permissions::from_mode(0o755))?;
+    let archive = folder.join(format!("initramfs-{}.gz", architecture.name()));
+    let pack = r#"find . | cpio --quiet --create --format=newc --owner=0:0 | gzip -1 >"$1""#;
+    command::run(Command::new("sh").args(["-euc", pack, "sh"]).arg(&archive).current_dir(&root))?;
+    Ok(archive)
+}
+
+fn heapbpf(repository: &Repository, architecture: Architecture) -> Result<PathBuf> {
+    match std::env::var_os("HEAPBPF_BIN") {
+        Some(given) => Ok(given.into()),
+        None => cross::build(repository, architecture, Profile::Release),
+    }
+}
+
+/// Where programs and libraries for an architecture are.
+struct System {
+    architecture: Architecture,
+    root: PathBuf,
+}
+
+impl System {
+    /// This machine, or Debian's packages of the same release, unpacked.
+    fn find(architecture: Architecture, folder: &Path) -> Result<Self> {
+        const PACKAGES: [&str; 3] = ["busybox-static", "coreutils", "libc6"];
+        if architecture.is_host() {
+            return Ok(Self { architecture, root: "/".into() });
+        }
+        let (root, state) = (format!("system-{}", architecture.debian()), format!("apt-{}", architecture.debian()));
+        let system = Self { architecture, root: folder.join(root) };
+        Archive::open(&folder.join(state), architecture, &[("Debian", &[&archive::release()?])])?
+            .unpack(&PACKAGES, &system.root)?;
+        Ok(system)
+    }
+
+    fn program(&self, name: &str) -> Result<PathBuf> {
+        if self.architecture.is_host() {
+            return command::find(name).with_context(|| format!("`{name}` is not in PATH"));
+        }
+        let folders = ["bin", "usr/bin"].map(|folder| self.root.join(folder).join(name));
+        let found = folders.into_iter().find(|path| path.is_file());
+        found.with_context(|| format!("`{}` has no `{name}`", self.root.display()))
+    }
+
+    /// The loader and the libraries that a program needs, relative to the root. None for a static program.
+    fn libraries(&self, program: &Path) -> Result<BTreeSet<PathBuf>> {
+        let mut found = BTreeSet::new();
+        let mut unread = vec![program.to_owned()];
+        while let Some(path) = unread.pop() {
+            let content = fs::read(&path).with_context(|| format!("cannot read `{}`", path.display()))?;
+            let needs = Needs::of(&content, self.architecture);
+            let needs = needs.with_context(|| format!("cannot read what `{}` needs", path.display()))?;
+            let loader = needs.loader.iter().map(|path| self.loader(path));
+            for library in loader.chain(needs.libraries.iter().map(|name| self.library(name))) {
+                let library = library.with_context(|| format!("`{}` cannot be started", program.display()))?;
+                unread.push(self.root.join(&library));
+                if !found.insert(library) {
+                    unread.pop();
+                }
+            }
+        }
+        Ok(found)
+    }
+
+    fn loader(&self, path: &str) -> Result<PathBuf> {
+        let path = Path::new(path.trim_start_matches('/'));
+        ensure!(self.root.join(path).is_file(), "`{}` has no `{}`", self.root.display(), path.display());
+        Ok(path.to_owned())
+    }
+
+    /// In the folders that the loader searches.
+    fn library(&self, name: &str) -> Result<PathBuf> {
+        let multiarch = self.architecture.multiarch();
+        let folders = [format!("lib/{multiarch}"), format!("usr/lib/{multiarch}")].into_iter();
+        let folders = folders.chain(["lib64", "usr/lib64", "lib", "usr/lib"].map(String::from));
+        let mut paths = folders.map(|folder| Path::new(&folder).join(name));
+        let found = paths.find(|path| self.root.join(path).is_file());
+        found.with_context(|| format!("`{}` has no `{name}`", self.root.display()))
+    }
+}
+
+/// What the kernel and the loader add to a program.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Needs {
+    loader: Option<String>,
+    libraries: Vec<String>,
+}
+
+impl Needs {
+    fn of(content: &[u8], architecture: Architecture) -> Result<Self> {
+        let header = FileHeader64::<Endianness>::parse(content)?;
+        let endian = header.endian()?;
+        ensure!(header.e_machine(endian) == architecture.machine(), "not a program for {}", architecture.name());
+        let mut needs = Self::default();
+        for segment in header.program_headers(endian, content)? {
+            if let Some(path) = segment.interpreter(endian, content)? {
+                needs.loader = Some(String::from_utf8(path.to_vec())?);
+            }
+        }
+        let sections = header.sections(endian, content)?;
+        if let Some((entries, names)) = sections.dynamic(endian, content)? {
+            let names = sections.strings(endian, content, names)?;
+            for entry in entries.iter().filter(|entry| entry.tag(endian) == elf::DT_NEEDED) {
+                needs.libraries.push(String::from_utf8(entry.string(endian, names)?.to_vec())?);
+            }
+        }
+        Ok(needs)
+    }
+}
+
+fn copy(from: &Path, to: &Path) -> Result<()> {
+    if let Some(folder) = to.parent() {
+        fs::create_dir_all(folder).with_context(|| format!("could not make the folder `{}`", folder.display()))?;
+    }
+    fs::copy(from, to).with_context(|| format!("could not copy `{}` to `{}`", from.display(), to.display()))?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn programs_of_this_machine_need_its_libraries() {
+        let system = System { architecture: Architecture::HOST, root: "/".into() };
+        let needed = system.libraries(&std::env::current_exe().expect("a test has a path")).expect("it was started");
+        let names: Vec<_> = needed.iter().filter_map(|path| path.file_name()?.to_str()).collect();
+        assert!(names.contains(&"libc.so.6"), "{names:?}");
+        assert!(names.iter().any(|name| name.starts_with("ld-linux")), "{names:?}");
+        assert!(needed.iter().all(|path| path.is_relative()), "{needed:?}");
+    }
+
+    #[test]
+    fn programs_for_another_processor_are_refused() {
+        let content = fs::read("/proc/self/exe").expect("is readable");
+        assert!(Needs::of(&content, Architecture::HOST).is_ok());
+        let other = if Architecture::X86_64.is_host() { Architecture::Aarch64 } else { Architecture::X86_64 };
+        let error = Needs::of(&content, other).expect_err("is for this processor");
+        assert_eq!(error.to_string(), format!("not a program for {}", other.name()));
+        assert!(Needs::of(b"#!/bin/sh\n", Architecture::HOST).is_err());
+    }
+}
