@@ -1,5 +1,6 @@
 //! Tables of synthetic modules, of all installed modules, and compared with other unwinders.
 
+mod aarch64;
 mod against_dwarf;
 mod installed;
 mod live;

@@ -10,6 +10,11 @@ const EH_FRAME_HDR: u64 = EH_FRAME - 0x1000;
 pub(super) mod cfa {
     pub(crate) const RA: u8 = 16;
     pub(crate) const RBP: u8 = 6;
+    pub(crate) const X29: u8 = 29;
+    pub(crate) const X30: u8 = 30;
+    pub(crate) const SP: u8 = 31;
+    /// `DW_CFA_AARCH64_negate_ra_state`
+    pub(crate) const SIGN: [u8; 1] = [0x2d];
     pub(crate) const RSP: u8 = 7;
 
     pub(crate) fn advance(bytes: u8) -> Vec<u8> {
@@ -59,6 +64,8 @@ pub(super) struct Module {
     pub(super) entry: u64,
     /// Bytes of `nop` instructions in the CIE.
     pub(super) cie_padding: usize,
+    /// ELF's number of the processor, DWARF's column of its return address, and the state at function entry.
+    pub(super) processor: (u8, u8, &'static [u8]),
 }
 
 impl Module {
@@ -70,7 +77,13 @@ impl Module {
             section_headers: true,
             entry: 0,
             cie_padding: 0,
+            processor: (62, cfa::RA, &cfa::INITIAL),
         }
+    }
+
+    /// The return address is in x30 at function entry.
+    pub(super) fn for_aarch64(functions: Vec<Fde>) -> Self {
+        Self { processor: (183, cfa::X30, &[0x0c, cfa::SP, 0]), ..Self::new(functions) }
     }
 
     /// The ELF file.
@@ -110,7 +123,7 @@ impl Module {
     fn header(&self, headers_at: u64, section_count: u16) -> Vec<u8> {
         let mut header = b"\x7fELF\x02\x01\x01".to_vec();
         header.resize(16, 0);
-        header.extend([3, 0, 62, 0, 1, 0, 0, 0]);
+        header.extend([3, 0, self.processor.0, 0, 1, 0, 0, 0]);
         header.extend([self.entry, 64, headers_at].map(u64::to_le_bytes).concat());
         header.extend([0; 4]);
         header.extend([64, 56, 3, 64, section_count, section_count.saturating_sub(1)].map(u16::to_le_bytes).concat());
@@ -119,8 +132,8 @@ impl Module {
 
     fn eh_frame(&self) -> Vec<u8> {
         let mut section = Vec::new();
-        let plain = cie(&mut section, 0, b"zR\0", &[1, 0x1b], self.cie_padding);
-        let signal = cie(&mut section, 0, b"zRS\0", &[1, 0x1b], 0);
+        let plain = self.cie(&mut section, 0, b"zR\0", &[1, 0x1b], self.cie_padding);
+        let signal = self.cie(&mut section, 0, b"zRS\0", &[1, 0x1b], 0);
         for function in &self.functions {
             let at = section.len() as u64 + 8;
             let cie = if function.is_signal { signal } else { plain };
@@ -139,7 +152,7 @@ impl Module {
 
     fn debug_frame(&self) -> Vec<u8> {
         let mut section = Vec::new();
-        let cie = cie(&mut section, u32::MAX, b"\0", &[], 0);
+        let cie = self.cie(&mut section, u32::MAX, b"\0", &[], 0);
         for function in &self.functions {
             let mut body = u32::try_from(cie).expect("small").to_le_bytes().to_vec();
             body.extend(function.start.to_le_bytes());
@@ -149,14 +162,15 @@ impl Module {
         }
         section
     }
-}
 
-fn cie(section: &mut Vec<u8>, id: u32, augmentation: &[u8], data: &[u8], padding: usize) -> u64 {
-    let at = section.len() as u64;
-    // Version 1, code in bytes, data in words of 8 downwards, return address in column 16.
-    let body = [&id.to_le_bytes()[..], &[1], augmentation, &[1, 0x78, 16], data, &cfa::INITIAL].concat();
-    entry(section, [body, vec![0; padding]].concat());
-    at
+    fn cie(&self, section: &mut Vec<u8>, id: u32, augmentation: &[u8], data: &[u8], padding: usize) -> u64 {
+        let (_, return_address, initial) = self.processor;
+        let at = section.len() as u64;
+        // Version 1, code in bytes, data in words of 8 downwards.
+        let body = [&id.to_le_bytes()[..], &[1], augmentation, &[1, 0x78, return_address], data, initial].concat();
+        entry(section, [body, vec![0; padding]].concat());
+        at
+    }
 }
 
 fn entry(section: &mut Vec<u8>, mut body: Vec<u8>) {
