@@ -56,6 +56,10 @@ pub const RESULT: Register = X0;
 /// See the same item of [`x86_64`](super::x86_64). A register that calls through linkage tables may overwrite.
 pub const STUB_INTERVAL: Register = X16;
 
+/// Member of the kernel's `struct thread_struct` that begins with the thread pointer, as of the last time that the thread was
+/// suspended (arch/arm64/include/asm/processor.h).
+pub const THREAD_POINTER: &str = "uw";
+
 /// Whether calls leave their return address in a register.
 pub const HAS_LINK: bool = true;
 

@@ -38,6 +38,9 @@ pub const RESULT: Register = RAX;
 /// 0 if it is not sampled.
 pub const STUB_INTERVAL: Register = R10;
 
+/// Member of the kernel's `struct thread_struct` that is the thread pointer (arch/x86/include/asm/processor.h).
+pub const THREAD_POINTER: &str = "fsbase";
+
 /// Whether calls leave their return address in a register.
 pub const HAS_LINK: bool = false;
 

@@ -8,6 +8,7 @@ use aya_obj::generated::{
     BTF_KIND_ARRAY, BTF_KIND_DATASEC, BTF_KIND_DECL_TAG, BTF_KIND_ENUM, BTF_KIND_ENUM64, BTF_KIND_FUNC_PROTO,
     BTF_KIND_INT, BTF_KIND_STRUCT, BTF_KIND_UNION, BTF_KIND_VAR, NR_BTF_KINDS,
 };
+use profiler_common::arch::THREAD_POINTER;
 use thiserror::Error;
 
 use crate::linux::feature::KERNEL_BTF;
@@ -59,11 +60,11 @@ impl TaskLayout {
     }
 }
 
-/// `task->thread.fsbase` (arch/x86/include/asm/processor.h).
+/// In `task->thread`.
 fn thread_pointer(
     offset: &impl Fn(&'static str, &'static str) -> Result<u32, LayoutError>,
 ) -> Result<u32, LayoutError> {
-    Ok(offset("task_struct", "thread")? + offset("thread_struct", "fsbase")?)
+    Ok(offset("task_struct", "thread")? + offset("thread_struct", THREAD_POINTER)?)
 }
 
 const MAGIC: u16 = 0xeb9f;
@@ -259,8 +260,10 @@ mod tests {
         let threads = types.member_offset(signal, b"nr_threads", DEPTH_MAX).expect("it counts them");
         assert_eq!(threads, layout.live + 4, "adjacent");
         let thread = types.structure(b"thread_struct").expect("tasks have one");
-        let [fs, gs] = [&b"fsbase"[..], b"gsbase"].map(|name| types.member_offset(thread, name, DEPTH_MAX));
-        assert_eq!(layout.thread_pointer, offset(b"thread") + fs.expect("x86-64 has it"));
-        assert_eq!(gs, fs.map(|fs| fs + 8), "adjacent");
+        let pointer = types.member_offset(thread, THREAD_POINTER.as_bytes(), DEPTH_MAX).expect("threads have one");
+        assert_eq!(layout.thread_pointer, offset(b"thread") + pointer);
+        if cfg!(target_arch = "x86_64") {
+            assert_eq!(types.member_offset(thread, b"gsbase", DEPTH_MAX), Some(pointer + 8), "adjacent");
+        }
     }
 }
