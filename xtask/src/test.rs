@@ -23,7 +23,7 @@ const OBJECT: &str = "HEAPBPF_BPF_OBJECT";
   cargo xtask test                          everything
   cargo xtask test -p heapbpf ledger        tests of one package with `ledger` in their names
   cargo xtask test -- --nocapture           with the output of tests that pass
-  HEAPBPF_BPF_OBJECT=target/rebuilt.bpf.o cargo xtask test      with another BPF object")]
+  HEAPBPF_BPF_OBJECT=target/rebuilt-x86_64.bpf.o cargo xtask test      with another BPF object")]
 pub(crate) struct Arguments {
     /// Gives tests that failed a second try, one at a time, and names them.
     ///

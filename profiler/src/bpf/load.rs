@@ -23,8 +23,11 @@ use crate::ids::{HeapId, HookId};
 use crate::linux::bpf::{AttachType, UPROBE_SOURCE, supports};
 use crate::linux::feature;
 
-/// The committed object, built by `cargo xtask build-ebpf`.
-static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("CARGO_MANIFEST_DIR"), "/bpf/heapbpf.bpf.o"));
+/// The committed object for this processor, built by `cargo xtask build-ebpf`.
+#[cfg(target_arch = "x86_64")]
+static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("CARGO_MANIFEST_DIR"), "/bpf/heapbpf-x86_64.bpf.o"));
+#[cfg(target_arch = "aarch64")]
+static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("CARGO_MANIFEST_DIR"), "/bpf/heapbpf-aarch64.bpf.o"));
 
 #[derive(Clone, Copy, Debug)]
 pub struct KernelConfig {

@@ -1,4 +1,4 @@
-//! `cargo xtask build-ebpf`: builds the kernel side into the object that is committed, without DWARF, which is most of it, and
+//! `cargo xtask build-ebpf`: builds the kernel side into the objects that are committed, one for each processor, without DWARF, which is most of it, and
 //! without paths of this machine. BTF stays: the loader and the verifier's log use it.
 //!
 //! Runs the toolchain without the variables of the cargo that started this xtask. This program is the wrapper of rustc that
@@ -18,17 +18,19 @@ use anyhow::{Context as _, Result, bail};
 use object::build::elf::{Builder, SectionData};
 use object::elf;
 
+use crate::architecture::Architecture;
 use crate::command::{self, Repository, without_parent_cargo};
 use toolchain::{TARGET, Toolchain, differences};
 
-const COMMITTED: &str = "profiler/bpf/heapbpf.bpf.o";
+/// Processors whose objects are committed. The registers of a probed function differ.
+const ARCHITECTURES: [Architecture; 2] = [Architecture::X86_64, Architecture::Aarch64];
 const RECORD: &str = "profiler/bpf/toolchain.txt";
 
-/// Builds the kernel side into the committed object.
+/// Builds the kernel side into the committed objects, one for each processor.
 ///
-/// The object is committed so that building heapbpf requires a stable Rust only. After a change of profiler-ebpf or
-/// profiler-common, rebuild it, which requires a compiler with the source of `core` and bpf-linker, and commit it together with
-/// profiler/bpf/toolchain.txt. Equal toolchains build equal objects in every folder; --check relies on that.
+/// The objects are committed so that building heapbpf requires a stable Rust only. After a change of profiler-ebpf or
+/// profiler-common, rebuild them, which requires a compiler with the source of `core` and bpf-linker, and commit them together
+/// with profiler/bpf/toolchain.txt. Equal toolchains build equal objects in every folder; --check relies on that.
 #[derive(clap::Args)]
 #[command(after_help = "Toolchains, the first that is complete:
   1. Debian's: apt-get install rustc-web cargo-web rust-web-src
@@ -38,11 +40,11 @@ and with either: bpf-linker 0.13
 Examples:
   cargo xtask build-ebpf             after a change to the kernel side
   cargo xtask build-ebpf --install   the same, after installing a missing toolchain
-  cargo xtask build-ebpf --check     check that the committed object is built from this source
+  cargo xtask build-ebpf --check     check that the committed objects are built from this source
   cargo xtask build-ebpf --debug     an object that logs, for HEAPBPF_BPF_OBJECT=… heapbpf …")]
 pub(crate) struct Arguments {
-    /// Rebuild elsewhere and fail if the committed object differs. Objects of different toolchains cannot be compared: then
-    /// the rebuilt object is written to target/rebuilt.bpf.o to be tested.
+    /// Rebuild elsewhere and fail if a committed object differs. Objects of different toolchains cannot be compared: then
+    /// the rebuilt objects are written to target/rebuilt-ARCH.bpf.o to be tested.
     #[arg(long, conflicts_with_all = ["debug", "out"])]
     check: bool,
     /// Install missing parts of the toolchain (Debian: with apt-get, as root or through sudo).
@@ -51,9 +53,12 @@ pub(crate) struct Arguments {
     /// Build with the feature `log` and with DWARF into target/heapbpf-debug.bpf.o.
     #[arg(long)]
     debug: bool,
-    /// Write the object here instead of replacing the committed one.
+    /// Write the object here instead of replacing a committed one.
     #[arg(long, value_name = "PATH")]
     out: Option<PathBuf>,
+    /// Build for this processor only. Default: this machine's with --debug and --out, all otherwise.
+    #[arg(long, value_name = "ARCH")]
+    arch: Option<Architecture>,
 }
 
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
@@ -61,56 +66,72 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let toolchain = if arguments.install { toolchain::find_or_install()? } else { Toolchain::find()? };
     let record = toolchain.record();
     eprintln!("toolchain:\n{record}");
+    if arguments.debug || arguments.out.is_some() {
+        return build_one(arguments, &repository, &toolchain);
+    }
+    let mut chosen = ARCHITECTURES.into_iter().filter(|of| arguments.arch.is_none_or(|arch| arch == *of));
     if arguments.check {
-        return check(&repository, &toolchain, &record);
+        return chosen.try_for_each(|of| check(of, &repository, &toolchain, &record));
     }
-    let object = compile(&repository, &toolchain, arguments.debug)?;
-    if arguments.debug {
-        let path = arguments.out.clone().unwrap_or_else(|| repository.target.join("heapbpf-debug.bpf.o"));
-        write(&path, &object)?;
-        println!("its log is part of heapbpf's: HEAPBPF_BPF_OBJECT={} RUST_LOG=debug heapbpf …", path.display());
-        return Ok(());
+    for architecture in chosen {
+        let object = compile(architecture, &repository, &toolchain, false)?;
+        let object = publish(&object, &private_paths(architecture, &repository, &toolchain)?)?;
+        write(&repository.root.join(committed(architecture)), &object)?;
     }
-    let object = publish(&object, &private_paths(&repository, &toolchain)?)?;
-    if let Some(path) = &arguments.out {
-        return write(path, &object);
-    }
-    write(&repository.root.join(COMMITTED), &object)?;
     write(&repository.root.join(RECORD), record.as_bytes())
 }
 
-fn check(repository: &Repository, toolchain: &Toolchain, here: &str) -> Result<()> {
+fn committed(architecture: Architecture) -> String {
+    format!("profiler/bpf/heapbpf-{}.bpf.o", architecture.name())
+}
+
+/// Builds an object that is not committed.
+fn build_one(arguments: &Arguments, repository: &Repository, toolchain: &Toolchain) -> Result<()> {
+    let architecture = arguments.arch.unwrap_or(Architecture::HOST);
+    let object = compile(architecture, repository, toolchain, arguments.debug)?;
+    let out = arguments.out.clone().unwrap_or_else(|| repository.target.join("heapbpf-debug.bpf.o"));
+    if arguments.debug {
+        write(&out, &object)?;
+        println!("its log is part of heapbpf's: HEAPBPF_BPF_OBJECT={} RUST_LOG=debug heapbpf …", out.display());
+        return Ok(());
+    }
+    write(&out, &publish(&object, &private_paths(architecture, repository, toolchain)?)?)
+}
+
+fn check(architecture: Architecture, repository: &Repository, toolchain: &Toolchain, here: &str) -> Result<()> {
     const REMEDY: &str = "run `cargo xtask build-ebpf` and commit";
     let read = |path: &str| fs::read(repository.root.join(path)).with_context(|| format!("no `{path}`: {REMEDY}"));
-    let committed = read(COMMITTED)?;
+    let path = committed(architecture);
+    let committed = read(&path)?;
     let recorded = String::from_utf8(read(RECORD)?)?;
-    let rebuilt_path = repository.target.join("rebuilt.bpf.o");
+    let rebuilt_path = repository.target.join(format!("rebuilt-{}.bpf.o", architecture.name()));
     if rebuilt_path.exists() {
         fs::remove_file(&rebuilt_path)?;
     }
-    let rebuilt = compile(repository, toolchain, false)?;
-    let rebuilt = publish(&rebuilt, &private_paths(repository, toolchain)?)?;
+    let rebuilt = compile(architecture, repository, toolchain, false)?;
+    let rebuilt = publish(&rebuilt, &private_paths(architecture, repository, toolchain)?)?;
     if committed == rebuilt {
-        println!("`{COMMITTED}` is equal to the object rebuilt from this source: {} bytes", committed.len());
+        println!("`{path}` is equal to the object rebuilt from this source: {} bytes", committed.len());
         return Ok(());
     }
     write(&rebuilt_path, &rebuilt)?;
     let differences = differences(&recorded, here).context(format!("`{RECORD}`: {REMEDY}"))?;
     if differences.is_empty() {
         bail!(
-            "`{COMMITTED}` ({} bytes) differs from the object rebuilt from this source ({} bytes, written to `{}`) with the same \
+            "`{path}` ({} bytes) differs from the object rebuilt from this source ({} bytes, written to `{}`) with the same \
              toolchain that `{RECORD}` names: {REMEDY}",
             committed.len(),
             rebuilt.len(),
             rebuilt_path.display()
         );
     }
-    println!(
-        "not compared: `{COMMITTED}` was built with another toolchain:\n{}\ntest the object that was rebuilt \
-         here: HEAPBPF_BPF_OBJECT={} cargo xtask test",
-        differences.join("\n"),
-        rebuilt_path.display()
-    );
+    println!("not compared: `{path}` was built with another toolchain:\n{}", differences.join("\n"));
+    if architecture.is_host() {
+        println!(
+            "test the object that was rebuilt here: HEAPBPF_BPF_OBJECT={} cargo xtask test",
+            rebuilt_path.display()
+        );
+    }
     Ok(())
 }
 
@@ -169,10 +190,10 @@ const CPU: &str = "v3";
 const PACKAGE: &str = "heapbpf-ebpf";
 
 /// Flags that affect the object, and are therefore equal on every machine. Paths are not among them: see above.
-fn rustflags() -> String {
+fn rustflags(architecture: Architecture) -> String {
     [
-        // Selects the registers of the probed function in aya-ebpf.
-        r#"--cfg=bpf_target_arch="x86_64""#,
+        // Selects the registers of the probed function, also in aya-ebpf.
+        &format!("--cfg=bpf_target_arch={:?}", architecture.name()),
         "-Clinker=bpf-linker",
         "-Clink-arg=--btf",
         "-Cdebuginfo=2",
@@ -181,13 +202,13 @@ fn rustflags() -> String {
     .join("\u{1f}")
 }
 
-fn compile(repository: &Repository, toolchain: &Toolchain, log: bool) -> Result<Vec<u8>> {
+fn compile(architecture: Architecture, repository: &Repository, toolchain: &Toolchain, log: bool) -> Result<Vec<u8>> {
     let source = repository.root.join("profiler-ebpf");
     // The flags contain only the linker's name.
     let folder = toolchain.linker.program.parent().context("bpf-linker is in no folder")?;
     let inherited = env::var_os("PATH").unwrap_or_default();
     let path = env::join_paths(std::iter::once(folder.to_owned()).chain(env::split_paths(&inherited)))?;
-    let target = target(repository);
+    let target = target(architecture, repository);
     let mut command = Command::new(&toolchain.rust.cargo);
     without_parent_cargo(&mut command)
         .current_dir(&source)
@@ -196,9 +217,9 @@ fn compile(repository: &Repository, toolchain: &Toolchain, log: bool) -> Result<
         // Makes a stable compiler accept -Z.
         .env("RUSTC_BOOTSTRAP", "1")
         .env("CARGO_TARGET_DIR", &target)
-        .env("CARGO_ENCODED_RUSTFLAGS", rustflags())
+        .env("CARGO_ENCODED_RUSTFLAGS", rustflags(architecture))
         .env("PATH", path);
-    install(&mut command, &remaps(repository, toolchain)?)?;
+    install(&mut command, &remaps(architecture, repository, toolchain)?)?;
     if source.join("Cargo.lock").exists() {
         command.arg("--locked");
     }
@@ -210,12 +231,13 @@ fn compile(repository: &Repository, toolchain: &Toolchain, log: bool) -> Result<
     fs::read(&object).with_context(|| format!("cargo succeeded without writing `{}`", object.display()))
 }
 
-/// A separate target directory: builds of user space do not wait for its lock.
-fn target(repository: &Repository) -> PathBuf {
-    repository.target.join("ebpf")
+/// A separate target directory: builds of user space do not wait for its lock, and the flags of one processor do not make
+/// cargo build everything again for the other.
+fn target(architecture: Architecture, repository: &Repository) -> PathBuf {
+    repository.target.join("ebpf").join(architecture.name())
 }
 
-fn remaps(repository: &Repository, toolchain: &Toolchain) -> Result<Vec<Remap>> {
+fn remaps(architecture: Architecture, repository: &Repository, toolchain: &Toolchain) -> Result<Vec<Remap>> {
     // A distribution's sysroot has symbolic links, and both names occur.
     let source = &toolchain.rust.source;
     let canonical = source.canonicalize().with_context(|| format!("no `{}`", source.display()))?;
@@ -227,17 +249,17 @@ fn remaps(repository: &Repository, toolchain: &Toolchain) -> Result<Vec<Remap>> 
         Remap::new(&canonical, "rust"),
         Remap::new(&cargo_home()?, "cargo"),
         // Last, because it is usually below the repository.
-        Remap::new(&target(repository), "target"),
+        Remap::new(&target(architecture, repository), "target"),
     ])
 }
 
 /// Folders of this machine, which must not occur in the object; long enough not to occur by chance (unlike `/src`).
-fn private_paths(repository: &Repository, toolchain: &Toolchain) -> Result<Vec<String>> {
+fn private_paths(architecture: Architecture, repository: &Repository, toolchain: &Toolchain) -> Result<Vec<String>> {
     let source = &toolchain.rust.source;
     let folders = [
         repository.root.join("profiler-ebpf"),
         repository.root.join("profiler-common"),
-        target(repository),
+        target(architecture, repository),
         cargo_home()?.join("registry"),
         source.join("library"),
         source.canonicalize()?.join("library"),

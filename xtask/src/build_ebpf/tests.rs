@@ -58,6 +58,18 @@ fn private_paths_count_only_where_they_stay() {
     assert!(error.to_string().contains("`uprobe`"), "{error}");
 }
 
+#[test]
+fn each_architecture_has_an_object_and_flags_of_its_own() {
+    let root = command::root().expect("the repository is there");
+    for architecture in ARCHITECTURES {
+        let object = fs::read(root.join(committed(architecture))).expect("is committed");
+        let file = ElfFile64::<Endianness>::parse(&*object).expect("is an object");
+        assert_eq!(file.elf_header().e_machine(Endianness::Little), object::elf::EM_BPF);
+        let flag = format!("--cfg=bpf_target_arch=\"{}\"", architecture.name());
+        assert!(rustflags(architecture).split('\u{1f}').any(|given| given == flag), "{flag}");
+    }
+}
+
 fn check(given: &str, package: Option<(&str, &str)>, expected: &str) {
     let package = package.map(|(name, folder)| (format!("{name}-0.2.1"), folder.to_owned()));
     let remaps = [Remap::new(Path::new("/repo"), ".."), Remap::new(Path::new("/home/.cargo"), "cargo")];

@@ -33,7 +33,7 @@ use machine::Machine;
   cargo xtask vm --kernel 7.2 --preempt full --boots 3 --soak 60
                                             three boots, each with 8 and 64 busy threads for 60 s
   cargo xtask vm --append nosmt             with further arguments of the kernel
-  HEAPBPF_BPF_OBJECT=target/rebuilt.bpf.o cargo xtask vm       with another BPF object
+  HEAPBPF_BPF_OBJECT=target/rebuilt-x86_64.bpf.o cargo xtask vm       with another BPF object
 HEAPBPF_BIN=PATH uses that binary instead of building one.")]
 pub(crate) struct Arguments {
     /// Processor of the machines. heapbpf and the targets are cross-compiled for another one than this machine's.
