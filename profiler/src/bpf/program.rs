@@ -102,12 +102,24 @@ fn inspect(program: impl AsFd) -> PrivateStack {
     }
 }
 
+fn uses_private_stack(code: &[u8]) -> bool {
+    if cfg!(target_arch = "aarch64") { uses_private_stack_aarch64(code) } else { uses_private_stack_x86_64(code) }
+}
+
 /// Whether x86-64 code from the kernel's JIT compiler addresses a private stack. Such code begins with loading the stack's
 /// per-CPU address into r9 and `add r9, gs:[this_cpu_off]` (`emit_priv_frame_ptr` in `arch/x86/net/bpf_jit_comp.c`, Linux 6.13
 /// to 7.3). Nothing else adds to r9 there, because no BPF register is mapped to it.
-fn uses_private_stack(code: &[u8]) -> bool {
+fn uses_private_stack_x86_64(code: &[u8]) -> bool {
     const ADD_R9_GS: [u8; 5] = [0x65, 0x4c, 0x03, 0x0c, 0x25];
-    code.windows(ADD_R9_GS.len()).any(|window| window == ADD_R9_GS)
+    code.array_windows().any(|window| *window == ADD_R9_GS)
+}
+
+/// As [`uses_private_stack_x86_64`], of aarch64: the offset of the CPU's memory is added to x27 (`priv_sp` and `emit_percpu_ptr`
+/// in `arch/arm64/net/bpf_jit_comp.c`, Linux 6.17; <https://github.com/kernel-patches/bpf/pull/9339>), which no BPF register is mapped to.
+fn uses_private_stack_aarch64(code: &[u8]) -> bool {
+    const ADD_X27_X27: u32 = 0x8b00_037b;
+    const ADDEND: u32 = 0x001f_0000;
+    code.as_chunks().0.iter().any(|bytes| u32::from_le_bytes(*bytes) & !ADDEND == ADD_X27_X27)
 }
 
 #[cfg(test)]
@@ -120,6 +132,15 @@ mod tests {
     /// Linux 6.13 is the first with private stacks, and with session links.
     fn has_private_stacks() -> bool {
         crate::linux::bpf::supports(AttachType::UprobeSession).expect("tests run as root, on a kernel with BPF")
+    }
+
+    #[test]
+    fn private_stacks_of_aarch64_are_recognised() {
+        let code = |instructions: [u32; 3]| instructions.map(u32::to_le_bytes).concat();
+        // mov x27, x0; mrs x10, tpidr_el1; add x27, x27, x10
+        assert!(uses_private_stack_aarch64(&code([0xaa00_03fb, 0xd538_d08a, 0x8b0a_037b])));
+        // add x0, x27, x10; add x27, x26, x10
+        assert!(!uses_private_stack_aarch64(&code([0xd538_d08a, 0x8b0a_0360, 0x8b0a_035b])));
     }
 
     #[test]
