@@ -38,9 +38,9 @@ pub enum LoadError {
     NoDescriptors,
     #[error("cannot read the BPF object `{path}` named by {OBJECT_VARIABLE}: {source}")]
     Object { path: PathBuf, source: io::Error },
-    #[error("the kernel rejects heapbpf's programs: {0}; run `uname -r` and see docs/kernel-support.md")]
+    #[error("the kernel rejects heapbpf's programs: {0}; run `heapbpf doctor` and see docs/kernel-support.md")]
     Refused(#[from] EbpfError),
-    #[error("the kernel rejects the program `{name}`: {reason}; run `uname -r` and see docs/kernel-support.md")]
+    #[error("the kernel rejects the program `{name}`: {reason}; run `heapbpf doctor` and see docs/kernel-support.md")]
     Program { name: &'static str, reason: String },
     #[error("cannot relocate the BPF object: {0}")]
     Relocation(String),

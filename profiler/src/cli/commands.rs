@@ -8,7 +8,7 @@ use super::completion;
 use super::leaks::LeaksArgs;
 use super::report_args::{ConvertArgs, DiffArgs, DoctorArgs, OpenArgs};
 use super::top::TopArgs;
-use crate::doctor::TARGET_COMMAND;
+use crate::doctor::{ATTEMPT_COMMAND, TARGET_COMMAND};
 use crate::report::Format;
 use crate::walk;
 
@@ -206,6 +206,9 @@ pub(super) enum Command {
     /// Run as the process that `doctor` probes.
     #[command(name = TARGET_COMMAND, hide = true)]
     DoctorTarget,
+    /// Make a system call that may end this process.
+    #[command(name = ATTEMPT_COMMAND, hide = true)]
+    DoctorAttempt { name: String },
     /// Print a completion script for a shell.
     ///
     /// `source <(heapbpf completions bash)`, or for all users `heapbpf completions bash > /etc/bash_completion.d/heapbpf`. It

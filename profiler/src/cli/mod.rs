@@ -48,7 +48,7 @@ use exit::ParseError;
 use naming::Naming;
 use report_args::DoctorArgs;
 
-use crate::doctor::{Diagnosis, report, serve};
+use crate::doctor::{Diagnosis, report, serve, serve_attempt};
 use crate::keeper;
 use crate::linux::signals::{self, Inherited};
 use crate::process::target::running;
@@ -101,6 +101,9 @@ fn execute(cli: Cli, inherited: Inherited) -> Result<u8> {
         Some(Command::DoctorTarget) => {
             serve(std::io::stdin().lock(), terminal::output()).map(|()| exit::DONE).map_err(Into::into)
         }
+        Some(Command::DoctorAttempt { name }) => {
+            serve_attempt(&name, &mut terminal::output()).map(|()| exit::DONE).map_err(Into::into)
+        }
         Some(Command::Completions { shell }) => {
             completion::write_script(&shell, &mut terminal::output())?;
             Ok(exit::DONE)
@@ -131,7 +134,7 @@ fn doctor(args: &DoctorArgs) -> Result<u8> {
     }
     let runtime = runtime::async_runtime()?;
     let _guard = runtime.enter();
-    let diagnosis = Diagnosis::make(pid, args.placement);
+    let diagnosis = Diagnosis::make(pid, args.placement, &runtime::command_line());
     let mut out = terminal::output();
     if args.json {
         report::write_json(&diagnosis, &mut out)?;

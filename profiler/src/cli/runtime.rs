@@ -14,9 +14,12 @@ use tokio::task::JoinHandle;
 
 use super::exit;
 use super::terminal::say;
+use crate::bpf::load::LoadError;
+use crate::doctor;
 use crate::linux::feature;
 use crate::linux::proc::process;
 use crate::linux::signals::{self, Inherited};
+use crate::probe::attach::AttachError;
 use crate::session::{Command, Control, Launched, Session, SessionConfig};
 use crate::symbolize::resolver::Resolver;
 use crate::symbolize::sandbox::Interrupt;
@@ -24,6 +27,10 @@ use crate::symbolize::sources::Sources;
 
 pub(super) fn run_session(session: impl Future<Output = Result<u8>>) -> Result<u8> {
     check_privileges()?;
+    record(session).map_err(|error| if is_refusal(&error) { explained(error) } else { error })
+}
+
+fn record(session: impl Future<Output = Result<u8>>) -> Result<u8> {
     // Each module, process and link takes a descriptor.
     let maximum = getrlimit(Resource::Nofile).maximum;
     raise(Resource::Nofile, "RLIMIT_NOFILE", Rlimit { current: maximum, maximum });
@@ -47,20 +54,38 @@ fn raise(resource: Resource, name: &str, limit: Rlimit) {
     }
 }
 
+/// Refuses what `doctor` would refuse, as far as a few files show it. The rest shows when the kernel refuses it.
 fn check_privileges() -> Result<()> {
     let missing = feature::missing().context("cannot read this process's capabilities")?;
-    if !missing.is_empty() {
-        bail!("not allowed: missing {}; run `sudo {}`", missing.join(", "), command_line());
+    let is_elsewhere = [process::in_initial_pid_namespace(), process::in_initial_user_namespace()]
+        .into_iter()
+        .any(|is_initial| !is_initial.unwrap_or(false));
+    if missing.is_empty() && !is_elsewhere && !doctor::is_filtered() {
+        return Ok(());
     }
-    if !process::in_initial_pid_namespace().unwrap_or(true) {
-        bail!(
-            "heapbpf runs in its own PID namespace, where the kernel's process ids are not valid; run it on the host, or in a container with `--pid=host`"
-        );
+    match doctor::explain(&command_line(), false) {
+        Some(reason) => bail!("{reason}"),
+        None if missing.is_empty() => Ok(()),
+        None => bail!("not allowed: missing {}; run `sudo {}`", missing.join(", "), command_line()),
     }
-    Ok(())
 }
 
-fn command_line() -> String {
+/// Whether the kernel refused what every recording needs.
+fn is_refusal(error: &anyhow::Error) -> bool {
+    error.chain().any(|cause| cause.is::<LoadError>() || cause.is::<AttachError>())
+}
+
+fn explained(error: anyhow::Error) -> anyhow::Error {
+    match doctor::explain(&command_line(), true) {
+        Some(reason) => {
+            tracing::info!("{error:#}");
+            anyhow!("{reason}")
+        }
+        None => error,
+    }
+}
+
+pub(super) fn command_line() -> String {
     let quote = |argument: OsString| {
         let argument = argument.to_string_lossy().into_owned();
         let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_./=:,@%+".contains(c);

@@ -1,18 +1,27 @@
 //! `heapbpf doctor`: what this kernel, user and target allow, and what a probe costs here. Changes nothing.
 
+mod environment;
+mod facts;
+mod json;
+mod refusal;
 pub(crate) mod report;
-
-use std::fs;
+mod trial;
 
 use profiler_common::limits::{PAGE_BYTES, STACK_FRAMES_MAX};
 use rustix::process::{Resource, getrlimit};
 use tracing::debug;
 
+use self::environment::{Environment, in_initial_pid_namespace, in_initial_user_namespace, recognize};
+pub(crate) use self::facts::{ATTEMPT_COMMAND, serve_attempt};
+use self::facts::{Answer, Facts, source};
+use self::refusal::{Refusal, refusals, selected_word};
+use self::trial::{Trial, TrialKind};
 use crate::bpf::load::{BackendChoice, Kernel, KernelConfig, LinkKind, LoadError};
 use crate::bpf::processes::TracepointError;
 use crate::guardrail::CallCosts;
 use crate::ids::Pid;
 use crate::keeper::Keeper;
+use crate::linux::attempt::{Attempt, Errno};
 use crate::linux::feature::{self, Feature, Support};
 use crate::linux::proc::process;
 use crate::probe::cost::{self, CostError, Subject};
@@ -25,31 +34,16 @@ use crate::symbolize::sandbox;
 #[derive(Debug)]
 pub(crate) struct Diagnosis {
     pub kernel: String,
+    pub environments: Vec<Environment>,
+    /// What the machine refuses, and why; trials that fail for other reasons are not among them.
+    pub refusals: Vec<Refusal>,
+    pub facts: Facts,
     pub trials: Vec<Trial>,
     pub limits: Vec<Limit>,
     /// `None` if no probe could be attached.
     pub costs: Option<Costs>,
     /// The process of `--pid`.
     pub target: Option<Target>,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum TrialKind {
-    Capabilities,
-    PidNamespace,
-    Feature(Feature),
-    Programs,
-    Attaching,
-    /// Searching all processes for breakpoints of a killed heapbpf.
-    Leftovers,
-    Isolation,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Trial {
-    pub kind: TrialKind,
-    pub support: Support,
-    pub remark: Option<String>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -129,25 +123,67 @@ fn pair_ns(hooks: &[PlannedHook], costs: &Costs) -> Option<f64> {
 }
 
 impl Diagnosis {
-    /// Takes about a second. Must be called within a tokio runtime, which reads the log of the debug BPF object.
-    pub(crate) fn make(pid: Option<Pid>, placement: PlacementMode) -> Self {
-        let (trials, costs) = run_trials();
+    /// Takes about a second. Must be called within a tokio runtime, which reads the log of the debug BPF object. `command` is
+    /// the command line, for advice.
+    pub(crate) fn make(pid: Option<Pid>, placement: PlacementMode, command: &str) -> Self {
+        let facts = Facts::collect();
+        let environments = recognize(&facts);
+        let (trials, costs) = run_trials(&facts);
+        let mut refusals = refusals(&facts, &environments, command);
+        refusals.retain(|refusal| is_seen(refusal, &trials));
         let target = pid.map(|pid| Target::inspect(pid, placement, costs.as_ref()));
-        let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
-        Self { kernel: release.trim().to_owned(), trials, limits: limits(), costs, target }
+        let kernel = facts.text(source::RELEASE).unwrap_or("of unknown version").to_owned();
+        Self { kernel, environments, refusals, limits: limits(&facts), facts, trials, costs, target }
     }
 
     pub(crate) fn works(&self) -> bool {
         let target = self.target.as_ref().is_none_or(|target| {
             target.hooks.as_ref().is_ok_and(|hooks| hooks.iter().any(|hook| hook.placement.is_ok()))
         });
-        target && !self.trials.iter().any(Trial::prevents)
+        target && !self.trials.iter().any(Trial::prevents) && !self.refusals.iter().any(|refusal| refusal.prevents)
+    }
+
+    /// Whether a refusal is why recording is impossible, also if it is not where the kernel has other features.
+    pub(crate) fn is_decisive(&self, refusal: &Refusal) -> bool {
+        let mut explained = self.trials.iter().filter(|trial| self.explanation(trial) == Some(refusal));
+        refusal.prevents || explained.any(Trial::prevents)
+    }
+
+    /// Why a trial fails, if facts explain it.
+    pub(crate) fn explanation(&self, trial: &Trial) -> Option<&Refusal> {
+        let explains = |refusal: &&Refusal| refusal.explains.contains(&trial.kind);
+        self.refusals.iter().find(explains).filter(|_| trial.support != Support::Yes)
     }
 }
 
-fn limits() -> Vec<Limit> {
-    let file = |path: &str| fs::read_to_string(path).ok().map(|text| text.trim().to_owned());
-    let sysctl = |name: &str| file(&format!("/proc/sys/kernel/{name}"));
+/// Whether any of the trials that the refusal explains fails. Trials are stronger than facts.
+fn is_seen(refusal: &Refusal, trials: &[Trial]) -> bool {
+    let mut explained = trials.iter().filter(|trial| refusal.explains.contains(&trial.kind));
+    refusal.explains.is_empty() || explained.any(|trial| trial.support != Support::Yes)
+}
+
+/// Explains why a recording cannot start here, in one sentence with evidence and the next command; `None` if no fact does.
+/// `was_refused` is whether the kernel has refused programs or probes.
+pub(crate) fn explain(command: &str, was_refused: bool) -> Option<String> {
+    let facts = Facts::collect();
+    let all = refusals(&facts, &recognize(&facts), command);
+    let explains = |refusal: &&Refusal| refusal.explains.contains(&TrialKind::Attaching);
+    let prevents = all.iter().find(|refusal| refusal.prevents);
+    let first = prevents.or_else(|| all.iter().find(explains).filter(|_| was_refused))?;
+    Some(format!("{}; `heapbpf doctor` lists all checks", first.text()))
+}
+
+/// Whether a seccomp filter applies to this process, which may kill it at a system call. False where unknown.
+pub(crate) fn is_filtered() -> bool {
+    facts::seccomp_mode().is_some_and(|mode| mode != "0")
+}
+
+fn limits(facts: &Facts) -> Vec<Limit> {
+    let text = |source| facts.text(source).map(str::to_owned);
+    let mounted = |source| match facts.answer(source) {
+        Some(Answer::Text(mount)) => mount.split(' ').next().map(str::to_owned),
+        _ => None,
+    };
     let limit = |name, value, meaning| Limit { name, value, meaning };
     let locked_bytes = getrlimit(Resource::Memlock).current;
     vec![
@@ -156,12 +192,33 @@ fn limits() -> Vec<Limit> {
             Some(locked_bytes.map_or("unlimited".to_owned(), |bytes| bytes.to_string())),
             "limits BPF maps before Linux 5.11 only; heapbpf raises it",
         ),
-        limit("kernel.perf_event_paranoid", sysctl("perf_event_paranoid"), "does not apply with CAP_PERFMON"),
-        limit("kernel.unprivileged_bpf_disabled", sysctl("unprivileged_bpf_disabled"), "does not apply with CAP_BPF"),
+        limit("kernel.perf_event_paranoid", text(source::PERF_PARANOID), "does not apply with CAP_PERFMON"),
+        limit("kernel.unprivileged_bpf_disabled", text(source::UNPRIVILEGED_BPF), "does not apply with CAP_BPF"),
+        limit(
+            "kernel.yama.ptrace_scope",
+            text(source::PTRACE_SCOPE),
+            "3 forbids `-- COMMAND`, `leaks` and the inline engine",
+        ),
+        limit(
+            "kernel.kptr_restrict",
+            text(source::POINTERS_HIDDEN),
+            "2 hides the programs' machine code, which heapbpf verifies",
+        ),
+        limit("net.core.bpf_jit_enable", text(source::JIT), "0 prevents recording"),
         limit(
             "kernel lockdown",
-            file("/sys/kernel/security/lockdown").map(|text| selected_word(&text)),
-            "`confidentiality` prevents BPF programs from reading memory, which heapbpf needs",
+            facts.text(source::LOCKDOWN).map(|text| selected_word(text).to_owned()),
+            "`confidentiality` prevents BPF programs from reading memory, which heapbpf needs; to read it: `mount -t securityfs securityfs /sys/kernel/security`",
+        ),
+        limit(
+            "secure boot",
+            text(source::SECURE_BOOT),
+            "locks the kernel down on some distributions (`integrity` is no problem)",
+        ),
+        limit(
+            "tracefs",
+            mounted(source::TRACE_MOUNT),
+            "lists probes of `perf probe`, nothing else: `mount -t tracefs tracefs /sys/kernel/tracing`",
         ),
         limit(
             "frames in a stack",
@@ -171,86 +228,33 @@ fn limits() -> Vec<Limit> {
     ]
 }
 
-/// Returns the word in brackets, as in `none [integrity] confidentiality`.
-fn selected_word(text: &str) -> String {
-    let bracketed = text.split_whitespace().find_map(|word| word.strip_prefix('[')?.strip_suffix(']'));
-    bracketed.unwrap_or(text).to_owned()
-}
-
-impl TrialKind {
-    fn describe(self) -> (&'static str, Option<&'static str>) {
-        const SEE_REASON: &str = "see docs/kernel-support.md, and the reason in full with `heapbpf -v doctor`";
-        match self {
-            Self::Capabilities => (
-                "capabilities",
-                Some("run heapbpf as root (`sudo heapbpf …`), or give it these capabilities (`capabilities(7)`)"),
-            ),
-            Self::PidNamespace => {
-                ("initial PID namespace", Some("run heapbpf on the host, or in a container with `--pid=host`"))
-            }
-            Self::Feature(Feature::BpfPrograms) => (
-                "BPF system call",
-                Some(
-                    "boot a kernel with CONFIG_BPF_SYSCALL and CONFIG_BPF_EVENTS; in a container, let its seccomp profile allow `bpf`",
-                ),
-            ),
-            Self::Feature(Feature::KernelBtf) => ("kernel type information (BTF)", None),
-            Self::Feature(Feature::Uprobes) => (
-                "uprobes",
-                Some(
-                    "boot a kernel with CONFIG_UPROBES and CONFIG_UPROBE_EVENTS, and mount sysfs at /sys; in a container, let its seccomp profile allow `perf_event_open`",
-                ),
-            ),
-            Self::Feature(Feature::Cookies) => ("perf links with cookies", Some("boot Linux 5.15 or later")),
-            Self::Feature(Feature::UprobeMulti) => ("uprobe_multi links", None),
-            Self::Feature(Feature::UprobeSession) => ("uprobe sessions", None),
-            Self::Programs => ("heapbpf's programs", Some(SEE_REASON)),
-            Self::Attaching => ("attaching probes", Some(SEE_REASON)),
-            Self::Leftovers => ("no breakpoints left behind", None),
-            Self::Isolation => ("isolation of the symbolizer", None),
-        }
-    }
-}
-
-impl Trial {
-    fn new(kind: TrialKind, support: Support) -> Self {
-        Self { kind, support, remark: None }
-    }
-
-    fn of_parts(kind: TrialKind, present: (&str, &[String]), missing: (&str, &[String])) -> Self {
-        let listed = |(prefix, parts): (&str, &[String])| format!("{prefix} {}", parts.join(", "));
-        let support = if missing.1.is_empty() { Support::Yes } else { Support::No(listed(missing)) };
-        Self { kind, support, remark: (!present.1.is_empty()).then(|| listed(present)) }
-    }
-
-    pub(crate) fn name(&self) -> &'static str {
-        self.kind.describe().0
-    }
-
-    pub(crate) fn is_needed(&self) -> bool {
-        self.kind.describe().1.is_some()
-    }
-
-    pub(crate) fn prevents(&self) -> bool {
-        self.remedy().is_some()
-    }
-
-    pub(crate) fn remedy(&self) -> Option<&'static str> {
-        self.kind.describe().1.filter(|_| matches!(self.support, Support::No(_)))
-    }
-}
-
 /// In an order in which each failure explains the later ones. The costs are `None` if no probe could be attached.
-fn run_trials() -> (Vec<Trial>, Option<Costs>) {
-    let subject = Subject::find();
-    let mut trials = vec![capabilities(), pid_namespace()];
+fn run_trials(facts: &Facts) -> (Vec<Trial>, Option<Costs>) {
+    let killed = [Attempt::ReachBpf, Attempt::ReachPerfEventOpen].map(Attempt::describe);
+    let killed = killed.into_iter().find(|name| facts.is_killed(name));
+    let subject = match killed {
+        Some(name) => Err(facts.cite(name)),
+        None => Subject::find(),
+    };
+    let mut trials = vec![capabilities(facts), pid_namespace(facts)];
     trials.extend(Feature::ALL.map(|feature| {
         let support = match &subject {
             Ok(subject) => feature.support(subject.offset()),
+            // A file, unlike the others.
+            Err(_) if feature == Feature::KernelBtf => feature.support(0),
             Err(error) => Support::Unknown(error.clone()),
         };
         Trial::new(TrialKind::Feature(feature), support)
     }));
+    let has_multi = trials
+        .iter()
+        .any(|trial| trial.kind == TrialKind::Feature(Feature::UprobeMulti) && trial.support == Support::Yes);
+    for trial in &mut trials {
+        // These are for perf events, which other links do without.
+        let by_perf =
+            [TrialKind::Feature(Feature::Uprobes), TrialKind::Feature(Feature::Cookies)].contains(&trial.kind);
+        trial.needed &= !(by_perf && has_multi);
+    }
     let untried = |reason: &str| unattached(Support::Unknown(reason.to_owned()), reason);
     let (programs, attaching, costs) = match subject {
         _ if trials[0].prevents() => untried("not tried without the capabilities"),
@@ -261,7 +265,8 @@ fn run_trials() -> (Vec<Trial>, Option<Costs>) {
         Support::Yes => leftovers(),
         _ => Trial::new(TrialKind::Leftovers, Support::Unknown("no probe can be attached".to_owned())),
     };
-    trials.extend([programs, Trial::new(TrialKind::Attaching, attaching), leftovers, isolation()]);
+    let attaching = Trial::new(TrialKind::Attaching, attaching);
+    trials.extend([programs, attaching, tracing(facts), leftovers, isolation()]);
     (trials, costs)
 }
 
@@ -290,7 +295,11 @@ fn leftovers() -> Trial {
     Trial { remark: Some(remark), ..Trial::new(TrialKind::Leftovers, Support::Yes) }
 }
 
-fn capabilities() -> Trial {
+fn capabilities(facts: &Facts) -> Trial {
+    if !in_initial_user_namespace(facts) {
+        let reason = "those of a user namespace do not apply to BPF and probes".to_owned();
+        return Trial::new(TrialKind::Capabilities, Support::No(reason));
+    }
     let missing = match feature::missing() {
         Ok(missing) => missing,
         Err(error) => return Trial::new(TrialKind::Capabilities, Support::Unknown(error.to_string())),
@@ -312,13 +321,24 @@ fn isolation() -> Trial {
     Trial::of_parts(TrialKind::Isolation, ("in force:", &names(true)), ("the kernel refuses:", &names(false)))
 }
 
-fn pid_namespace() -> Trial {
-    let support = match process::in_initial_pid_namespace() {
-        Ok(true) => Support::Yes,
-        Ok(false) => Support::No("the kernel's process ids are not valid here".to_owned()),
-        Err(error) => Support::Unknown(error.to_string()),
+fn pid_namespace(facts: &Facts) -> Trial {
+    let support = match facts.answer(source::PID_NAMESPACE) {
+        Some(Answer::Text(_)) if in_initial_pid_namespace(facts) => Support::Yes,
+        Some(Answer::Text(_)) => Support::No("the kernel's process ids are not valid here".to_owned()),
+        _ => Support::Unknown(facts.cite(source::PID_NAMESPACE)),
     };
     Trial::new(TrialKind::PidNamespace, support)
+}
+
+fn tracing(facts: &Facts) -> Trial {
+    let attempt = Attempt::ReachPtrace;
+    let answers = facts.error(attempt.describe()) == attempt.expected();
+    let support = match facts.text(source::PTRACE_SCOPE) {
+        Some("3") => Support::No(facts.cite(source::PTRACE_SCOPE)),
+        _ if answers => Support::Yes,
+        _ => Support::No(facts.cite_attempt(attempt)),
+    };
+    Trial::new(TrialKind::Tracing, support)
 }
 
 fn probes(subject: &Subject) -> (Trial, Support, Option<Costs>) {
@@ -334,8 +354,14 @@ fn probes(subject: &Subject) -> (Trial, Support, Option<Costs>) {
         throw_safe_bytes: u64::MAX,
         stubs: false,
     };
-    let unloaded = |error: &LoadError| unattached(Support::No(error.to_string()), "the programs could not be loaded");
-    let links = LinkKind::choose(BackendChoice::Auto).unwrap_or(LinkKind::Perf);
+    let unloaded = |error: &LoadError| unattached(Support::No(with_cause(error)), "the programs could not be loaded");
+    let links = match LinkKind::choose(BackendChoice::Auto) {
+        Ok(links) => links,
+        Err(error) => {
+            let untried = Trial::new(TrialKind::Programs, Support::Unknown("no links are possible".to_owned()));
+            return (untried, Support::No(error.to_string()), None);
+        }
+    };
     let mut kernel = match Kernel::load(config, links) {
         Ok(kernel) => kernel,
         Err(error) => return unloaded(&error),
@@ -349,7 +375,7 @@ fn probes(subject: &Subject) -> (Trial, Support, Option<Costs>) {
     } else {
         "not verified to have no private stacks: the kernel hides their machine code (CAP_SYSLOG, kernel.kptr_restrict)"
     };
-    let programs = Trial { kind: TrialKind::Programs, support: Support::Yes, remark: Some(stacks.to_owned()) };
+    let programs = Trial { remark: Some(stacks.to_owned()), ..Trial::new(TrialKind::Programs, Support::Yes) };
     let keeper = Keeper::start().map_err(|error| CostError::Refused(error.to_string()));
     let (attaching, costs) = match keeper.and_then(|keeper| cost::measure(&mut kernel, &keeper, subject)) {
         Ok(costs) => (Support::Yes, Some(costs)),
@@ -357,6 +383,15 @@ fn probes(subject: &Subject) -> (Trial, Support, Option<Costs>) {
         Err(error) => (Support::No(error.to_string()), None),
     };
     (programs, attaching, costs)
+}
+
+/// With the answer of the kernel, which the error's own text may leave out.
+fn with_cause(error: &LoadError) -> String {
+    let causes = std::iter::successors(Some(error as &dyn std::error::Error), |error| error.source());
+    match causes.filter_map(|cause| cause.downcast_ref::<std::io::Error>()).last() {
+        Some(cause) => format!("{error}: {}", Errno::text(cause)),
+        None => error.to_string(),
+    }
 }
 
 #[cfg(test)]

@@ -3,11 +3,11 @@
 use std::io;
 
 use anstyle::{AnsiColor, Style};
-use serde_json::{Value, json};
 
-use super::{Costs, Diagnosis, EnginesForecast, Target, Trial};
+use super::json::Doctor;
+use super::{Costs, Diagnosis, EnginesForecast, Refusal, Target, Trial};
 use crate::linux::feature::Support;
-use crate::model::{ProbeScope, ScopeKind};
+use crate::model::ScopeKind;
 use crate::probe::place::Class;
 use crate::probe::plan::PlannedHook;
 use crate::report::page::Column::{self, Left, Right};
@@ -20,98 +20,22 @@ const GOOD: Style = AnsiColor::Green.on_default();
 const BAD: Style = AnsiColor::Red.on_default().bold();
 const PLAIN: Style = Style::new();
 
-/// Version of the JSON. New fields keep it; changes that could mislead a reader raise it.
-const JSON_VERSION: u32 = 1;
-
 pub(crate) fn write_json(diagnosis: &Diagnosis, out: &mut dyn io::Write) -> io::Result<()> {
-    let trials = diagnosis.trials.iter().map(|trial| {
-        let (answer, reason) = match &trial.support {
-            Support::Yes => ("yes", None),
-            Support::No(reason) => ("no", Some(reason)),
-            Support::Unknown(reason) => ("unknown", Some(reason)),
-        };
-        json!({
-            "name": trial.name(),
-            "needed": trial.is_needed(),
-            "answer": answer,
-            "reason": reason,
-            "remark": trial.remark,
-            "remedy": trial.remedy(),
-        })
-    });
-    let limits = diagnosis.limits.iter().map(|limit| json!({ "name": limit.name, "value": limit.value }));
-    let costs = diagnosis.costs.as_ref();
-    let target = diagnosis.target.as_ref().map(|target| {
-        let hooks = target.hooks.as_deref().unwrap_or_default();
-        json!({
-            "pid": target.pid,
-            "comm": target.comm,
-            "error": target.hooks.as_ref().err(),
-            "hooks": hooks.iter().map(|hook| hook_json(hook, costs)).collect::<Vec<_>>(),
-            "scope": target.scope.as_ref().map(scope_json),
-            "engines": target.engines.as_ref().map(engines_json),
-        })
-    });
-    let json = json!({
-        "version": JSON_VERSION,
-        "works": diagnosis.works(),
-        "kernel": diagnosis.kernel,
-        "trials": trials.collect::<Vec<_>>(),
-        "limits": limits.collect::<Vec<_>>(),
-        "costs": costs,
-        "target": target,
-    });
+    let json = serde_json::to_string(&Doctor::new(diagnosis)).map_err(io::Error::other)?;
     writeln!(out, "{json}")
-}
-
-fn scope_json(scope: &ScopeForecast) -> Value {
-    let choice = |choice: &ProbeScope| json!({ "kind": choice.kind, "reason": choice.reason });
-    json!({
-        "other_processes": scope.other_processes,
-        "foreign_probes": scope.foreign_probes,
-        "one_target": choice(&scope.one_target),
-        "all": choice(&scope.all),
-    })
-}
-
-fn engines_json(engines: &EnginesForecast) -> Value {
-    json!({
-        "allocations_per_cpu_second": engines.allocations_per_second,
-        // CPU time as a multiple of that without heapbpf.
-        "trap": engines.trap,
-        "inline": engines.inline,
-        "pointers": engines.pointers,
-    })
-}
-
-fn hook_json(planned: &PlannedHook, costs: Option<&Costs>) -> Value {
-    let hook = &planned.hook;
-    let placement = planned.placement.as_ref().ok();
-    let expected_ns =
-        placement.zip(costs).map(|(placement, costs)| costs.expected_ns(placement.class, hook.spec.shape));
-    json!({
-        "function": hook.spec.function,
-        "aliases": hook.aliases,
-        "heap": hook.heap,
-        "module": hook.path,
-        // Of the probed instruction in the module's file.
-        "offset": planned.offset().0,
-        "instruction": placement.map(|placement| &placement.instruction),
-        "emulated": placement.map(|placement| placement.class == Class::Emulated),
-        "expected_ns": expected_ns,
-        "error": planned.placement.as_ref().err().map(ToString::to_string),
-    })
 }
 
 pub(crate) fn text(diagnosis: &Diagnosis, colour: bool) -> String {
     let mut page = Page { text: String::new(), colour };
     page.line(HEADING, &format!("heapbpf {} on Linux {} (x86-64)", env!("CARGO_PKG_VERSION"), diagnosis.kernel));
+    page.environments(diagnosis);
     page.trials(&diagnosis.trials);
     page.limits(diagnosis);
     page.costs(diagnosis.costs.as_ref());
     if let Some(target) = &diagnosis.target {
         page.target(target, diagnosis.costs.as_ref());
     }
+    page.lacking(diagnosis);
     page.verdict(diagnosis);
     page.text
 }
@@ -147,6 +71,17 @@ impl Page {
         }
     }
 
+    fn environments(&mut self, diagnosis: &Diagnosis) {
+        if diagnosis.environments.is_empty() {
+            return;
+        }
+        self.heading("where heapbpf runs");
+        let rows = diagnosis.environments.iter().map(|environment| {
+            (PLAIN, vec![environment.name.clone(), printable(&environment.evidence.join("; ")).into_owned()])
+        });
+        self.table(&[Left(""); 2], rows.collect());
+    }
+
     fn trials(&mut self, trials: &[Trial]) {
         self.heading("what this kernel and this user allow");
         let row = |trial: &Trial| {
@@ -158,7 +93,7 @@ impl Page {
             let remarks: Vec<&str> = reason.into_iter().chain(&trial.remark).map(String::as_str).collect();
             // The verifier's reasons have several lines.
             let remarks = printable(&remarks.join("; ")).into_owned();
-            let needed = if trial.is_needed() { "" } else { "not needed" };
+            let needed = if trial.needed { "" } else { "not needed" };
             (style, vec![trial.name().to_owned(), answer.to_owned(), needed.to_owned(), remarks])
         };
         self.table(&[Left(""); 4], trials.iter().map(row).collect());
@@ -235,14 +170,55 @@ impl Page {
         }
     }
 
+    /// What is missing, but not needed.
+    fn lacking(&mut self, diagnosis: &Diagnosis) {
+        let works = diagnosis.works();
+        let explained = |trial: &&Trial| diagnosis.explanation(trial).is_none();
+        let trials: Vec<&Trial> = diagnosis.trials.iter().filter(explained).collect();
+        let lacking = trials.iter().filter_map(|trial| Some((trial, trial.consequence()?, trial.remedy()?)));
+        let refusals: Vec<&Refusal> =
+            diagnosis.refusals.iter().filter(|refusal| !diagnosis.is_decisive(refusal)).collect();
+        let lacking: Vec<_> = lacking.collect();
+        // Without the needed features, these do not matter yet.
+        if !works || lacking.is_empty() && refusals.is_empty() {
+            return;
+        }
+        self.heading("what is missing, but not needed");
+        for refusal in refusals {
+            self.refusal(refusal, consequence(refusal, diagnosis), false);
+        }
+        for (trial, consequence, remedy) in lacking {
+            self.line(PLAIN, &format!("  {}: {consequence}; {remedy}", trial.name()));
+        }
+    }
+
+    fn refusal(&mut self, refusal: &Refusal, consequence: Option<&str>, repeats_remedy: bool) {
+        self.line(PLAIN, &format!("  {}", printable(&refusal.reason)));
+        self.line(PLAIN, &format!("    feature:  {}", refusal.feature));
+        if let Some(consequence) = consequence {
+            self.line(PLAIN, &format!("    without:  {consequence}"));
+        }
+        for (number, evidence) in refusal.evidence.iter().enumerate() {
+            let title = if number == 0 { "evidence:" } else { "" };
+            self.line(PLAIN, &format!("    {title:9} {}", printable(evidence)));
+        }
+        let remedy = if repeats_remedy { "as before".into() } else { printable(&refusal.remedy) };
+        self.line(PLAIN, &format!("    remedy:   {remedy}"));
+    }
+
     fn verdict(&mut self, diagnosis: &Diagnosis) {
         self.text.push('\n');
         if diagnosis.works() {
             return self.line(GOOD, "profiling works here");
         }
         self.line(BAD, "profiling does not work here");
-        for trial in &diagnosis.trials {
-            if let Some(remedy) = trial.remedy() {
+        let mut last_remedy = "";
+        for refusal in diagnosis.refusals.iter().filter(|refusal| diagnosis.is_decisive(refusal)) {
+            self.refusal(refusal, None, refusal.remedy == last_remedy);
+            last_remedy = &refusal.remedy;
+        }
+        for trial in diagnosis.trials.iter().filter(|trial| trial.prevents()) {
+            if let Some(remedy) = trial.remedy().filter(|_| diagnosis.explanation(trial).is_none()) {
                 self.line(PLAIN, &format!("  {}: {remedy}", trial.name()));
             }
         }
@@ -250,6 +226,12 @@ impl Page {
             self.line(PLAIN, &format!("  process {pid}: see above"));
         }
     }
+}
+
+/// Of the first trial that fails for this reason.
+fn consequence(refusal: &Refusal, diagnosis: &Diagnosis) -> Option<&'static str> {
+    let mut failed = diagnosis.trials.iter().filter(|trial| refusal.explains.contains(&trial.kind));
+    failed.find_map(Trial::consequence)
 }
 
 fn row(hook: &PlannedHook, costs: Option<&Costs>) -> Vec<String> {

@@ -1,5 +1,7 @@
 //! Text and JSON of synthetic diagnoses.
 
+mod machines;
+
 use serde_json::Value;
 
 use super::report::{text, write_json};
@@ -12,10 +14,11 @@ use crate::model::{ProbeScope, ScopeKind};
 use crate::probe::code::PlaceError;
 use crate::probe::place::{Arguments, Class, Placement};
 use crate::probe::plan::Plan;
+use crate::report::schema;
 use profiler_common::arch::ARGUMENTS;
 
 fn trial(kind: TrialKind, support: Support) -> Trial {
-    Trial { kind, support, remark: None }
+    Trial::new(kind, support)
 }
 
 /// Everything works, for a process with a cheap `free`, an expensive `malloc` and a `calloc` that cannot be probed.
@@ -25,6 +28,17 @@ fn healthy() -> Diagnosis {
     trials.push(trial(TrialKind::Capabilities, Support::Yes));
     Diagnosis {
         kernel: "6.99.1-synthetic".to_owned(),
+        environments: vec![Environment {
+            kind: environment::Kind::Docker,
+            name: "Docker container".to_owned(),
+            evidence: vec!["/.dockerenv: exists".to_owned()],
+        }],
+        refusals: Vec::new(),
+        facts: Facts::of(&[
+            (source::DOCKER, Answer::Exists),
+            (source::BTF, Answer::Error(libc::ENOENT)),
+            (source::RELEASE, Answer::Text("6.99.1-synthetic".to_owned())),
+        ]),
         trials,
         limits: vec![Limit { name: "kernel lockdown", value: None, meaning: "something" }],
         costs: Some(Costs {
@@ -195,8 +209,10 @@ fn only_required_trials_prevent_profiling() {
         let trial = &diagnosis.trials[0];
         let text = text(&diagnosis, false);
         assert!(text.contains("broken"), "{text}");
-        assert_eq!(trial.remedy().is_some(), prevents);
-        assert_eq!(trial.remedy().is_some_and(|remedy| text.contains(remedy)), prevents, "{text}");
+        assert_eq!(trial.prevents(), prevents);
+        assert!(trial.remedy().is_some_and(|remedy| text.contains(remedy)), "{text}");
+        // What recordings lack matters where they are possible.
+        assert_eq!(trial.consequence().is_some_and(|consequence| text.contains(consequence)), !prevents, "{text}");
         assert!(with(kind, Support::Unknown("anything".to_owned())).works(), "{kind:?}");
     }
 }
@@ -222,6 +238,80 @@ fn the_probed_process_answers_each_request() {
     for line in ["4 1", "0", "x 1", "0 -1", ""] {
         assert!(serve(format!("{line}\n").as_bytes(), &mut Vec::new()).is_err(), "{line}");
     }
+}
+
+/// With a filter that refuses `bpf`, so that the programs cannot be loaded.
+fn filtered() -> Diagnosis {
+    let refusal = Refusal {
+        id: "seccomp_bpf",
+        feature: "bpf(2)",
+        prevents: true,
+        reason: "a seccomp filter refuses `bpf`".to_owned(),
+        evidence: vec!["bpf(2): EPERM".to_owned(), "Seccomp: 2".to_owned()],
+        remedy: "start it elsewhere".to_owned(),
+        explains: &[TrialKind::Programs],
+    };
+    let programs = trial(TrialKind::Programs, Support::No("map `EVENTS`".to_owned()));
+    Diagnosis { refusals: vec![refusal], trials: vec![programs], costs: None, target: None, ..healthy() }
+}
+
+#[test]
+fn refusals_have_feature_evidence_and_remedy() {
+    let diagnosis = filtered();
+    assert!(!diagnosis.works());
+    let text = text(&diagnosis, false);
+    let verdict = text.split("profiling does not work here\n").nth(1).expect("it does not work");
+    assert_eq!(
+        verdict,
+        "  a seccomp filter refuses `bpf`\n    feature:  bpf(2)\n    evidence: bpf(2): EPERM\n              Seccomp: 2\n    \
+         remedy:   start it elsewhere\n"
+    );
+    assert_eq!(line(&text, "Docker"), "Docker container /.dockerenv: exists");
+    let json = json(&diagnosis);
+    let refusal = &json["refusals"][0];
+    assert_eq!((&refusal["id"], &refusal["prevents"]), (&Value::from("seccomp_bpf"), &Value::from(true)));
+    assert_eq!(refusal["evidence"], serde_json::json!(["bpf(2): EPERM", "Seccomp: 2"]));
+    let trial = &json["trials"][0];
+    assert_eq!((&trial["refusal"], &trial["remedy"]), (&refusal["id"], &refusal["remedy"]));
+    assert_eq!(json["environments"][0]["id"], "docker");
+    let facts = json["facts"].as_array().expect("a list");
+    let fact = |source: &str| facts.iter().find(|fact| fact["source"] == source).expect("it is known");
+    assert_eq!((&fact(source::DOCKER)["value"], &fact(source::DOCKER)["error"]), (&"exists".into(), &Value::Null));
+    assert_eq!((&fact(source::BTF)["value"], &fact(source::BTF)["error"]), (&Value::Null, &"ENOENT".into()));
+}
+
+#[test]
+fn what_is_not_needed_is_listed_where_profiling_works() {
+    let mut diagnosis = filtered();
+    diagnosis.refusals[0].prevents = false;
+    diagnosis.refusals[0].explains = &[TrialKind::Tracing];
+    diagnosis.trials = vec![trial(TrialKind::Tracing, Support::No("EPERM".to_owned()))];
+    assert!(diagnosis.works());
+    let shown = text(&diagnosis, false);
+    let missing = shown.split("what is missing, but not needed\n").nth(1).expect("it is listed");
+    assert!(missing.contains("a seccomp filter refuses `bpf`") && missing.contains("no `-- COMMAND`"), "{shown}");
+    // The same refusal prevents recording where the kernel has no alternative.
+    diagnosis.refusals[0].explains = &[TrialKind::Attaching];
+    diagnosis.trials = vec![trial(TrialKind::Attaching, Support::No("EPERM".to_owned()))];
+    assert!(!diagnosis.works());
+    let shown = text(&diagnosis, false);
+    assert!(shown.contains("not work here\n  a seccomp filter refuses `bpf`\n"), "{shown}");
+}
+
+#[test]
+fn trials_are_stronger_than_facts() {
+    let refusal = &filtered().refusals[0];
+    assert!(is_seen(refusal, &[trial(TrialKind::Programs, Support::No(String::new()))]));
+    assert!(is_seen(refusal, &[trial(TrialKind::Programs, Support::Unknown(String::new()))]));
+    assert!(!is_seen(refusal, &[trial(TrialKind::Programs, Support::Yes)]));
+}
+
+#[test]
+fn the_json_conforms_to_its_schema_and_has_all_its_fields() {
+    let schema = schema::check_file::<json::Doctor<'_>>("doctor", "heapbpf's JSON diagnosis");
+    let without_probes = Diagnosis { costs: None, ..healthy() };
+    let reports = [healthy(), filtered(), without_probes].map(|diagnosis| json(&diagnosis));
+    schema::check_reports(&schema, &reports, &Value::Null);
 }
 
 #[test]

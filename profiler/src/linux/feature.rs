@@ -8,7 +8,8 @@ use rustix::thread::{CapabilitySet, capabilities};
 
 use crate::ids::Pid;
 use crate::linux::arch::{heapbpf_emulated, heapbpf_emulated_returning, heapbpf_stepped, heapbpf_stepped_returning};
-use crate::linux::bpf::{AttachType, link_perf, load_nothing, open_uprobe, supports};
+use crate::linux::attempt::Errno;
+use crate::linux::bpf::{AttachType, UPROBE_SOURCE, link_perf, load_nothing, open_uprobe, supports};
 
 /// The kernel's BTF (Linux 5.4).
 pub(crate) const KERNEL_BTF: &str = "/sys/kernel/btf/vmlinux";
@@ -48,7 +49,20 @@ impl Feature {
             Self::UprobeMulti => has_links(AttachType::UprobeMulti),
             Self::UprobeSession => has_links(AttachType::UprobeSession),
         };
-        tried.map_or_else(|error| judge(&error), |()| Support::Yes)
+        tried.map_or_else(|error| judge(self.attempt(), &error), |()| Support::Yes)
+    }
+
+    /// What is tried, as evidence.
+    fn attempt(self) -> &'static str {
+        match self {
+            Self::BpfPrograms => "bpf(BPF_PROG_LOAD)",
+            Self::KernelBtf => KERNEL_BTF,
+            Self::Uprobes if !Path::new(UPROBE_SOURCE).exists() => UPROBE_SOURCE,
+            Self::Uprobes => "perf_event_open(2) of a uprobe",
+            Self::Cookies => "bpf(BPF_LINK_CREATE) of a perf event",
+            Self::UprobeMulti => "bpf(BPF_LINK_CREATE) of type BPF_TRACE_UPROBE_MULTI",
+            Self::UprobeSession => "bpf(BPF_LINK_CREATE) of type BPF_TRACE_UPROBE_SESSION",
+        }
     }
 }
 
@@ -57,10 +71,11 @@ fn has_links(attach_type: AttachType) -> io::Result<()> {
 }
 
 /// Without permission to try, a failure proves nothing about the kernel.
-fn judge(error: &io::Error) -> Support {
+fn judge(attempt: &str, error: &io::Error) -> Support {
+    let evidence = format!("{attempt}: {}", Errno::text(error));
     match error.kind() {
-        io::ErrorKind::PermissionDenied => Support::Unknown(error.to_string()),
-        _ => Support::No(error.to_string()),
+        io::ErrorKind::PermissionDenied => Support::Unknown(evidence),
+        _ => Support::No(evidence),
     }
 }
 
@@ -137,10 +152,13 @@ mod tests {
 
     #[test]
     fn a_missing_permission_is_not_a_missing_feature() {
-        let judge = |errno| judge(&io::Error::from_raw_os_error(errno));
+        let judge = |errno| judge("bpf(BPF_PROG_LOAD)", &io::Error::from_raw_os_error(errno));
         assert!(matches!(judge(libc::EPERM), Support::Unknown(_)));
         assert!(matches!(judge(libc::EACCES), Support::Unknown(_)));
-        assert!(matches!(judge(libc::ENOSYS), Support::No(_)));
+        assert_eq!(
+            judge(libc::ENOSYS),
+            Support::No("bpf(BPF_PROG_LOAD): ENOSYS (Function not implemented)".to_owned())
+        );
         assert!(matches!(judge(libc::EINVAL), Support::No(_)));
     }
 }

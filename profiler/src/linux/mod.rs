@@ -1,6 +1,7 @@
 //! System calls and procfs. The only folder of the agent with `unsafe`.
 
 pub(crate) mod arch;
+pub(crate) mod attempt;
 pub(crate) mod bpf;
 pub(crate) mod bpf_map;
 pub(crate) mod clock;

@@ -57,3 +57,5 @@ mod tests;
 pub(crate) use tests::docs::check_table;
 #[cfg(test)]
 pub(crate) use tests::profiles as test_profiles;
+#[cfg(test)]
+pub(crate) use tests::schema;

@@ -14,6 +14,10 @@ use crate::ids::{Pid, Tid};
 pub enum ProcError {
     #[error("no process `{pid}`: it does not exist or has exited; `ps -e` lists running processes")]
     NoSuchProcess { pid: Pid },
+    #[error(
+        "process `{pid}` exists, but `/proc` hides it (mounted with `hidepid`: `grep hidepid /proc/mounts`); run as root or with CAP_SYS_PTRACE"
+    )]
+    Hidden { pid: Pid },
     #[error("cannot read `/proc/{pid}/{entry}`: permission denied; run as root or with CAP_SYS_PTRACE")]
     Permission { pid: Pid, entry: &'static str },
     #[error("cannot read `/proc/{pid}/{entry}`: {source}; check that /proc is mounted (`mount -t proc proc /proc`)")]
@@ -33,7 +37,8 @@ impl ProcError {
     pub(super) fn from_io(pid: Pid, entry: &'static str, source: io::Error) -> Self {
         match source.kind() {
             io::ErrorKind::PermissionDenied => Self::Permission { pid, entry },
-            io::ErrorKind::NotFound if exists(pid) => Self::Io { pid, entry, source },
+            io::ErrorKind::NotFound if exists(pid) || !exists_proc() => Self::Io { pid, entry, source },
+            io::ErrorKind::NotFound if is_hidden(pid) => Self::Hidden { pid },
             io::ErrorKind::NotFound => Self::NoSuchProcess { pid },
             _ if source.raw_os_error() == Some(libc::ESRCH) => Self::NoSuchProcess { pid },
             _ => Self::Io { pid, entry, source },
@@ -43,6 +48,8 @@ impl ProcError {
 
 /// `PROC_PID_INIT_INO` in include/linux/proc_ns.h.
 const INITIAL_PID_NAMESPACE_INODE: u64 = 0xEFFF_FFFC;
+/// `PROC_USER_INIT_INO` there.
+const INITIAL_USER_NAMESPACE_INODE: u64 = 0xEFFF_FFFD;
 
 /// Read limit of a command line, which a target may enlarge to megabytes.
 const ARGUMENTS_BYTES_MAX: u64 = 1 << 20;
@@ -53,6 +60,18 @@ const SYSCALL_BYTES_MAX: u64 = 512;
 /// Whether the process exists; true for zombies.
 pub(crate) fn exists(pid: Pid) -> bool {
     Path::new("/proc").join(pid.to_string()).exists()
+}
+
+/// False without procfs, and with that of another PID namespace.
+fn exists_proc() -> bool {
+    Path::new("/proc/self").exists()
+}
+
+/// Whether a process exists that procfs does not show.
+fn is_hidden(pid: Pid) -> bool {
+    let pid = i32::try_from(pid.0).ok().and_then(rustix::process::Pid::from_raw);
+    let answer = pid.map(rustix::process::test_kill_process);
+    matches!(answer, Some(Ok(()) | Err(rustix::io::Errno::PERM)))
 }
 
 /// Arguments, as the process may have overwritten them; lossy UTF-8. Empty for kernel threads, zombies and in an exec.
@@ -131,12 +150,18 @@ pub(crate) fn executable(pid: Pid) -> Result<PathBuf, ProcError> {
 
 /// Whether the PIDs that this process sees are those that the kernel side reports.
 pub(crate) fn in_initial_pid_namespace() -> Result<bool, ProcError> {
-    let metadata = fs::metadata("/proc/self/ns/pid").map_err(|source| ProcError::Io {
-        pid: Pid(std::process::id()),
-        entry: "ns/pid",
-        source,
-    })?;
-    Ok(metadata.ino() == INITIAL_PID_NAMESPACE_INODE)
+    is_in_namespace("ns/pid", INITIAL_PID_NAMESPACE_INODE)
+}
+
+/// Whether this process's capabilities are those that BPF and probes require.
+pub(crate) fn in_initial_user_namespace() -> Result<bool, ProcError> {
+    is_in_namespace("ns/user", INITIAL_USER_NAMESPACE_INODE)
+}
+
+fn is_in_namespace(entry: &'static str, inode: u64) -> Result<bool, ProcError> {
+    let metadata = fs::metadata(Path::new("/proc/self").join(entry));
+    let failed = |source| ProcError::Io { pid: Pid(std::process::id()), entry, source };
+    Ok(metadata.map_err(failed)?.ino() == inode)
 }
 
 pub(crate) fn entry_path(pid: Pid, entry: &str) -> PathBuf {

@@ -31,7 +31,7 @@ mod pprof;
 pub(crate) mod profiles;
 mod properties;
 mod read;
-mod schema;
+pub(crate) mod schema;
 mod speedscope;
 mod summary;
 mod tail;

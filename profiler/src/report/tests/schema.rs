@@ -22,7 +22,7 @@ pub(super) fn report_schema() -> Value {
 
 /// Returns the schema of a report, after comparing it with `docs/{name}.schema.json`. `UPDATE_GOLDEN=1` rewrites the file.
 #[track_caller]
-pub(super) fn check_file<T: JsonSchema>(name: &str, title: &str) -> Value {
+pub(crate) fn check_file<T: JsonSchema>(name: &str, title: &str) -> Value {
     let settings = SchemaSettings::draft2020_12().for_serialize();
     let mut schema = settings.into_generator().into_root_schema_for::<T>();
     schema.insert("$id".to_owned(), format!("urn:heapbpf:{name}:1").into());
@@ -292,7 +292,7 @@ fn own<'a>(schema: &'a Value, other: &Value) -> Vec<&'a Map<String, Value>> {
 
 /// Reports conform to the schema; together they have all its properties, except in definitions that `other` has too; and the
 /// schema has all their fields.
-pub(super) fn check_reports(schema: &Value, reports: &[Value], other: &Value) {
+pub(crate) fn check_reports(schema: &Value, reports: &[Value], other: &Value) {
     let definitions = schema["$defs"].as_object().expect("definitions");
     let mut reader = Reader { definitions, seen: BTreeSet::new() };
     for (number, report) in reports.iter().enumerate() {
