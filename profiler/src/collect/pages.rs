@@ -6,12 +6,12 @@ use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-use profiler_common::limits::PAGE_BYTES;
 use rustix::fs::SeekFrom;
 
 use super::process::CollectError;
 use crate::address::TargetAddr;
 use crate::ids::Pid;
+use crate::linux::memory::page_bytes;
 use crate::linux::proc::maps::{Region, RegionKind};
 use crate::linux::process_memory::{self, Pages};
 use crate::memory::Span;
@@ -156,7 +156,7 @@ fn shared_data(pid: Pid, region: &Region) -> Option<Vec<Range<u64>>> {
             break;
         }
         let address = |offset: u64| start + (offset - region.offset.0);
-        found.push(address(data)..address(hole.next_multiple_of(PAGE_BYTES).min(last)));
+        found.push(address(data)..address(hole.next_multiple_of(page_bytes()).min(last)));
         at = hole;
     }
     Some(found)
@@ -164,9 +164,10 @@ fn shared_data(pid: Pid, region: &Region) -> Option<Vec<Range<u64>>> {
 
 /// See Documentation/admin-guide/mm/pagemap.rst.
 fn entries(pagemap: &File, range: Range<u64>, pages: Pages, found: &mut dyn FnMut(Range<u64>)) -> io::Result<()> {
+    let page_bytes = page_bytes();
     let mut words = vec![0_u8; 1 << 19];
-    let mut page = range.start / PAGE_BYTES;
-    let end = range.end.div_ceil(PAGE_BYTES);
+    let mut page = range.start / page_bytes;
+    let end = range.end.div_ceil(page_bytes);
     while page < end {
         let count = usize::try_from(end - page).unwrap_or(usize::MAX).min(words.len() / 8);
         let read = pagemap.read_at(&mut words[..count * 8], page.saturating_mul(8))?;
@@ -179,7 +180,7 @@ fn entries(pagemap: &File, range: Range<u64>, pages: Pages, found: &mut dyn FnMu
             match (start, is_wanted(u64::from_le_bytes(*word), pages)) {
                 (None, true) => start = Some(index),
                 (Some(first), false) => {
-                    found(first * PAGE_BYTES..index * PAGE_BYTES);
+                    found(first * page_bytes..index * page_bytes);
                     start = None;
                 }
                 _ => {}
@@ -187,7 +188,7 @@ fn entries(pagemap: &File, range: Range<u64>, pages: Pages, found: &mut dyn FnMu
         }
         page += (read / 8) as u64;
         if let Some(first) = start {
-            found(first * PAGE_BYTES..page * PAGE_BYTES);
+            found(first * page_bytes..page * page_bytes);
         }
     }
     Ok(())

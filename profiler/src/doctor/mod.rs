@@ -7,7 +7,7 @@ mod refusal;
 pub(crate) mod report;
 mod trial;
 
-use profiler_common::limits::{PAGE_BYTES, STACK_FRAMES_MAX};
+use profiler_common::limits::STACK_FRAMES_MAX;
 use rustix::process::{Resource, getrlimit};
 use tracing::debug;
 
@@ -23,6 +23,7 @@ use crate::ids::Pid;
 use crate::keeper::Keeper;
 use crate::linux::attempt::{Attempt, Errno};
 use crate::linux::feature::{self, Feature, Support};
+use crate::linux::memory::page_bytes;
 use crate::linux::proc::process;
 use crate::probe::cost::{self, CostError, Subject};
 pub(crate) use crate::probe::cost::{Costs, TARGET_COMMAND, serve};
@@ -344,7 +345,7 @@ fn tracing(facts: &Facts) -> Trial {
 fn probes(subject: &Subject) -> (Trial, Support, Option<Costs>) {
     let config = KernelConfig {
         // The minimum: nothing is recorded.
-        ring_bytes: u32::try_from(PAGE_BYTES).unwrap_or(4096),
+        ring_bytes: u32::try_from(page_bytes()).unwrap_or(4096),
         live_blocks_max: 16,
         unwind_by_tables: true,
         row_cells: 1,

@@ -12,7 +12,6 @@ mod positions;
 use std::ops::Range;
 
 use profiler_common::interpreter::AddressRange;
-use profiler_common::limits::PAGE_BYTES;
 use profiler_common::v8::V8;
 
 use self::functions::Scripts;
@@ -22,6 +21,7 @@ use self::layout::{Layout, Published};
 use super::memory::Memory;
 use super::process::CodeMapping;
 use crate::ids::Pid;
+use crate::linux::memory::page_bytes;
 use crate::object::ObjectError;
 use crate::object::interpreted::{Code, CodeBody, CodeLines, Function, PlacedCode};
 use crate::object::module::Module;
@@ -88,7 +88,7 @@ impl Library {
         let mut parts = code.iter().filter_map(|mapping| Some((mapping, mapping.part(&builtins)?)));
         let is_copy = |mapping: &CodeMapping, part: &Range<u64>| {
             let bytes = |range: &Range<u64>| range.end - range.start;
-            bytes(&mapping.range) - bytes(part) < 2 * PAGE_BYTES
+            bytes(&mapping.range) - bytes(part) < 2 * page_bytes()
         };
         let copy = parts.clone().find(|(mapping, part)| is_copy(mapping, part)).map(|(_, part)| part);
         let original = parts.find(|(mapping, part)| !is_copy(mapping, part)).map(|(_, part)| part);

@@ -164,14 +164,12 @@ pub(crate) fn read_hash<K: Pod, V: Pod>(map: impl AsFd, mut found: impl FnMut(&[
     }
 }
 
-const PAGE_BYTES: usize = 4096;
-
 pub(crate) struct RingPositions(MmapRaw);
 
 impl RingPositions {
     pub(crate) fn new(ring: impl AsFd) -> io::Result<Self> {
         // The second page is read-only.
-        Ok(Self(MmapOptions::new().len(2 * PAGE_BYTES).map_raw_read_only(ring.as_fd().as_raw_fd())?))
+        Ok(Self(MmapOptions::new().len(2 * rustix::param::page_size()).map_raw_read_only(ring.as_fd().as_raw_fd())?))
     }
 
     /// Bytes that were written, including headers, and not read.
@@ -192,9 +190,10 @@ impl RingPositions {
 
     fn position(&self, page: usize) -> u64 {
         assert!(page < 2, "only two pages are mapped");
+        let offset = page * rustix::param::page_size();
         // SAFETY: the page is mapped and begins with a word that is written atomically (`struct bpf_ringbuf` in
         // kernel/bpf/ringbuf.c: the consumer's position, then the producers').
-        let position = unsafe { AtomicU64::from_ptr(self.0.as_mut_ptr().byte_add(page * PAGE_BYTES).cast::<u64>()) };
+        let position = unsafe { AtomicU64::from_ptr(self.0.as_mut_ptr().byte_add(offset).cast::<u64>()) };
         position.load(Ordering::Acquire)
     }
 }
@@ -213,7 +212,7 @@ pub(crate) fn write_mapped<V: Pod>(map: impl AsFd, first: u32, values: &[V]) -> 
     }
     let too_far = || io::Error::from_raw_os_error(libc::EINVAL);
     let begin = (first as usize).checked_mul(size_of::<V>()).ok_or_else(too_far)?;
-    let offset = begin - begin % PAGE_BYTES;
+    let offset = begin - begin % rustix::param::page_size();
     let length = (begin - offset).checked_add(size_of_val(values)).ok_or_else(too_far)?;
     let mapped = shared(map, offset, length)?;
     // SAFETY: the mapping has `length` bytes, of which the last `size_of_val(values)` begin here; they are aligned to

@@ -11,6 +11,11 @@ use rustix::system::sysinfo;
 use crate::ids::Pid;
 use crate::linux::proc::process::{self, Membership};
 
+/// Size of a page, which on some processors the kernel's configuration determines.
+pub(crate) fn page_bytes() -> u64 {
+    rustix::param::page_size() as u64
+}
+
 /// Requests below this succeed in a process without limits of its own: half of the machine's memory, which heuristic
 /// overcommit does not refuse (`__vm_enough_memory` in mm/util.c).
 pub(crate) fn throw_safe_bytes() -> u64 {

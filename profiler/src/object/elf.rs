@@ -20,7 +20,8 @@ const NOTES_MAX: usize = 64;
 const DYNAMIC_BYTES_MAX: u64 = 1 << 16;
 /// The linkers' longest is a SHA-1 of 20.
 const BUILD_ID_BYTES_MAX: usize = 64;
-const PAGE_BYTES: u64 = profiler_common::limits::PAGE_BYTES;
+/// Of x86-64 and aarch64.
+const PAGE_SIZES: [u64; 3] = [4 << 10, 16 << 10, 64 << 10];
 
 /// Loadable (`PT_LOAD`) unless stated otherwise.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -167,23 +168,25 @@ impl Elf {
         bias(self.code(), start, offset)
     }
 
-    pub fn code(&self) -> impl Iterator<Item = &Segment> {
+    pub fn code(&self) -> impl Iterator<Item = &Segment> + Clone {
         self.segments.iter().filter(|segment| segment.executable)
     }
 }
 
 /// Target addresses minus link addresses (wrapping) of a mapping of code. `None` if no segment contains that mapping.
 pub(crate) fn bias<'a>(
-    code: impl IntoIterator<Item = &'a Segment>,
+    code: impl Iterator<Item = &'a Segment> + Clone,
     start: TargetAddr,
     offset: FileOffset,
 ) -> Option<u64> {
-    // The kernel maps whole pages, so a mapping may begin before its segment does.
-    let mapped = |segment: &Segment| {
-        let first_page = segment.offset.0 / PAGE_BYTES * PAGE_BYTES;
-        (first_page..segment.offset.0.saturating_add(segment.size_bytes)).contains(&offset.0)
-    };
-    let segment = code.into_iter().find(|segment| mapped(segment))?;
+    // The kernel maps whole pages, so a mapping may begin before its segment does. A recording may be of another machine.
+    let segment = PAGE_SIZES.into_iter().find_map(|page_bytes| {
+        let mapped = |segment: &&Segment| {
+            let first_page = segment.offset.0 / page_bytes * page_bytes;
+            (first_page..segment.offset.0.saturating_add(segment.size_bytes)).contains(&offset.0)
+        };
+        code.clone().find(mapped)
+    })?;
     let linked = segment.address.0.wrapping_add(offset.0).wrapping_sub(segment.offset.0);
     Some(start.0.wrapping_sub(linked))
 }

@@ -141,7 +141,7 @@ impl Module {
     pub fn bias(&self, start: TargetAddr, offset: FileOffset) -> Option<u64> {
         match self.elf() {
             Ok(elf) => elf.bias(start, offset),
-            Err(_) => elf::bias(&self.recorded.code, start, offset),
+            Err(_) => elf::bias(self.recorded.code.iter(), start, offset),
         }
     }
 }

@@ -35,7 +35,7 @@ int main(int argc, char **argv) {
 
 /// Indexes of the reported pages at an address.
 fn pages_at(touched: &Touched, start: u64) -> Vec<u64> {
-    let address = |page: u64| TargetAddr(start + page * PAGE_BYTES);
+    let address = |page: u64| TargetAddr(start + page * 4096);
     (0..4).filter(|&page| touched.spans.iter().any(|span| span.contains(&address(page)))).collect()
 }
 

@@ -4,6 +4,7 @@ use std::fs;
 use std::time::Duration;
 
 use crate::ids::{Identity, Pid, StartTime, Tid};
+use crate::linux::memory::page_bytes;
 use crate::linux::proc::{ProcError, process};
 
 /// Read limit: 52 numbers of at most 20 digits and a name of at most 64 bytes.
@@ -32,7 +33,7 @@ pub(crate) struct Stat {
 impl Stat {
     pub(crate) fn read(pid: Pid) -> Result<Self, ProcError> {
         let bytes = process::read(pid, "stat", LINE_BYTES_MAX)?;
-        let page_bytes = rustix::param::page_size() as u64;
+        let page_bytes = page_bytes();
         parse(&String::from_utf8_lossy(&bytes), page_bytes).ok_or(ProcError::Malformed { pid, entry: "stat" })
     }
 

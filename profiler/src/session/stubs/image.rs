@@ -6,7 +6,7 @@ use std::io::Write;
 use anyhow::{Context, Result, ensure};
 use profiler_common::arch::ARGUMENTS;
 use profiler_common::hook::{CallShape, HookCookie, ProbeScope};
-use profiler_common::limits::{LIVE_FILTER_SLOTS, PAGE_BYTES};
+use profiler_common::limits::LIVE_FILTER_SLOTS;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 use tracing::debug;
 
@@ -14,7 +14,7 @@ use super::previous::Previous;
 use super::slots::Replaced;
 use crate::ids::{HeapId, Pid};
 use crate::keeper::Site;
-use crate::linux::memory;
+use crate::linux::memory::{self, page_bytes};
 use crate::linux::proc::maps::{Region, STUBS_NAME, regions};
 use crate::probe::code::Code;
 use crate::probe::plan::PlannedHook;
@@ -93,8 +93,8 @@ impl Layout {
         let heap_bytes = u64::from(slots_per_heap) * slot::BYTES as u64;
         Self {
             address: 0,
-            code_bytes: (COMMON_BYTES + STUB_BYTES * stubs as u64).next_multiple_of(PAGE_BYTES),
-            data_bytes: (heap_bytes * heaps as u64).next_multiple_of(PAGE_BYTES),
+            code_bytes: (COMMON_BYTES + STUB_BYTES * stubs as u64).next_multiple_of(page_bytes()),
+            data_bytes: (heap_bytes * heaps as u64).next_multiple_of(page_bytes()),
             heap_bytes,
         }
     }
@@ -220,7 +220,8 @@ const ADDRESS_END: u64 = 0x7fff_ffff_f000;
 
 /// Finds free addresses near the allocator, best below it: the kernel maps new modules downwards from the lowest.
 fn free_range(mapped: &[Region], near: u64, size_bytes: u64) -> Option<u64> {
-    let page = |address: u64| address / PAGE_BYTES * PAGE_BYTES;
+    let page_bytes = page_bytes();
+    let page = |address: u64| address / page_bytes * page_bytes;
     let starts = mapped.iter().map(|region| region.start.0).chain([ADDRESS_END]);
     let ends = [ADDRESS_MIN].into_iter().chain(mapped.iter().map(|region| region.end.0));
     let gaps: Vec<(u64, u64)> = ends.zip(starts).filter(|(start, end)| start < end).collect();
