@@ -12,13 +12,15 @@ use super::process::{ForkError, Release, StoppedThread};
 use crate::address::TargetAddr;
 use crate::ids::{Pid, Tid};
 use crate::linux::arch::{
-    ADDRESS_END, FRAME_ALIGNMENT, RED_ZONE_BYTES, RETURN_FROM_SIGNAL, Registers, SYSCALL_AND_RETURN,
-    SYSCALL_INSTRUCTION,
+    self, ADDRESS_END, FRAME_ALIGNMENT, INSTRUCTION_ALIGNMENT, RED_ZONE_BYTES, RETURN_FROM_SIGNAL, Registers,
+    SYSCALL_AND_RETURN, SYSCALL_INSTRUCTION,
 };
 use crate::linux::pidfd::raw_pid;
 use crate::linux::proc::maps::{Region, RegionKind, region_of};
 use crate::linux::process_memory;
 use crate::linux::ptrace::{Options, Stop, SyscallPhase, Tracee};
+
+mod interrupted;
 
 /// Has one of the threads, all of which are held, make system calls.
 pub(super) fn inject<T>(
@@ -33,17 +35,15 @@ pub(super) fn inject<T>(
     let instruction = match &way_back {
         Some(way_back) => way_back.instruction,
         None => find_syscall_instruction(pid, &stopped.tracee, mapped)?
-            .ok_or(ForkError::Impossible(pid, "no `syscall` instruction was found in its code"))?,
+            .ok_or(ForkError::Impossible(pid, "no instruction that makes a system call was found in its code"))?,
     };
     if stopped.release == Release::Detach {
         stopped.tracee.set_options(Options::THREADS).map_err(failed)?;
     }
     let mut thread =
         InjectedThread::take(pid, &stopped.tracee, instruction).map_err(failed)?.ok_or(ForkError::Ended(pid))?;
-    if let Some(way_back) = &way_back {
-        thread.prepare_way_back(way_back).map_err(failed)?;
-    }
-    let worked = work(&mut thread);
+    let prepared = way_back.as_ref().map_or(Ok(()), |way_back| thread.prepare_way_back(way_back));
+    let worked = prepared.map_err(failed).and_then(|()| work(&mut thread));
     let restored = thread.restore();
     if stopped.release == Release::Detach {
         stopped.tracee.set_options(Options::default()).map_err(failed)?;
@@ -63,9 +63,12 @@ fn choose(pid: Pid, threads: &[StoppedThread]) -> Result<&StoppedThread, ForkErr
         let Some(registers) = stopped.tracee.registers().ok().flatten() else { continue };
         if let Some(found) = filter_of(pid, &stopped.tracee).map_err(failed)? {
             filter = Some(found);
-        } else if registers.syscall().is_some() {
+        } else if stopped.tracee.is_in_syscall(&registers) {
             return Ok(stopped);
-        } else if running.is_none() && !is_in_rseq(&stopped.tracee, &registers).map_err(failed)? {
+        } else if running.is_none()
+            && !arch::discards_registers(&stopped.tracee)
+            && !is_in_rseq(&stopped.tracee, &registers).map_err(failed)?
+        {
             running = Some(stopped);
         }
     }
@@ -106,8 +109,7 @@ impl WayBack {
     /// `None` without such code, and for threads with a shadow stack, on which the return would fail.
     pub(super) fn find(pid: Pid, tracee: &Tracee, mapped: &[Region]) -> io::Result<Option<Self>> {
         let status = std::fs::read_to_string(format!("/proc/{pid}/task/{}/status", tracee.tid().0))?;
-        let features = status.lines().find_map(|line| line.strip_prefix("x86_Thread_features:"));
-        if features.is_some_and(|features| features.contains("shstk")) {
+        if arch::has_shadow_stack(&status, tracee) {
             return Ok(None);
         }
         let is_code = |region: &&Region| {
@@ -120,7 +122,9 @@ impl WayBack {
                 .is_some_and(|name| ["libc.", "libc-", "ld-musl"].iter().any(|prefix| name.starts_with(prefix))),
             _ => false,
         };
-        let (libc, others): (Vec<&Region>, Vec<&Region>) = mapped.iter().filter(is_code).partition(is_libc);
+        let (libc, mut others): (Vec<&Region>, Vec<&Region>) = mapped.iter().filter(is_code).partition(is_libc);
+        // The kernel's code is short, and has the end of signal handlers on some processors.
+        others.sort_by_key(|region| region.kind != RegionKind::Kernel);
         let mut left_bytes = BYTES_MAX;
         let mut find = |code: &[u8]| {
             libc.iter().chain(&others).find_map(|region| search(tracee.pid(), region, code, &mut left_bytes))
@@ -137,9 +141,13 @@ pub(crate) struct InjectedThread {
     tracee: Tracee,
     instruction: u64,
     saved: Registers,
+    /// Those of numbers and vectors.
+    extended: Vec<u64>,
     blocked: u64,
-    /// Stack pointer with which it restores itself when it returns; its own without a way back.
-    stack_pointer: u64,
+    /// Address of the frame with which it restores itself when it returns, and of the code to return to.
+    way_back: Option<(u64, u64)>,
+    /// It is held at the exit of the system call that it was interrupted in.
+    at_exit: bool,
     has_blocked: bool,
     ran: bool,
     /// It has not stopped since: a call timed out, as every call does in a frozen control group.
@@ -152,29 +160,35 @@ impl InjectedThread {
     /// Takes a thread that is held at a [`Stop::Trap`]. `None` if it was killed.
     pub(super) fn take(pid: Pid, tracee: &Tracee, instruction: u64) -> io::Result<Option<Self>> {
         let (Some(saved), Some(blocked)) = (tracee.registers()?, tracee.blocked_signals()?) else { return Ok(None) };
-        Ok(Some(Self {
+        let mut taken = Self {
             pid,
             tracee: tracee.clone(),
             instruction,
             saved,
+            extended: Vec::new(),
             blocked,
-            stack_pointer: saved.stack_pointer(),
+            way_back: None,
+            at_exit: false,
             has_blocked: false,
             ran: false,
             runs: false,
             sigstop_arrived: false,
-        }))
+        };
+        if !taken.reveal_restart()? {
+            return Ok(None);
+        }
+        taken.extended = arch::extended_words(tracee).unwrap_or_default();
+        Ok(Some(taken))
     }
 
     #[cfg(test)]
     pub(super) fn has_way_back(&self) -> bool {
-        self.stack_pointer != self.saved.stack_pointer()
+        self.way_back.is_some()
     }
 
     /// Writes the frame below the stack, where nothing is in use.
     pub(super) fn prepare_way_back(&mut self, way_back: &WayBack) -> io::Result<()> {
-        let extended = self.tracee.extended_words().unwrap_or_default();
-        let frame = |address| self.saved.signal_frame(address, way_back.restorer, self.blocked, &extended);
+        let frame = |address| self.saved.signal_frame(address, way_back.restorer, self.blocked, &self.extended);
         let Some(size_bytes) = frame(0).map(|words| 8 * words.len() as u64) else { return Ok(()) };
         let below = self.saved.stack_pointer().saturating_sub(RED_ZONE_BYTES + SCRATCH_BYTES + size_bytes);
         let address = below & !(FRAME_ALIGNMENT - 1);
@@ -182,7 +196,7 @@ impl InjectedThread {
         let bytes: Vec<u8> = words.into_iter().flat_map(u64::to_ne_bytes).collect();
         let memory = File::options().write(true).open(format!("/proc/{}/mem", self.tracee.pid()))?;
         match memory.write_all_at(&bytes, address) {
-            Ok(()) => self.stack_pointer = address,
+            Ok(()) => self.way_back = Some((address, way_back.restorer)),
             // The stack may end there.
             Err(error) => tracing::debug!("process {}: no way back: {error}", self.pid),
         }
@@ -218,8 +232,10 @@ impl InjectedThread {
     pub(super) fn child(&self, tracee: &Tracee) -> Self {
         Self {
             tracee: tracee.clone(),
+            extended: Vec::new(),
             // A created process has no way back: nothing may continue it. It inherits the signal mask.
-            stack_pointer: self.saved.stack_pointer(),
+            way_back: None,
+            at_exit: false,
             has_blocked: true,
             ran: false,
             runs: false,
@@ -230,7 +246,10 @@ impl InjectedThread {
 
     pub(super) fn prepare(&self, number: libc::c_long, arguments: [u64; 6]) -> io::Result<()> {
         let registers = self.saved.for_syscall(self.instruction, number, arguments);
-        self.tracee.set_registers(&registers.with_stack_pointer(self.stack_pointer))
+        self.tracee.set_registers(&match self.way_back {
+            Some((address, restorer)) => registers.with_way_back(address, restorer),
+            None => registers,
+        })
     }
 
     /// Makes a system call; `None` if the thread was killed. Calls `made` with the TID of what the call creates.
@@ -278,7 +297,14 @@ impl InjectedThread {
 
     /// Held as before. The kernel restarts an interrupted call only after a `PTRACE_INTERRUPT` stop: it gets one.
     fn restore(mut self) -> io::Result<()> {
-        if self.ran {
+        if let Some(argument) = self.saved.first_argument()
+            && (self.ran || self.at_exit)
+            && !self.runs
+        {
+            self.restore_at_exit(argument)?;
+            return self.send_sigstop();
+        }
+        if self.ran || self.at_exit {
             self.tracee.interrupt()?;
             if !self.runs {
                 self.tracee.run(Stop::Syscall)?;
@@ -294,7 +320,12 @@ impl InjectedThread {
         }
         // Before the registers, for the same reason.
         self.tracee.block_signals(self.blocked)?;
-        self.tracee.set_registers(&self.saved)?;
+        self.tracee.set_registers(&self.saved.at_other_stop())?;
+        arch::restore_discarded(&self.tracee, &self.extended)?;
+        self.send_sigstop()
+    }
+
+    fn send_sigstop(&self) -> io::Result<()> {
         if self.sigstop_arrived
             && let Some(pid) = raw_pid(self.pid)
         {
@@ -356,8 +387,8 @@ fn search(pid: Pid, region: &Region, code: &[u8], left_bytes: &mut u64) -> Optio
         let count = PIECE_BYTES.min(region.end.0 - start);
         *left_bytes = left_bytes.saturating_sub(count);
         let bytes = read(pid, start, count);
-        let found = bytes.windows(code.len()).position(|window| window == code);
-        if let Some(offset) = found {
+        let mut places = bytes.windows(code.len()).enumerate().step_by(INSTRUCTION_ALIGNMENT);
+        if let Some((offset, _)) = places.find(|(_, window)| *window == code) {
             return Some(start + offset as u64);
         }
         start += count;

@@ -9,11 +9,12 @@ use serde::{Deserialize, Serialize};
 
 use crate::address::TargetAddr;
 use crate::ids::{Pid, Tid};
-use crate::linux::arch::{FRAME_POINTER_INDEX, RED_ZONE_BYTES};
+use crate::linux::arch::{self, FRAME_POINTER_INDEX, RED_ZONE_BYTES};
 use crate::linux::proc::ProcError;
 use crate::linux::proc::maps::Region;
 use crate::linux::ptrace::{Stop, Tracee};
 use crate::linux::signals;
+use crate::memory::Span;
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ThreadState {
@@ -22,7 +23,7 @@ pub struct ThreadState {
     pub instruction: TargetAddr,
     /// Lowest used address of its stack.
     pub stack_pointer: TargetAddr,
-    /// Its control block and, below it, its thread-local storage (`fs_base`).
+    /// Next to its control block and its thread-local storage (`fs_base`, `TPIDR_EL0`).
     pub thread_pointer: TargetAddr,
     /// It waits in a system call, or was stopped at the return from one.
     pub in_syscall: bool,
@@ -33,6 +34,17 @@ pub struct ThreadState {
 impl ThreadState {
     pub(crate) fn frame_pointer(&self) -> Option<u64> {
         self.registers.get(FRAME_POINTER_INDEX).copied()
+    }
+
+    /// Of its static thread-local storage, the part that is nearest to its control block.
+    pub(crate) fn storage(&self, size_bytes: u64) -> Span {
+        let range = arch::storage(self.thread_pointer.0, size_bytes);
+        TargetAddr(range.start)..TargetAddr(range.end)
+    }
+
+    /// Address of a word of its static thread-local storage. The one nearest to its control block is 1.
+    pub(crate) fn storage_word(&self, nth: u64) -> Option<TargetAddr> {
+        arch::storage_word(self.thread_pointer.0, nth).map(TargetAddr)
     }
 
     /// Lowest address of its stack that code may use without moving the stack pointer.

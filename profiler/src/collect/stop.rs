@@ -14,6 +14,7 @@ use super::inject::{self, InjectedThread};
 use super::process::{CollectError, ForkError, Release, StoppedThread, ThreadState};
 use crate::address::TargetAddr;
 use crate::ids::{Pid, Tid};
+use crate::linux::arch;
 use crate::linux::pidfd::raw_pid;
 use crate::linux::proc::maps::Region;
 use crate::linux::proc::process::thread_name;
@@ -96,9 +97,8 @@ impl Stopped {
         })?;
         let registers = registers.ok_or(CollectError::Ended(self.pid))?;
         let mut words = registers.general().to_vec();
-        words.push(registers.spare_base());
         // Compilers keep pointers in vector registers too. Processors without them fail.
-        words.extend(tracee.extended_words().unwrap_or_default());
+        words.extend(arch::extended_words(tracee).unwrap_or_default());
         let status = if held.stop == Stop::Exiting { tracee.event_message().ok().flatten() } else { None };
         Ok(ThreadState {
             tid: tracee.tid(),
@@ -106,7 +106,7 @@ impl Stopped {
             instruction: TargetAddr(registers.instruction()),
             stack_pointer: TargetAddr(registers.stack_pointer()),
             thread_pointer: TargetAddr(registers.thread_pointer()),
-            in_syscall: registers.syscall().is_some(),
+            in_syscall: tracee.is_in_syscall(&registers),
             exit_status: status.and_then(|status| i32::try_from(status).ok()),
         })
     }

@@ -19,8 +19,13 @@ int main(void) {
     uint64_t *shared = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     shared[3] = 0x1122334455667788;
     say("%p %p %p", (void *)words, (void *)reserved, (void *)shared);
+#ifdef __aarch64__
+    register uint64_t known asm("x19") = 0x5ca1ab1e0ddba11;
+    asm volatile("1: b 1b" : : "r"(known));
+#else
     register uint64_t known asm("r12") = 0x5ca1ab1e0ddba11;
     asm volatile("1: jmp 1b" : : "r"(known));
+#endif
 }
 "#;
 

@@ -9,6 +9,7 @@ use super::blocks::{BlockId, Blocks, number};
 use super::mark::Marks;
 use super::words::Words;
 use crate::address::TargetAddr;
+use crate::linux::arch::untagged;
 
 /// Unreachable blocks, numbered in the order of addresses, with those that each references.
 #[derive(Debug, Default)]
@@ -31,7 +32,7 @@ impl Graph {
         for (own, &id) in unreached.iter().enumerate() {
             let block = blocks.get(id);
             words.each(&(block.start.0..block.end().0), &mut near, |bytes| {
-                let words = bytes.as_chunks::<8>().0.iter().map(|word| u64::from_le_bytes(*word));
+                let words = bytes.as_chunks::<8>().0.iter().map(|word| untagged(u64::from_le_bytes(*word)));
                 let words = words.filter(|word| (lowest..=end).contains(word));
                 let blocks_at = |word: u64| {
                     let empty_array = blocks.empty_array_before(word).map(BlockId);

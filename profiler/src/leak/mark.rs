@@ -13,6 +13,7 @@ use super::blocks::{BlockId, Blocks, GROUP, number};
 use super::words::{Words, aligned};
 use super::work::{Pool, Stacks, Work};
 use crate::address::TargetAddr;
+use crate::linux::arch::untagged;
 use crate::memory::{Memory, Span, joined};
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -227,7 +228,7 @@ impl<'a> Scanner<'a> {
             }
             let mut count = self.candidate_count;
             for word in stride.as_chunks::<8>().0 {
-                let word = u64::from_le_bytes(*word);
+                let word = untagged(u64::from_le_bytes(*word));
                 // Branchless: the contents of memory are unpredictable.
                 self.candidates[count % CANDIDATES] = word;
                 count += usize::from(word.wrapping_sub(self.lowest) < self.extent);

@@ -144,7 +144,7 @@ fn try_load(program: ProgramLoad<'_>, log: &mut [u8]) -> io::Result<OwnedFd> {
     }
     // The last byte stays 0.
     for (to, from) in load.prog_name[..15].iter_mut().zip(program.name.bytes()) {
-        *to = from.cast_signed();
+        *to = libc::c_char::from_ne_bytes([from]);
     }
     if let Some(ProgramBtf { btf, functions, lines }) = program.btf {
         load.prog_btf_fd = number(&btf);

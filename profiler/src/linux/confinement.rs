@@ -214,11 +214,13 @@ const ALLOWED: &[i64] = &[
     libc::SYS_exit_group,
 ];
 
+/// Flags of opened files.
+const NOT_READING: u64 = (libc::O_ACCMODE | libc::O_CREAT | libc::O_TRUNC) as u64;
+
 /// Calls that are allowed if an argument (its index) has none of these bits.
 const WITHOUT_BITS: &[(i64, u8, u64)] = &[
     // Read-only.
-    (libc::SYS_openat, 2, (libc::O_ACCMODE | libc::O_CREAT | libc::O_TRUNC) as u64),
-    (LEGACY_OPEN.0, LEGACY_OPEN.1, (libc::O_ACCMODE | libc::O_CREAT | libc::O_TRUNC) as u64),
+    (libc::SYS_openat, 2, NOT_READING),
     // No new executable code.
     (libc::SYS_mmap, 2, libc::PROT_EXEC as u64),
     (libc::SYS_mprotect, 2, libc::PROT_EXEC as u64),
@@ -236,7 +238,8 @@ fn install_syscall_filter() -> io::Result<()> {
 fn program() -> Result<BpfProgram, seccompiler::BackendError> {
     let mut rules: Vec<(i64, Vec<SeccompRule>)> =
         ALLOWED.iter().chain(&LEGACY_SYSCALLS_ALLOWED).map(|&number| (number, Vec::new())).collect();
-    for &(number, argument, bits) in WITHOUT_BITS {
+    let legacy_open = LEGACY_OPEN.map(|(number, argument)| (number, argument, NOT_READING));
+    for (number, argument, bits) in WITHOUT_BITS.iter().copied().chain(legacy_open) {
         let without = SeccompCmpOp::MaskedEq(bits);
         let condition = SeccompCondition::new(argument, SeccompCmpArgLen::Dword, without, 0)?;
         rules.push((number, vec![SeccompRule::new(vec![condition])?]));

@@ -14,6 +14,7 @@ use rustix::process::{Signal, WaitOptions, kill_process, waitpid};
 use crate::ids::{Pid, Tid};
 use crate::linux::arch::{self, Registers};
 use crate::linux::pidfd::raw_pid;
+use crate::linux::process_memory;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stop {
@@ -178,7 +179,7 @@ impl Tracee {
     pub(crate) fn restart_syscall(&self, stop: Stop) -> io::Result<()> {
         if stop == Stop::Trap
             && let Ok(Some(registers)) = self.registers()
-            && let Some(restarted) = registers.with_syscall_restarted()
+            && let Some(restarted) = registers.with_syscall_restarted(self)
         {
             self.set_registers(&restarted)?;
         }
@@ -267,35 +268,61 @@ impl Pause {
 
 const EVENT_STOP: i32 = 128;
 
-fn buffer<T>(value: &mut T) -> libc::iovec {
-    libc::iovec { iov_base: std::ptr::from_mut(value).cast(), iov_len: size_of::<T>() }
-}
-
 impl Tracee {
     /// `None` if the thread was killed meanwhile. Errors: `EINVAL` for a thread in 32-bit mode.
     pub(crate) fn registers(&self) -> io::Result<Option<Registers>> {
         let mut registers = Registers::default();
-        let filled = self.register_set(libc::PTRACE_GETREGSET, libc::NT_PRSTATUS, &mut buffer(&mut registers))?;
-        match filled {
-            None => Ok(None),
-            Some(bytes) if bytes == size_of::<Registers>() => Ok(Some(registers)),
-            Some(_) => Err(io::Error::from_raw_os_error(libc::EINVAL)),
+        let mut base = (&raw mut registers).cast::<libc::c_void>();
+        for (which, size_bytes) in arch::REGISTER_SETS {
+            let mut buffer = libc::iovec { iov_base: base, iov_len: size_bytes };
+            match self.register_set(libc::PTRACE_GETREGSET, which, &mut buffer)? {
+                None => return Ok(None),
+                Some(bytes) if bytes == size_bytes => base = base.wrapping_byte_add(size_bytes),
+                Some(_) => return Err(io::Error::from_raw_os_error(libc::EINVAL)),
+            }
         }
+        Ok(Some(registers))
     }
 
-    /// Errors: `EIO` where the kernel refuses a value, such as a segment.
+    /// In one step: the first set, which has all that a system call changes. Errors: `EIO` where the kernel refuses a value, such
+    /// as a segment.
     pub(crate) fn set_registers(&self, registers: &Registers) -> io::Result<()> {
         let mut registers = *registers;
-        self.register_set(libc::PTRACE_SETREGSET, libc::NT_PRSTATUS, &mut buffer(&mut registers)).map(drop)
+        let (which, size_bytes) = arch::REGISTER_SETS[0];
+        let mut buffer = libc::iovec { iov_base: (&raw mut registers).cast(), iov_len: size_bytes };
+        self.register_set(libc::PTRACE_SETREGSET, which, &mut buffer).map(drop)
     }
 
-    /// The `XSAVE` area; empty if the thread was killed meanwhile. Errors: `ENODEV` on processors without XSAVE.
-    pub(crate) fn extended_words(&self) -> io::Result<Vec<u64>> {
-        let mut words = vec![0_u64; arch::EXTENDED_BYTES_MAX / 8];
-        let mut buffer = libc::iovec { iov_base: words.as_mut_ptr().cast(), iov_len: arch::EXTENDED_BYTES_MAX };
-        let filled = self.register_set(libc::PTRACE_GETREGSET, arch::NT_EXTENDED, &mut buffer)?;
+    /// The words of a register set, up to a limit; empty if the thread was killed meanwhile. Errors: `EINVAL` and `ENODEV` on
+    /// processors without it.
+    pub(super) fn register_words(&self, which: libc::c_int, words_max: usize) -> io::Result<Vec<u64>> {
+        let mut words = vec![0_u64; words_max];
+        let mut buffer = libc::iovec { iov_base: words.as_mut_ptr().cast(), iov_len: 8 * words_max };
+        let filled = self.register_set(libc::PTRACE_GETREGSET, which, &mut buffer)?;
         words.truncate(filled.unwrap_or(0) / 8);
         Ok(words)
+    }
+
+    #[cfg_attr(target_arch = "x86_64", expect(dead_code, reason = "its registers are in one set"))]
+    pub(super) fn set_register_set(&self, which: libc::c_int, bytes: &mut [u8]) -> io::Result<()> {
+        let mut buffer = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
+        self.register_set(libc::PTRACE_SETREGSET, which, &mut buffer).map(drop)
+    }
+
+    /// Whether it waits in a system call, or was stopped at the return from one.
+    pub(crate) fn is_in_syscall(&self, registers: &Registers) -> bool {
+        registers.syscall().is_some() || registers.is_beside_syscall(&|address| self.is_call(address))
+    }
+
+    /// Whether there is an instruction at an address that makes a system call.
+    pub(crate) fn is_call(&self, address: u64) -> bool {
+        self.has_code(address, &arch::SYSCALL_INSTRUCTION)
+    }
+
+    /// Whether an address contains these bytes.
+    fn has_code(&self, address: u64, code: &[u8]) -> bool {
+        let mut bytes = vec![0; code.len()];
+        process_memory::read(self.pid, &[(address, bytes.len())], &mut bytes).is_ok() && bytes == code
     }
 
     /// Signal mask of a stopped thread, signal n as bit n − 1; `None` if it was killed meanwhile.
@@ -368,7 +395,7 @@ impl Tracee {
     /// Address of `struct rseq`; `None` if it has none, or the kernel cannot report it (before Linux 5.13).
     pub(crate) fn rseq_area(&self) -> io::Result<Option<u64>> {
         let mut raw = [0_u64; 3];
-        let reported = self.ask_if_supported(libc::PTRACE_GET_RSEQ_CONFIGURATION, &mut raw)?;
+        let reported = self.ask_if_supported(PTRACE_GET_RSEQ_CONFIGURATION, &mut raw)?;
         Ok(Some(raw[0]).filter(|&area| reported && area != 0))
     }
 
@@ -381,6 +408,9 @@ impl Tracee {
         }
     }
 }
+
+/// `libc` has it for some processors only (include/uapi/linux/ptrace.h).
+const PTRACE_GET_RSEQ_CONFIGURATION: libc::c_uint = 0x420f;
 
 /// `struct ptrace_syscall_info`, with the longest member of its union (include/uapi/linux/ptrace.h).
 #[derive(Default)]

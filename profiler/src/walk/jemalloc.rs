@@ -82,7 +82,7 @@ fn blocks(scene: &Scene<'_>, extents: &[Extent], sizes: &Sizes, own: Vec<Span>) 
     Walk { heap: HEAP, blocks, areas: joined(areas), gaps, has_exact_sizes: false, busy }
 }
 
-/// Of thread-local storage below a thread's control block.
+/// Of thread-local storage.
 const SEARCHED_BYTES: u64 = 1 << 16;
 /// Top of the stack, a count, and the low 16 bits of the stack's bounds (`cache_bin_s`,
 /// include/jemalloc/internal/cache_bin.h of 5.3.0).
@@ -118,8 +118,7 @@ impl Bin {
 fn leave_out_caches(scene: &Scene<'_>, blocks: &mut Vec<WalkedBlock>) {
     let mut free: Vec<TargetAddr> = Vec::new();
     for thread in scene.threads {
-        let end = thread.thread_pointer.0;
-        for part in scene.memory.present(span(end.saturating_sub(SEARCHED_BYTES), end)) {
+        for part in scene.memory.present(thread.storage(SEARCHED_BYTES)) {
             let stored = words(scene.memory, part.start.0.next_multiple_of(WORD_BYTES), part.end.0);
             let mut at = 0;
             while at < stored.len() {

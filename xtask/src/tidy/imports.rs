@@ -38,7 +38,7 @@ const LAYERS: &[(&str, &str)] = &[
     ("walk", "collect memory object linux::proc"),
     ("model", "ledger process::program"),
     ("account", "ledger linux::proc model"),
-    ("leak", "ledger memory model"),
+    ("leak", "ledger linux::arch memory model"),
     ("snapshot", "leak ledger model object process"),
     (
         "symbolize",

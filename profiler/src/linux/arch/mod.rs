@@ -6,5 +6,29 @@ mod x86_64;
 #[cfg(target_arch = "x86_64")]
 pub(crate) use x86_64::*;
 
-#[cfg(not(target_arch = "x86_64"))]
-compile_error!("heapbpf supports x86-64 only");
+#[cfg(target_arch = "aarch64")]
+mod aarch64;
+
+#[cfg(target_arch = "aarch64")]
+pub(crate) use aarch64::*;
+
+/// The part without assembly and system calls, tested on every CPU.
+#[cfg(all(test, not(target_arch = "aarch64")))]
+#[path = "aarch64/registers.rs"]
+mod aarch64_registers;
+
+#[cfg(not(any(target_arch = "x86_64", all(target_arch = "aarch64", target_endian = "little"))))]
+compile_error!("heapbpf supports x86-64 and little-endian aarch64 only");
+
+/// What a thread's registers show of a system call that a stop has interrupted.
+#[cfg_attr(target_arch = "x86_64", expect(dead_code, reason = "its registers show everything"))]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Interruption {
+    /// Everything, or that there is none.
+    Visible,
+    /// The call has failed with `EINTR`, and its first argument is not among the registers.
+    Failed,
+    /// The call is about to be made again, or for the first time. A signal handler that runs first may change that, depending on an
+    /// error number that is not among the registers.
+    Rewound,
+}

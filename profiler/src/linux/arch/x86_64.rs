@@ -3,6 +3,11 @@
 #![expect(unsafe_code, reason = "zeroes registers, and declares functions that are defined in assembly")]
 
 use std::arch::global_asm;
+use std::io;
+use std::ops::Range;
+
+use super::Interruption;
+use crate::linux::ptrace::Tracee;
 
 pub(crate) const SYSCALL_INSTRUCTION: [u8; 2] = [0x0f, 0x05];
 
@@ -12,10 +17,18 @@ pub(crate) const SYSCALL_AND_RETURN: [u8; 3] = [0x0f, 0x05, 0xc3];
 /// Makes the system call `rt_sigreturn`: the end of each signal handler, in glibc and in musl.
 pub(crate) const RETURN_FROM_SIGNAL: [u8; 9] = [0x48, 0xc7, 0xc0, 0x0f, 0, 0, 0, 0x0f, 0x05];
 
+pub(crate) const INSTRUCTION_ALIGNMENT: usize = 1;
+
 pub(crate) const AUDIT_ARCH: u32 = 0xc000_003e;
 
 /// End of the addresses of user processes. `[vsyscall]` above it belongs to the kernel and cannot make system calls.
 pub(crate) const ADDRESS_END: u64 = 1 << 56;
+
+/// Without its tag, which addresses do not have.
+#[inline]
+pub(crate) const fn untagged(word: u64) -> u64 {
+    word
+}
 
 /// Bytes below the stack pointer that a leaf function may use (<https://gitlab.com/x86-psABIs/x86-64-ABI>).
 pub(crate) const RED_ZONE_BYTES: u64 = 128;
@@ -37,7 +50,7 @@ pub(crate) const LEGACY_SYSCALLS_ALLOWED: [libc::c_long; 7] = [
 ];
 
 /// The legacy system call that opens files, and the index of its flags.
-pub(crate) const LEGACY_OPEN: (libc::c_long, u8) = (libc::SYS_open, 1);
+pub(crate) const LEGACY_OPEN: Option<(libc::c_long, u8)> = Some((libc::SYS_open, 1));
 
 pub(crate) fn is_legacy_loader_syscall(number: libc::c_long) -> bool {
     matches!(
@@ -61,12 +74,19 @@ pub(crate) fn is_probe_syscall(number: u64) -> bool {
 #[repr(transparent)]
 pub(crate) struct Registers(libc::user_regs_struct);
 
+/// Kinds of the sets that make up the registers, and their sizes in bytes.
+pub(crate) const REGISTER_SETS: [(libc::c_int, usize); 1] = [(libc::NT_PRSTATUS, size_of::<Registers>())];
+
 impl Default for Registers {
     fn default() -> Self {
         // SAFETY: a structure of integers.
         Self(unsafe { std::mem::zeroed() })
     }
 }
+
+/// System calls that `pause` and `epoll_wait` make.
+#[cfg(test)]
+pub(crate) const SLEEPING: [libc::c_long; 2] = [libc::SYS_pause, libc::SYS_epoll_wait];
 
 #[cfg(test)]
 impl PartialEq for Registers {
@@ -107,9 +127,45 @@ const NOT_RESTARTED: [libc::c_long; 22] = [
 const RESTART_UNLESS_HANDLED: i64 = -514;
 
 /// Upper bound of the XSAVE area on any processor so far: AMX tiles take 8 KiB.
-pub(crate) const EXTENDED_BYTES_MAX: usize = 16 << 10;
+const EXTENDED_WORDS_MAX: usize = 2048;
 
-pub(crate) const NT_EXTENDED: libc::c_int = 0x202;
+/// The `XSAVE` area; empty if the thread was killed meanwhile. Errors: `ENODEV` on processors without XSAVE.
+pub(crate) fn extended_words(tracee: &Tracee) -> io::Result<Vec<u64>> {
+    const NT_X86_XSTATE: libc::c_int = 0x202;
+    tracee.register_words(NT_X86_XSTATE, EXTENDED_WORDS_MAX)
+}
+
+/// Restores what system calls discard: nothing.
+#[expect(clippy::unnecessary_wraps, reason = "other processors have such registers")]
+pub(crate) fn restore_discarded(_tracee: &Tracee, _extended: &[u64]) -> io::Result<()> {
+    Ok(())
+}
+
+/// First argument of a system call that a stop has interrupted, where it is not among the registers.
+pub(crate) fn first_argument(_tracee: &Tracee) -> io::Result<u64> {
+    Err(io::ErrorKind::Unsupported.into())
+}
+
+/// Whether a system call would discard registers that cannot be restored.
+pub(crate) fn discards_registers(_tracee: &Tracee) -> bool {
+    false
+}
+
+/// Whether returning to an address that no call has pushed fails. `status` is the text of `/proc/PID/task/TID/status`.
+pub(crate) fn has_shadow_stack(status: &str, _tracee: &Tracee) -> bool {
+    let features = status.lines().find_map(|line| line.strip_prefix("x86_Thread_features:"));
+    features.is_some_and(|features| features.contains("shstk"))
+}
+
+/// The part of a thread's static thread-local storage that is nearest to its control block. It ends at the thread pointer.
+pub(crate) fn storage(thread_pointer: u64, size_bytes: u64) -> Range<u64> {
+    thread_pointer.saturating_sub(size_bytes)..thread_pointer
+}
+
+/// Address of a word of that storage; the nearest is 1.
+pub(crate) fn storage_word(thread_pointer: u64, nth: u64) -> Option<u64> {
+    thread_pointer.checked_sub(nth.checked_mul(8)?)
+}
 
 /// Of rbp in [`Registers::general`].
 pub(crate) const FRAME_POINTER_INDEX: usize = 6;
@@ -118,10 +174,11 @@ const TRAP_FLAG: u64 = 1 << 8;
 
 impl Registers {
     /// All registers that may contain pointers.
-    pub(crate) fn general(&self) -> [u64; 16] {
+    pub(crate) fn general(&self) -> [u64; 17] {
         let libc::user_regs_struct { rax, rbx, rcx, rdx, rsi, rdi, rbp, rsp, .. } = self.0;
-        let libc::user_regs_struct { r8, r9, r10, r11, r12, r13, r14, r15, .. } = self.0;
-        [rax, rbx, rcx, rdx, rsi, rdi, rbp, rsp, r8, r9, r10, r11, r12, r13, r14, r15]
+        // The base of the segment that the C library leaves to programs (`arch_prctl(ARCH_SET_GS)`).
+        let libc::user_regs_struct { r8, r9, r10, r11, r12, r13, r14, r15, gs_base, .. } = self.0;
+        [rax, rbx, rcx, rdx, rsi, rdi, rbp, rsp, r8, r9, r10, r11, r12, r13, r14, r15, gs_base]
     }
 
     pub(crate) fn instruction(&self) -> u64 {
@@ -136,17 +193,25 @@ impl Registers {
         self.0.fs_base
     }
 
-    /// Base of the segment that the C library leaves to programs (`arch_prctl(ARCH_SET_GS)`).
-    pub(crate) fn spare_base(&self) -> u64 {
-        self.0.gs_base
-    }
-
     pub(crate) fn syscall(&self) -> Option<libc::c_long> {
         Some(self.0.orig_rax.cast_signed()).filter(|&number| number >= 0)
     }
 
+    /// Whether the thread is in a system call that is not among the registers: none.
+    pub(crate) fn is_beside_syscall(&self, _is_call: &dyn Fn(u64) -> bool) -> bool {
+        false
+    }
+
+    pub(crate) fn interruption(&self, _is_call: &dyn Fn(u64) -> bool) -> Interruption {
+        Interruption::Visible
+    }
+
     /// `None` if no system call failed only because of the stop. Valid at a `Stop::Trap` that no signal has caused.
-    pub(crate) fn with_syscall_restarted(&self) -> Option<Self> {
+    pub(crate) fn with_syscall_restarted(&self, _tracee: &Tracee) -> Option<Self> {
+        self.restarted()
+    }
+
+    fn restarted(&self) -> Option<Self> {
         let interrupted = self.0.rax.cast_signed() == -i64::from(libc::EINTR);
         let fails = NOT_RESTARTED.contains(&self.0.orig_rax.cast_signed());
         let rax = RESTART_UNLESS_HANDLED.cast_unsigned();
@@ -168,8 +233,28 @@ impl Registers {
 }
 
 impl Registers {
-    pub(crate) fn with_stack_pointer(mut self, rsp: u64) -> Self {
-        self.0.rsp = rsp;
+    /// Returns to a restorer by way of the [signal frame](Self::signal_frame) at `address`.
+    pub(crate) fn with_way_back(mut self, address: u64, _restorer: u64) -> Self {
+        self.0.rsp = address;
+        self
+    }
+
+    /// The first argument of the interrupted system call, which is among the registers.
+    pub(crate) fn first_argument(&self) -> Option<u64> {
+        None
+    }
+
+    pub(crate) fn with_first_argument(self, _argument: u64) -> Self {
+        self
+    }
+
+    /// The registers to restore at a stop that has not interrupted the same system call: they have the interrupted one.
+    pub(crate) fn at_other_stop(&self) -> Self {
+        *self
+    }
+
+    /// Registers of a stop at a system call, which hides none.
+    pub(crate) fn with_hidden_of(self, _before: &Self) -> Self {
         self
     }
 
@@ -178,7 +263,7 @@ impl Registers {
     fn continued(&self) -> libc::user_regs_struct {
         /// `ERESTARTSYS`, `ERESTARTNOINTR`, and `ERESTART_RESTARTBLOCK` (include/linux/errno.h).
         const RESTARTED: [i64; 4] = [-512, -513, RESTART_UNLESS_HANDLED, -516];
-        let Self(mut registers) = self.with_syscall_restarted().unwrap_or(*self);
+        let Self(mut registers) = self.restarted().unwrap_or(*self);
         if let Some(number) = self.syscall().filter(|_| RESTARTED.contains(&registers.rax.cast_signed())) {
             registers.rax = number.cast_unsigned();
             registers.rip -= SYSCALL_INSTRUCTION.len() as u64;
@@ -285,7 +370,7 @@ mod tests {
             let mut registers = Registers::default();
             registers.0.orig_rax = number.cast_unsigned();
             registers.0.rax = i64::from(-error).cast_unsigned();
-            registers.with_syscall_restarted().map(|registers| registers.0.rax.cast_signed())
+            registers.restarted().map(|registers| registers.0.rax.cast_signed())
         };
         assert_eq!(check(libc::SYS_epoll_wait, libc::EINTR), Some(-514));
         assert_eq!(check(libc::SYS_sendto, libc::EINTR), Some(-514));

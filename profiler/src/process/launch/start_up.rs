@@ -43,7 +43,8 @@ impl Loader {
 
     /// Whether the linker makes the system call, or else the program. `instruction` is the address after it.
     pub(super) fn makes(&mut self, instruction: u64, number: u64, arguments: &[u64; 6]) -> bool {
-        self.opens = matches!(number.cast_signed(), libc::SYS_openat) || number.cast_signed() == LEGACY_OPEN.0;
+        let number_of_open = number.cast_signed();
+        self.opens = number_of_open == libc::SYS_openat || LEGACY_OPEN.is_some_and(|(open, _)| number_of_open == open);
         // The address after the last instruction may be outside of the code.
         let inside = self.code.contains(&instruction.wrapping_sub(1));
         inside && (!self.is_libc || self.loads(number, arguments))

@@ -165,7 +165,7 @@ fn chunk_bytes(bin: u64) -> std::ops::RangeInclusive<u64> {
     }
 }
 
-/// Below a thread's pointer.
+/// Of thread-local storage.
 const STORAGE_WORDS_MAX: u64 = 1 << 13;
 /// Between the variables for a thread's arena and its cache.
 const VARIABLES_WORDS: u64 = 64;
@@ -194,10 +194,10 @@ pub(super) fn caches(
 }
 
 fn storage_word(scene: &Scene<'_>, thread: &ThreadState, nth: u64) -> Option<u64> {
-    scene.memory.word(TargetAddr(thread.thread_pointer.0.checked_sub(nth * WORD_BYTES)?))
+    scene.memory.word(thread.storage_word(nth)?)
 }
 
-/// The thread-local variable for the thread's arena, as the number of words below the thread pointer. `None` if the
+/// The thread-local variable for the thread's arena, as the number of its word. `None` if the
 /// thread has never called the allocator. `arenas` are in ascending order.
 fn arena_variable(scene: &Scene<'_>, thread: &ThreadState, arenas: &[u64]) -> Option<u64> {
     let mut words = (1..=STORAGE_WORDS_MAX).map_while(|nth| Some((nth, storage_word(scene, thread, nth)?)));

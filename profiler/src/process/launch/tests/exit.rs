@@ -8,6 +8,7 @@ use std::time::Instant;
 use rustix::process::{Signal, kill_process};
 
 use super::super::*;
+use crate::linux::arch::SLEEPING;
 use crate::linux::signals::Inherited;
 use crate::object::fixture::Workshop;
 use crate::process::launch::shell_code;
@@ -211,7 +212,7 @@ fn asleep(workshop: &Workshop, how: &str, threads: usize) -> Launch {
         calls.filter(|text| text.starts_with(&format!("{call} "))).count()
     };
     let pid = launch.pid().0;
-    while waits(pid, libc::SYS_pause) + waits(pid, libc::SYS_epoll_wait) < threads {
+    while SLEEPING.into_iter().map(|call| waits(pid, call)).sum::<usize>() < threads {
         assert_eq!(launch.next_stop().expect("followed"), None);
     }
     launch

@@ -1,0 +1,287 @@
+//! aarch64.
+
+#![expect(unsafe_code, reason = "declares functions that are defined in assembly")]
+
+use std::arch::global_asm;
+use std::io;
+use std::ops::Range;
+
+use crate::linux::proc::process::entry_path;
+use crate::linux::ptrace::Tracee;
+
+mod registers;
+
+use registers::NT_ARM_SYSTEM_CALL;
+pub(crate) use registers::{
+    FRAME_ALIGNMENT, FRAME_POINTER_INDEX, REGISTER_SETS, RETURN_FROM_SIGNAL, Registers, SYSCALL_INSTRUCTION, uses_sve,
+};
+
+use super::Interruption;
+
+/// Makes a system call and returns.
+pub(crate) const SYSCALL_AND_RETURN: [u8; 8] = [0x01, 0x00, 0x00, 0xd4, 0xc0, 0x03, 0x5f, 0xd6];
+
+pub(crate) const INSTRUCTION_ALIGNMENT: usize = 4;
+
+pub(crate) const AUDIT_ARCH: u32 = 0xc000_00b7;
+
+/// End of the addresses of user processes, at most 52 bits.
+pub(crate) const ADDRESS_END: u64 = 1 << 56;
+
+/// Without its tag: the processor ignores the upper byte of an address (Documentation/arch/arm64/tagged-pointers.rst), in which the
+/// Memory Tagging Extension and sanitizers store one.
+#[inline]
+pub(crate) const fn untagged(word: u64) -> u64 {
+    word & (ADDRESS_END - 1)
+}
+
+/// The procedure call standard (<https://github.com/ARM-software/abi-aa/blob/2024Q3/aapcs64/aapcs64.rst>) has none.
+pub(crate) const RED_ZONE_BYTES: u64 = 0;
+
+/// Offsets in glibc's `struct pthread`, the same in all versions: they follow a header of 24 words (nptl/descr.h).
+pub(crate) const PTHREAD_LIST_OFFSET: u64 = 0xc0;
+pub(crate) const PTHREAD_TID_OFFSET: u64 = 0xd0;
+
+pub(crate) const SECCOMP_ARCH: seccompiler::TargetArch = seccompiler::TargetArch::aarch64;
+
+/// There are none: the list of system calls is that of new processors (include/uapi/asm-generic/unistd.h).
+pub(crate) const LEGACY_SYSCALLS_ALLOWED: [libc::c_long; 0] = [];
+
+/// The legacy system call that opens files, and the index of its flags.
+pub(crate) const LEGACY_OPEN: Option<(libc::c_long, u8)> = None;
+
+/// What takes the place of the legacy system calls that dynamic linkers make elsewhere.
+pub(crate) fn is_legacy_loader_syscall(number: libc::c_long) -> bool {
+    matches!(number, libc::SYS_faccessat | libc::SYS_readlinkat)
+}
+
+/// System calls that `pause` and `epoll_wait` make.
+#[cfg(test)]
+pub(crate) const SLEEPING: [libc::c_long; 2] = [libc::SYS_ppoll, libc::SYS_epoll_pwait];
+
+/// Whether the kernel's trampolines for probes make this system call: it has none.
+pub(crate) fn is_probe_syscall(_number: u64) -> bool {
+    false
+}
+
+/// System calls that fail with `EINTR` after a stop without a signal; others restart (signal(7), "… by stop signals").
+const NOT_RESTARTED: [libc::c_long; 21] = [
+    libc::SYS_epoll_pwait,
+    libc::SYS_epoll_pwait2,
+    libc::SYS_semop,
+    libc::SYS_semtimedop,
+    libc::SYS_rt_sigtimedwait,
+    libc::SYS_io_getevents,
+    libc::SYS_io_uring_enter,
+    libc::SYS_read,
+    libc::SYS_recvfrom,
+    libc::SYS_recvmsg,
+    libc::SYS_accept4,
+    // Sockets only with a timeout. `connect` must not be restarted: it fails while the first attempt is in progress.
+    libc::SYS_accept,
+    libc::SYS_recvmmsg,
+    libc::SYS_readv,
+    libc::SYS_preadv2,
+    libc::SYS_write,
+    libc::SYS_writev,
+    libc::SYS_sendto,
+    libc::SYS_sendmsg,
+    libc::SYS_sendmmsg,
+    // On tmpfs only.
+    libc::SYS_fallocate,
+];
+
+/// System calls that wait, and whose restart depends on the signal: with `ERESTARTSYS`, `ERESTARTNOHAND` or
+/// `ERESTART_RESTARTBLOCK` (include/linux/errno.h). They create no process and no mapping.
+const WAITING: [libc::c_long; 46] = [
+    libc::SYS_restart_syscall,
+    libc::SYS_nanosleep,
+    libc::SYS_clock_nanosleep,
+    libc::SYS_futex,
+    FUTEX_WAIT,
+    libc::SYS_futex_waitv,
+    libc::SYS_ppoll,
+    libc::SYS_pselect6,
+    libc::SYS_rt_sigsuspend,
+    libc::SYS_wait4,
+    libc::SYS_waitid,
+    libc::SYS_read,
+    libc::SYS_readv,
+    libc::SYS_pread64,
+    libc::SYS_preadv,
+    libc::SYS_preadv2,
+    libc::SYS_write,
+    libc::SYS_writev,
+    libc::SYS_pwrite64,
+    libc::SYS_pwritev,
+    libc::SYS_pwritev2,
+    libc::SYS_sendfile,
+    libc::SYS_splice,
+    libc::SYS_tee,
+    libc::SYS_vmsplice,
+    libc::SYS_accept,
+    libc::SYS_accept4,
+    libc::SYS_connect,
+    libc::SYS_recvfrom,
+    libc::SYS_recvmsg,
+    libc::SYS_recvmmsg,
+    libc::SYS_sendto,
+    libc::SYS_sendmsg,
+    libc::SYS_sendmmsg,
+    libc::SYS_openat,
+    libc::SYS_openat2,
+    libc::SYS_flock,
+    libc::SYS_fcntl,
+    libc::SYS_ioctl,
+    libc::SYS_msgrcv,
+    libc::SYS_msgsnd,
+    libc::SYS_mq_timedreceive,
+    libc::SYS_mq_timedsend,
+    IO_PGETEVENTS,
+    libc::SYS_getrandom,
+    libc::SYS_keyctl,
+];
+
+/// `libc` lacks these.
+const IO_PGETEVENTS: libc::c_long = 292;
+const FUTEX_WAIT: libc::c_long = 455;
+
+impl Registers {
+    /// Whether the thread is in a system call that a stop has interrupted: then the kernel has moved it back to the instruction, or
+    /// behind it with an error (`arch_do_signal_or_restart` in arch/arm64/kernel/signal.c). `is_call` is whether there is such an
+    /// instruction at an address.
+    pub(crate) fn is_beside_syscall(&self, is_call: &dyn Fn(u64) -> bool) -> bool {
+        is_call(self.instruction()) || self.is_behind(is_call)
+    }
+
+    fn is_behind(&self, is_call: &dyn Fn(u64) -> bool) -> bool {
+        is_call(self.instruction().wrapping_sub(SYSCALL_INSTRUCTION.len() as u64))
+    }
+
+    pub(crate) fn interruption(&self, is_call: &dyn Fn(u64) -> bool) -> Interruption {
+        if self.has_failed() && NOT_RESTARTED.contains(&self.number()) && self.is_behind(is_call) {
+            Interruption::Failed
+        } else if WAITING.contains(&self.number()) && is_call(self.instruction()) {
+            Interruption::Rewound
+        } else {
+            Interruption::Visible
+        }
+    }
+
+    /// `None` if no system call failed only because of the stop, or if a signal will call a handler, which has to interrupt it.
+    /// Valid at a `Stop::Trap` that no signal has caused.
+    pub(crate) fn with_syscall_restarted(&self, tracee: &Tracee) -> Option<Self> {
+        let fails = self.interruption(&|address| tracee.is_call(address)) == Interruption::Failed;
+        if !fails || is_handler_pending(tracee).unwrap_or(true) {
+            return None;
+        }
+        Some(self.rewound(first_argument(tracee).ok()?))
+    }
+}
+
+/// First argument of a system call that a stop has interrupted. The kernel keeps it for its restart, and shows it while the thread
+/// is in a system call, which it no longer is.
+pub(crate) fn first_argument(tracee: &Tracee) -> io::Result<u64> {
+    let number = tracee.registers()?.map_or(-1, |registers| registers.number());
+    let number = i32::try_from(number).map_err(|_| io::ErrorKind::InvalidData)?;
+    tracee.set_register_set(NT_ARM_SYSTEM_CALL, &mut number.to_ne_bytes())?;
+    let text = std::fs::read_to_string(entry_path(tracee.pid(), "syscall"));
+    tracee.set_register_set(NT_ARM_SYSTEM_CALL, &mut (-1_i32).to_ne_bytes())?;
+    let text = text?;
+    let argument = text.split_ascii_whitespace().nth(1).and_then(|word| word.strip_prefix("0x"));
+    let argument = argument.and_then(|digits| u64::from_str_radix(digits, 16).ok());
+    argument.ok_or_else(|| io::ErrorKind::InvalidData.into())
+}
+
+/// Whether a signal for which the program has a handler waits to be delivered to a thread.
+fn is_handler_pending(tracee: &Tracee) -> io::Result<bool> {
+    let status = std::fs::read_to_string(entry_path(tracee.pid(), "status"))?;
+    let set = |name: &str| {
+        let line = status.lines().find_map(|line| line.strip_prefix(name)).unwrap_or_default();
+        u64::from_str_radix(line.trim(), 16).unwrap_or(0)
+    };
+    Ok((set("SigPnd:") | set("ShdPnd:")) & !set("SigBlk:") & set("SigCgt:") != 0)
+}
+
+/// Whether returning to an address that no call has pushed fails (Guarded Control Stack, Linux 6.13).
+pub(crate) fn has_shadow_stack(_status: &str, tracee: &Tracee) -> bool {
+    const NT_ARM_GCS: libc::c_int = 0x410;
+    let features = tracee.register_words(NT_ARM_GCS, 3);
+    features.is_ok_and(|words| words.first().is_some_and(|features| features & 1 != 0))
+}
+
+const NT_ARM_SVE: libc::c_int = 0x405;
+const NT_ARM_SSVE: libc::c_int = 0x40b;
+
+/// The Scalable Vector Extension's, with vectors of 256 bytes, which is the limit of the processor architecture.
+const EXTENDED_WORDS_MAX: usize = 2048;
+
+/// Registers of numbers and vectors, those of the Scalable Vector Extension only while the thread uses them. Empty if the thread
+/// was killed meanwhile.
+pub(crate) fn extended_words(tracee: &Tracee) -> io::Result<Vec<u64>> {
+    // Without the extension there is no such set.
+    match tracee.register_words(NT_ARM_SVE, EXTENDED_WORDS_MAX) {
+        Ok(words) if uses_sve(&words) => Ok(words),
+        _ => tracee.register_words(libc::NT_PRFPREG, EXTENDED_WORDS_MAX),
+    }
+}
+
+/// Restores what system calls discard: registers of the Scalable Vector Extension beyond those of every processor
+/// (Documentation/arch/arm64/sve.rst).
+pub(crate) fn restore_discarded(tracee: &Tracee, extended: &[u64]) -> io::Result<()> {
+    if !uses_sve(extended) {
+        return Ok(());
+    }
+    let mut bytes: Vec<u8> = extended.iter().flat_map(|word| word.to_ne_bytes()).collect();
+    tracee.set_register_set(NT_ARM_SVE, &mut bytes)
+}
+
+/// Whether a system call would discard registers that cannot be restored: those of the streaming mode of the Scalable Matrix
+/// Extension (Documentation/arch/arm64/sme.rst).
+pub(crate) fn discards_registers(tracee: &Tracee) -> bool {
+    tracee.register_words(NT_ARM_SSVE, EXTENDED_WORDS_MAX).is_ok_and(|words| uses_sve(&words))
+}
+
+/// The part of a thread's static thread-local storage that is nearest to its control block. It is behind two words at the thread
+/// pointer.
+pub(crate) fn storage(thread_pointer: u64, size_bytes: u64) -> Range<u64> {
+    let start = thread_pointer.saturating_add(16);
+    start..start.saturating_add(size_bytes)
+}
+
+/// Address of a word of that storage; the nearest is 1.
+pub(crate) fn storage_word(thread_pointer: u64, nth: u64) -> Option<u64> {
+    thread_pointer.checked_add(8 * nth.checked_add(1)?)
+}
+
+/// Defines a function for `doctor` to probe.
+macro_rules! function {
+    ($name:literal, $($instruction:literal),+) => {
+        global_asm!(
+            ".pushsection .text.heapbpf_calibration, \"ax\", %progbits",
+            concat!(".globl ", $name),
+            concat!(".hidden ", $name),
+            concat!(".type ", $name, ", %function"),
+            ".p2align 4",
+            concat!($name, ":"),
+            $($instruction,)+
+            concat!(".size ", $name, ", . - ", $name),
+            ".popsection",
+        );
+    };
+}
+
+// Each does nothing and returns. The first instruction matters: the kernel simulates branches and single-steps `cmp` out of line
+// (arch/arm64/kernel/probes/decode-insn.c). There are two of each: one for an entry probe alone, one for a return probe as well.
+function!("heapbpf_emulated", "b 1f", "1: ret");
+function!("heapbpf_emulated_returning", "b 1f", "1: ret");
+function!("heapbpf_stepped", "cmp x0, #0", "ret");
+function!("heapbpf_stepped_returning", "cmp x0, #0", "ret");
+
+// SAFETY: the functions above follow the C calling convention: they change only the flags.
+unsafe extern "C" {
+    pub(crate) safe fn heapbpf_emulated(argument: u64);
+    pub(crate) safe fn heapbpf_emulated_returning(argument: u64);
+    pub(crate) safe fn heapbpf_stepped(argument: u64);
+    pub(crate) safe fn heapbpf_stepped_returning(argument: u64);
+}

@@ -1,0 +1,323 @@
+//! Registers, and the frame from which the kernel restores them. Without system calls, so that the tests run on every CPU.
+
+/// `mov x8, #139` (`rt_sigreturn`), `svc #0`: the end of each signal handler, in the vDSO and in musl.
+pub(crate) const RETURN_FROM_SIGNAL: [u8; 8] = [0x68, 0x11, 0x80, 0xd2, 0x01, 0x00, 0x00, 0xd4];
+
+pub(crate) const SYSCALL_INSTRUCTION: [u8; 4] = [0x01, 0x00, 0x00, 0xd4];
+
+/// Registers of a stopped thread, in the order of their sets ([`REGISTER_SETS`]).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub(crate) struct Registers {
+    /// From here on `struct user_pt_regs` (arch/arm64/include/uapi/asm/ptrace.h).
+    x: [u64; 31],
+    sp: u64,
+    pc: u64,
+    pstate: u64,
+    /// `TPIDR_EL0`.
+    thread_pointer: u64,
+    /// Negative outside of system calls, and as soon as a stop has interrupted one.
+    syscall: i32,
+    /// First argument of an interrupted system call, whose result is in the same register.
+    first_argument: Option<u64>,
+}
+
+/// Kinds of the sets, and their sizes in bytes: general registers, `NT_ARM_TLS`, `NT_ARM_SYSTEM_CALL`.
+pub(crate) const REGISTER_SETS: [(i32, usize); 3] = [(1, 34 * 8), (0x401, 8), (NT_ARM_SYSTEM_CALL, 4)];
+pub(super) const NT_ARM_SYSTEM_CALL: i32 = 0x404;
+
+const _: () = assert!(std::mem::offset_of!(Registers, thread_pointer) == REGISTER_SETS[0].1);
+const _: () = assert!(std::mem::offset_of!(Registers, syscall) == REGISTER_SETS[0].1 + REGISTER_SETS[1].1);
+
+/// Of x29 in [`Registers::general`].
+pub(crate) const FRAME_POINTER_INDEX: usize = 29;
+
+/// Of the registers that hold the result, the number of a system call, and the return address.
+const RESULT: usize = 0;
+const NUMBER: usize = 8;
+const RETURN: usize = 30;
+
+/// Of a system call's arguments. A stop at a system call shows another value in x7, and ignores changes of it (`report_syscall` in
+/// arch/arm64/kernel/ptrace.c).
+const HIDDEN: usize = 7;
+
+/// Single step, illegal execution state, and the kind of the last branch (`PSR_BTYPE_MASK`).
+const NOT_KEPT: u64 = 1 << 21 | 1 << 20 | 3 << 10;
+
+/// `ERESTARTSYS`, `ERESTARTNOINTR`, `ERESTARTNOHAND`, and `ERESTART_RESTARTBLOCK` (include/linux/errno.h).
+const RESTARTED: [i64; 4] = [-512, -513, -514, -516];
+const INTERRUPTED: i64 = -4;
+
+impl Registers {
+    /// All registers that may contain pointers.
+    pub(crate) fn general(&self) -> [u64; 32] {
+        let mut all = [self.sp; 32];
+        all[..31].copy_from_slice(&self.x);
+        all
+    }
+
+    pub(crate) fn instruction(&self) -> u64 {
+        self.pc
+    }
+
+    pub(crate) fn stack_pointer(&self) -> u64 {
+        self.sp
+    }
+
+    pub(crate) fn thread_pointer(&self) -> u64 {
+        self.thread_pointer
+    }
+
+    /// The number of the system call that the thread is in; `None` also if the stop has interrupted it.
+    pub(crate) fn syscall(&self) -> Option<i64> {
+        Some(i64::from(self.syscall)).filter(|&number| number >= 0)
+    }
+
+    /// The number of the system call that was interrupted, if the instruction is that of one.
+    pub(super) fn number(&self) -> i64 {
+        self.x[NUMBER].cast_signed()
+    }
+
+    /// Whether the last system call failed with `EINTR`, if the thread was in one.
+    pub(super) fn has_failed(&self) -> bool {
+        self.x[RESULT].cast_signed() == INTERRUPTED
+    }
+
+    /// With the first argument of the interrupted system call, which restoring the registers has to preserve in the kernel.
+    pub(crate) fn with_first_argument(mut self, argument: u64) -> Self {
+        self.first_argument = Some(argument);
+        self
+    }
+
+    pub(crate) fn first_argument(&self) -> Option<u64> {
+        self.first_argument
+    }
+
+    /// Registers of a stop at a system call, with the one that it hides from a stop before.
+    pub(crate) fn with_hidden_of(mut self, before: &Self) -> Self {
+        self.x[HIDDEN] = before.x[HIDDEN];
+        self
+    }
+
+    /// About to make the interrupted system call again.
+    pub(super) fn rewound(mut self, first_argument: u64) -> Self {
+        self.pc = self.pc.wrapping_sub(SYSCALL_INSTRUCTION.len() as u64);
+        self.x[RESULT] = first_argument;
+        self.first_argument = None;
+        self
+    }
+
+    /// Makes this system call by the instruction at `instruction`. Keeps stack and thread pointer.
+    pub(crate) fn for_syscall(&self, instruction: u64, number: i64, arguments: [u64; 6]) -> Self {
+        let mut new = Self { sp: self.sp, pc: instruction, pstate: self.pstate & !NOT_KEPT, ..Self::default() };
+        (new.thread_pointer, new.syscall) = (self.thread_pointer, self.syscall);
+        new.x[..6].copy_from_slice(&arguments);
+        // Could not be changed back at a stop at a system call.
+        new.x[HIDDEN] = self.x[HIDDEN];
+        new.x[NUMBER] = number.cast_unsigned();
+        new
+    }
+
+    /// Returns to `restorer`, with a [signal frame](Self::signal_frame) at `address`.
+    pub(crate) fn with_way_back(mut self, address: u64, restorer: u64) -> Self {
+        self.sp = address;
+        self.x[RETURN] = restorer;
+        self
+    }
+
+    /// The state in which the kernel would continue the thread: an interrupted system call is about to be made again. One with a
+    /// timeout starts anew, because `rt_sigreturn` has the kernel forget how much of it is left.
+    fn continued(&self) -> Self {
+        let result = self.x[RESULT].cast_signed();
+        match self.first_argument {
+            Some(argument) if result == INTERRUPTED || RESTARTED.contains(&result) => self.rewound(argument),
+            _ => *self,
+        }
+    }
+
+    /// The registers to restore at a stop that has not interrupted the same system call.
+    pub(crate) fn at_other_stop(&self) -> Self {
+        self.continued()
+    }
+
+    /// A frame as the kernel writes it for a signal handler (`struct rt_sigframe` in arch/arm64/kernel/signal.c): `rt_sigreturn`
+    /// with the stack pointer there restores these registers, the signal mask, and `extended`. `None` if the registers are not of a
+    /// known form, or take more space than the frame has.
+    pub(crate) fn signal_frame(
+        &self,
+        _address: u64,
+        _restorer: u64,
+        blocked: u64,
+        extended: &[u64],
+    ) -> Option<Vec<u64>> {
+        /// The kernel ignores it, so that the alternate stack stays as it is (`restore_altstack` in kernel/signal.c).
+        const INVALID_STACK: u64 = 0x7fff_ffff;
+        const MASK: usize = 21;
+        /// After the address of a fault.
+        const REGISTERS: usize = 39;
+        let records = records(extended)?;
+        let Self { x, sp, pc, pstate, .. } = self.continued();
+        let mut words = vec![0; RECORDS];
+        words[MASK - 2] = INVALID_STACK;
+        words[MASK] = blocked;
+        words[REGISTERS..][..31].copy_from_slice(&x);
+        words[REGISTERS + 31..][..3].copy_from_slice(&[sp, pc, pstate]);
+        words.extend(records);
+        Some(words)
+    }
+}
+
+/// Alignment of a signal frame: that of a stack.
+pub(crate) const FRAME_ALIGNMENT: u64 = 16;
+
+/// Words before the records of `struct sigcontext`, and of these.
+const RECORDS: usize = 74;
+const RECORDS_MAX: usize = 4096 / 8;
+
+/// Registers of floating-point numbers and vectors, as sets and as records of a signal frame
+/// (arch/arm64/include/uapi/asm/sigcontext.h).
+const VECTOR_WORDS: usize = 64;
+const FPSIMD_WORDS: usize = VECTOR_WORDS + 2;
+const FPSIMD_MAGIC: u64 = 0x4650_8001;
+const SVE_MAGIC: u64 = 0x5356_4501;
+
+/// Header of the set `NT_ARM_SVE`, also of the record.
+const SVE_HEADER_WORDS: usize = 2;
+
+/// Whether the set `NT_ARM_SVE` has registers of the Scalable Vector Extension (`SVE_PT_REGS_SVE`): whether the thread uses them.
+pub(crate) fn uses_sve(set: &[u64]) -> bool {
+    set.get(1).is_some_and(|word| word >> 32 & 1 != 0)
+}
+
+/// One or two records, and the one that ends them.
+fn records(extended: &[u64]) -> Option<Vec<u64>> {
+    let mut records = Vec::new();
+    if extended.len() == FPSIMD_WORDS {
+        push_fpsimd(&mut records, extended[..VECTOR_WORDS].iter().copied(), extended[VECTOR_WORDS]);
+    } else {
+        let length_bytes = (*extended.get(1)? & 0xffff) as usize;
+        if !uses_sve(extended) || length_bytes == 0 || !length_bytes.is_multiple_of(16) {
+            return None;
+        }
+        let vectors = &extended[SVE_HEADER_WORDS..];
+        // 32 vectors; 16 predicates and the first-fault register with a bit per byte; padding up to 16 bytes.
+        let words = 4 * length_bytes + (17 * length_bytes / 8).next_multiple_of(16) / 8;
+        let (sve, status) = (vectors.get(..words)?, vectors.get(words)?);
+        let low = vectors[..4 * length_bytes].chunks(length_bytes / 8).flat_map(|vector| &vector[..2]).copied();
+        push_fpsimd(&mut records, low, *status);
+        let size_bytes = 8 * (SVE_HEADER_WORDS + words) as u64;
+        records.extend([SVE_MAGIC | size_bytes << 32, length_bytes as u64]);
+        records.extend(sve);
+    }
+    records.extend([0; 2]);
+    (records.len() <= RECORDS_MAX).then_some(records)
+}
+
+fn push_fpsimd(records: &mut Vec<u64>, vectors: impl Iterator<Item = u64>, status: u64) {
+    records.extend([FPSIMD_MAGIC | (8 * FPSIMD_WORDS as u64) << 32, status]);
+    records.extend(vectors);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn registers() -> Registers {
+        let mut registers = Registers { sp: 0x7000, pc: 0x1000, pstate: 0x6020_0c00, ..Registers::default() };
+        registers.x = std::array::from_fn(|number| 100 + number as u64);
+        registers
+    }
+
+    #[test]
+    fn a_thread_in_a_call_has_its_registers_except_those_that_the_call_needs() {
+        let call = registers().for_syscall(0x2000, 64, [1, 2, 3, 4, 5, 6]);
+        assert_eq!(call.x[..9], [1, 2, 3, 4, 5, 6, 0, 107, 64], "x7 cannot be changed back");
+        assert!(call.x[9..].iter().all(|&word| word == 0));
+        assert_eq!((call.instruction(), call.stack_pointer(), call.pstate), (0x2000, 0x7000, 0x6000_0000));
+        let returning = call.with_way_back(0x6000, 0x3000);
+        assert_eq!((returning.x[30], returning.stack_pointer()), (0x3000, 0x6000));
+    }
+
+    #[test]
+    fn a_restarted_call_is_made_again_with_its_first_argument() {
+        let check = |result: i64, argument: Option<u64>, expected: (u64, u64)| {
+            let mut registers = Registers { first_argument: argument, ..registers() };
+            registers.x[0] = result.cast_unsigned();
+            let continued = registers.at_other_stop();
+            assert_eq!((continued.pc, continued.x[0]), expected, "{result}");
+        };
+        for result in [-4, -512, -513, -514, -516] {
+            check(result, Some(3), (0x0ffc, 3));
+            check(result, None, (0x1000, result.cast_unsigned()));
+        }
+        check(17, Some(3), (0x1000, 17));
+        check(-11, Some(3), (0x1000, (-11_i64).cast_unsigned()));
+    }
+
+    #[test]
+    fn registers_that_a_stop_hides_are_of_the_stop_before() {
+        let mut hidden = registers();
+        hidden.x[7] = 1;
+        assert_eq!(hidden.with_hidden_of(&registers()), registers());
+    }
+
+    /// `struct rt_sigframe`: offsets in bytes.
+    #[test]
+    fn a_signal_frame_is_as_the_kernel_writes_it() {
+        let extended: Vec<u64> = (0..66).map(|word| 1000 + word).collect();
+        let words = registers().signal_frame(0, 0, 0xabcd, &extended).expect("known");
+        let at = |offset: usize| words[offset / 8];
+        assert_eq!((at(128), at(152), at(168)), (0, 0x7fff_ffff, 0xabcd), "flags, stack, mask");
+        assert_eq!((at(312), at(552)), (100, 130), "x0, x30");
+        assert_eq!((at(560), at(568), at(576)), (0x7000, 0x1000, 0x6020_0c00), "sp, pc, pstate");
+        assert_eq!((at(592), at(600)), (0x210_4650_8001, 1064), "header, status");
+        assert_eq!((at(608), at(1112)), (1000, 1063), "v0, v31");
+        assert_eq!((words.len() * 8, at(1120)), (1136, 0), "the end");
+    }
+
+    #[test]
+    fn scalable_vectors_are_restored_from_a_record_of_their_own() {
+        // Vectors of 32 bytes; 17 predicates of 4 bytes, padded to 80.
+        let mut set = vec![0, 32 | 32 << 16 | 1 << 32];
+        set.extend((0..128).map(|word| word + 1));
+        set.extend([7; 10]);
+        set.push(0x55);
+        assert!(uses_sve(&set));
+        let words = registers().signal_frame(0, 0, 0, &set).expect("known");
+        let records = &words[RECORDS..];
+        assert_eq!(records[..6], [0x210_4650_8001, 0x55, 1, 2, 5, 6], "the lower halves");
+        assert_eq!(records[66..69], [SVE_MAGIC | (16 + 1024 + 80) << 32, 32, 1]);
+        assert_eq!(records[66 + 2 + 128..], [7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 0, 0]);
+    }
+
+    #[test]
+    fn registers_of_another_form_give_no_frame() {
+        let frame = |extended: &[u64]| registers().signal_frame(0, 0, 0, extended);
+        assert_eq!(frame(&[]), None);
+        assert_eq!(frame(&[0; 65]), None);
+        assert_eq!(frame(&[0, 32 | 1 << 32, 0]), None, "too short");
+        assert_eq!(frame(&[0, 24 | 1 << 32, 0]), None, "no such length");
+        // Vectors of 256 bytes exceed the frame.
+        let mut large = vec![0, 256 | 1 << 32];
+        large.resize(2 + 1024 + 68 + 1, 0);
+        assert_eq!(frame(&large), None);
+    }
+
+    #[test]
+    fn the_last_instructions_of_a_handler_are_found() {
+        let [number, call] = [0, 4].map(|at| u32::from_le_bytes(*RETURN_FROM_SIGNAL[at..].first_chunk().expect("4")));
+        assert_eq!((number, call.to_le_bytes()), (0xd280_0008 | 139 << 5, SYSCALL_INSTRUCTION));
+    }
+
+    #[test]
+    fn the_result_of_a_call_tells_what_interrupted_it() {
+        let mut registers = Registers { syscall: -1, ..registers() };
+        assert_eq!((registers.syscall(), registers.number(), registers.has_failed()), (None, 108, false));
+        (registers.x[0], registers.syscall) = ((-4_i64).cast_unsigned(), 93);
+        assert_eq!((registers.syscall(), registers.has_failed()), (Some(93), true));
+        let with = registers.with_first_argument(9);
+        assert_eq!((with.first_argument(), with.rewound(9).first_argument()), (Some(9), None));
+        assert_eq!((with.thread_pointer(), with.general()[FRAME_POINTER_INDEX], with.general()[31]), (0, 129, 0x7000));
+        assert_eq!(FRAME_ALIGNMENT % 16, 0);
+    }
+}
