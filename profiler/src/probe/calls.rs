@@ -12,11 +12,11 @@
 //! If anything is unknown, the function is followed.
 
 use gimli::{BaseAddresses, EhFrameHdr, LittleEndian};
-use profiler_common::arch::ARGUMENTS;
 use profiler_common::hook::{CallShape, NESTED_CALLERS_MAX};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::arch::flow::{Flow, ReadCode, follow};
+use super::arch::{InstructionSet, Native};
 use crate::address::{FileOffset, LinkAddr};
 use crate::allocator::resolve::ResolvedHook;
 use crate::ids::ModuleId;
@@ -147,8 +147,6 @@ struct ModuleCode<'a> {
 }
 
 const PAGE_BYTES: u64 = 4096;
-/// Maximum length of an instruction.
-const INSTRUCTION_BYTES: u64 = 15;
 
 impl<'a> ModuleCode<'a> {
     fn new<'h>(module: &'a Module, hooks: impl Iterator<Item = &'h ResolvedHook>) -> Option<Self> {
@@ -180,9 +178,9 @@ impl<'a> ModuleCode<'a> {
         let body = start..start.checked_add(hook.size_bytes)?;
         let mut budget = INSTRUCTIONS_MAX;
         let block = hook.spec.pointer.filter(|_| hook.spec.shape == CallShape::Realloc);
-        let not_null = block.and_then(|argument| ARGUMENTS.get(argument).copied());
-        let own = follow(self, start, None, &mut budget);
-        let with_block = not_null.map(|argument| follow(self, start, Some(argument), &mut budget));
+        let not_null = block.and_then(|argument| Native::ARGUMENTS.get(argument).copied());
+        let own = follow::<Native>(self, start, None, &mut budget);
+        let with_block = not_null.map(|argument| follow::<Native>(self, start, Some(argument), &mut budget));
         let delegates_null = !own.hooked.is_empty();
         let flow = if delegates_null { with_block.filter(|flow| flow.hooked.is_empty())? } else { own };
         let calls = self.nested_in(&flow, &body, hook.calls_known, &mut budget)?;
@@ -261,7 +259,7 @@ impl<'a> ModuleCode<'a> {
         if let Some(flow) = self.flows.get(&start) {
             return flow.clone();
         }
-        let flow = follow(self, start, None, budget);
+        let flow = follow::<Native>(self, start, None, budget);
         self.flows.insert(start, flow.clone());
         flow
     }
@@ -272,9 +270,10 @@ impl<'a> ModuleCode<'a> {
             page.max(elf.code().find(|segment| page < segment.address.0.saturating_add(segment.size_bytes))?.address.0);
         let segment = elf.code().find(|segment| segment.contains(LinkAddr(start)))?;
         let inside = start - segment.address.0;
-        let length = (page + PAGE_BYTES + INSTRUCTION_BYTES).saturating_sub(start).min(segment.size_bytes - inside);
+        let length =
+            (page + PAGE_BYTES + Native::INSTRUCTION_BYTES_MAX).saturating_sub(start).min(segment.size_bytes - inside);
         let offset = FileOffset(segment.offset.0.checked_add(inside)?);
-        let read = self.module.image().ok()?.read(offset, length, PAGE_BYTES + INSTRUCTION_BYTES).ok()?;
+        let read = self.module.image().ok()?.read(offset, length, PAGE_BYTES + Native::INSTRUCTION_BYTES_MAX).ok()?;
         let mut bytes = vec![0; usize::try_from(start - page).ok()?];
         bytes.extend(read);
         Some(bytes)

@@ -2,7 +2,7 @@
 
 use thiserror::Error;
 
-use super::arch;
+use super::arch::{Instruction, InstructionSet, Native};
 use crate::address::{FileOffset, LinkAddr};
 use crate::object::ObjectError;
 use crate::object::module::Module;
@@ -27,7 +27,11 @@ pub enum PlaceError {
         "the function does not begin with a valid instruction but with the bytes `{0}`; inspect its module with `objdump -d`"
     )]
     Undecodable(String),
-    /// The System V calling convention passes six integer arguments in registers.
+    #[error(
+        "the kernel refuses probes on its first instruction, `{0}`, and no other is executed by every call with all arguments in registers"
+    )]
+    Refused(String),
+    /// The calling conventions pass at least six integer arguments in registers.
     #[error("argument {0} is not passed in a register: only the first six are")]
     Argument(usize),
     #[error("cannot read its code: {0}")]
@@ -75,13 +79,13 @@ impl Code {
 
     /// From the entry to the end of the instruction at this offset.
     pub(crate) fn up_to(&self, offset_in_function: u64) -> Option<&[u8]> {
-        let mut decoded = arch::decode(&self.bytes, self.address.0);
-        let end = decoded.find(|instruction| instruction.offset == offset_in_function)?.end();
+        let mut decoded = Native::decode(&self.bytes, self.address.0);
+        let end = decoded.find(|instruction| instruction.offset() == offset_in_function)?.end();
         self.bytes.get(..usize::try_from(end).ok()?)
     }
 
     pub fn jumps_to(&self) -> Option<LinkAddr> {
-        arch::initial_jump(&self.bytes, self.address.0).map(LinkAddr)
+        Native::initial_jump(&self.bytes, self.address.0).map(LinkAddr)
     }
 }
 

@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use super::arch::{PointerPlace, pointers_read};
+use super::arch::{InstructionSet, Native, PointerPlace};
 use super::calls::function_starts;
 use crate::address::LinkAddr;
 use crate::allocator::hook_set::HookSet;
@@ -84,7 +84,7 @@ fn most_copied<'a>(hooks: impl Iterator<Item = &'a ResolvedHook>, module: &Modul
     let mut heads = Vec::new();
     for hook in hooks {
         let Some(start) = elf.link_addr(hook.offset) else { continue };
-        let read = pointers_read(code.function(start)?, start.0, HEAD_INSTRUCTIONS);
+        let read = Native::pointers_read(code.function(start)?, start.0, HEAD_INSTRUCTIONS);
         let pointers: Vec<PointerPlace> = read.into_iter().filter(|place| !is_linkage(elf, *place)).collect();
         readers.extend(pointers.iter().map(|place| (*place, FxHashSet::default())));
         heads.push((hook.spec.function, start.0, pointers));
@@ -92,7 +92,7 @@ fn most_copied<'a>(hooks: impl Iterator<Item = &'a ResolvedHook>, module: &Modul
     for &start in &code.starts {
         // Unwind information may be of data.
         let Some(function) = code.function(LinkAddr(start)) else { continue };
-        for place in pointers_read(function, start, usize::MAX) {
+        for place in Native::pointers_read(function, start, usize::MAX) {
             if let Some(readers) = readers.get_mut(&place) {
                 readers.insert(start);
             }

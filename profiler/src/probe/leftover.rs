@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::os::fd::AsFd;
 
+use super::arch::{InstructionSet, Native};
 use crate::address::FileOffset;
 use crate::bpf::load::LinkKind;
 use crate::ids::{ModuleId, Pid};
@@ -15,8 +16,7 @@ use crate::linux::process_memory;
 use crate::object::module::ModuleStore;
 use crate::process::address_space::AddressSpace;
 
-/// The instruction that a uprobe writes over the first byte of another (`UPROBE_SWBP_INSN`).
-const BREAKPOINT: u8 = 0xcc;
+const BREAKPOINT: &[u8] = Native::BREAKPOINT;
 
 pub(crate) type CodeLocation = (ModuleId, FileOffset);
 
@@ -36,13 +36,13 @@ fn has_breakpoint(space: &AddressSpace, modules: &ModuleStore, (module, offset):
         (address < mapped.mapping.end.0).then_some(address)
     });
     let Some(address) = mapped else { return false };
-    let mut byte = [0];
-    let is_breakpoint = process_memory::read(space.pid(), &[(address, 1)], &mut byte)
-        .is_ok_and(|read| read == 1 && byte == [BREAKPOINT]);
+    let (mut bytes, size_bytes) = ([0; BREAKPOINT.len()], BREAKPOINT.len());
+    let is_breakpoint = process_memory::read(space.pid(), &[(address, size_bytes)], &mut bytes)
+        .is_ok_and(|read| read == size_bytes && bytes == BREAKPOINT);
     is_breakpoint
         && modules.get(module).image().is_ok_and(|image| {
-            let original = image.read(offset, 1, 1);
-            original.is_ok_and(|original| original != [BREAKPOINT])
+            let original = image.read(offset, size_bytes as u64, size_bytes as u64);
+            original.is_ok_and(|original| original != BREAKPOINT)
         })
 }
 

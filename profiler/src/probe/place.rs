@@ -7,17 +7,19 @@
 //! - All instructions before it always continue with the next one: no branch, no call.
 //! - The arguments are in registers: their original ones or copies.
 //! - If a stack is captured and the return probed (every shape but [`CallShape::Free`]), the stack and frame pointers have their
-//!   entry values: the return address, which a return probe replaces, is the word at the stack pointer.
+//!   entry values. The return address, which a return probe replaces, is the word at the stack pointer (x86-64), or in the link
+//!   register and nowhere else (aarch64).
 //! - No jump of the function leads to an address after its entry up to the instruction; otherwise one call could be counted twice.
 //!
 //! If there is no such instruction, the probe is placed at the entry, and also if the conditions cannot be checked: functions of
-//! unknown size, invalid instructions, and jumps through a table.
+//! unknown size, invalid instructions, and jumps through a table. If the kernel refuses probes on the entry, the next instruction
+//! that it accepts is probed, under the same conditions.
 
-use profiler_common::arch::ARGUMENTS;
 use profiler_common::hook::{CallShape, Register};
 
+pub(crate) use super::arch::Class;
 pub use super::arch::Emulation;
-use super::arch::{FRAME_REGISTERS, Instruction, Origins, decode, jumps_into};
+use super::arch::{Instruction, InstructionSet, Native, Origins};
 use super::code::{Code, DISTANCE_BYTES_MAX, PlaceError};
 use crate::allocator::spec::HookSpec;
 
@@ -26,14 +28,6 @@ pub enum PlacementMode {
     /// On the first suitable instruction, for cheap probes.
     Auto,
     Entry,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Class {
-    /// The kernel emulates the instruction: a probe costs one trap.
-    Emulated,
-    /// The kernel executes the instruction out of line, which costs a second trap.
-    SingleStepped,
 }
 
 /// Registers of a hook's arguments at the probed instruction.
@@ -54,34 +48,53 @@ pub struct Placement {
     pub arguments: Arguments,
 }
 
-/// Fails if the entry is not a valid instruction, or the hook needs an argument that is passed on the stack.
+/// Fails if the entry is not a valid instruction, the kernel refuses probes in the code before a jump, or the hook needs an argument
+/// that is passed on the stack.
 pub fn place(code: &Code, spec: &HookSpec, mode: PlacementMode, emulation: Emulation) -> Result<Placement, PlaceError> {
-    let wanted = Wanted::of(spec)?;
-    let entry = decode(&code.bytes, code.address.0).next().ok_or_else(|| undecodable(&code.bytes))?;
-    let at_entry = placement(&entry, wanted.arguments, emulation);
-    if mode == PlacementMode::Entry || at_entry.class == Class::Emulated || !code.whole {
-        return Ok(at_entry);
-    }
-    let found = first_suitable(code, &wanted, emulation);
-    let found = found.filter(|found| !jumps_into(&code.bytes, code.address.0, found.offset_in_function));
-    Ok(found.unwrap_or(at_entry))
+    place_on::<Native>(code, spec, mode, emulation)
 }
 
-fn first_suitable(code: &Code, wanted: &Wanted, emulation: Emulation) -> Option<Placement> {
-    let mut origins = Origins::at_entry();
-    for instruction in decode(&code.bytes, code.address.0) {
-        if instruction.offset >= DISTANCE_BYTES_MAX as u64 {
+fn place_on<I: InstructionSet>(
+    code: &Code,
+    spec: &HookSpec,
+    mode: PlacementMode,
+    emulation: Emulation,
+) -> Result<Placement, PlaceError> {
+    let wanted = Wanted::of::<I>(spec)?;
+    let entry = I::decode(&code.bytes, code.address.0).next().ok_or_else(|| undecodable(&code.bytes))?;
+    let refused = || PlaceError::Refused(entry.text());
+    let at_entry = entry.class(emulation).map(|class| placement(&entry, class, wanted.arguments));
+    let is_settled =
+        at_entry.as_ref().is_some_and(|at_entry| mode == PlacementMode::Entry || at_entry.class == Class::Emulated);
+    if is_settled || mode == PlacementMode::Entry || !code.whole {
+        return at_entry.ok_or_else(refused);
+    }
+    let is_reached_once = |found: &Placement| !I::jumps_into(&code.bytes, code.address.0, found.offset_in_function);
+    let find = |class| first_suitable::<I>(code, &wanted, emulation, class).filter(is_reached_once);
+    find(Class::Emulated).or(at_entry).or_else(|| find(Class::SingleStepped)).ok_or_else(refused)
+}
+
+fn first_suitable<I: InstructionSet>(
+    code: &Code,
+    wanted: &Wanted,
+    emulation: Emulation,
+    class: Class,
+) -> Option<Placement> {
+    let mut origins = I::at_entry();
+    for instruction in I::decode(&code.bytes, code.address.0) {
+        if instruction.offset() >= DISTANCE_BYTES_MAX as u64 {
             return None;
         }
-        if instruction.is_emulated(emulation)
-            && let Some(arguments) = wanted.found_in(&origins)
+        if instruction.class(emulation) == Some(class)
+            && (wanted.frees || instruction.keeps_return_probe())
+            && let Some(arguments) = wanted.found_in::<I>(&origins)
         {
-            return Some(placement(&instruction, arguments, emulation));
+            return Some(placement(&instruction, class, arguments));
         }
         if !instruction.falls_through() {
             return None;
         }
-        origins.step(&instruction);
+        instruction.step(&mut origins);
     }
     None
 }
@@ -93,8 +106,8 @@ struct Wanted {
 }
 
 impl Wanted {
-    fn of(spec: &HookSpec) -> Result<Self, PlaceError> {
-        let register = |argument: usize| ARGUMENTS.get(argument).copied().ok_or(PlaceError::Argument(argument + 1));
+    fn of<I: InstructionSet>(spec: &HookSpec) -> Result<Self, PlaceError> {
+        let register = |argument: usize| I::ARGUMENTS.get(argument).copied().ok_or(PlaceError::Argument(argument + 1));
         let arguments = Arguments {
             size: register(spec.size)?,
             count: spec.count.map(register).transpose()?,
@@ -104,8 +117,8 @@ impl Wanted {
     }
 
     /// The registers of all arguments now, or `None` if one is lost. A free needs no size and captures no stack.
-    fn found_in(&self, origins: &Origins) -> Option<Arguments> {
-        if !self.frees && !FRAME_REGISTERS.iter().all(|&register| origins.keeps(register)) {
+    fn found_in<I: InstructionSet>(&self, origins: &Origins) -> Option<Arguments> {
+        if !self.frees && !I::FRAME_REGISTERS.iter().all(|&register| origins.keeps(register)) {
             return None;
         }
         let optional = |register: Option<Register>| match register {
@@ -121,13 +134,9 @@ impl Wanted {
     }
 }
 
-fn placement(instruction: &Instruction<'_>, arguments: Arguments, emulation: Emulation) -> Placement {
-    Placement {
-        offset_in_function: instruction.offset,
-        instruction: instruction.text(),
-        class: if instruction.is_emulated(emulation) { Class::Emulated } else { Class::SingleStepped },
-        arguments,
-    }
+fn placement(instruction: &impl Instruction, class: Class, arguments: Arguments) -> Placement {
+    let (offset_in_function, instruction) = (instruction.offset(), instruction.text());
+    Placement { offset_in_function, instruction, class, arguments }
 }
 
 fn undecodable(bytes: &[u8]) -> PlaceError {

@@ -127,7 +127,7 @@ mod tests {
     use crate::allocator::functions;
     use crate::ids::ModuleId;
     use crate::probe::place::{Arguments, Class};
-    use profiler_common::arch::{R8, R9, R10};
+    use profiler_common::arch::x86_64::{R8, R9, R10};
 
     fn hook(function: &str, module: u32, heap: &str) -> ResolvedHook {
         let (number, spec) =

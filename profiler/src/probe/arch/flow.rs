@@ -2,11 +2,11 @@
 
 use std::collections::hash_map::Entry;
 
-use iced_x86::{Code, Decoder, DecoderOptions, FlowControl, Instruction, Mnemonic, OpKind};
 use profiler_common::hook::Register;
 use rustc_hash::FxHashMap;
 
-use super::x86_64::Origins;
+use super::instruction_set::InstructionSet;
+use super::transfer::{Argument, Known as _, Step, Transfer};
 
 /// Access to a module's code by link address.
 pub(crate) trait ReadCode {
@@ -33,19 +33,11 @@ pub(crate) struct Flow {
     pub returns: bool,
 }
 
-/// What is known before an instruction.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct State {
-    origins: Origins,
-    /// The instruction before has compared the argument with null.
-    is_tested: bool,
-}
-
-struct Walk<'a> {
+struct Walk<'a, I: InstructionSet> {
     start: u64,
     /// This argument is not null.
     not_null: Option<Register>,
-    seen: FxHashMap<u64, State>,
+    seen: FxHashMap<u64, I::Known>,
     pending: Vec<u64>,
     flow: Flow,
     budget: &'a mut usize,
@@ -53,10 +45,14 @@ struct Walk<'a> {
 
 /// Follows all paths from `start`, each instruction of `budget` at most a few times. With `not_null`, paths are left out that are
 /// taken only if the argument in this register is null.
-pub(crate) fn follow(code: &mut impl ReadCode, start: u64, not_null: Option<Register>, budget: &mut usize) -> Flow {
-    let state = State { origins: Origins::at_entry(), is_tested: false };
-    let seen = FxHashMap::from_iter([(start, state)]);
-    let mut walk = Walk { start, not_null, seen, pending: vec![start], flow: Flow::default(), budget };
+pub(in crate::probe) fn follow<I: InstructionSet>(
+    code: &mut impl ReadCode,
+    start: u64,
+    not_null: Option<Register>,
+    budget: &mut usize,
+) -> Flow {
+    let seen = FxHashMap::from_iter([(start, I::Known::at_entry())]);
+    let mut walk = Walk::<I> { start, not_null, seen, pending: vec![start], flow: Flow::default(), budget };
     while let Some(address) = walk.pending.pop() {
         if *walk.budget == 0 {
             (walk.flow.is_incomplete, walk.flow.returns) = (true, true);
@@ -70,96 +66,75 @@ pub(crate) fn follow(code: &mut impl ReadCode, start: u64, not_null: Option<Regi
     walk.flow
 }
 
-impl Walk<'_> {
+impl<I: InstructionSet> Walk<'_, I> {
     fn visit(&mut self, code: &mut impl ReadCode, address: u64) {
-        let decoded =
-            code.code_at(address).map(|bytes| Decoder::with_ip(64, bytes, address, DecoderOptions::NONE).decode());
-        let Some(instruction) = decoded.filter(|instruction| !instruction.is_invalid()) else {
+        let Some(&before) = self.seen.get(&address) else { return };
+        let mut known = before;
+        let step = code.code_at(address).and_then(|bytes| I::step(bytes, address, &mut known, self.not_null));
+        let Some(Step { next, transfer }) = step else {
             (self.flow.is_incomplete, self.flow.returns) = (true, true);
             return;
         };
-        let Some(&state) = self.seen.get(&address) else { return };
-        let mut after = state;
-        after.is_tested = self.tests(&instruction, &state);
-        after.origins.step_over(&instruction);
-        let next = instruction.next_ip();
-        match instruction.flow_control() {
-            FlowControl::Next | FlowControl::Interrupt => self.fall_through(code, next, after),
-            FlowControl::Return => self.flow.returns = true,
-            FlowControl::Exception => {}
-            FlowControl::UnconditionalBranch => self.jump(code, instruction.near_branch_target(), after),
-            FlowControl::ConditionalBranch | FlowControl::XbeginXabortXend => {
-                let is_equal = instruction.mnemonic() == Mnemonic::Je;
-                let is_unequal = instruction.mnemonic() == Mnemonic::Jne;
-                if !(state.is_tested && is_equal) && is_near(&instruction) {
-                    self.jump(code, instruction.near_branch_target(), after);
+        match transfer {
+            Transfer::Next => self.fall_through(code, next, known),
+            Transfer::Return => self.flow.returns = true,
+            Transfer::Stop => {}
+            Transfer::Jump(target) => self.jump(code, target, known),
+            Transfer::Branch { target, taken_if } => {
+                if let Some(target) = target.filter(|_| taken_if != Some(Argument::Null)) {
+                    self.jump(code, target, known);
                 }
-                if !(state.is_tested && is_unequal) {
-                    self.fall_through(code, next, after);
+                if taken_if != Some(Argument::NotNull) {
+                    self.fall_through(code, next, known);
                 }
             }
-            FlowControl::Call => {
-                // `syscall` has no target.
-                if is_near(&instruction) {
-                    self.flow.calls.push((instruction.near_branch_target(), next));
-                }
-                self.fall_through(code, next, after);
+            Transfer::Call(target) => {
+                self.flow.calls.push((target, next));
+                self.fall_through(code, next, known);
             }
-            FlowControl::IndirectCall => {
-                self.leave(&instruction);
-                self.fall_through(code, next, after);
+            Transfer::CallThrough(slot) => {
+                self.leave(slot);
+                self.fall_through(code, next, known);
             }
-            FlowControl::IndirectBranch => {
+            Transfer::JumpThrough(slot) => {
                 self.flow.returns = true;
-                self.leave(&instruction);
+                self.leave(slot);
             }
         }
     }
 
-    /// Whether the instruction compares the argument with null.
-    fn tests(&self, instruction: &Instruction, state: &State) -> bool {
-        let is_test = instruction.code() == Code::Test_rm64_r64
-            && instruction.op0_kind() == OpKind::Register
-            && instruction.op0_register() == instruction.op1_register();
-        is_test && self.not_null.is_some_and(|argument| state.origins.is_copy(instruction.op0_register(), argument))
-    }
-
-    fn leave(&mut self, instruction: &Instruction) {
-        if instruction.is_ip_rel_memory_operand() {
-            self.flow.slots.push(instruction.ip_rel_memory_address());
-        } else {
-            self.flow.is_incomplete = true;
+    fn leave(&mut self, slot: Option<u64>) {
+        match slot {
+            Some(slot) => self.flow.slots.push(slot),
+            None => self.flow.is_incomplete = true,
         }
     }
 
-    fn jump(&mut self, code: &impl ReadCode, target: u64, state: State) {
+    fn jump(&mut self, code: &impl ReadCode, target: u64, known: I::Known) {
         if code.is_hooked(target) && target != self.start {
             self.flow.hooked.push(target);
             self.flow.returns = true;
         } else {
-            self.reach(target, state);
+            self.reach(target, known);
         }
     }
 
-    fn fall_through(&mut self, code: &impl ReadCode, next: u64, state: State) {
+    fn fall_through(&mut self, code: &impl ReadCode, next: u64, known: I::Known) {
         if !code.is_start(next) && !code.is_hooked(next) {
-            self.reach(next, state);
+            self.reach(next, known);
         }
     }
 
     /// Visits an address again if less is known there than before.
-    fn reach(&mut self, address: u64, state: State) {
+    fn reach(&mut self, address: u64, known: I::Known) {
         match self.seen.entry(address) {
             Entry::Vacant(vacant) => {
-                vacant.insert(state);
+                vacant.insert(known);
                 self.pending.push(address);
             }
             Entry::Occupied(mut occupied) => {
                 let before = *occupied.get();
-                let merged = State {
-                    origins: before.origins.common(&state.origins),
-                    is_tested: before.is_tested && state.is_tested,
-                };
+                let merged = before.common(&known);
                 if merged != before {
                     occupied.insert(merged);
                     self.pending.push(address);
@@ -167,8 +142,4 @@ impl Walk<'_> {
             }
         }
     }
-}
-
-fn is_near(instruction: &Instruction) -> bool {
-    matches!(instruction.op0_kind(), OpKind::NearBranch16 | OpKind::NearBranch32 | OpKind::NearBranch64)
 }

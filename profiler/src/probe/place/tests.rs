@@ -1,7 +1,7 @@
 //! Placements on code from real allocators, on synthetic code, and on random code against an interpreter.
 
-mod beginnings;
-mod interpreter;
+mod aarch64;
+mod x86_64;
 
 use super::*;
 use crate::address::LinkAddr;
@@ -12,17 +12,14 @@ const ADDRESS: LinkAddr = LinkAddr(0x1000);
 
 /// The table entry of a function.
 fn spec(function: &str) -> HookSpec {
-    functions::C.iter().chain(functions::MAPPINGS.iter()).find(|spec| spec.function == function).expect("in the table")
+    let tables = [functions::C, functions::OPERATORS, functions::MAPPINGS];
+    let mut specs = tables.into_iter().flat_map(|table| table.iter());
+    specs.find(|spec| spec.function == function).expect("in the table")
 }
 
 fn parse(hexadecimal: &str) -> Vec<u8> {
     let digits: String = hexadecimal.split_whitespace().collect();
     (0..digits.len()).step_by(2).map(|at| u8::from_str_radix(&digits[at..at + 2], 16).expect("digits")).collect()
-}
-
-/// Places the hook of a table function in these bytes, which are the whole function.
-fn placed(function: &str, bytes: &[u8]) -> Result<Placement, PlaceError> {
-    place(&code(bytes, true), &spec(function), PlacementMode::Auto, Emulation::default())
 }
 
 fn code(bytes: &[u8], whole: bool) -> Code {

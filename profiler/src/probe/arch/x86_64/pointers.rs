@@ -3,18 +3,10 @@
 use iced_x86::{Code, Decoder, DecoderOptions, Instruction, InstructionInfoFactory, OpAccess, OpKind, Register};
 use rustc_hash::FxHashMap;
 
-/// Where a pointer is in memory, as far as the code shows.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(in crate::probe) enum PointerPlace {
-    /// At this link address.
-    At(u64),
-    /// So many bytes behind the object whose address is at this link address, as in position-independent code.
-    Behind { slot: u64, bytes: u64 },
-}
+use crate::probe::arch::instruction_set::PointerPlace;
 
-/// Places from which the first instructions of this code read a word into a register, or which they call or jump through.
-/// Decodes from start to end, without following jumps.
-pub(in crate::probe) fn pointers_read(code: &[u8], address: u64, instructions_max: usize) -> Vec<PointerPlace> {
+/// See [`InstructionSet::pointers_read`](crate::probe::arch::instruction_set::InstructionSet::pointers_read).
+pub(super) fn read(code: &[u8], address: u64, instructions_max: usize) -> Vec<PointerPlace> {
     let mut decoder = Decoder::with_ip(64, code, address, DecoderOptions::NONE);
     let mut factory = InstructionInfoFactory::new();
     // Registers that hold a word read from a link address.
@@ -81,13 +73,13 @@ mod tests {
             PointerPlace::Behind { slot, bytes: 8 },
             PointerPlace::Behind { slot: other, bytes: 0x18 },
         ];
-        assert_eq!(pointers_read(&code, 0x1000, 99), expected);
-        assert_eq!(pointers_read(&code, 0x1000, 2), expected[..2]);
+        assert_eq!(read(&code, 0x1000, 99), expected);
+        assert_eq!(read(&code, 0x1000, 2), expected[..2]);
     }
 
     #[test]
     fn the_thread_s_own_memory_is_no_place() {
         let canary = [0x64, 0x48, 0x8b, 0x04, 0x25, 0x28, 0x00, 0x00, 0x00]; // mov rax, fs:[0x28]
-        assert_eq!(pointers_read(&canary, 0x1000, 9), []);
+        assert_eq!(read(&canary, 0x1000, 9), []);
     }
 }

@@ -8,6 +8,8 @@
 
 use proptest::prelude::*;
 
+use profiler_common::arch::x86_64::{RBP, RSP};
+
 use super::*;
 
 /// An instruction that the interpreter knows, with register numbers.
@@ -42,7 +44,7 @@ enum Op {
 
 /// Registers.
 type Registers = [u64; 16];
-const RSP: usize = 4;
+const STACK: usize = 4;
 
 impl Op {
     /// `REX.W`-style prefix for a ModRM byte of two registers, then the opcode, then that byte.
@@ -110,9 +112,9 @@ impl Op {
                 registers[0] = product as u64;
                 registers[2] = (product >> 64) as u64;
             }
-            Self::Push(_) => registers[RSP] = registers[RSP].wrapping_sub(8),
+            Self::Push(_) => registers[STACK] = registers[STACK].wrapping_sub(8),
             Self::Pop(register) => {
-                registers[RSP] = registers[RSP].wrapping_add(8);
+                registers[STACK] = registers[STACK].wrapping_add(8);
                 // A different value.
                 registers[register] = registers[register].wrapping_add(0x5555);
             }
@@ -198,12 +200,12 @@ proptest! {
         let entry = distinct();
         let mut registers = entry;
         ops[..index].iter().for_each(|op| op.execute(&mut registers));
-        let arguments = Wanted::of(&spec).expect("at most six arguments").arguments;
+        let arguments = entry_arguments(function);
         let found = placement.arguments;
         let mut claims = vec![(found.count, arguments.count), (found.pointer, arguments.pointer)];
         if spec.shape != CallShape::Free {
             claims.extend([(Some(found.size), Some(arguments.size))]);
-            claims.extend(FRAME_REGISTERS.map(|register| (Some(register), Some(register))));
+            claims.extend([RSP, RBP].map(|register| (Some(register), Some(register))));
         }
         for (holder, argument) in claims {
             prop_assert_eq!(holder.is_some(), argument.is_some());
@@ -216,7 +218,7 @@ proptest! {
     #[test]
     fn the_decoder_finds_all_instructions(ops in prop::collection::vec(any_op(), 1..16)) {
         let (offsets, bytes) = assemble(&ops);
-        let read: Vec<usize> = decode(&bytes, ADDRESS.0).map(|found| found.offset as usize).collect();
+        let read: Vec<usize> = X86_64::decode(&bytes, ADDRESS.0).map(|found| found.offset() as usize).collect();
         prop_assert_eq!(&read[..offsets.len()], &offsets);
     }
 
@@ -228,9 +230,9 @@ proptest! {
         function in prop::sample::select(functions::C.iter().map(|spec| spec.function).collect::<Vec<_>>()),
     ) {
         let code = Code { bytes: bytes.clone(), whole, address: LinkAddr(address) };
-        match place(&code, &spec(function), PlacementMode::Auto, Emulation { long_nops: true }) {
+        match place_on::<X86_64>(&code, &spec(function), PlacementMode::Auto, Emulation { nops: true }) {
             Ok(placement) => {
-                let mut boundaries = decode(&bytes, address).map(|found| found.offset);
+                let mut boundaries = X86_64::decode(&bytes, address).map(|found| found.offset());
                 prop_assert!(boundaries.any(|at| at == placement.offset_in_function));
                 prop_assert!(placement.offset_in_function < DISTANCE_BYTES_MAX as u64);
                 prop_assert!(whole || placement.offset_in_function == 0);

@@ -1,7 +1,7 @@
 //! First instructions of functions, and the placement of their probes.
 
 use super::*;
-use profiler_common::arch::{R8, RAX, RBX, RCX, RDI, RDX, RSI};
+use profiler_common::arch::x86_64::{R8, RAX, RBX, RCX, RDI, RDX, RSI};
 
 /// Checks offset and text of the instruction, and that it is emulated. Returns the locations of the arguments.
 #[track_caller]
@@ -17,7 +17,7 @@ fn check(function: &str, bytes: &str, offset: u64, instruction: &str) -> Argumen
 fn check_entry(function: &str, bytes: &str) {
     let placement = placed(function, &parse(bytes)).expect("it can be placed");
     assert_eq!((placement.offset_in_function, placement.class), (0, Class::SingleStepped), "{placement:?}");
-    assert_eq!(placement.arguments, Wanted::of(&spec(function)).expect("at most six arguments").arguments);
+    assert_eq!(placement.arguments, entry_arguments(function));
 }
 
 #[test]
@@ -211,7 +211,7 @@ fn untraceable_jumps_keep_the_probe_at_the_entry() {
 fn a_function_of_unknown_size_is_probed_at_its_entry() {
     let bytes = parse("4885ff 7401 c3 c3");
     let part = code(&bytes, false);
-    let free = |mode| place(&part, &spec("free"), mode, Emulation::default()).expect("it can be placed");
+    let free = |mode| place_on::<X86_64>(&part, &spec("free"), mode, Emulation::default()).expect("it can be placed");
     assert_eq!(free(PlacementMode::Auto).offset_in_function, 0);
     assert_eq!(free(PlacementMode::Auto).class, Class::SingleStepped);
 }
@@ -220,7 +220,8 @@ fn a_function_of_unknown_size_is_probed_at_its_entry() {
 fn entry_mode_probes_the_entry() {
     let bytes = parse("4885ff 7401 c3 c3");
     let whole = code(&bytes, true);
-    let placement = place(&whole, &spec("free"), PlacementMode::Entry, Emulation::default()).expect("it can be placed");
+    let placement = place_on::<X86_64>(&whole, &spec("free"), PlacementMode::Entry, Emulation::default())
+        .expect("it can be placed");
     assert_eq!(
         (placement.offset_in_function, placement.instruction.as_str(), placement.class),
         (0, "test %rdi,%rdi", Class::SingleStepped)
@@ -236,11 +237,11 @@ fn the_distance_from_the_entry_is_limited() {
 }
 
 #[test]
-fn long_nops_are_probed_if_the_kernel_emulates_them() {
+fn nops_are_probed_if_the_kernel_emulates_them() {
     let bytes = parse("f30f1efa 0f1f440000 c3");
     let whole = code(&bytes, true);
-    let offset = |long_nops| {
-        let placement = place(&whole, &spec("malloc"), PlacementMode::Auto, Emulation { long_nops });
+    let offset = |nops| {
+        let placement = place_on::<X86_64>(&whole, &spec("malloc"), PlacementMode::Auto, Emulation { nops });
         placement.expect("it can be placed").offset_in_function
     };
     assert_eq!((offset(false), offset(true)), (0, 4));
@@ -261,7 +262,7 @@ fn arguments_on_the_stack_are_rejected() {
     let seventh = HookSpec { size: 6, ..spec("malloc") };
     let bytes = parse("90 c3");
     let code = code(&bytes, true);
-    let result = place(&code, &seventh, PlacementMode::Auto, Emulation::default());
+    let result = place_on::<X86_64>(&code, &seventh, PlacementMode::Auto, Emulation::default());
     assert_eq!(result, Err(PlaceError::Argument(7)));
     assert!(result.expect_err("rejected").to_string().contains("argument 7"));
 }
