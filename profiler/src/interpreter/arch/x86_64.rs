@@ -5,6 +5,8 @@ use std::ops::Range;
 use iced_x86::{Decoder, DecoderOptions, FlowControl, Instruction, MemorySize, Mnemonic, OpKind, Register};
 use rustc_hash::FxHashMap;
 
+use super::thread_local::ThreadLocal;
+
 /// Addresses outside of this code, which begins at `start`, that it jumps to directly.
 pub(in crate::interpreter) fn branches_out(code: &[u8], start: u64) -> Vec<u64> {
     let end = start.saturating_add(code.len() as u64);
@@ -48,19 +50,6 @@ pub(in crate::interpreter) fn passes_zero(code: &[u8]) -> bool {
         let registers = [instruction.op0_register(), instruction.op1_register()];
         instruction.mnemonic() == Mnemonic::Xor && registers == [Register::EDI; 2]
     })
-}
-
-/// Where code finds a pointer in thread-local storage ("ELF Handling for Thread-Local Storage", Drepper).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::interpreter) enum ThreadLocal {
-    /// At this offset from the thread pointer.
-    Fixed(u64),
-    /// The word at this link address is the offset from the thread pointer, to add to the second.
-    Loaded(u64, u64),
-    /// The words at this link address are the number of a module, and an offset to add to the second in its storage.
-    Module(u64, u64),
-    /// The second of the words at this link address describes the offset from the thread pointer, to add to the second here.
-    Descriptor(u64, u64),
 }
 
 /// What a register contains: an address of, or an offset to, thread-local storage.
