@@ -226,7 +226,8 @@ impl Stopped {
                 // Leaves its CPU to the threads that are to stop, whatever its priority.
                 0..20_000 => std::thread::sleep(Duration::from_micros(20)),
                 // The exit of a child is not reaped here, and visible only in its state.
-                _ if self.held.is_empty() && Stat::read(self.pid).map_or(true, |stat| stat.has_ended()) => {
+                // The first thread may have exited before others.
+                _ if self.held.is_empty() && living_thread(self.pid).is_err() => {
                     return Err(CollectError::Ended(self.pid));
                 }
                 _ if !is_wanted() => return Err(CollectError::Interrupted(self.pid)),

@@ -59,7 +59,7 @@ impl InjectedThread {
                     }
                     Some(_) => {
                         let Some(registers) = self.tracee.registers()? else { return Ok(Again::Ended) };
-                        self.saved = registers.with_hidden_of(&self.saved).with_first_argument(first_argument);
+                        self.saved = registers.at_exit(&self.saved, first_argument);
                         self.at_exit = true;
                         return Ok(Again::AtExit);
                     }

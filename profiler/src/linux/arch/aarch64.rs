@@ -175,7 +175,7 @@ impl Registers {
         if !fails || is_handler_pending(tracee).unwrap_or(true) {
             return None;
         }
-        Some(self.rewound(first_argument(tracee).ok()?))
+        Some(self.with_first_argument(first_argument(tracee).ok()?).at_other_stop())
     }
 }
 

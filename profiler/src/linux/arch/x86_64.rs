@@ -253,8 +253,8 @@ impl Registers {
         *self
     }
 
-    /// Registers of a stop at a system call, which hides none.
-    pub(crate) fn with_hidden_of(self, _before: &Self) -> Self {
+    /// Registers of a stop at the exit of a system call, which hides none.
+    pub(crate) fn at_exit(self, _before: &Self, _first_argument: u64) -> Self {
         self
     }
 

@@ -18,8 +18,16 @@ pub(crate) struct Registers {
     thread_pointer: u64,
     /// Negative outside of system calls, and as soon as a stop has interrupted one.
     syscall: i32,
-    /// First argument of an interrupted system call, whose result is in the same register.
-    first_argument: Option<u64>,
+    interrupted: Option<Interrupted>,
+}
+
+/// What the registers at the exit of an interrupted system call lack.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Interrupted {
+    /// The result is in the same register.
+    first_argument: u64,
+    /// The call itself, if it was restarted by `restart_syscall`.
+    number: u64,
 }
 
 /// Kinds of the sets, and their sizes in bytes: general registers, `NT_ARM_TLS`, `NT_ARM_SYSTEM_CALL`.
@@ -84,26 +92,27 @@ impl Registers {
     }
 
     /// With the first argument of the interrupted system call, which restoring the registers has to preserve in the kernel.
-    pub(crate) fn with_first_argument(mut self, argument: u64) -> Self {
-        self.first_argument = Some(argument);
+    pub(crate) fn with_first_argument(mut self, first_argument: u64) -> Self {
+        self.interrupted = Some(Interrupted { first_argument, number: self.x[NUMBER] });
         self
     }
 
     pub(crate) fn first_argument(&self) -> Option<u64> {
-        self.first_argument
+        self.interrupted.map(|call| call.first_argument)
     }
 
-    /// Registers of a stop at a system call, with the one that it hides from a stop before.
-    pub(crate) fn with_hidden_of(mut self, before: &Self) -> Self {
+    /// Registers of a stop at the exit of a system call that was interrupted `before`, with the one that the stop hides.
+    pub(crate) fn at_exit(mut self, before: &Self, first_argument: u64) -> Self {
         self.x[HIDDEN] = before.x[HIDDEN];
+        self.interrupted = Some(Interrupted { first_argument, number: before.x[NUMBER] });
         self
     }
 
     /// About to make the interrupted system call again.
-    pub(super) fn rewound(mut self, first_argument: u64) -> Self {
+    fn rewound(mut self, call: Interrupted) -> Self {
         self.pc = self.pc.wrapping_sub(SYSCALL_INSTRUCTION.len() as u64);
-        self.x[RESULT] = first_argument;
-        self.first_argument = None;
+        (self.x[RESULT], self.x[NUMBER]) = (call.first_argument, call.number);
+        self.interrupted = None;
         self
     }
 
@@ -129,8 +138,8 @@ impl Registers {
     /// timeout starts anew, because `rt_sigreturn` has the kernel forget how much of it is left.
     fn continued(&self) -> Self {
         let result = self.x[RESULT].cast_signed();
-        match self.first_argument {
-            Some(argument) if result == INTERRUPTED || RESTARTED.contains(&result) => self.rewound(argument),
+        match self.interrupted {
+            Some(call) if result == INTERRUPTED || RESTARTED.contains(&result) => self.rewound(call),
             _ => *self,
         }
     }
@@ -241,9 +250,10 @@ mod tests {
     #[test]
     fn a_restarted_call_is_made_again_with_its_first_argument() {
         let check = |result: i64, argument: Option<u64>, expected: (u64, u64)| {
-            let mut registers = Registers { first_argument: argument, ..registers() };
+            let mut registers = registers();
             registers.x[0] = result.cast_unsigned();
-            let continued = registers.at_other_stop();
+            let continued =
+                argument.map_or(registers, |argument| registers.with_first_argument(argument)).at_other_stop();
             assert_eq!((continued.pc, continued.x[0]), expected, "{result}");
         };
         for result in [-4, -512, -513, -514, -516] {
@@ -255,10 +265,13 @@ mod tests {
     }
 
     #[test]
-    fn registers_that_a_stop_hides_are_of_the_stop_before() {
-        let mut hidden = registers();
-        hidden.x[7] = 1;
-        assert_eq!(hidden.with_hidden_of(&registers()), registers());
+    fn a_call_that_is_restarted_by_another_is_itself_made_again() {
+        let before = Registers { pc: 0x0ffc, ..registers() };
+        let mut exit = registers();
+        (exit.x[0], exit.x[7], exit.x[8]) = ((-516_i64).cast_unsigned(), 1, 128);
+        let exit = exit.at_exit(&before, 100);
+        assert_eq!((exit.x[7], exit.x[8], exit.first_argument()), (107, 128, Some(100)));
+        assert_eq!(exit.at_other_stop(), before);
     }
 
     /// `struct rt_sigframe`: offsets in bytes.
@@ -316,7 +329,7 @@ mod tests {
         (registers.x[0], registers.syscall) = ((-4_i64).cast_unsigned(), 93);
         assert_eq!((registers.syscall(), registers.has_failed()), (Some(93), true));
         let with = registers.with_first_argument(9);
-        assert_eq!((with.first_argument(), with.rewound(9).first_argument()), (Some(9), None));
+        assert_eq!((with.first_argument(), with.at_other_stop().first_argument()), (Some(9), None));
         assert_eq!((with.thread_pointer(), with.general()[FRAME_POINTER_INDEX], with.general()[31]), (0, 129, 0x7000));
         assert_eq!(FRAME_ALIGNMENT % 16, 0);
     }
