@@ -59,7 +59,7 @@ pub(super) fn replaceable<'a>(
     let has_stub = matches!(spec.shape, CallShape::Alloc | CallShape::AllocOut | CallShape::Free | CallShape::Realloc);
     // A nested call would be sampled as well. In C libraries, `realloc` calls others only for null, and where it fails otherwise.
     let is_nested = spec.delegates && !(spec.shape == CallShape::Realloc && C_LIBRARIES.contains(&&*hook.heap));
-    if !has_stub || is_nested {
+    if !stub::IS_AVAILABLE || !has_stub || is_nested {
         return None;
     }
     let function = space.mappings().iter().filter(|mapped| mapped.module == Some(hook.module)).find_map(|mapped| {

@@ -19,6 +19,9 @@ use profiler_common::live::{FILTER_GRANULE_BITS, FILTER_ONE, FILTER_RATIO, FILTE
 use super::stub_image;
 pub(crate) use super::stub_image::{HEADER_BYTES, StubError, entries, list};
 
+/// Whether the processor that this program runs on executes these stubs.
+pub(crate) const IS_AVAILABLE: bool = cfg!(target_arch = "x86_64");
+
 /// The address behind a stub's first instruction, `endbr64`, and a jump to its function, which makes the stub neutral.
 pub(crate) fn bypass(stub: u64, function: u64) -> (u64, [u8; BYPASS_BYTES]) {
     let at = stub + 4;
