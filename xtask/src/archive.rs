@@ -1,6 +1,7 @@
 //! Debian's package archive: apt with a state of its own, which needs no root and leaves the machine's packages alone.
 
 use std::fs;
+use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -88,8 +89,9 @@ impl Archive {
         command::empty_folder(&downloads)?;
         command::run(self.apt("apt-get").args(["update", "--quiet"]))?;
         command::run(self.apt("apt-get").args(["download", "--quiet"]).args(packages).current_dir(&downloads))?;
+        merge_usr(folder)?;
         for entry in fs::read_dir(&downloads)? {
-            command::run(Command::new("dpkg-deb").arg("--extract").arg(entry?.path()).arg(folder))?;
+            extract(&entry?.path(), folder)?;
         }
         fs::remove_dir_all(&downloads)?;
         fs::write(&stamp, wanted).with_context(|| format!("cannot write `{}`", stamp.display()))
@@ -105,6 +107,26 @@ impl Archive {
         packages.sort();
         Ok(packages)
     }
+}
+
+/// Makes the links of a merged `/usr`, which packages before Debian 13 expect to be there.
+pub(crate) fn merge_usr(root: &Path) -> Result<()> {
+    for folder in ["bin", "sbin", "lib", "lib64"] {
+        let merged = Path::new("usr").join(folder);
+        fs::create_dir_all(root.join(&merged))?;
+        symlink(&merged, root.join(folder))
+            .with_context(|| format!("cannot make the link `{folder}` in `{}`", root.display()))?;
+    }
+    Ok(())
+}
+
+/// Extracts the files of a package. Runs none of its scripts.
+pub(crate) fn extract(package: &Path, root: &Path) -> Result<()> {
+    let script =
+        r#"dpkg-deb --fsys-tarfile "$1" | tar --extract --keep-directory-symlink --no-same-owner --directory "$2""#;
+    let mut shell = Command::new("bash");
+    shell.args(["-euo", "pipefail", "-c", script, "bash"]).arg(package).arg(root);
+    command::output(&mut shell).map(|_| ())
 }
 
 /// The name of this machine's Debian release: programs that its compilers build require its libraries, or later ones.

@@ -3,7 +3,7 @@
 //! Needs no root.
 
 use std::fs;
-use std::os::unix::fs::{PermissionsExt as _, symlink};
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -11,7 +11,7 @@ use anyhow::{Context as _, Result, anyhow, bail};
 use heapbpf_tests::interpreters::{NODE_VERSIONS, node_folder};
 
 use crate::architecture::Architecture;
-use crate::archive::Archive;
+use crate::archive::{self, Archive};
 use crate::command::{self, Repository};
 use crate::{packages, viewers};
 
@@ -177,7 +177,7 @@ impl Python {
         make_folders(&root).with_context(|| format!("cannot make folders in `{}`", root.display()))?;
         let mut stamp = vec![self.recipe()];
         for package in archive.downloaded()? {
-            unpack(&package, &root)?;
+            archive::extract(&package, &root)?;
             stamp.extend(package.file_name().map(|name| name.to_string_lossy().into_owned()));
         }
         let program = root.join("usr/bin").join(format!("python{}", self.version));
@@ -235,27 +235,13 @@ fn list(versions: &[&str]) -> String {
     if versions.is_empty() { "in no version".to_owned() } else { format!("only in {}", versions.join(", ")) }
 }
 
-fn make_folders(root: &Path) -> std::io::Result<()> {
-    // Merged `/usr`, which packages before Debian 13 expect to be there.
-    for folder in ["bin", "sbin", "lib", "lib64"] {
-        let merged = Path::new("usr").join(folder);
-        fs::create_dir_all(root.join(&merged))?;
-        symlink(merged, root.join(folder))?;
-    }
+fn make_folders(root: &Path) -> Result<()> {
+    archive::merge_usr(root)?;
     for folder in ["tmp", "proc", "dev"] {
         fs::create_dir_all(root.join(folder))?;
     }
     // A device node requires root.
-    fs::write(root.join("dev/null"), "")
-}
-
-/// Extracts the files of a package. Runs none of its scripts.
-fn unpack(package: &Path, root: &Path) -> Result<()> {
-    let script =
-        r#"dpkg-deb --fsys-tarfile "$1" | tar --extract --keep-directory-symlink --no-same-owner --directory "$2""#;
-    let mut shell = Command::new("bash");
-    shell.args(["-euo", "pipefail", "-c", script, "bash"]).arg(package).arg(root);
-    command::output(&mut shell).map(|_| ())
+    Ok(fs::write(root.join("dev/null"), "")?)
 }
 
 #[cfg(test)]
@@ -311,9 +297,9 @@ mod tests {
         let deb = folder.path().join("a.deb");
         command::output(Command::new("dpkg-deb").arg("--build").arg(&package).arg(&deb)).expect("dpkg-deb is there");
         make_folders(&root).expect("folders");
-        unpack(&deb, &root).expect("a package");
+        archive::extract(&deb, &root).expect("a package");
         assert!(root.join("lib64").is_symlink() && root.join("usr/lib64/loader").is_file());
         fs::write(&deb, "").expect("a file");
-        assert!(unpack(&deb, &root).is_err());
+        assert!(archive::extract(&deb, &root).is_err());
     }
 }

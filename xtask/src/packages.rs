@@ -97,8 +97,9 @@ pub(crate) const BENCH_NAMES: &str = "gcc libc6-dev binutils liblzf-dev libatomi
     git";
 pub(crate) const BENCH_LIVE: &str = "redis-server redis-tools nginx-light wrk postgresql";
 pub(crate) const BENCH_C: &str = "gcc libc6-dev";
-pub(crate) const VM_X86_64: &str = "qemu-system-x86 busybox-static cpio gcc libc6-dev";
-/// Its busybox is unpacked, not installed: it is arm64's.
+pub(crate) const VM_X86_64: &str = "qemu-system-x86 busybox-static cpio gcc libc6-dev libjemalloc2 libtcmalloc-minimal4 \
+    libmimalloc2.0 musl-tools musl-dev";
+/// Programs and libraries for arm64 are unpacked, not installed.
 pub(crate) const VM_AARCH64: &str = "qemu-system-arm cpio gcc-aarch64-linux-gnu libc6-dev-arm64-cross";
 pub(crate) const AARCH64: &str = "gcc-aarch64-linux-gnu libc6-dev-arm64-cross";
 pub(crate) const FUZZ: &str = "g++";

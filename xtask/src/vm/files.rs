@@ -19,18 +19,37 @@ use crate::cross::{self, Profile};
 
 const INIT: &str = include_str!("init.sh");
 
-/// Targets: name, source in tests/targets, flags beside [`C_FLAGS`].
-const TARGETS: [(&str, &str, &str); 6] = [
-    ("exact", "exact.c", "-fomit-frame-pointer"),
-    ("framed", "exact.c", "-fno-omit-frame-pointer"),
-    ("threads", "threads.c", "-fomit-frame-pointer"),
-    ("forks", "forks.c", "-fomit-frame-pointer"),
-    ("cases", "leaks/cases.c", "-fomit-frame-pointer"),
-    ("forged_python", "forged_python.c", "-rdynamic"),
+/// Targets: name, C library, source in tests/targets, flags beside [`C_FLAGS`].
+const TARGETS: [(&str, Library, &str, &str); 9] = [
+    ("exact", Library::Glibc, "exact.c", "-fomit-frame-pointer"),
+    ("framed", Library::Glibc, "exact.c", "-fno-omit-frame-pointer"),
+    ("static", Library::Glibc, "exact.c", "-static -fomit-frame-pointer"),
+    ("threads", Library::Glibc, "threads.c", "-fomit-frame-pointer"),
+    ("forks", Library::Glibc, "forks.c", "-fomit-frame-pointer"),
+    ("cases", Library::Glibc, "leaks/cases.c", "-fomit-frame-pointer"),
+    ("forged_python", Library::Glibc, "forged_python.c", "-rdynamic"),
+    ("matrix", Library::Glibc, "matrix.c", "-fomit-frame-pointer"),
+    ("musl", Library::Musl, "matrix.c", "-fomit-frame-pointer"),
 ];
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Library {
+    Glibc,
+    Musl,
+}
 
 /// Calls stay calls: without `-fno-builtin` the compiler drops a malloc whose block is only freed.
 const C_FLAGS: &str = "-O1 -g -fno-optimize-sibling-calls -fno-builtin -pthread";
+
+/// Allocators that `init.sh` preloads, with the version of their interface, and their packages.
+const PRELOADED: [(&str, &str); 3] = [
+    ("libjemalloc.so.2", "libjemalloc2"),
+    ("libtcmalloc_minimal.so.4", "libtcmalloc-minimal4"),
+    ("libmimalloc.so.2.0", "libmimalloc2.0"),
+];
+
+/// Further packages of a system for another processor: programs, and libraries of the programs and of allocators.
+const PACKAGES: [&str; 7] = ["busybox-static", "coreutils", "libc6", "libgcc-s1", "libstdc++6", "musl", "musl-dev"];
 
 pub(super) fn initramfs(repository: &Repository, architecture: Architecture, folder: &Path) -> Result<PathBuf> {
     let heapbpf = heapbpf(repository, architecture)?;
@@ -43,13 +62,19 @@ pub(super) fn initramfs(repository: &Repository, architecture: Architecture, fol
     for program in ["busybox", "nice"] {
         copy(&system.program(program)?, &bin.join(program))?;
     }
-    for (name, source, flag) in TARGETS {
+    for (name, library, source, flags) in TARGETS {
         let source = repository.root.join("tests/targets").join(source);
-        command::compile(&architecture.compiler(), &format!("{C_FLAGS} {flag}"), &source, &bin.join(name))?;
+        let (compiler, specs) = system.compiler(library)?;
+        command::compile(&compiler, &format!("{C_FLAGS} {flags}{specs}"), &source, &bin.join(name))?;
     }
-    for entry in fs::read_dir(&bin)? {
-        for library in system.libraries(&entry?.path())? {
-            copy(&system.root.join(&library), &root.join(&library))?;
+    for (name, _) in PRELOADED {
+        copy(&system.root.join(system.library(name)?), &root.join("preload").join(name))?;
+    }
+    for folder in ["bin", "preload"] {
+        for entry in fs::read_dir(root.join(folder))? {
+            for library in system.libraries(&entry?.path())? {
+                copy(&system.root.join(&library), &root.join(&library))?;
+            }
         }
     }
     if let Some(object) = std::env::var_os("HEAPBPF_BPF_OBJECT").filter(|path| !path.is_empty()) {
@@ -80,15 +105,32 @@ struct System {
 impl System {
     /// This machine, or Debian's packages of the same release, unpacked.
     fn find(architecture: Architecture, folder: &Path) -> Result<Self> {
-        const PACKAGES: [&str; 3] = ["busybox-static", "coreutils", "libc6"];
         if architecture.is_host() {
             return Ok(Self { architecture, root: "/".into() });
         }
         let (root, state) = (format!("system-{}", architecture.debian()), format!("apt-{}", architecture.debian()));
         let system = Self { architecture, root: folder.join(root) };
+        let packages: Vec<_> = PACKAGES.into_iter().chain(PRELOADED.map(|(_, package)| package)).collect();
         Archive::open(&folder.join(state), architecture, &[("Debian", &[&archive::release()?])])?
-            .unpack(&PACKAGES, &system.root)?;
+            .unpack(&packages, &system.root)?;
         Ok(system)
+    }
+
+    /// The compiler's name, and flags for it.
+    fn compiler(&self, library: Library) -> Result<(String, String)> {
+        match library {
+            Library::Glibc => Ok((self.architecture.compiler(), String::new())),
+            Library::Musl if self.architecture.is_host() => Ok(("musl-gcc".to_owned(), String::new())),
+            Library::Musl => {
+                let folder = format!("usr/lib/{}-linux-musl", self.architecture.name());
+                let given = self.root.join(&folder).join("musl-gcc.specs");
+                let text = fs::read_to_string(&given).with_context(|| format!("cannot read `{}`", given.display()))?;
+                let specs = self.root.join("musl-gcc.specs");
+                fs::write(&specs, relocated(&text, self.architecture, &self.root))
+                    .with_context(|| format!("cannot write `{}`", specs.display()))?;
+                Ok((self.architecture.compiler(), format!(" -specs={}", specs.display())))
+            }
+        }
     }
 
     fn program(&self, name: &str) -> Result<PathBuf> {
@@ -137,6 +179,15 @@ impl System {
     }
 }
 
+/// Specifications for gcc with the folders of musl below another root.
+fn relocated(specs: &str, architecture: Architecture, root: &Path) -> String {
+    let moved = |text: String, folder: &str| {
+        let folder = format!("{folder}/{}-linux-musl", architecture.name());
+        text.replace(&folder, &format!("{}{folder}", root.display()))
+    };
+    ["/usr/lib", "/usr/include"].into_iter().fold(specs.to_owned(), moved)
+}
+
 /// What the kernel and the loader add to a program.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Needs {
@@ -162,6 +213,10 @@ impl Needs {
                 needs.libraries.push(String::from_utf8(entry.string(endian, names)?.to_vec())?);
             }
         }
+        // musl is its own loader.
+        if needs.loader.as_deref().is_some_and(|path| path.contains("/ld-musl-")) {
+            needs.libraries.retain(|name| name != "libc.so");
+        }
         Ok(needs)
     }
 }
@@ -186,6 +241,17 @@ mod tests {
         assert!(names.contains(&"libc.so.6"), "{names:?}");
         assert!(names.iter().any(|name| name.starts_with("ld-linux")), "{names:?}");
         assert!(needed.iter().all(|path| path.is_relative()), "{needed:?}");
+    }
+
+    #[test]
+    fn musl_is_found_below_another_root() {
+        let given = "*link_libgcc:\n-L/usr/lib/aarch64-linux-musl -L .%s\n\n*link:\n\
+                     -dynamic-linker /lib/ld-musl-aarch64.so.1 -isystem /usr/include/aarch64-linux-musl\n";
+        assert_eq!(
+            relocated(given, Architecture::Aarch64, Path::new("/r")),
+            "*link_libgcc:\n-L/r/usr/lib/aarch64-linux-musl -L .%s\n\n*link:\n\
+             -dynamic-linker /lib/ld-musl-aarch64.so.1 -isystem /r/usr/include/aarch64-linux-musl\n"
+        );
     }
 
     #[test]

@@ -57,12 +57,14 @@ probes() {
 # Starts PROGRAM and attaches heapbpf to it, as session NAME, with further arguments for heapbpf; requests one unit of work.
 # heapbpf has priority over the target's threads, or it would drop events.
 work=go
+preload=
 begin() {
     name=$1 program=$2
     shift 2
     echo "session $name"
     mkfifo "$name.in"
-    "/bin/$program" <"$name.in" >"$name.ledger" &
+    LD_PRELOAD=$preload TCMALLOC_LARGE_ALLOC_REPORT_THRESHOLD=9223372036854775807 \
+        "/bin/$program" <"$name.in" >"$name.ledger" &
     target=$!
     exec 3>"$name.in"
     await "$name.ledger" ready 1 $target
@@ -95,6 +97,7 @@ soak=$(sed -n 's/.*heapbpf\.soak=\([0-9]*\).*/\1/p' /proc/cmdline)
 soak=${soak:-0}
 
 value kernel "$(uname -r)"
+value machine "$(uname -m)"
 value preempt "$(cat /sys/kernel/debug/sched/preempt)"
 value command_line "$(cat /proc/cmdline)"
 
@@ -136,6 +139,28 @@ kill -TERM $heapbpf
 finish
 file inline.ledger
 leave
+
+# The C library in the program, another one, and other allocators, with either engine.
+for engine in trap inline; do
+    begin static-$engine static --no-inventory --interval 1 --engine $engine
+    kill -TERM $heapbpf
+    finish
+    file static-$engine.ledger
+    leave
+    work=exact
+    for allocator in musl jemalloc tcmalloc mimalloc; do
+        program=matrix
+        [ $allocator = musl ] && program=musl
+        preload=$(echo /preload/lib$allocator*)
+        [ -e "$preload" ] || preload=
+        begin $allocator-$engine $program --no-inventory --interval 1 --engine $engine
+        kill -TERM $heapbpf
+        finish
+        file $allocator-$engine.ledger
+        leave
+    done
+    work=go preload=
+done
 
 # More threads than processors, for long enough that programs are preempted at each of their instructions.
 if [ "$soak" -gt 0 ]; then
