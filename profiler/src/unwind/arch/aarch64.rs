@@ -5,7 +5,7 @@
 use gimli::{AArch64, CfaRule, Operation, Register, RegisterRule, UnwindSection};
 use profiler_common::unwind::{CallerBp, Cfa, ReturnAddress, Rule};
 
-use super::{Bytes, Context, Row, Unsupported, narrow, operations};
+use super::row::{Bytes, Context, Row, Unsupported, narrow, operations};
 
 /// `mov x29, sp`
 pub(super) const PROLOGUES: [[u8; 4]; 1] = [0x9100_03fd_u32.to_le_bytes()];

@@ -5,7 +5,7 @@ use iced_x86::{Code, Decoder, DecoderOptions, FlowControl, Instruction, OpKind, 
 use profiler_common::arch::x86_64::{SIGNAL_BP, SIGNAL_IP, SIGNAL_SP};
 use profiler_common::unwind::{CallerBp, Cfa, Rule};
 
-use super::{Bytes, Context, Row, Unsupported, narrow, operations};
+use super::row::{Bytes, Context, Row, Unsupported, narrow, operations};
 
 /// `push %rbp; mov %rsp,%rbp`, in both encodings.
 pub(super) const PROLOGUES: [[u8; 4]; 2] = [[0x55, 0x48, 0x89, 0xe5], [0x55, 0x48, 0x8b, 0xec]];
