@@ -2,6 +2,8 @@
 
 use core::arch::asm;
 
+use profiler_common::interpreter::AddressRange;
+
 /// `value & MASK`, as an instruction that the verifier sees.
 ///
 /// The optimiser removes a mask that a comparison has made redundant, or compares another register than the one that is
@@ -51,4 +53,19 @@ pub(crate) fn claim(target: *mut u64, value: u64) -> bool {
 pub(crate) fn store(target: *mut u64, value: u64) {
     // SAFETY: the callers' pointers come from successful lookups.
     unsafe { asm!("*(u64 *)({target} + 0) = {value}", target = in(reg) target, value = in(reg) value) };
+}
+
+/// Sets words to 0. The optimiser turns other loops, and assignments of arrays, into calls of `memset`, which writes byte by byte.
+#[inline(always)]
+pub(crate) fn zero(words: &mut [u64]) {
+    words.iter_mut().for_each(|word| store(word, 0));
+}
+
+/// Copies ranges, for the same reason.
+#[inline(always)]
+pub(crate) fn copy_ranges<const N: usize>(target: &mut [AddressRange; N], source: &[AddressRange; N]) {
+    for (target, source) in target.iter_mut().zip(source) {
+        store(&mut target.start, source.start);
+        store(&mut target.bytes, source.bytes);
+    }
 }

@@ -10,10 +10,10 @@ use profiler_common::limits::{CODE_PER_PERIOD, CODE_PERIOD_SHIFT, CODE_RATES as 
 use profiler_common::record::{RecordHeader, RecordKind};
 use profiler_common::stack::StackHasher;
 
+use crate::frames;
 use crate::layout::Scratch;
 use crate::maps::{CODE_RATES, EVENTS, SCRATCH, count};
 use crate::seen::{forget, is_new};
-use crate::{config, frames};
 
 /// Adds a frame of this code, and sends where the code is if that is new. `version` distinguishes it from other code that was at the
 /// place, where that does not.
@@ -33,8 +33,8 @@ pub(crate) fn add_only(
     version: u64,
     instruction: u32,
 ) -> bool {
-    let tgid = (bpf_get_current_pid_tgid() >> 32) as u32;
-    let mut hasher = StackHasher::new(config::stack_seed(), tgid);
+    // SAFETY: this program has claimed the area.
+    let mut hasher = StackHasher::resume(unsafe { (*scratch).walk.seed });
     hasher.add(place.address);
     hasher.add(place.refers_to);
     hasher.add(place.detail);

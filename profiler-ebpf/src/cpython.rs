@@ -29,7 +29,7 @@ use crate::layout::{FRAME_WINDOW_WORDS, InterpreterWalk, Scratch, Walk};
 use crate::maps::{EVENTS, INTERPRETERS, SCRATCH, count};
 use crate::seen::is_new;
 use crate::window::user_word;
-use crate::{config, frames};
+use crate::{asm, config, frames};
 
 /// Adds a frame. Returns [`DONE`] after the last one of this call of the loop, and [`NEW_CODE`].
 #[unsafe(no_mangle)]
@@ -201,8 +201,11 @@ fn add_frame(scratch: *mut Scratch, interpreter: &Interpreter) -> bool {
     let state = &mut walk.interpreter;
     // Since 3.14, the low bits are a tag.
     let code = word(state, interpreter.frame_code) & !7;
-    state.code = code;
-    state.code_id = identify(state, interpreter, code);
+    // A function that calls itself has the same code object.
+    if code != state.code {
+        state.code = code;
+        state.code_id = identify(state, interpreter, walk.seed, code);
+    }
     let id = state.code_id;
     let instruction = instruction(state, interpreter, code);
     // The frame that cleans up after `__init__` (`_Py_InitCleanup` since 3.13): its file has the name of the function.
@@ -216,19 +219,21 @@ fn add_frame(scratch: *mut Scratch, interpreter: &Interpreter) -> bool {
 
 /// The id of the code object, of which the identifying words are read.
 #[inline(always)]
-fn identify(state: &mut InterpreterWalk, interpreter: &Interpreter, code: u64) -> u64 {
-    state.code_words = [0; CODE_WORDS];
+fn identify(state: &mut InterpreterWalk, interpreter: &Interpreter, seed: u64, code: u64) -> u64 {
     let bytes = masked::<{ 2 * CODE_WORDS as u64 * 8 - 1 }>(u64::from(interpreter.code_words) * 8);
     let from = code.wrapping_add(u64::from(interpreter.code_first));
-    if bytes <= CODE_WORDS as u64 * 8 {
-        // SAFETY: at most the array's length; the helper checks the source. If it fails, the words are 0.
-        unsafe { read_user((&raw mut state.code_words).cast(), bytes as u32, from as *const _) };
+    // SAFETY: at most the array's length; the helper checks the source.
+    if bytes > CODE_WORDS as u64 * 8
+        || unsafe { read_user((&raw mut state.code_words).cast(), bytes as u32, from as *const _) } != 0
+    {
+        asm::zero(&mut state.code_words);
     }
-    let tgid = (bpf_get_current_pid_tgid() >> 32) as u32;
-    let mut hasher = StackHasher::new(config::stack_seed(), tgid);
+    let mut hasher = StackHasher::resume(seed);
     hasher.add(code);
     for index in 0..CODE_WORDS {
-        hasher.add(state.code_words[index]);
+        if index < usize::from(interpreter.code_words) {
+            hasher.add(state.code_words[index]);
+        }
     }
     hasher.finish()
 }

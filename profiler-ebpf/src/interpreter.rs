@@ -4,12 +4,12 @@
 use profiler_common::interpreter::{Runtime, runtime_index};
 use profiler_common::limits::STACK_FRAMES_MAX;
 
-use crate::config;
 use crate::cpython::{cpython_code, cpython_step};
 use crate::layout::InterpreterWalk;
 use crate::maps::{INTERPRETERS, PHPS, RUBIES, SCRATCH};
 use crate::php::{php_rest, php_step};
 use crate::ruby::{MAY_LACK_THREAD, ruby_code, ruby_step};
+use crate::{asm, config};
 
 /// Initialises the state for a process whose interpreter has this number.
 #[inline(always)]
@@ -23,23 +23,27 @@ pub(crate) fn start(state: &mut InterpreterWalk, number: u32) {
         && config::task_thread_pointer_offset() != 0
         && let Some(interpreter) = INTERPRETERS.get(index)
     {
-        state.loops = interpreter.loops;
+        asm::copy_ranges(&mut state.loops, &interpreter.loops);
     } else if Runtime::Ruby.has(number)
         && config::task_thread_pointer_offset() != 0
         && let Some(ruby) = RUBIES.get(index)
     {
-        state.loops = ruby.loops;
+        asm::copy_ranges(&mut state.loops, &ruby.loops);
     } else if Runtime::Php.has(number)
         && let Some(php) = PHPS.get(index)
     {
-        state.loops = php.loops;
+        asm::copy_ranges(&mut state.loops, &php.loops);
     } else {
         return;
     }
     state.number = number;
     state.has_begun = 0;
     state.window_bytes = 0;
+    state.code = NO_CODE;
 }
+
+/// No object has this address: those of objects are even.
+const NO_CODE: u64 = 1;
 
 /// Whether the address is in the interpreter loop.
 #[inline(always)]

@@ -70,6 +70,8 @@ pub(crate) struct Walk {
     pub(crate) is_return_address: u32,
     /// Hash of the frames so far.
     pub(crate) hash: u64,
+    /// Hash of no frames: of the session's seed and the process. Ids of code begin with it.
+    pub(crate) seed: u64,
     pub(crate) interpreter: InterpreterWalk,
     pub(crate) machine: MachineWalk,
     pub(crate) code: CodeWalk,
@@ -98,6 +100,9 @@ impl Walk {
 /// Words of an interpreter's frames that are buffered at once: 1 KiB, which has 3 to 8 frames.
 pub(crate) const FRAME_WINDOW_WORDS: usize = 128;
 
+/// Room for the beginning of a body of CRuby.
+pub(crate) const BODY_ROOM: usize = 32;
+
 /// State of the walk along the frames of an interpreter.
 #[repr(C)]
 pub(crate) struct InterpreterWalk {
@@ -124,6 +129,8 @@ pub(crate) struct InterpreterWalk {
     pub(crate) method: u64,
     /// CRuby: 1 if the next frame is not added, because the current one stands for it.
     pub(crate) skip: u64,
+    /// CRuby: the beginning of the current frame's body.
+    pub(crate) body: [u64; BODY_ROOM],
 }
 
 /// State of the walk through frames of a virtual machine.
@@ -212,6 +219,6 @@ pub(crate) struct RawRecord {
 }
 
 const _: () = assert!(FRAME_WINDOW_WORDS.is_power_of_two() && FRAME_WINDOW_WORDS > FRAME_WORDS);
-const _: () = assert!(OBJECT_WORDS.is_power_of_two());
+const _: () = assert!(OBJECT_WORDS.is_power_of_two() && BODY_ROOM.is_power_of_two());
 const _: () = assert!(CODE_WORDS.is_power_of_two() && BLOB_WORDS.is_power_of_two());
 const _: () = assert!(STACK_FRAMES_MAX.is_power_of_two() && WINDOW_WORDS.is_power_of_two());

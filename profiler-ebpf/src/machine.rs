@@ -2,6 +2,7 @@
 
 use profiler_common::interpreter::{AddressRange, Runtime, runtime_index};
 
+use crate::asm;
 use crate::layout::MachineWalk;
 use crate::maps::{JAVA_MACHINES, JAVASCRIPT_ENGINES};
 
@@ -17,12 +18,12 @@ pub(crate) fn start(state: &mut MachineWalk, number: u32) {
         && let Some(machine) = JAVA_MACHINES.get(index)
     {
         let none = AddressRange { start: 0, bytes: 0 };
-        state.code = [machine.code, none, none];
+        asm::copy_ranges(&mut state.code, &[machine.code, none, none]);
     } else if Runtime::V8.has(number)
         && let Some(engine) = JAVASCRIPT_ENGINES.get(index)
     {
-        state.code = [engine.generated, engine.builtins[0], engine.builtins[1]];
-        state.maps = [0; 2];
+        asm::copy_ranges(&mut state.code, &[engine.generated, engine.builtins[0], engine.builtins[1]]);
+        asm::zero(&mut state.maps);
     } else {
         return;
     }

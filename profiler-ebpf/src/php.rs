@@ -32,7 +32,7 @@ use crate::maps::{EVENTS, PHPS, SCRATCH, count};
 use crate::seen::is_new;
 use crate::walk::find_mapping;
 use crate::window::user_word;
-use crate::{config, frames};
+use crate::{asm, frames};
 
 /// Whether the process has PHP. Then walks that end in code without unwind information are [finished](php_rest) here, and that code has
 /// no frame: it is what opcache has compiled, or the outermost function of a fiber (`make_fcontext`).
@@ -48,9 +48,9 @@ pub(crate) fn start(walk: &mut Walk) {
         return;
     }
     let state = &mut walk.php;
-    state.has_begun = 0;
-    state.frame = 0;
-    state.generator = 0;
+    asm::store(&mut state.has_begun, 0);
+    asm::store(&mut state.frame, 0);
+    asm::store(&mut state.generator, 0);
 }
 
 /// Adds a frame. Returns [`DONE`] after the last one of this call of the loop.
@@ -86,8 +86,8 @@ pub(crate) extern "C" fn php_step(area: u32) -> u32 {
     // SAFETY: as long as the array; the helper checks the source.
     if unsafe { read_user((&raw mut state.words).cast(), size_of_val(&state.words) as u32, frame as *const _) } != 0 {
         count(Counter::InterpreterUnreadable);
-        state.frame = 0;
-        state.generator = 0;
+        asm::store(&mut state.frame, 0);
+        asm::store(&mut state.generator, 0);
         return DONE;
     }
     let (object, caller) = (state.words[FRAME_OBJECT], state.words[FRAME_CALLER]);
@@ -96,7 +96,7 @@ pub(crate) extern "C" fn php_step(area: u32) -> u32 {
         // PHP inserts frames: for generators that delegate, and to hide the instruction of another frame.
         let is_placeholder = frame == object.wrapping_add(GENERATOR_PLACEHOLDER) && state.generator == 0;
         state.outside = caller;
-        state.delegate = 0;
+        asm::store(&mut state.delegate, 0);
         state.generator = if is_placeholder { object } else { 0 };
         state.frame = if is_placeholder { frame } else { caller };
         return NEXT;
@@ -184,18 +184,16 @@ pub(crate) extern "C" fn php_delegating(area: u32) -> u32 {
 #[inline(always)]
 fn add_frame(area: u32, state: &mut PhpWalk, php: &Php) -> bool {
     let function = state.words[FRAME_FUNCTION];
-    state.function = [0; FUNCTION_ROOM];
-    // SAFETY: less than the array; the helper checks the source. If it fails, the words are 0.
-    unsafe {
-        read_user((&raw mut state.function).cast(), FUNCTION_COMMON_WORDS as u32 * 8, function as *const _);
+    // Of a function in C, what follows the common words is read in vain: two reads take longer.
+    if !read_function::<FUNCTION_WORDS>(state, function) {
+        asm::zero(&mut state.function);
+        read_function::<FUNCTION_COMMON_WORDS>(state, function);
     }
     let is_internal = state.function[FUNCTION_KIND] & IS_INTERNAL != 0;
     if is_internal {
         add_internal(area, function);
         return is_internal;
     }
-    // SAFETY: as above.
-    unsafe { read_user((&raw mut state.function).cast(), FUNCTION_WORDS as u32 * 8, function as *const _) };
     let instruction = instruction(state, php);
     let line = user_word(instruction.wrapping_add(INSTRUCTION_LINE)).unwrap_or(0);
     let opcode = (line >> 32) as u8;
@@ -211,6 +209,13 @@ fn add_frame(area: u32, state: &mut PhpWalk, php: &Php) -> bool {
     state.texts[FILE] = word(state, php.function_file);
     add(area, integer(state, php.function_line), line as u32);
     is_internal
+}
+
+#[inline(always)]
+fn read_function<const WORDS: usize>(state: &mut PhpWalk, function: u64) -> bool {
+    const { assert!(WORDS <= FUNCTION_ROOM) };
+    // SAFETY: at most the array; the helper checks the source.
+    unsafe { read_user((&raw mut state.function).cast(), WORDS as u32 * 8, function as *const _) == 0 }
 }
 
 #[inline(always)]
@@ -261,9 +266,8 @@ pub(crate) extern "C" fn php_add(area: u32, first_line: u32, line: u32) -> u32 {
         return 0;
     };
     // SAFETY: the pointer comes from a successful lookup, and this program has claimed the area.
-    let state = unsafe { &mut (*scratch).walk.php };
-    let tgid = (bpf_get_current_pid_tgid() >> 32) as u32;
-    let mut hasher = StackHasher::new(config::stack_seed(), tgid);
+    let (state, seed) = unsafe { (&mut (*scratch).walk.php, (*scratch).walk.seed) };
+    let mut hasher = StackHasher::resume(seed);
     hasher.add(u64::from(first_line));
     for index in 0..TEXTS {
         hasher.add(identity(state.texts[index]));

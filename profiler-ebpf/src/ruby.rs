@@ -7,6 +7,7 @@
 
 use aya_ebpf::bindings::BPF_RB_NO_WAKEUP;
 use aya_ebpf::helpers::bpf_get_current_pid_tgid;
+use aya_ebpf::helpers::generated::bpf_probe_read_user as read_user;
 use profiler_common::counter::Counter;
 use profiler_common::interpreter::{CODE_NAME_BYTES, CodeKind, CodePlace, INSTRUCTION_UNKNOWN, runtime_index};
 use profiler_common::limits::STACK_FRAMES_MAX;
@@ -20,12 +21,13 @@ use profiler_common::ruby::{
 };
 use profiler_common::step::ReadMemory;
 
-use crate::code;
+use crate::asm::masked;
 use crate::cpython::{WINDOW_BYTES, copy, fill, thread_pointer, word};
 use crate::interpreter::{DONE, END, NEW_CODE, NEXT};
-use crate::layout::{InterpreterWalk, Scratch};
+use crate::layout::{BODY_ROOM, InterpreterWalk, Scratch};
 use crate::maps::{EVENTS, RUBIES, SCRATCH, count};
 use crate::window::user_word;
+use crate::{asm, code};
 
 /// The target's memory.
 struct User;
@@ -36,6 +38,28 @@ impl ReadMemory for User {
         user_word(address)
     }
 }
+
+/// The beginning of a body, which was read at once, and the target's memory elsewhere.
+struct Body<'a> {
+    words: &'a [u64; BODY_ROOM],
+    start: u64,
+}
+
+impl ReadMemory for Body<'_> {
+    #[inline(always)]
+    fn read_u64(&self, address: u64) -> Option<u64> {
+        let offset = address.wrapping_sub(self.start);
+        if offset & 7 != 0 || offset >= BODY_BYTES {
+            return user_word(address);
+        }
+        let index = masked::<{ BODY_ROOM as u64 - 1 }>(offset / 8);
+        // SAFETY: within the array, whose length is a power of two.
+        Some(unsafe { *self.words.as_ptr().add(index as usize) })
+    }
+}
+
+/// Up to the end of the table of lines, in all versions.
+const BODY_BYTES: u64 = 152;
 
 /// State before the first frame, if the thread may be none of Ruby's.
 pub(crate) const MAY_LACK_THREAD: u32 = 2;
@@ -159,12 +183,16 @@ fn add_sequence(area: u32, scratch: *mut Scratch, ruby: &Ruby, pc: u64, sequence
     // SAFETY: this program has claimed the area.
     let state = unsafe { &mut (*scratch).walk.interpreter };
     let body = user_word(sequence.wrapping_add(SEQUENCE_BODY)).unwrap_or(0);
-    let instructions = user_word(body.wrapping_add(BODY_INSTRUCTIONS)).unwrap_or(0);
+    // SAFETY: less than the array; the helper checks the source.
+    if unsafe { read_user((&raw mut state.body).cast(), BODY_BYTES as u32, body as *const _) } != 0 {
+        asm::zero(&mut state.body);
+    }
+    let instructions = state.body[(BODY_INSTRUCTIONS / 8) as usize];
     let mut method = 0;
     state.method = 0;
     if ruby.flags & NAMES_OWNERS != 0 {
         let is_skipped = state.skip != 0;
-        let kind = user_word(body.wrapping_add(BODY_TYPE)).unwrap_or(0) as u32;
+        let kind = state.body[(BODY_TYPE / 8) as usize] as u32;
         state.skip = if kind == TYPE_RESCUE || kind == TYPE_ENSURE { 1 } else { 0 };
         if is_skipped {
             return false;
@@ -175,7 +203,7 @@ fn add_sequence(area: u32, scratch: *mut Scratch, ruby: &Ruby, pc: u64, sequence
     // The address is behind the current instruction.
     let words = pc.wrapping_sub(instructions) / 8;
     let position = if words == 0 { 0 } else { words - 1 };
-    let instruction = match line(&User, ruby, body, position) {
+    let instruction = match line(&Body { words: &state.body, start: body }, ruby, body, position) {
         Some(line) if line < INSTRUCTION_UNKNOWN => line,
         _ => INSTRUCTION_UNKNOWN,
     };

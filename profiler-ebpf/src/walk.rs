@@ -64,6 +64,7 @@ fn start(call: &Call, scratch: *mut Scratch, caller: Option<u64>, hasher: StackH
     let walk = unsafe { &mut (*scratch).walk };
     walk.depth = 0;
     walk.hash = hasher.state();
+    walk.seed = hasher.state();
     walk.ip = caller.ok_or(StackEnd::Unreadable)?;
     walk.sp = call.sp().wrapping_add(CALL_BYTES);
     if HAS_LINK {
