@@ -18,6 +18,7 @@ mod output;
 mod process;
 mod push;
 mod record;
+mod refusal;
 mod report_args;
 mod runtime;
 mod screen;
@@ -71,7 +72,7 @@ pub fn run() -> ExitCode {
         Err(error) => return error.report(&commands, &words),
     };
     log::start(cli.verbose, is_quiet(&cli), matches!(cli.command, Some(Command::Agent(_))));
-    ExitCode::from(execute(cli, inherited).unwrap_or_else(|error| exit::fail(&error)))
+    ExitCode::from(execute(cli, inherited).unwrap_or_else(|error| exit::fail(&refusal::explained(error))))
 }
 
 fn parse(words: &[OsString], commands: &clap::Command) -> Result<Cli, ParseError> {
@@ -134,7 +135,7 @@ fn doctor(args: &DoctorArgs) -> Result<u8> {
     }
     let runtime = runtime::async_runtime()?;
     let _guard = runtime.enter();
-    let diagnosis = Diagnosis::make(pid, args.placement, &runtime::command_line());
+    let diagnosis = Diagnosis::make(pid, args.placement, &refusal::command_line());
     let mut out = terminal::output();
     if args.json {
         report::write_json(&diagnosis, &mut out)?;

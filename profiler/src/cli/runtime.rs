@@ -13,13 +13,12 @@ use tokio::signal::unix::{self, SignalKind, signal};
 use tokio::task::JoinHandle;
 
 use super::exit;
+use super::refusal::command_line;
 use super::terminal::say;
-use crate::bpf::load::LoadError;
 use crate::doctor;
 use crate::linux::feature;
 use crate::linux::proc::process;
 use crate::linux::signals::{self, Inherited};
-use crate::probe::attach::AttachError;
 use crate::session::{Command, Control, Launched, Session, SessionConfig};
 use crate::symbolize::resolver::Resolver;
 use crate::symbolize::sandbox::Interrupt;
@@ -27,10 +26,6 @@ use crate::symbolize::sources::Sources;
 
 pub(super) fn run_session(session: impl Future<Output = Result<u8>>) -> Result<u8> {
     check_privileges()?;
-    record(session).map_err(|error| if is_refusal(&error) { explained(error) } else { error })
-}
-
-fn record(session: impl Future<Output = Result<u8>>) -> Result<u8> {
     // Each module, process and link takes a descriptor.
     let maximum = getrlimit(Resource::Nofile).maximum;
     raise(Resource::Nofile, "RLIMIT_NOFILE", Rlimit { current: maximum, maximum });
@@ -63,39 +58,11 @@ fn check_privileges() -> Result<()> {
     if missing.is_empty() && !is_elsewhere && !doctor::is_filtered() {
         return Ok(());
     }
-    match doctor::explain(&command_line(), false) {
+    match doctor::explain(&command_line(), None) {
         Some(reason) => bail!("{reason}"),
         None if missing.is_empty() => Ok(()),
         None => bail!("not allowed: missing {}; run `sudo {}`", missing.join(", "), command_line()),
     }
-}
-
-/// Whether the kernel refused what every recording needs.
-fn is_refusal(error: &anyhow::Error) -> bool {
-    error.chain().any(|cause| cause.is::<LoadError>() || cause.is::<AttachError>())
-}
-
-fn explained(error: anyhow::Error) -> anyhow::Error {
-    match doctor::explain(&command_line(), true) {
-        Some(reason) => {
-            tracing::info!("{error:#}");
-            anyhow!("{reason}")
-        }
-        None => error,
-    }
-}
-
-pub(super) fn command_line() -> String {
-    let quote = |argument: OsString| {
-        let argument = argument.to_string_lossy().into_owned();
-        let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_./=:,@%+".contains(c);
-        if !argument.is_empty() && argument.chars().all(is_plain) {
-            argument
-        } else {
-            format!("'{}'", argument.replace('\'', r"'\''"))
-        }
-    };
-    std::env::args_os().map(quote).collect::<Vec<_>>().join(" ")
 }
 
 /// Returns `None` if a signal stopped heapbpf before the first target was attached.

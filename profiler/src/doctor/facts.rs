@@ -97,11 +97,11 @@ const STATUS: [(&str, &str); 5] = [
     (source::SECCOMP, "Seccomp:"),
 ];
 
-const MOUNTS: [(&str, &str); 4] = [
-    (source::PROC_MOUNT, "proc"),
-    (source::SYS_MOUNT, "sysfs"),
-    (source::TRACE_MOUNT, "tracefs"),
-    (source::SECURITY_MOUNT, "securityfs"),
+const MOUNTS: [(&str, &str, Option<&str>); 4] = [
+    (source::PROC_MOUNT, "proc", Some("/proc")),
+    (source::SYS_MOUNT, "sysfs", Some("/sys")),
+    (source::TRACE_MOUNT, "tracefs", None),
+    (source::SECURITY_MOUNT, "securityfs", None),
 ];
 
 /// Parameters of the kernel's command line that bear on BPF, and those that Firecracker's documentation recommends.
@@ -157,8 +157,8 @@ impl Facts {
             facts.add(name, parsed(&status, |text| status_field(text, field)));
         }
         let mounts = text("/proc/self/mounts");
-        for (name, kind) in MOUNTS {
-            facts.add(name, parsed(&mounts, |text| mount(text, kind)));
+        for (name, kind, place) in MOUNTS {
+            facts.add(name, parsed(&mounts, |text| mount(text, kind, place)));
         }
         facts.add(source::ROOT_MOUNT, parsed(&mounts, root_mount));
         facts.add(source::COMMAND_LINE, parsed(&text(source::COMMAND_LINE), |text| Some(parameters(text))));
@@ -334,13 +334,13 @@ fn status_field(status: &str, field: &str) -> Option<String> {
     status.lines().find_map(|line| line.strip_prefix(field)).map(first_line)
 }
 
-/// The first mount of a file system: where it is, and its options.
-fn mount(mounts: &str, kind: &str) -> Option<String> {
+/// The topmost mount of a file system at its usual place (containers mount parts of procfs elsewhere), or anywhere: its place
+/// and its options.
+fn mount(mounts: &str, kind: &str, place: Option<&str>) -> Option<String> {
     let words = mounts.lines().map(|line| line.split(' ').collect::<Vec<_>>());
-    words
-        .filter(|words| words.len() > 3)
-        .find(|words| words[2] == kind)
-        .map(|words| format!("{} {}", words[1], words[3]))
+    let mut mounts = words.filter(|words| words.len() > 3 && words[2] == kind);
+    let topmost = mounts.rfind(|words| place.is_none_or(|place| words[1] == place));
+    topmost.map(|words| format!("{} {}", words[1], words[3]))
 }
 
 /// Its type alone: options of overlays are paths.
@@ -414,9 +414,10 @@ mod tests {
 
     #[test]
     fn files_are_reduced_to_facts() {
-        let mounts = "overlay / overlay rw,lowerdir=/var/lib/x 0 0\nproc /proc proc rw,nosuid,hidepid=invisible 0 0\n";
-        assert_eq!(mount(mounts, "proc").as_deref(), Some("/proc rw,nosuid,hidepid=invisible"));
-        assert_eq!(mount(mounts, "sysfs"), None);
+        let mounts = "overlay / overlay rw,lowerdir=/var/lib/x 0 0\nproc /proc proc rw 0 0\n\
+                      proc /proc proc rw,nosuid,hidepid=invisible 0 0\nproc /proc/sys proc ro 0 0\n";
+        assert_eq!(mount(mounts, "proc", Some("/proc")).as_deref(), Some("/proc rw,nosuid,hidepid=invisible"));
+        assert_eq!(mount(mounts, "sysfs", Some("/sys")), None);
         assert_eq!(root_mount(mounts).as_deref(), Some("overlay"));
         assert_eq!(
             parameters("BOOT_IMAGE=/vmlinuz root=UUID=1 ro lockdown=integrity quiet lsm=lockdown,yama\n"),

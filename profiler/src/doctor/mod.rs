@@ -163,15 +163,26 @@ fn is_seen(refusal: &Refusal, trials: &[Trial]) -> bool {
     refusal.explains.is_empty() || explained.any(|trial| trial.support != Support::Yes)
 }
 
-/// Explains why a recording cannot start here, in one sentence with evidence and the next command; `None` if no fact does.
-/// `was_refused` is whether the kernel has refused programs or probes.
-pub(crate) fn explain(command: &str, was_refused: bool) -> Option<String> {
+/// What the kernel has refused to a command.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Refused {
+    Probes,
+    Tracing,
+}
+
+/// Explains why a command fails here, in one sentence with evidence and the next command; `None` if no fact does. Without
+/// `refused`, why no recording can start.
+pub(crate) fn explain(command: &str, refused: Option<Refused>) -> Option<String> {
     let facts = Facts::collect();
     let all = refusals(&facts, &recognize(&facts), command);
-    let explains = |refusal: &&Refusal| refusal.explains.contains(&TrialKind::Attaching);
-    let prevents = all.iter().find(|refusal| refusal.prevents);
-    let first = prevents.or_else(|| all.iter().find(explains).filter(|_| was_refused))?;
-    Some(format!("{}; `heapbpf doctor` lists all checks", first.text()))
+    let explains = |kind: TrialKind| all.iter().find(|refusal| refusal.explains.contains(&kind));
+    let prevents = || all.iter().find(|refusal| refusal.prevents);
+    let first = match refused {
+        None => prevents(),
+        Some(Refused::Probes) => prevents().or_else(|| explains(TrialKind::Attaching)),
+        Some(Refused::Tracing) => explains(TrialKind::Tracing),
+    };
+    Some(format!("{}; `heapbpf doctor` lists all checks", first?.text()))
 }
 
 /// Whether a seccomp filter applies to this process, which may kill it at a system call. False where unknown.
@@ -205,7 +216,7 @@ fn limits(facts: &Facts) -> Vec<Limit> {
             text(source::POINTERS_HIDDEN),
             "2 hides the programs' machine code, which heapbpf verifies",
         ),
-        limit("net.core.bpf_jit_enable", text(source::JIT), "0 prevents recording"),
+        limit("net.core.bpf_jit_enable", text(source::JIT), "0 prevents recording: the programs need the compiler"),
         limit(
             "kernel lockdown",
             facts.text(source::LOCKDOWN).map(|text| selected_word(text).to_owned()),

@@ -6,7 +6,7 @@ mod permission;
 pub(crate) use self::kernel::selected_word;
 
 use super::environment::{Environment, Kind};
-use super::facts::Facts;
+use super::facts::{Facts, source};
 use super::trial::TrialKind;
 use crate::linux::feature::Feature;
 
@@ -99,10 +99,22 @@ impl Known<'_> {
         self.environments.iter().map(|environment| environment.kind).find(|kind| kind.is_container())
     }
 
+    /// Facts that prove nothing by their absence are left out then.
     fn cite(&self, sources: &[&str]) -> Vec<String> {
-        sources
-            .iter()
-            .filter(|source| self.facts.answer(source).is_some())
+        const INCIDENTAL: [&str; 7] = [
+            source::COMMAND_LINE,
+            source::CONFIGURATION,
+            source::LABEL,
+            source::LOCKDOWN,
+            source::SECURE_BOOT,
+            source::SECURITY_MODULES,
+            source::JIT,
+        ];
+        let is_known = |source: &&&str| self.facts.answer(source).is_some();
+        let is_empty = |source: &str| self.facts.text(source).is_none_or(str::is_empty);
+        let known = sources.iter().filter(is_known);
+        known
+            .filter(|source| !(INCIDENTAL.contains(source) && is_empty(source)))
             .map(|source| self.facts.cite(source))
             .collect()
     }

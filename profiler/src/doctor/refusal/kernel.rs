@@ -120,7 +120,8 @@ impl Known<'_> {
         })
     }
 
-    /// Not tried: distributions' kernels always have the compiler.
+    /// Without the compiler, the verifier refuses tail calls in programs with functions (`fixup_call_args` in
+    /// kernel/bpf/verifier.c; run 7.3).
     pub(super) fn jit(&self) -> Option<Refusal> {
         let is_off = self.facts.text(source::JIT) == Some("0");
         let is_missing = self.facts.configured("CONFIG_BPF_JIT") == Some(false);
@@ -130,8 +131,9 @@ impl Known<'_> {
         Some(Refusal {
             id: "no_jit",
             feature: "BPF JIT compiler",
-            prevents: false,
-            reason: "the kernel interprets BPF programs, with which heapbpf is not tested".to_owned(),
+            prevents: true,
+            reason: "the kernel's compiler for BPF programs is off or missing, and it does not interpret heapbpf's"
+                .to_owned(),
             evidence: self.cite(&[source::JIT, source::CONFIGURATION]),
             remedy: if is_missing {
                 self.other_kernel("CONFIG_BPF_JIT")
