@@ -89,6 +89,7 @@ pub(crate) const VIEWERS: &str =
     "chromium golang-go golang-1.19-src google-perftools graphviz heaptrack python3-venv valgrind";
 pub(crate) const BENCH_UNWIND: &str =
     "gcc libc6-dev redis-server redis-tools nginx-light wrk postgresql python3 git sqlite3 ffmpeg";
+pub(crate) const BENCH_FUNCTIONS: &str = "gcc libc6-dev default-jdk-headless php-cli ruby";
 pub(crate) const BENCH_OVERHEAD: &str = "gcc libc6-dev g++ python3 redis-server redis-tools sqlite3 git libjemalloc2 \
     libgoogle-perftools-dev heaptrack bpftrace valgrind";
 pub(crate) const BENCH_AGENT: &str = "gcc libc6-dev redis-server redis-tools python3 perl";

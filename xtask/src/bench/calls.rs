@@ -9,8 +9,7 @@ use anyhow::{Context as _, Result};
 use super::figures::{self, Spread, alternate, ratios, verdict};
 use super::programs::{self, Churn};
 use super::tool::{self, Setup, Tool, Variant};
-use crate::process::{Program, bound};
-use crate::{interpreters, packages, viewers};
+use crate::process::Program;
 
 const DEPTH: usize = 5;
 
@@ -142,14 +141,19 @@ const HOT_PATHS: [(&str, &str, &[&str]); 3] = [
 /// Enables the kernel's run-time statistics of BPF programs.
 const STATISTICS: &str = "/proc/sys/kernel/bpf_stats_enabled";
 
+/// Enables them until the value is dropped.
+pub(super) fn statistics() -> Result<impl Drop> {
+    let before = fs::read_to_string(STATISTICS)?;
+    fs::write(STATISTICS, "1")?;
+    Ok(scopeguard::guard(before, |before| drop(fs::write(STATISTICS, before.trim()))))
+}
+
 /// Nanoseconds in the programs, and runs of them, for a malloc and for a free.
 type HotPath = [(f64, f64); 2];
 
 pub(super) fn measure_hot_path(setup: &Setup) -> Result<String> {
     let mut target = programs::start(&setup.bench, "steps", &[])?;
-    let before = fs::read_to_string(STATISTICS)?;
-    fs::write(STATISTICS, "1")?;
-    let _restored = scopeguard::guard(before, |before| drop(fs::write(STATISTICS, before.trim())));
+    let _statistics = statistics()?;
     // Of this heapbpf, and of the other one.
     let measured = alternate(setup.bench.rounds, &HOT_PATHS, |(_, _, options)| {
         let tools = [Tool::Heapbpf(options), Tool::Against(options)];
@@ -193,58 +197,11 @@ fn hot_path(setup: &Setup, target: &mut Program, tool: Tool) -> Result<HotPath> 
     Ok([per_call(before, between), per_call(between, after)])
 }
 
-/// Stacks of so many Python functions, each of another code object. The first has the fixed costs.
-const PYTHON_DEPTHS: [u32; 3] = [5, 105, 205];
-const PYTHON_VERSIONS: [&str; 4] = ["3.9", "3.11", "3.13", "3.14"];
-const PYTHON_CALLS: u32 = 3000;
-
-/// `DEPTH COUNT` allocates COUNT blocks below DEPTH functions.
-const PYTHON: &str = "import sys\nsys.setrecursionlimit(10000)\ndef allocate(depth, count):\n for _ in range(count): bytearray(2000)\n\
-    functions = {'f0': allocate}\nfor i in range(1, 256): exec(f'def f{i}(depth, count): return f{i - 1}(depth, count)', functions)\n\
-    print('ready', flush=True)\nfor line in sys.stdin:\n depth, count = map(int, line.split())\n functions[f'f{depth}'](depth, count)\n \
-    print('done', flush=True)\n";
-
-/// What a Python function in a sampled stack costs: the slope between the depths.
-pub(super) fn measure_python(setup: &Setup) -> Result<String> {
-    const SAMPLED: &[&str] = &["--interval", "1", "--on-overload", "drop"];
-    packages::install(packages::VIEWERS)?;
-    let viewers = viewers::install(&setup.bench.repository)?;
-    let interpreters = interpreters::install(&setup.bench.repository, &viewers)?;
-    let before = fs::read_to_string(STATISTICS)?;
-    fs::write(STATISTICS, "1")?;
-    let _restored = scopeguard::guard(before, |before| drop(fs::write(STATISTICS, before.trim())));
-    let measured = alternate(setup.bench.rounds, &PYTHON_VERSIONS, |version| {
-        let mut command = bound("chroot");
-        command.arg(interpreters.join(version)).args([&format!("python{version}"), "-c", PYTHON]);
-        let (mut target, _) = Program::ready(&mut command)?;
-        let attached = Tool::Heapbpf(SAMPLED).attach(setup, target.pid(), &[])?;
-        let agent = attached.agent()?;
-        let mut ns = [0.0; PYTHON_DEPTHS.len()];
-        // The first round sends the code objects.
-        for _ in 0..2 {
-            for (ns, depth) in ns.iter_mut().zip(PYTHON_DEPTHS) {
-                let before = runs(agent)?;
-                target.order(&format!("{depth} {PYTHON_CALLS}"))?;
-                *ns = runs(agent)?.0.saturating_sub(before.0) as f64 / f64::from(PYTHON_CALLS);
-            }
-        }
-        attached.detach(target.pid())?;
-        Ok(ns)
-    })?;
-    let rows = PYTHON_VERSIONS.iter().zip(&measured).map(|(version, rounds)| {
-        let of = |value: &dyn Fn(&[f64; 3]) -> f64| format!("{:.0}", Spread::of(rounds.iter().map(value)));
-        let slope = |ns: &[f64; 3]| (ns[2] - ns[0]) / f64::from(PYTHON_DEPTHS[2] - PYTHON_DEPTHS[0]);
-        vec![format!("CPython {version}"), of(&|ns| ns[0]), of(&|ns| ns[2]), of(&slope)]
-    });
-    let head = PYTHON_DEPTHS.map(|depth| format!("ns per allocation below {depth} functions"));
-    Ok(figures::table(&["", &head[0], &head[2], "**ns per function**, median (extremes)"], &rows.collect::<Vec<_>>()))
-}
-
 /// `BPF_PROG_TYPE_KPROBE`, the type of uprobe programs.
 const UPROBE_PROGRAM: u64 = 2;
 
 /// Run time in nanoseconds and number of runs of a process's uprobe programs.
-fn runs(pid: u32) -> Result<(u64, u64)> {
+pub(super) fn runs(pid: u32) -> Result<(u64, u64)> {
     let mut runs = (0, 0);
     for facts in bpf_objects(pid, "prog_id", "run_cnt")? {
         let fact = |name: &str| facts.get(name).copied().unwrap_or(0);

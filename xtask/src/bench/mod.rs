@@ -6,6 +6,7 @@ mod calls;
 mod chart;
 mod compared;
 pub(crate) mod figures;
+mod functions;
 mod launched;
 mod leaks;
 mod live;

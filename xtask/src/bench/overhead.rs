@@ -14,7 +14,7 @@ use procfs::Current as _;
 use super::figures::{self, Spread, mib, verdict};
 use super::programs::{self, Churn};
 use super::tool::{self, Agent, Setup, Tool};
-use super::{Bench, Page, attach, calls, compared, many, workload};
+use super::{Bench, Page, attach, calls, compared, functions, many, workload};
 use crate::process::{self, PATIENCE, Program, bound, cpu_seconds};
 use crate::{command, packages};
 
@@ -48,7 +48,8 @@ pub(super) struct Arguments {
     /// memleak of bcc's libbpf-tools, where it is not in PATH.
     #[arg(long, value_name = "PATH")]
     memleak: Option<PathBuf>,
-    /// Another heapbpf, such as one built before a change: the part `hot-path` alternates between both.
+    /// Another heapbpf, such as one built before a change: the parts `hot-path`, `python` and `runtimes`
+    /// alternate between both.
     #[arg(long, value_name = "PATH")]
     against: Option<PathBuf>,
     /// Program of the part `programs` to measure. May be given several times. Default: all.
@@ -76,6 +77,8 @@ enum Part {
     HotPath,
     /// A Python function in a sampled stack.
     Python,
+    /// The same for functions of Java, JavaScript, PHP and Ruby.
+    Runtimes,
     /// Real programs, under both engines and other tools. Two thirds of the time of all parts.
     Programs,
     /// Every allocation of two busy threads.
@@ -103,7 +106,8 @@ pub(super) fn run(arguments: &Arguments) -> Result<()> {
             Part::Calls => calls::measure(&setup),
             Part::Targets => many::measure(&setup),
             Part::HotPath => calls::measure_hot_path(&setup),
-            Part::Python => calls::measure_python(&setup),
+            Part::Python => functions::measure(&setup, functions::PYTHON),
+            Part::Runtimes => functions::measure(&setup, functions::RUNTIMES),
             Part::Programs => {
                 let compared = compared::measure(&setup, &arguments.only, arguments.short)?;
                 if arguments.write {
