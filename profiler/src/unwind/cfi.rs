@@ -57,6 +57,15 @@ impl Functions {
         self.functions.iter().map(|function| function.end - function.start).sum()
     }
 
+    /// Adds code with one rule among functions that are sorted. Returns false if there are too many rows.
+    pub(super) fn insert(&mut self, start: u64, end: u64, rule: u16) -> bool {
+        let Ok(first_row) = u32::try_from(self.rows.len()) else { return false };
+        self.rows.push(FunctionRow { offset: 0, rule });
+        let at = self.functions.partition_point(|function| function.start < start);
+        self.functions.insert(at, Function { start, end, first_row, row_count: 1 });
+        true
+    }
+
     pub(crate) fn read<'data, S: UnwindSection<Bytes<'data>>>(
         &mut self,
         section: &S,

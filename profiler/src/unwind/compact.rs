@@ -2,7 +2,7 @@
 
 use profiler_common::unwind::{PAGE_BITS, PageRows, UnwindRow};
 
-use super::cfi::{Function, FunctionRow, Functions};
+use super::cfi::Functions;
 use super::image::{Code, Image, Samples, code_at};
 use super::table::{self, BuildStats, RuleTable, Table};
 use crate::address::LinkAddr;
@@ -14,7 +14,7 @@ const ENTRY_BYTES: u64 = 64;
 /// Resolves overlaps as the C++ runtime's search does: the function with the highest start at or before an address
 /// applies, even if it ends before that address. Of functions with the same start the first one is kept.
 pub(crate) fn resolve(functions: Functions, entry: Option<u64>, code: &[Code], stats: &mut BuildStats) -> Functions {
-    let Functions { mut functions, mut rows } = functions;
+    let Functions { mut functions, rows } = functions;
     functions.sort_by_key(|function| function.start);
     let before = functions.len();
     functions.dedup_by_key(|function| function.start);
@@ -27,25 +27,24 @@ pub(crate) fn resolve(functions: Functions, entry: Option<u64>, code: &[Code], s
             stats.functions_overlapping += 1;
         }
     }
+    let mut spans = Functions { functions, rows };
     if let Some(entry) = entry {
-        mark_entry(&mut functions, &mut rows, entry, code);
+        mark_entry(&mut spans, entry, code);
     }
-    stats.covered_bytes = functions.iter().map(|function| function.end - function.start).sum();
-    Functions { functions, rows }
+    stats.covered_bytes = spans.covered_bytes();
+    spans
 }
 
 /// Ends stacks at the entry point if its code has no unwind information: musl's, and that of static executables.
-fn mark_entry(functions: &mut Vec<Function>, rows: &mut Vec<FunctionRow>, entry: u64, code: &[Code]) {
+fn mark_entry(spans: &mut Functions, entry: u64, code: &[Code]) {
+    let functions = &spans.functions;
     let next = functions.partition_point(|function| function.start <= entry);
     if next.checked_sub(1).and_then(|i| functions.get(i)).is_some_and(|function| entry < function.end) {
         return;
     }
     let Some(segment) = code_at(code, entry) else { return };
     let limit = functions.get(next).map_or(segment.end, |function| function.start.min(segment.end));
-    let end = limit.min(entry.saturating_add(ENTRY_BYTES));
-    let Ok(first_row) = u32::try_from(rows.len()) else { return };
-    rows.push(FunctionRow { offset: 0, rule: table::END });
-    functions.insert(next, Function { start: entry, end, first_row, row_count: 1 });
+    spans.insert(entry, limit.min(entry.saturating_add(ENTRY_BYTES)), table::END);
 }
 
 /// `gap` is the number of the rule for code that no function covers.

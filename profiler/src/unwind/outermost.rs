@@ -2,7 +2,7 @@
 //! there as complete: `exit(main(argc, argv, envp))`, `pthread_exit(start_routine(argument))`.
 
 use super::arch::PASSES_RESULT_BYTES_MAX;
-use super::cfi::{Function, FunctionRow, Functions};
+use super::cfi::Functions;
 use super::compact::gaps;
 use super::image::Image;
 use super::table;
@@ -24,11 +24,10 @@ pub(super) fn mark(image: &Image<'_>, spans: &mut Functions) -> Vec<(u64, u32)> 
     let mut returns: Vec<u64> = gaps.iter().flat_map(|&(start, end)| in_gap(image, start, end)).collect();
     returns.truncate(FOUND_MAX);
     for &address in &returns {
-        let Ok(first_row) = u32::try_from(spans.rows.len()) else { break };
-        spans.rows.push(FunctionRow { offset: 0, rule: table::END });
-        let at = spans.functions.partition_point(|function| function.start < address);
         // Return addresses are looked up by the byte before them, the last one of the call.
-        spans.functions.insert(at, Function { start: address - 1, end: address, first_row, row_count: 1 });
+        if !spans.insert(address - 1, address, table::END) {
+            break;
+        }
     }
     let call = image.processor.call_bytes_max();
     let length = call + PASSES_RESULT_BYTES_MAX;

@@ -1,7 +1,7 @@
 //! Finds the code that a signal's handler returns to, where it has no unwind information, so that stacks continue in the function
 //! that the signal has interrupted. On x86-64 C libraries describe it.
 
-use super::cfi::{Function, FunctionRow, Functions};
+use super::cfi::Functions;
 use super::compact::all_gaps;
 use super::image::Image;
 use super::table;
@@ -28,11 +28,9 @@ pub(super) fn mark(image: &Image<'_>, spans: &mut Functions) -> Vec<(u64, u32)> 
     let length = trampoline.len() as u64;
     let mut found = Vec::new();
     for (gap, address) in gaps.iter().filter_map(in_gap).take(FOUND_MAX) {
-        let Ok(first_row) = u32::try_from(spans.rows.len()) else { break };
-        spans.rows.push(FunctionRow { offset: 0, rule: table::SIGNAL });
-        let start = address.saturating_sub(before).max(gap);
-        let place = spans.functions.partition_point(|function| function.start < start);
-        spans.functions.insert(place, Function { start, end: address + length, first_row, row_count: 1 });
+        if !spans.insert(address.saturating_sub(before).max(gap), address + length, table::SIGNAL) {
+            break;
+        }
         found.push((address, u32::try_from(length).unwrap_or(0)));
     }
     found

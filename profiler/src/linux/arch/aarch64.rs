@@ -17,6 +17,7 @@ pub(crate) use registers::{
 };
 
 use super::Interruption;
+use super::restart::is_not_restarted;
 
 /// Makes a system call and returns.
 pub(crate) const SYSCALL_AND_RETURN: [u8; 8] = [0x01, 0x00, 0x00, 0xd4, 0xc0, 0x03, 0x5f, 0xd6];
@@ -63,33 +64,6 @@ pub(crate) const SLEEPING: [libc::c_long; 2] = [libc::SYS_ppoll, libc::SYS_epoll
 pub(crate) fn is_probe_syscall(_number: u64) -> bool {
     false
 }
-
-/// System calls that fail with `EINTR` after a stop without a signal; others restart (signal(7), "… by stop signals").
-const NOT_RESTARTED: [libc::c_long; 21] = [
-    libc::SYS_epoll_pwait,
-    libc::SYS_epoll_pwait2,
-    libc::SYS_semop,
-    libc::SYS_semtimedop,
-    libc::SYS_rt_sigtimedwait,
-    libc::SYS_io_getevents,
-    libc::SYS_io_uring_enter,
-    libc::SYS_read,
-    libc::SYS_recvfrom,
-    libc::SYS_recvmsg,
-    libc::SYS_accept4,
-    // Sockets only with a timeout. `connect` must not be restarted: it fails while the first attempt is in progress.
-    libc::SYS_accept,
-    libc::SYS_recvmmsg,
-    libc::SYS_readv,
-    libc::SYS_preadv2,
-    libc::SYS_write,
-    libc::SYS_writev,
-    libc::SYS_sendto,
-    libc::SYS_sendmsg,
-    libc::SYS_sendmmsg,
-    // On tmpfs only.
-    libc::SYS_fallocate,
-];
 
 /// System calls that wait, and whose restart depends on the signal: with `ERESTARTSYS`, `ERESTARTNOHAND` or
 /// `ERESTART_RESTARTBLOCK` (include/linux/errno.h). They create no process and no mapping.
@@ -159,7 +133,7 @@ impl Registers {
     }
 
     pub(crate) fn interruption(&self, is_call: &dyn Fn(u64) -> bool) -> Interruption {
-        if self.has_failed() && NOT_RESTARTED.contains(&self.number()) && self.is_behind(is_call) {
+        if self.has_failed() && is_not_restarted(self.number()) && self.is_behind(is_call) {
             Interruption::Failed
         } else if WAITING.contains(&self.number()) && is_call(self.instruction()) {
             Interruption::Rewound

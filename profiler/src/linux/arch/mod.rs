@@ -1,5 +1,7 @@
 //! What depends on the CPU. Support for another CPU is another file with the same items.
 
+mod restart;
+
 #[cfg(target_arch = "x86_64")]
 mod x86_64;
 

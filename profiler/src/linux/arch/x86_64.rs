@@ -7,6 +7,7 @@ use std::io;
 use std::ops::Range;
 
 use super::Interruption;
+use super::restart::is_not_restarted;
 use crate::linux::ptrace::Tracee;
 
 pub(crate) const SYSCALL_INSTRUCTION: [u8; 2] = [0x0f, 0x05];
@@ -94,34 +95,6 @@ impl PartialEq for Registers {
         format!("{self:?}") == format!("{other:?}")
     }
 }
-
-/// System calls that fail with `EINTR` after a stop without a signal; others restart (signal(7), "… by stop signals").
-const NOT_RESTARTED: [libc::c_long; 22] = [
-    libc::SYS_epoll_wait,
-    libc::SYS_epoll_pwait,
-    libc::SYS_epoll_pwait2,
-    libc::SYS_semop,
-    libc::SYS_semtimedop,
-    libc::SYS_rt_sigtimedwait,
-    libc::SYS_io_getevents,
-    libc::SYS_io_uring_enter,
-    libc::SYS_read,
-    libc::SYS_recvfrom,
-    libc::SYS_recvmsg,
-    libc::SYS_accept4,
-    // Sockets only with a timeout. `connect` must not be restarted: it fails while the first attempt is in progress.
-    libc::SYS_accept,
-    libc::SYS_recvmmsg,
-    libc::SYS_readv,
-    libc::SYS_preadv2,
-    libc::SYS_write,
-    libc::SYS_writev,
-    libc::SYS_sendto,
-    libc::SYS_sendmsg,
-    libc::SYS_sendmmsg,
-    // On tmpfs only.
-    libc::SYS_fallocate,
-];
 
 /// `ERESTARTNOHAND` (include/linux/errno.h): the kernel restarts the system call unless a signal handler is to run.
 const RESTART_UNLESS_HANDLED: i64 = -514;
@@ -213,7 +186,8 @@ impl Registers {
 
     fn restarted(&self) -> Option<Self> {
         let interrupted = self.0.rax.cast_signed() == -i64::from(libc::EINTR);
-        let fails = NOT_RESTARTED.contains(&self.0.orig_rax.cast_signed());
+        let number = self.0.orig_rax.cast_signed();
+        let fails = number == libc::SYS_epoll_wait || is_not_restarted(number);
         let rax = RESTART_UNLESS_HANDLED.cast_unsigned();
         (interrupted && fails).then_some(Self(libc::user_regs_struct { rax, ..self.0 }))
     }
