@@ -1,5 +1,6 @@
 //! Checks on synthetic transcripts: a correct one passes, and each error fails its own check.
 
+use super::faults::faults;
 use super::*;
 
 const LEDGER: &str = r#"{"peak_bytes":30,"sites":[{"function":"grows","line":1,"alloc_count":2,"alloc_bytes":30,"free_count":1,"free_bytes":10,"live_count":1,"live_bytes":20}]}"#;
@@ -37,11 +38,18 @@ fn transcript(from: &str, to: &str) -> Transcript {
     for session in &SESSIONS {
         let name = session.name;
         let outermost = if ["threads", "inline"].contains(&name) { "thread" } else { "main" };
-        let code = if name == "pointers" { 3 } else { 0 };
-        data += &format!("value {name}.code {code}\nvalue {name}.target_code 7\nvalue {name}.verified 10 400000 30\n");
+        let code = match name {
+            "pointers" => 3,
+            "launched" => 7,
+            _ => 0,
+        };
+        data += &format!(
+            "value {name}.code {code}\nvalue {name}.target_code 7\nvalue {name}.verified hook_entry=400000 process_fork=30\n"
+        );
         let ledger = format!("ready\n{LEDGER}\n{LEDGER}\n").replace(from, to);
         data += &format!("file {name}.ledger {}\n{ledger}\n", ledger.len());
-        let json = report_of(session.heap, outermost, "null").replace(from, to);
+        let origin = if name == "launched" { "launch" } else { "running" };
+        let json = report_of(session.heap, outermost, "null").replace("running", origin).replace(from, to);
         data += &format!("file {name}.json {}\n{json}\n", json.len());
     }
     let forks = report("main", "null")
@@ -95,11 +103,15 @@ fn each_error_fails_its_own_check() {
     check("probes_after 0", "probes_after 9", &["tables: probes are attached and detached"]);
     check("probes_during 9", "probes_during 0", &["tables: probes are attached and detached"]);
     check(
-        "pointers.verified 10 400000 30",
-        "pointers.verified 10 999999 30",
+        "pointers.verified hook_entry=400000",
+        "pointers.verified hook_entry=999999",
         &["instructions processed by the verifier"],
     );
-    check("tables.verified 10 400000 30", "tables.verified", &["instructions processed by the verifier"]);
+    check(
+        "tables.verified hook_entry=400000 process_fork=30",
+        "tables.verified",
+        &["instructions processed by the verifier"],
+    );
     check("interpreted.target_code 7", "interpreted.target_code 139", &["interpreted: the target is unharmed"]);
     let functions = "interpreted: all stacks contain all functions";
     check(r#""alloc_count":16000"#, r#""alloc_count":15999"#, &[functions]);
@@ -150,6 +162,29 @@ fn faults_of_reports() {
     check_each("\"attached\":true", "\"attached\":false", "every hook is attached, no event is dropped");
     let of_work = of("stacks", |session| session.callers.contains(&"work"));
     check_all("\"work\",\"module\"", "\"other\",\"module\"", &of_work);
+}
+
+#[test]
+fn a_locked_down_kernel_follows_no_forks_and_no_interpreters() {
+    let mut locked = transcript("kernel 6.1.0-56", "lockdown none integrity [confidentiality]\nvalue kernel 6.1.0-56");
+    let alone = report("main", "null").into_bytes();
+    let warning = "heapbpf: warning: cannot follow forks: the kernel is locked down for confidentiality";
+    for name in ["forks", "execs"] {
+        locked.files.insert(format!("{name}.json"), alone.clone());
+        locked.files.insert(format!("{name}.log"), warning.into());
+    }
+    locked.files.remove("interpreted.json");
+    let checks = sessions(&locked);
+    assert!(checks.iter().all(|check| check.outcome.is_ok()), "{checks:#?}");
+    let instead: BTreeSet<Feature> =
+        checks.iter().filter(|check| check.instead == Some(LOCKED)).map(|check| check.feature).collect();
+    assert_eq!(instead, BTreeSet::from([Feature::Forks, Feature::Interpreters]));
+    locked.files.insert("forks.log".to_owned(), Vec::new());
+    let failed: Vec<_> = sessions(&locked).into_iter().filter(|check| check.outcome.is_err()).collect();
+    assert_eq!(
+        failed.iter().map(|check| &*check.name).collect::<Vec<_>>(),
+        ["forks: heapbpf reports why it follows none"]
+    );
 }
 
 #[test]

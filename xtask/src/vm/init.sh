@@ -12,6 +12,7 @@ mount -t sysfs sysfs /sys
 mount -t devtmpfs dev /dev
 mount -t tmpfs tmp /tmp
 mount -t debugfs debugfs /sys/kernel/debug
+mount -t securityfs securityfs /sys/kernel/security
 # The line carries bytes as they are.
 data=/dev/$(sed -n 's/.*heapbpf\.data=\([a-zA-Z0-9]*\).*/\1/p' /proc/cmdline)
 stty -F "$data" raw -echo
@@ -68,12 +69,12 @@ begin() {
     target=$!
     exec 3>"$name.in"
     await "$name.ledger" ready 1 $target
-    nice -n -20 heapbpf --pid $target "$@" -o "$name.json" >"$name.summary" 2>"$name.log" &
+    RUST_LOG=warn,heapbpf::bpf=debug nice -n -20 heapbpf --pid $target "$@" -o "$name.json" >"$name.summary" 2>"$name.log" &
     heapbpf=$!
     await "$name.log" 'heapbpf: recording' 1 $heapbpf || return
     value "$name.probes_during" "$(probes $target)"
     # Instructions that the verifier processed for each program.
-    value "$name.verified" "$(cat /proc/$heapbpf/fdinfo/* 2>/dev/null | sed -n 's/^verified_insns:[^0-9]*//p' | tr '\n' ' ')"
+    value "$name.verified" "$(sed -n 's/.*program `\([a-z_0-9]*\)`: \([0-9]*\) instructions verified.*/\1=\2/p' "$name.log" | tr '\n' ' ')"
     echo "$work" >&3
     await "$name.ledger" '{' 1 $target
 }
@@ -98,7 +99,9 @@ soak=${soak:-0}
 
 value kernel "$(uname -r)"
 value machine "$(uname -m)"
+value version "$(uname -v)"
 value preempt "$(cat /sys/kernel/debug/sched/preempt)"
+value lockdown "$(cat /sys/kernel/security/lockdown)"
 value command_line "$(cat /proc/cmdline)"
 
 # Every function of libc, with exact counts, with stacks by tables: the target has no frame pointers.
@@ -175,6 +178,14 @@ if [ "$soak" -gt 0 ]; then
     work=go
     value soak "$soak"
 fi
+
+# A launched command, from its first call on. heapbpf exits with its exit code.
+echo "session launched"
+printf 'go\nexit 7\n' >commands.in
+nice -n -20 heapbpf --interval 1 -o launched.json -- exact <commands.in >launched.ledger 2>launched.log
+value launched.code $?
+value launched.target_code 7
+for kind in ledger json log; do file "launched.$kind"; done
 
 # The target exits while it is profiled.
 begin ending exact --no-inventory --interval 1

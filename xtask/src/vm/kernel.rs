@@ -14,7 +14,7 @@ use crate::command;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Wanted {
-    /// The newest of a series (`6.1`) in any Debian suite.
+    /// The newest of a series (`6.1`, or `7` for any 7.x) in any Debian suite.
     Series(String),
     Image(PathBuf),
 }
@@ -24,6 +24,8 @@ pub(super) struct Kernel {
     /// Also the name of the folder of its results.
     pub(super) name: String,
     pub(super) image: PathBuf,
+    /// The package, or the name of the image.
+    pub(super) source: String,
 }
 
 impl FromStr for Wanted {
@@ -49,7 +51,7 @@ impl Wanted {
         match self {
             Self::Image(path) => {
                 let name = path.file_name().context("a file has a name")?.to_string_lossy().into_owned();
-                Ok(Kernel { name, image: path.clone() })
+                Ok(Kernel { source: name.clone(), name, image: path.clone() })
             }
             Self::Series(series) => {
                 let state = folder.join(format!("apt-{}", architecture.debian()));
@@ -58,7 +60,8 @@ impl Wanted {
                     anyhow!("cannot download a kernel: {error:#}; specify an image, `--kernel PATH`")
                 })?;
                 let (package, image) = newest_of(series, architecture, &archive, folder)?;
-                Ok(Kernel { name: version_of(&package, architecture).unwrap_or(&package).to_owned(), image })
+                let name = version_of(&package, architecture).unwrap_or(&package).to_owned();
+                Ok(Kernel { name, image, source: package })
             }
         }
     }

@@ -3,6 +3,7 @@
 mod files;
 mod kernel;
 mod machine;
+pub(crate) mod matrix;
 
 use std::fs;
 use std::path::Path;
@@ -10,13 +11,14 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
 use clap::ValueEnum;
-use heapbpf_tests::vm::{self, Check, Transcript};
+use heapbpf_tests::vm::{self, Check, Feature, Transcript};
 
 use crate::architecture::Architecture;
 use crate::command::{self, Repository};
 use crate::packages;
 use kernel::{Kernel, Wanted};
 use machine::Machine;
+use matrix::Results;
 
 /// Runs heapbpf on other kernels, in virtual machines.
 ///
@@ -27,6 +29,7 @@ use machine::Machine;
 #[command(after_help = "Examples:
   cargo xtask vm                            6.1, 6.12 and 7.3
   cargo xtask vm --kernel 6.12              one of them
+  cargo xtask vm --all                      every kernel of docs/kernel-support.md, and renew its tables
   cargo xtask vm --arch aarch64 --kernel 6.12      the same, for arm64
   cargo xtask vm --kernel ./bzImage         another kernel; it needs a serial console and devtmpfs built in
   cargo xtask vm --kernel 7.2 --preempt all        once in each preemption mode
@@ -43,6 +46,19 @@ pub(crate) struct Arguments {
     /// Series of Debian kernels (5.10, 6.1, 7.2), or the path of a kernel image. May be given several times.
     #[arg(long, value_name = "VERSION|PATH", default_values = ["6.1", "6.12", "7.3"])]
     kernel: Vec<Wanted>,
+
+    /// All series of the tables in docs/kernel-support.md that Debian has, with `--record`.
+    #[arg(long, conflicts_with_all = ["kernel", "preempt", "append"])]
+    all: bool,
+
+    /// Store the results in docs/kernel-support.json, and renew the tables in docs/kernel-support.md. Results of other kernels, and
+    /// those with other arguments of the kernel, stay.
+    #[arg(long)]
+    record: bool,
+
+    /// Only renew the tables from the stored results.
+    #[arg(long, exclusive = true)]
+    tables: bool,
 
     /// Preemption mode to boot with; `all` boots once in each. May be given several times. Default: that of the kernel.
     #[arg(long, value_name = "MODE")]
@@ -66,6 +82,9 @@ pub(crate) struct Arguments {
 }
 
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
+    if arguments.tables {
+        return matrix::renew(&Repository::find()?.root);
+    }
     packages::install(match arguments.arch {
         Architecture::X86_64 => packages::VM_X86_64,
         Architecture::Aarch64 => packages::VM_AARCH64,
@@ -73,17 +92,18 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let repository = Repository::find()?;
     let folder = repository.target.join("vm");
     let architecture = arguments.arch;
-    let mut kernels = Vec::new();
-    for wanted in &arguments.kernel {
-        kernels.push(wanted.get(architecture, &folder.join("kernels"))?);
-    }
+    let kernels = kernels(arguments, &folder.join("kernels"))?;
     let initramfs = files::initramfs(&repository, architecture, &folder)?;
     let mut failed = 0;
-    for kernel in &kernels {
+    for (kernel, condition) in &kernels {
         for preemption in Preemption::of(&arguments.preempt) {
             for number in 1..=arguments.boots {
-                let run = Run { arguments, kernel, preemption, number };
-                failed += run.check(&initramfs, &folder.join("results"))?;
+                let run = Run { arguments, kernel, condition, preemption, number };
+                let (results, failed_here) = run.check(&initramfs, &folder.join("results"))?;
+                failed += failed_here;
+                if arguments.all || arguments.record {
+                    matrix::record(&repository.root, architecture, results)?;
+                }
             }
         }
     }
@@ -93,20 +113,43 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     Ok(())
 }
 
+/// Series in the tables of docs/kernel-support.md, which Debian has had. 7 is the newest of 7.x.
+const ALL: [&str; 8] = ["5.10", "5.15", "6.1", "6.12", "6.17", "6.18", "7.0", "7"];
+
+/// Further boots for the tables, with other arguments of the kernel.
+const CONDITIONS: [(&str, &str); 2] = [("6.12", "lockdown=integrity"), ("6.12", "lockdown=confidentiality")];
+
+/// Kernels, and arguments for them. With `--all`, series that Debian does not have are left out.
+fn kernels(arguments: &Arguments, folder: &Path) -> Result<Vec<(Kernel, &'static str)>> {
+    if !arguments.all {
+        return arguments.kernel.iter().map(|wanted| Ok((wanted.get(arguments.arch, folder)?, ""))).collect();
+    }
+    let mut kernels = Vec::new();
+    for (series, condition) in ALL.map(|series| (series, "")).into_iter().chain(CONDITIONS) {
+        match Wanted::Series(series.to_owned()).get(arguments.arch, folder) {
+            Ok(kernel) => kernels.push((kernel, condition)),
+            Err(error) => println!("{series}: left out: {error:#}"),
+        }
+    }
+    Ok(kernels)
+}
+
 /// Maximum number of boots of one run, where the emulation fails: see [`machine::emulation_fault`].
 const BOOTS_MAX: u32 = 3;
 
 struct Run<'a> {
     arguments: &'a Arguments,
     kernel: &'a Kernel,
+    /// Arguments for the kernel.
+    condition: &'a str,
     preemption: Option<Preemption>,
     /// From 1.
     number: u32,
 }
 
 impl Run<'_> {
-    /// Boots, prints the checks, and returns how many failed.
-    fn check(&self, initramfs: &Path, folder: &Path) -> Result<usize> {
+    /// Boots, prints the checks, and returns the results and how many failed.
+    fn check(&self, initramfs: &Path, folder: &Path) -> Result<(Results, usize)> {
         let name = self.name();
         let results = folder.join(&name);
         let machine = Machine {
@@ -139,21 +182,21 @@ impl Run<'_> {
         } else {
             fs::remove_dir_all(&results).with_context(|| format!("cannot remove `{}`", results.display()))?;
         }
-        Ok(failed)
+        Ok((Results::new(&self.kernel.source, &self.kernel_arguments(), &transcript, &checks), failed))
     }
 
-    fn judge(&self, boot: &machine::Boot, transcript: &Transcript) -> Vec<Check> {
+    fn judge(&self, ended: &machine::Boot, transcript: &Transcript) -> Vec<Check> {
+        let boot = |name, outcome| Check::new(Feature::Boot, name, outcome);
         let end = match &transcript.broken {
-            None => Ok(format!("{} s, kernel {}", boot.seconds, transcript.value("kernel").unwrap_or("unknown"))),
+            None => Ok(format!("{} s, kernel {}", ended.seconds, transcript.value("kernel").unwrap_or("unknown"))),
             Some(reason) => {
-                let last = machine::last_line(&boot.console);
-                Err(format!("{reason}; {}; last on the console: {last}", boot.end))
+                let last = machine::last_line(&ended.console);
+                Err(format!("{reason}; {}; last on the console: {last}", ended.end))
             }
         };
-        let error = machine::kernel_error(&boot.console);
+        let error = machine::kernel_error(&ended.console);
         let error = error.map_or_else(|| Ok(String::new()), |line| Err(format!("`{line}`")));
-        let mut checks =
-            vec![Check::new("the virtual machine ran to its end", end), Check::new("no error of the kernel", error)];
+        let mut checks = vec![boot("the virtual machine ran to its end", end), boot("no error of the kernel", error)];
         if let Some(preemption) = self.preemption {
             checks.push(preemption.judge(transcript.value("preempt")));
         }
@@ -164,12 +207,13 @@ impl Run<'_> {
     /// Also the folder of its results.
     fn name(&self) -> String {
         let preemption = self.preemption.map_or_else(String::new, |preemption| format!("-{}", preemption.mode));
-        format!("{}-{}{preemption}-{}", self.arguments.arch.name(), self.kernel.name, self.number)
+        let condition = if self.condition.is_empty() { String::new() } else { format!("-{}", self.condition) };
+        format!("{}-{}{condition}{preemption}-{}", self.arguments.arch.name(), self.kernel.name, self.number)
     }
 
     fn kernel_arguments(&self) -> String {
         let Arguments { append, soak, .. } = self.arguments;
-        let mut words = vec![append.clone()];
+        let mut words = vec![self.condition.to_owned(), append.clone()];
         words.extend(self.preemption.map(|preemption| format!("preempt={}", preemption.mode)));
         words.extend((*soak > 0).then(|| format!("heapbpf.soak={soak}")));
         words.join(" ").trim().to_owned()
@@ -226,7 +270,7 @@ impl Preemption {
         } else {
             Err(format!("`{mode}` was requested, the kernel reports `{listed}`"))
         };
-        Check::new("the preemption mode is the requested one", outcome)
+        Check::new(Feature::Boot, "the preemption mode is the requested one", outcome)
     }
 }
 
@@ -235,7 +279,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_choice_is_one_boot_and_all_are_three() {
+    fn each_choice_is_one_endedand_all_are_three() {
         let modes = |choices: &[Choice]| -> Vec<Option<String>> {
             Preemption::of(choices).iter().map(|mode| mode.map(|mode| mode.mode.to_owned())).collect()
         };
