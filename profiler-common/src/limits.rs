@@ -20,6 +20,13 @@ pub const INFLIGHT_BUCKETS: u32 = 1 << 14;
 /// Calls in a bucket. More fail to be stored.
 pub const INFLIGHT_WAYS: usize = 4;
 
+/// Hooked calls between entry and return where they are in a hash map: see
+/// [`PROBES_MAX`].
+pub const INFLIGHT_CALLS_MAX: u32 = 1 << 14;
+
+/// Probed instructions of all targets together, where links carry no cookies (before Linux 5.15).
+pub const PROBES_MAX: u32 = 1 << 16;
+
 /// Default capacity of the live set.
 pub const LIVE_BLOCKS_DEFAULT: u32 = 1 << 20;
 

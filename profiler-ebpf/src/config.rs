@@ -46,6 +46,10 @@ globals! {
     ALL_EXECS: u32, all_execs -> bool = |value| value != 0;
     /// Requested bytes from which on a function that may throw is assumed to throw.
     THROW_SAFE_BYTES: u64, throw_safe_bytes -> u64 = |value| value;
+    /// 1 if links carry cookies (Linux 5.15).
+    COOKIES: u32, cookies -> bool = |value| value != 0;
+    /// 1 if atomic instructions may return the previous value (Linux 5.12). If 0, the agent has replaced those instructions.
+    ATOMICS: u32, atomics -> bool = |value| value != 0;
     /// 1 if targets may have stubs of the inline engine.
     STUBS: u32, stubs -> bool = |value| value != 0;
     /// Always 0. The compiler does not know this and keeps the guarded code; the verifier does, and removes it.

@@ -84,12 +84,17 @@ const ENTRY: u8 = FrameChain::Entry as u8;
 /// The thread pointer of the current thread.
 #[inline(always)]
 pub(crate) fn thread_pointer() -> Option<u64> {
+    let offset = config::task_thread_pointer_offset();
+    // The verifier checks this function even if no process has an interpreter, and a locked-down kernel refuses the helper.
+    if offset == 0 {
+        return None;
+    }
     // SAFETY: the helper takes no arguments.
     let task = unsafe { bpf_get_current_task() };
     // The kernel keeps the register there between two runs of the thread; `arch_prctl` writes it too (`do_arch_prctl_64` in
     // arch/x86/kernel/process_64.c).
     // SAFETY: the helper checks the address.
-    unsafe { bpf_probe_read_kernel((task + config::task_thread_pointer_offset()) as *const u64) }.ok()
+    unsafe { bpf_probe_read_kernel((task + offset) as *const u64) }.ok()
 }
 
 /// The innermost frame of the current thread.

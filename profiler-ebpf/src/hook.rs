@@ -9,7 +9,7 @@ use profiler_common::interval::Interval;
 use profiler_common::live::LiveBlock;
 use profiler_common::record::RecordKind;
 
-use crate::call::Call;
+use crate::call::{Call, Store};
 use crate::layout::Inflight;
 use crate::maps::count;
 use crate::{config, emit, inflight, live, remap, sample, stack};
@@ -21,7 +21,7 @@ const ALLOC_OUT: u8 = CallShape::AllocOut as u8;
 
 /// Handles the entry of a hooked function. Returns whether its return must be handled.
 #[inline(always)]
-pub(crate) fn entry(call: &Call) -> bool {
+pub(crate) fn entry(call: &Call<impl Store>) -> bool {
     match call.cookie.shape() {
         FREE => {
             free(call);
@@ -39,7 +39,7 @@ pub(crate) fn entry(call: &Call) -> bool {
 
 /// A block that is not in the live set was not sampled, or was allocated before recording started: nothing happens.
 #[inline(always)]
-pub(crate) fn free(call: &Call) {
+pub(crate) fn free(call: &Call<impl Store>) {
     let pointer = call.pointer();
     if pointer != 0 {
         let _ = live::take(call, pointer);
@@ -47,7 +47,7 @@ pub(crate) fn free(call: &Call) {
 }
 
 #[inline(always)]
-fn alloc(call: &Call, shape: u8) -> bool {
+fn alloc(call: &Call<impl Store>, shape: u8) -> bool {
     if sample::is_foreign_alloc(call) || inflight::nested(call) {
         return false;
     }
@@ -94,7 +94,7 @@ impl Sampled {
 
 /// Samples the call and captures its stack. A call by another hooked function is not sampled: its block is that function's.
 #[inline(always)]
-fn sampled(call: &Call, size_bytes: u64) -> Sampled {
+fn sampled(call: &Call<impl Store>, size_bytes: u64) -> Sampled {
     match sample::sample(call, size_bytes) {
         Some(interval_code) => match stack::take(call) {
             Some(stack_id) => Sampled { interval_code, stack_id },
@@ -117,7 +117,7 @@ fn is_throw_likely(size_bytes: Option<u64>) -> bool {
 /// Removes the old block from the live set at entry, not at the return: by then another thread may have got its address. If
 /// the call fails, the return restores it.
 #[inline(always)]
-fn realloc(call: &Call, shape: u8) -> bool {
+fn realloc(call: &Call<impl Store>, shape: u8) -> bool {
     // Another probe of the same call must find the old block.
     if sample::is_foreign(call) || inflight::nested(call) {
         return false;
@@ -138,7 +138,7 @@ fn realloc(call: &Call, shape: u8) -> bool {
 
 #[inline(always)]
 fn enter_realloc(
-    call: &Call,
+    call: &Call<impl Store>,
     shape: u8,
     size_bytes: u64,
     pointer: u64,
@@ -163,7 +163,7 @@ fn enter_realloc(
 
 /// Handles the return of a call that was stored at its entry.
 #[inline(always)]
-pub(crate) fn finish(call: &Call) {
+pub(crate) fn finish(call: &Call<impl Store>) {
     let Some(inflight) = inflight::leave(call) else {
         return;
     };
@@ -185,7 +185,7 @@ pub(crate) fn finish(call: &Call) {
 
 /// Address of the block that the call returned, or `None` if it failed.
 #[inline(always)]
-fn block_address(call: &Call, inflight: &Inflight) -> Option<u64> {
+fn block_address(call: &Call<impl Store>, inflight: &Inflight) -> Option<u64> {
     let result = call.result();
     let address = if inflight.shape == RESIZE {
         // The result is the block's new size.
@@ -214,7 +214,7 @@ fn block_address(call: &Call, inflight: &Inflight) -> Option<u64> {
 /// A failed realloc has kept the old block, unless the requested size is 0: then a null result means that the block was freed
 /// (glibc; other allocators return a block). Some functions free it in any case.
 #[inline(always)]
-fn restore_old(call: &Call, inflight: &Inflight) {
+fn restore_old(call: &Call<impl Store>, inflight: &Inflight) {
     if inflight.old_tracked != 0 && inflight.size_bytes != 0 && !call.cookie.frees_on_failure() {
         live::enter(call, RecordKind::Restore, inflight.pointer, inflight.old());
     }

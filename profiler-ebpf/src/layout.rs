@@ -44,6 +44,15 @@ impl Inflight {
     }
 }
 
+/// A call in the hash map of calls.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub(crate) struct InflightCall {
+    /// The hook's cookie, for a return that has none.
+    pub(crate) cookie: u64,
+    pub(crate) call: Inflight,
+}
+
 /// The calls of threads whose ids have the same low bits.
 #[repr(C)]
 pub(crate) struct InflightBucket {

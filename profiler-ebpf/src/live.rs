@@ -5,7 +5,7 @@ use profiler_common::counter::Counter;
 use profiler_common::live::{FILTER_FULL, LiveBlock, LiveKey};
 use profiler_common::record::{AllocRecord, FreeRecord, RecordHeader, RecordKind};
 
-use crate::call::Call;
+use crate::call::{Call, Store};
 use crate::maps::{LIVE, LIVE_FILTER, count};
 use crate::{asm, emit, sample};
 
@@ -15,7 +15,7 @@ const ENOSPC: i32 = 28;
 
 /// Inserts a block and writes a record of this kind.
 #[inline(always)]
-pub(crate) fn enter(call: &Call, kind: RecordKind, address: u64, block: LiveBlock) {
+pub(crate) fn enter(call: &Call<impl Store>, kind: RecordKind, address: u64, block: LiveBlock) {
     let key = LiveKey::new(call.tgid(), address);
     if let Err(error) = insert(&key, &block) {
         // Two live blocks cannot share an address, so the free of the old one was missed. The new one replaces it.
@@ -40,7 +40,7 @@ pub(crate) fn enter(call: &Call, kind: RecordKind, address: u64, block: LiveBloc
 
 /// Removes a block, if it is in the live set, and writes a record of its free.
 #[inline(always)]
-pub(crate) fn take(call: &Call, address: u64) -> Option<LiveBlock> {
+pub(crate) fn take(call: &Call<impl Store>, address: u64) -> Option<LiveBlock> {
     let key = LiveKey::new(call.tgid(), address);
     // Most blocks were not sampled: reading the filter costs a third of an unsuccessful search.
     // SAFETY: the pointer comes from a successful lookup. A thread that frees a block learned its address after the block was
@@ -74,7 +74,7 @@ pub(crate) fn take(call: &Call, address: u64) -> Option<LiveBlock> {
 
 /// Reports the free of a block that is not in the live set, for targets whose earlier blocks are about to be inserted.
 #[inline(always)]
-fn report_unknown(call: &Call, address: u64) {
+fn report_unknown(call: &Call<impl Store>, address: u64) {
     if !sample::reports_frees(call) || !sample::is_on(call.cookie.heap()) {
         return;
     }

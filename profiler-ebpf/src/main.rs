@@ -55,7 +55,9 @@ use profiler_common::hook::Site;
 #[unsafe(link_section = "uprobe")]
 extern "C" fn hook_entry(ctx: *mut c_void) -> u32 {
     private_stack::deny(ctx, &HOOK_TAIL_CALLS);
-    hook::entry(&Call::new(ctx));
+    if let Some(call) = Call::at_entry(ctx) {
+        hook::entry(&call);
+    }
     0
 }
 
@@ -64,7 +66,9 @@ extern "C" fn hook_entry(ctx: *mut c_void) -> u32 {
 #[unsafe(link_section = "uretprobe")]
 extern "C" fn hook_return(ctx: *mut c_void) -> u32 {
     private_stack::deny(ctx, &HOOK_TAIL_CALLS);
-    hook::finish(&Call::new(ctx));
+    if let Some(call) = Call::at_return(ctx) {
+        hook::finish(&call);
+    }
     0
 }
 

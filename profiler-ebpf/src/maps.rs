@@ -21,7 +21,7 @@ use profiler_common::unwind::{PageRows, ProcessMapping, ProcessMappings, RowCell
 use profiler_common::v8::V8;
 
 use crate::asm;
-use crate::layout::{InflightBucket, RawRecord, Scratch};
+use crate::layout::{InflightBucket, InflightCall, RawRecord, Scratch};
 
 /// Records for the agent.
 #[map]
@@ -39,6 +39,14 @@ pub(crate) static LIVE_FILTER: Array<u64> = Array::with_max_entries(LIVE_FILTER_
 /// Hooked calls between entry and return, by the low bits of the thread id: see [`inflight`](crate::inflight).
 #[map]
 pub(crate) static INFLIGHT: Array<InflightBucket> = Array::with_max_entries(INFLIGHT_BUCKETS, 0);
+
+/// The same where the kernel lacks cookies or atomic instructions with a result, by thread. Else it has one element.
+#[map]
+pub(crate) static INFLIGHT_CALLS: HashMap<u64, InflightCall> = HashMap::with_max_entries(1, 0);
+
+/// Cookies of probes by process and address, where links carry none. Else it has one element.
+#[map]
+pub(crate) static PROBES: HashMap<LiveKey, u64> = HashMap::with_max_entries(1, 0);
 
 /// Return addresses that identify nested calls, by hook.
 #[map]

@@ -11,7 +11,7 @@ use profiler_common::limits::PAGE_BYTES;
 use profiler_common::live::LiveBlock;
 use profiler_common::record::{RecordHeader, RecordKind, RemapRecord};
 
-use crate::call::Call;
+use crate::call::{Call, Store};
 use crate::layout::Inflight;
 use crate::sample::Chance;
 use crate::{emit, inflight, sample, stack};
@@ -38,7 +38,7 @@ const HUGE_SHIFT_DEFAULT: u64 = 21;
 
 /// Handles the entry. Returns whether the return must be handled: the call may change mappings of anonymous memory.
 #[inline(always)]
-pub(crate) fn entry(call: &Call, shape: u8) -> bool {
+pub(crate) fn entry(call: &Call<impl Store>, shape: u8) -> bool {
     if sample::is_foreign(call) || inflight::nested(call) || !sample::is_on(call.cookie.heap()) {
         return false;
     }
@@ -80,7 +80,7 @@ const EMPTY: Range = (0, 0);
 
 /// Handles the return. A failed call has changed nothing.
 #[inline(always)]
-pub(crate) fn finish(call: &Call, inflight: &Inflight) {
+pub(crate) fn finish(call: &Call<impl Store>, inflight: &Inflight) {
     let [began_ns, argument, _] = inflight.old().words();
     let Some((old, new)) = ranges(call.result(), inflight, argument) else {
         return;

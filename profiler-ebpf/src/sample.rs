@@ -8,7 +8,7 @@ use profiler_common::interval::Interval;
 use profiler_common::sampling::SamplingRate;
 use profiler_common::target::{BORROWS_MEMORY, REPORTS_FREES, SHARES_PROBES};
 
-use crate::call::Call;
+use crate::call::{Call, Store};
 use crate::maps::{RATES, TARGETS, TRAPPED, count};
 use crate::{asm, inflight};
 
@@ -18,7 +18,7 @@ use crate::{asm, inflight};
 /// a while. Blocks of such a process would never leave the live set. The check follows the sampling decision, so unsampled
 /// calls through a target's own probe do not pay for it.
 #[inline(always)]
-pub(crate) fn sample(call: &Call, size_bytes: u64) -> Option<u32> {
+pub(crate) fn sample(call: &Call<impl Store>, size_bytes: u64) -> Option<u32> {
     let rate: &SamplingRate = RATES.get(u32::from(call.cookie.heap()))?;
     // A rate of 0 has not been set: the heap is not sampled.
     if rate.interval_bytes == 0 {
@@ -46,7 +46,7 @@ pub(crate) enum Chance {
 
 /// Counts a call that met a probe in the function although its process has stubs. Nested ones are internal to the allocator.
 #[inline(always)]
-pub(crate) fn count_trapped(call: &Call) {
+pub(crate) fn count_trapped(call: &Call<impl Store>) {
     if let Some(calls) = TRAPPED.get_ptr_mut(&call.tgid())
         && !inflight::nested(call)
     {
@@ -65,7 +65,7 @@ pub(crate) fn is_on(heap: u8) -> bool {
 
 /// Whether the agent keeps a ledger of the process, and this probe records its calls.
 #[inline(always)]
-pub(crate) fn is_recorded(call: &Call, chance: Chance) -> bool {
+pub(crate) fn is_recorded(call: &Call<impl Store>, chance: Chance) -> bool {
     match TARGETS.get_ptr(&call.tgid()) {
         // SAFETY: the pointer comes from a successful lookup.
         Some(flags) => is_recorded_by(call.cookie.scope(), unsafe { *flags }, chance),
@@ -75,7 +75,7 @@ pub(crate) fn is_recorded(call: &Call, chance: Chance) -> bool {
 
 /// Whether frees of blocks that are not in the live set are reported.
 #[inline(always)]
-pub(crate) fn reports_frees(call: &Call) -> bool {
+pub(crate) fn reports_frees(call: &Call<impl Store>) -> bool {
     match TARGETS.get_ptr(&call.tgid()) {
         // SAFETY: the pointer comes from a successful lookup.
         Some(flags) => (unsafe { *flags }) & REPORTS_FREES != 0,
@@ -100,7 +100,7 @@ fn is_recorded_by(scope: u8, flags: u32, chance: Chance) -> bool {
 
 /// Whether the probe must not even note the call: another probe records it, or the probe is shared and the caller not a target.
 #[inline(always)]
-pub(crate) fn is_foreign(call: &Call) -> bool {
+pub(crate) fn is_foreign(call: &Call<impl Store>) -> bool {
     let scope = call.cookie.scope();
     if scope == ANY {
         return false;
@@ -119,7 +119,7 @@ pub(crate) fn is_foreign(call: &Call) -> bool {
 
 /// As [`is_foreign`], for calls that are not noted unless they are sampled: then [`sample`] checks, and only for them.
 #[inline(always)]
-pub(crate) fn is_foreign_alloc(call: &Call) -> bool {
+pub(crate) fn is_foreign_alloc(call: &Call<impl Store>) -> bool {
     (call.cookie.scope() == SHARED || call.cookie.delegates()) && is_foreign(call)
 }
 

@@ -4,6 +4,9 @@
 //! are therefore claimed, by an atomic exchange (Linux 5.12). Each CPU has one, which is in its cache. A program that finds
 //! it claimed by a preempted program takes one of a pool that all CPUs share. Threads start at different positions of the
 //! pool, by thread id.
+//!
+//! Kernels without that exchange run these programs with preemption disabled (`trace_call_bpf` in kernel/trace/bpf_trace.c; sleepable
+//! ones are of Linux 6.0), and no interrupt hits a probe of user memory. There, the CPU's own area is free at each entry.
 
 use core::ptr;
 
@@ -54,6 +57,9 @@ pub(crate) extern "C" fn claim_area(tid: u32) -> u32 {
     if cpu < cpus && claim(cpu) {
         return cpu;
     }
+    if !config::atomics() {
+        return NO_AREA;
+    }
     for i in 0..SCRATCH_TRIES {
         let area = cpus.wrapping_add(tid.wrapping_add(i * SCRATCH_STRIDE) & (SCRATCH_SHARED - 1));
         if claim(area) {
@@ -66,8 +72,17 @@ pub(crate) extern "C" fn claim_area(tid: u32) -> u32 {
 #[inline(always)]
 fn claim(area: u32) -> bool {
     match SCRATCH.get_ptr_mut(area) {
-        // SAFETY: the pointer comes from a successful lookup; array values live as long as the map.
-        Some(scratch) => asm::exchange(unsafe { &raw mut (*scratch).claimed }, 1) == 0,
+        Some(scratch) => {
+            // SAFETY: the pointer comes from a successful lookup; array values live as long as the map.
+            let claimed = unsafe { &raw mut (*scratch).claimed };
+            if config::atomics() {
+                return asm::exchange(claimed, 1) == 0;
+            }
+            // SAFETY: as above.
+            let is_free = unsafe { claimed.read_volatile() } == 0;
+            asm::store(claimed, 1);
+            is_free
+        }
         None => false,
     }
 }

@@ -8,7 +8,7 @@ use profiler_common::record::{RawStackHeader, RecordHeader, RecordKind, StackHea
 use profiler_common::stack::{StackEnd, StackHasher};
 use profiler_common::step::ReadMemory;
 
-use crate::call::Call;
+use crate::call::{Call, Store};
 use crate::maps::{RAW, count};
 use crate::scratch::Claim;
 use crate::seen::{forget, is_new};
@@ -18,7 +18,7 @@ use crate::{config, copy, emit, inflight, walk};
 /// Captures the call's stack and returns its id, or `None` if the caller is a hooked function: see [`inflight::is_caller_hooked`].
 /// Must be called at entry: at the return, the trampoline has replaced the return address.
 #[inline(always)]
-pub(crate) fn take(call: &Call) -> Option<u64> {
+pub(crate) fn take(call: &Call<impl Store>) -> Option<u64> {
     let Some(claim) = Claim::take(call.tid()) else {
         return caller_only(call);
     };
@@ -63,7 +63,7 @@ pub(crate) fn take(call: &Call) -> Option<u64> {
 
 /// A stack of one frame, used if no scratch area is free.
 #[inline(always)]
-fn caller_only(call: &Call) -> Option<u64> {
+fn caller_only(call: &Call<impl Store>) -> Option<u64> {
     let caller = call.caller(&Direct).unwrap_or(0);
     if inflight::is_caller_hooked(call, caller) {
         return None;
@@ -98,14 +98,14 @@ fn id(mut hasher: StackHasher, end: StackEnd) -> u64 {
 
 /// The id of a stack of this call alone.
 #[inline(always)]
-fn unique_id(call: &Call, mut hasher: StackHasher) -> u64 {
+fn unique_id(call: &Call<impl Store>, mut hasher: StackHasher) -> u64 {
     hasher.add(call.thread);
     hasher.add(emit::now_ns());
     hasher.finish()
 }
 
 #[inline(always)]
-fn header(call: &Call, stack_id: u64, depth: u64, end: StackEnd) -> StackHeader {
+fn header(call: &Call<impl Store>, stack_id: u64, depth: u64, end: StackEnd) -> StackHeader {
     StackHeader {
         header: RecordHeader::new(RecordKind::Stack, call.tgid()),
         stack_id,
@@ -119,7 +119,7 @@ fn header(call: &Call, stack_id: u64, depth: u64, end: StackEnd) -> StackHeader 
 /// Sends the memory that the stack was unwound from, for checking the unwinder against another one. Disabled in ordinary use:
 /// the flag is a constant to the verifier, which then removes this code. `area` is the area that the call has claimed.
 #[inline(always)]
-fn send_raw(area: u32, call: &Call, stack_id: u64) {
+fn send_raw(area: u32, call: &Call<impl Store>, stack_id: u64) {
     let header = RawStackHeader {
         header: RecordHeader::new(RecordKind::RawStack, call.tgid()),
         stack_id,

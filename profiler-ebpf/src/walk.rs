@@ -14,7 +14,7 @@ use profiler_common::unwind::{
     PageRows, ProcessMapping, ProcessMappings, ReadTables, Rule, SEARCH_STEPS, UnwindRow, find_rule,
 };
 
-use crate::call::Call;
+use crate::call::{Call, Store};
 use crate::layout::{Scratch, Walk};
 use crate::maps::{MAPPINGS, PAGES, PROCESSES, ROWS, RULE_CACHE, RULES, SCRATCH};
 use crate::scratch::Claim;
@@ -38,7 +38,7 @@ const IN_V8: u32 = 1 << 10;
 
 /// The return address of a call at its function's entry. Fills the window, if it is on the stack.
 #[inline(always)]
-pub(crate) fn caller(call: &Call, claim: &Claim) -> Option<u64> {
+pub(crate) fn caller(call: &Call<impl Store>, claim: &Claim) -> Option<u64> {
     // SAFETY: this program has claimed the area.
     unsafe { (*claim.scratch).window_words = 0 };
     call.caller(&Window(claim.scratch))
@@ -46,7 +46,7 @@ pub(crate) fn caller(call: &Call, claim: &Claim) -> Option<u64> {
 
 /// Unwinds from the return address, as of [`caller`].
 #[inline(always)]
-pub(crate) fn unwind(call: &Call, claim: &Claim, caller: Option<u64>, hasher: StackHasher) -> Unwound {
+pub(crate) fn unwind(call: &Call<impl Store>, claim: &Claim, caller: Option<u64>, hasher: StackHasher) -> Unwound {
     let scratch = claim.scratch;
     let end = match start(call, scratch, caller, hasher) {
         Ok(()) => walk(scratch, claim.area),
@@ -59,7 +59,12 @@ pub(crate) fn unwind(call: &Call, claim: &Claim, caller: Option<u64>, hasher: St
 
 /// Initialises the state: the caller's registers after the call has returned.
 #[inline(always)]
-fn start(call: &Call, scratch: *mut Scratch, caller: Option<u64>, hasher: StackHasher) -> Result<(), StackEnd> {
+fn start(
+    call: &Call<impl Store>,
+    scratch: *mut Scratch,
+    caller: Option<u64>,
+    hasher: StackHasher,
+) -> Result<(), StackEnd> {
     // SAFETY: this program has claimed the area.
     let walk = unsafe { &mut (*scratch).walk };
     walk.depth = 0;

@@ -51,6 +51,8 @@ pub enum LoadError {
     PrivateStack(&'static str),
     #[error("the BPF object has no `{0}`: it is of another version than this binary")]
     Missing(&'static str),
+    #[error("cannot set the addresses of probes: {0}")]
+    Probes(String),
     #[error("BPF map `{name}`: {source}")]
     Map { name: &'static str, source: aya::maps::MapError },
 }

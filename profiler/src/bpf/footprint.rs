@@ -33,6 +33,8 @@ pub(crate) struct KernelMaps {
     pub row_cells: u64,
     /// Possible CPUs.
     pub cpus: u64,
+    /// The live set takes the memory of its maximum from the start: before Linux 6.1.
+    pub is_preallocated: bool,
 }
 
 /// A map whose size is set by an option, with its size while empty.
@@ -49,14 +51,16 @@ impl KernelMaps {
     }
 
     pub(crate) fn bytes(&self, live_blocks: u64) -> u64 {
-        self.empty_bytes() + live_blocks * LIVE_BLOCK_BYTES
+        self.empty_bytes() + if self.is_preallocated { 0 } else { live_blocks * LIVE_BLOCK_BYTES }
     }
 
     /// Maps whose sizes are options, the largest first.
     pub(crate) fn adjustable(&self) -> [Adjustable; 3] {
+        let preallocated_bytes = if self.is_preallocated { self.live_blocks_max * LIVE_BLOCK_BYTES } else { 0 };
+        let live_bytes = buckets(self.live_blocks_max) + preallocated_bytes;
         let mut maps = [
             Adjustable { name: "the ring buffer", option: "--ring-size", bytes: self.ring_bytes },
-            Adjustable { name: "the live set", option: "--live-blocks", bytes: buckets(self.live_blocks_max) },
+            Adjustable { name: "the live set", option: "--live-blocks", bytes: live_bytes },
             Adjustable {
                 name: "unwind tables",
                 option: "--unwind-memory",
@@ -109,10 +113,18 @@ mod tests {
 
     #[test]
     fn configurable_maps_dominate() {
-        let maps = KernelMaps { ring_bytes: 16 << 20, live_blocks_max: 1 << 20, row_cells: 4 << 20, cpus: 2 };
+        let maps = KernelMaps {
+            ring_bytes: 16 << 20,
+            live_blocks_max: 1 << 20,
+            row_cells: 4 << 20,
+            cpus: 2,
+            is_preallocated: false,
+        };
         let options = maps.adjustable().map(|map| (map.option, map.bytes >> 20));
         assert_eq!(options, [("--unwind-memory", 32), ("--ring-size", 16), ("--live-blocks", 16)]);
         assert_eq!(maps.bytes(1_000_000) - maps.empty_bytes(), 96_000_000);
+        let preallocated = KernelMaps { is_preallocated: true, ..maps };
+        assert_eq!(preallocated.bytes(1_000_000) - maps.empty_bytes(), 96 << 20);
         let rest = maps.fixed_bytes();
         assert!((8 << 20..28 << 20).contains(&rest), "{rest}");
     }
@@ -141,12 +153,15 @@ mod tests {
             live_blocks_max: u64::from(fixture::LIVE_BLOCKS_MAX),
             row_cells: 1 << 20,
             cpus: aya::util::nr_cpus().expect("the kernel reports it") as u64,
+            is_preallocated: false,
         };
         let names = [
             "EVENTS",
             "LIVE",
             "LIVE_FILTER",
             "INFLIGHT",
+            "INFLIGHT_CALLS",
+            "PROBES",
             "NESTED",
             "TARGETS",
             "TRAPPED",

@@ -11,6 +11,8 @@ use aya_obj::generated::{
 use profiler_common::arch::THREAD_POINTER;
 use thiserror::Error;
 
+use super::features::Optional;
+use crate::linux::attempt::Attempt;
 use crate::linux::feature::KERNEL_BTF;
 
 /// Offsets in `struct task_struct` and `struct signal_struct`, in bytes.
@@ -29,6 +31,8 @@ pub(crate) struct TaskLayout {
 pub enum LayoutError {
     #[error("the kernel's type information `{KERNEL_BTF}` cannot be read: {0} (needs CONFIG_DEBUG_INFO_BTF)")]
     Unreadable(String),
+    #[error("the kernel is locked down for confidentiality, so BPF programs may not read its memory")]
+    Locked,
     #[error("the kernel's type information `{KERNEL_BTF}` is cut short or of another format")]
     Malformed,
     /// The member is missing or a bit field.
@@ -38,6 +42,12 @@ pub enum LayoutError {
 
 impl TaskLayout {
     pub(crate) fn of_kernel() -> Result<Self, LayoutError> {
+        if Optional::Btf.is_suppressed() {
+            return Err(LayoutError::Unreadable("its use is suppressed".to_owned()));
+        }
+        if Optional::Reads.is_suppressed() || Attempt::ReadKernelMemory.make().is_err() {
+            return Err(LayoutError::Locked);
+        }
         let bytes = fs::read(KERNEL_BTF).map_err(|error| LayoutError::Unreadable(error.to_string()))?;
         Self::find(&bytes)
     }

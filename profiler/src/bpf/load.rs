@@ -6,28 +6,35 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use aya::maps::{Array, MapData};
-use aya::programs::{Program, ProgramError, ProgramFd, UProbe};
+use aya::programs::{Program, ProgramError, ProgramFd};
 use aya::{Ebpf, EbpfLoader};
-use profiler_common::hook::NestedCallers;
-use profiler_common::limits::SCRATCH_SHARED;
+use profiler_common::hook::{HookCookie, NestedCallers};
+use profiler_common::limits::{INFLIGHT_BUCKETS, INFLIGHT_CALLS_MAX, PROBES_MAX, SCRATCH_SHARED};
+use profiler_common::live::LiveKey;
 use profiler_common::sampling::SamplingRate;
 use serde::{Deserialize, Serialize};
 use tracing::debug;
 
+use super::adapt::adapt;
 pub(crate) use super::error::LoadError;
 use super::error::{OBJECT_VARIABLE, refused};
+use super::features::{Features, Optional};
 use super::kernel_types::{LayoutError, TaskLayout};
-use super::program::{RelocatedObject, private_stack_absent, refuse_private_stack};
+use super::program::{RelocatedObject, private_stack_absent};
 use super::ring::Ring;
-use crate::ids::{HeapId, HookId};
+use crate::address::TargetAddr;
+use crate::ids::{HeapId, HookId, Pid};
 use crate::linux::bpf::{AttachType, UPROBE_SOURCE, supports};
+use crate::linux::bpf_map::{read_hash, remove_hash, write_hash};
 use crate::linux::feature;
 
 /// The committed object for this processor, built by `cargo xtask build-ebpf`.
 #[cfg(target_arch = "x86_64")]
-static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("CARGO_MANIFEST_DIR"), "/bpf/heapbpf-x86_64.bpf.o"));
+pub(super) static OBJECT: &[u8] =
+    aya::include_bytes_aligned!(concat!(env!("CARGO_MANIFEST_DIR"), "/bpf/heapbpf-x86_64.bpf.o"));
 #[cfg(target_arch = "aarch64")]
-static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("CARGO_MANIFEST_DIR"), "/bpf/heapbpf-aarch64.bpf.o"));
+pub(super) static OBJECT: &[u8] =
+    aya::include_bytes_aligned!(concat!(env!("CARGO_MANIFEST_DIR"), "/bpf/heapbpf-aarch64.bpf.o"));
 
 #[derive(Clone, Copy, Debug)]
 pub struct KernelConfig {
@@ -70,13 +77,16 @@ pub enum BackendChoice {
 impl LinkKind {
     /// Tests kernel features instead of version numbers, which are unreliable: distributions backport.
     pub(crate) fn choose(choice: BackendChoice) -> Result<Self, LoadError> {
-        // An inconclusive test counts as missing: perf events are available wherever cookies are.
+        // An inconclusive test counts as missing: perf events are available wherever uprobes are.
         let has = |kind: Self| {
-            let attach_type = match kind {
+            let (attach_type, feature) = match kind {
                 Self::Perf => return true,
-                Self::Multi => AttachType::UprobeMulti,
-                Self::Session => AttachType::UprobeSession,
+                Self::Multi => (AttachType::UprobeMulti, Optional::Multi),
+                Self::Session => (AttachType::UprobeSession, Optional::Session),
             };
+            if feature.is_suppressed() {
+                return false;
+            }
             supports(attach_type).unwrap_or_else(|error| {
                 debug!("cannot determine whether the kernel has {attach_type:?} links: {error}");
                 false
@@ -91,6 +101,11 @@ impl LinkKind {
         };
         if kind == Self::Perf && !feature::has_admin() { Err(LoadError::NeedsAdmin) } else { Ok(kind) }
     }
+
+    /// The other kinds of links are newer than all these features.
+    pub(crate) fn features(self) -> Features {
+        if self == Self::Perf { Features::probe() } else { Features::ALL }
+    }
 }
 
 pub(crate) fn possible_cpus() -> u32 {
@@ -99,7 +114,7 @@ pub(crate) fn possible_cpus() -> u32 {
 
 #[derive(Debug)]
 enum Programs {
-    Perf,
+    Perf { entry: OwnedFd, at_return: OwnedFd },
     Multi { entry: OwnedFd, at_return: OwnedFd },
     Session { session: OwnedFd, free: OwnedFd },
 }
@@ -111,6 +126,7 @@ pub struct Kernel {
     programs: Programs,
     stub: Option<OwnedFd>,
     pub(super) task_layout: Result<TaskLayout, LayoutError>,
+    features: Features,
 }
 
 impl Kernel {
@@ -124,6 +140,9 @@ impl Kernel {
         let task_layout = TaskLayout::of_kernel();
         let task = task_layout.clone().unwrap_or(TaskLayout { tgid: 0, mm: 0, signal: 0, live: 0, thread_pointer: 0 });
         let (all_execs, stubs) = (u32::from(config.all_execs), u32::from(config.stubs));
+        let features = links.features();
+        let (cookies, atomics) = (u32::from(features.cookies), u32::from(features.atomics));
+        let (buckets, calls) = if features.maps_calls() { (1, INFLIGHT_CALLS_MAX) } else { (INFLIGHT_BUCKETS, 1) };
         let mut loader = EbpfLoader::new();
         loader
             .override_global("STACK_SEED", &config.stack_seed, true)
@@ -139,21 +158,26 @@ impl Kernel {
             .override_global("ALL_EXECS", &all_execs, true)
             .override_global("THROW_SAFE_BYTES", &config.throw_safe_bytes, true)
             .override_global("STUBS", &stubs, true)
+            .override_global("COOKIES", &cookies, true)
+            .override_global("ATOMICS", &atomics, true)
+            .map_max_entries("INFLIGHT", buckets)
+            .map_max_entries("INFLIGHT_CALLS", calls)
+            .map_max_entries("PROBES", if features.cookies { 1 } else { PROBES_MAX })
             .map_max_entries("ROWS", config.row_cells.max(1))
             .map_max_entries("EVENTS", config.ring_bytes)
             .map_max_entries("LIVE", config.live_blocks_max)
             .map_max_entries("SCRATCH", scratch_areas)
             .map_max_entries("RAW", raw_areas);
-        let object = object()?;
+        let object = adapt(object()?, features).ok_or_else(|| LoadError::Relocation("it is malformed".to_owned()))?;
         let mut ebpf = loader.load(&object).map_err(refused)?;
         start_log(&mut ebpf);
-        let programs = Programs::load(&object, &mut ebpf, links)?;
+        let programs = Programs::load(&object, &ebpf, links)?;
         let stub = if config.stubs {
             Some(RelocatedObject::new(&object, &ebpf)?.load(STUB, AttachType::UprobeMulti)?)
         } else {
             None
         };
-        Ok(Self { ebpf, programs, stub, task_layout })
+        Ok(Self { ebpf, programs, stub, task_layout, features })
     }
 
     pub fn take_ring(&mut self) -> Result<Ring, LoadError> {
@@ -174,6 +198,40 @@ impl Kernel {
         let failed = |source| LoadError::Map { name: "NESTED", source };
         let mut nested: Array<&mut MapData, NestedCallers> = Array::try_from(map).map_err(failed)?;
         nested.set(u32::from(hook.0), callers, 0).map_err(failed)
+    }
+
+    /// Whether links carry cookies. Else [`set_probes`](Self::set_probes) must precede hits.
+    pub fn has_cookies(&self) -> bool {
+        self.features.cookies
+    }
+
+    /// Sets the cookies of a process's probes by address, for kernels whose links carry none. Fails if the map is full.
+    pub(crate) fn set_probes(&self, pid: Pid, probes: &[(TargetAddr, HookCookie)]) -> Result<(), LoadError> {
+        let keys: Vec<LiveKey> = probes.iter().map(|(address, _)| LiveKey::new(pid.0, address.0)).collect();
+        let cookies: Vec<u64> = probes.iter().map(|(_, cookie)| cookie.pack()).collect();
+        let written = write_hash(self.probes()?, &keys, &cookies);
+        match written.map_err(|error| LoadError::Probes(error.to_string()))? {
+            written if written == keys.len() => Ok(()),
+            _ => Err(LoadError::Probes(format!("the map is full ({PROBES_MAX} probes)"))),
+        }
+    }
+
+    pub(super) fn forget_probes(&self, pid: Pid) -> Result<(), LoadError> {
+        if self.features.cookies {
+            return Ok(());
+        }
+        let mut own: Vec<LiveKey> = Vec::new();
+        let map = self.probes()?;
+        read_hash(map, |keys: &[LiveKey], _: &[u64]| own.extend(keys.iter().filter(|key| key.tgid == pid.0)))
+            .and_then(|()| remove_hash(map, &own, |_| ()))
+            .map_err(|error| LoadError::Probes(error.to_string()))
+    }
+
+    fn probes(&self) -> Result<BorrowedFd<'_>, LoadError> {
+        match self.map("PROBES")? {
+            aya::maps::Map::HashMap(data) => Ok(data.fd().as_fd()),
+            _ => Err(LoadError::Missing("PROBES")),
+        }
     }
 
     /// Takes a map. Succeeds once for each.
@@ -203,7 +261,7 @@ impl Kernel {
 
     pub fn link_kind(&self) -> LinkKind {
         match self.programs {
-            Programs::Perf => LinkKind::Perf,
+            Programs::Perf { .. } => LinkKind::Perf,
             Programs::Multi { .. } => LinkKind::Multi,
             Programs::Session { .. } => LinkKind::Session,
         }
@@ -213,13 +271,8 @@ impl Kernel {
     pub fn hook_programs(&self) -> Result<Vec<BorrowedFd<'_>>, LoadError> {
         Ok(match &self.programs {
             Programs::Session { session, free } => vec![session.as_fd(), free.as_fd()],
-            Programs::Multi { entry, at_return } => vec![entry.as_fd(), at_return.as_fd()],
-            Programs::Perf => {
-                let fd = |name| match self.ebpf.program(name) {
-                    Some(Program::UProbe(program)) => Ok(loaded(name, program.fd())?.as_fd()),
-                    _ => Err(LoadError::Missing(name)),
-                };
-                vec![fd(ENTRY)?, fd(RETURN)?]
+            Programs::Perf { entry, at_return } | Programs::Multi { entry, at_return } => {
+                vec![entry.as_fd(), at_return.as_fd()]
             }
         })
     }
@@ -234,8 +287,7 @@ impl Kernel {
     }
 
     pub(super) fn all_programs(&self) -> Vec<BorrowedFd<'_>> {
-        let tracepoints = self.own_programs().filter(|(name, _)| !PERF_PROGRAMS.contains(name));
-        let tracepoints = tracepoints.filter_map(|(_, program)| Some(program.fd().ok()?.as_fd()));
+        let tracepoints = self.own_programs().filter_map(|(_, program)| Some(program.fd().ok()?.as_fd()));
         self.hook_programs().unwrap_or_default().into_iter().chain(self.stub_program()).chain(tracepoints).collect()
     }
 
@@ -251,22 +303,16 @@ const SESSION: &str = "hook_session";
 const FREE: &str = "hook_free";
 const STUB: &str = "hook_stub";
 
-pub(super) const PERF_PROGRAMS: [&str; 2] = [ENTRY, RETURN];
-
 impl Programs {
-    fn load(object: &[u8], ebpf: &mut Ebpf, links: LinkKind) -> Result<Self, LoadError> {
-        if links == LinkKind::Perf {
-            for name in PERF_PROGRAMS {
-                let program = program::<UProbe>(ebpf, name)?;
-                program.load().map_err(|error| LoadError::program(name, &error.to_string()))?;
-                refuse_private_stack(name, loaded(name, program.fd())?)?;
-            }
-            return Ok(Self::Perf);
-        }
+    fn load(object: &[u8], ebpf: &Ebpf, links: LinkKind) -> Result<Self, LoadError> {
         let object = RelocatedObject::new(object, ebpf)?;
         if links == LinkKind::Session {
             let session = object.load(SESSION, AttachType::UprobeSession)?;
             return Ok(Self::Session { session, free: object.load(FREE, AttachType::UprobeMulti)? });
+        }
+        if links == LinkKind::Perf {
+            let entry = object.load(ENTRY, AttachType::PerfEvent)?;
+            return Ok(Self::Perf { entry, at_return: object.load(RETURN, AttachType::PerfEvent)? });
         }
         let entry = object.load(ENTRY, AttachType::UprobeMulti)?;
         Ok(Self::Multi { entry, at_return: object.load(RETURN, AttachType::UprobeMulti)? })

@@ -1,7 +1,9 @@
 //! The kernel side as seen by the agent: programs, maps and the ring buffer. Only this folder uses aya.
 
+mod adapt;
 pub(crate) mod counters;
 mod error;
+pub(crate) mod features;
 #[cfg(test)]
 mod fixture;
 pub(crate) mod footprint;

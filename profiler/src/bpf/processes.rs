@@ -126,6 +126,7 @@ impl Kernel {
     /// Removes a target: its calls are not sampled from now on. Succeeds for other processes.
     pub fn forget_target(&mut self, pid: Pid) -> Result<(), LoadError> {
         let forgotten = self.targets()?.remove(&pid.0);
+        self.forget_probes(pid)?;
         // The kernel side adds the mappings of forks, so the table store may not know them.
         let processes = HashMap::<_, u32, ProcessMappings>::try_from(self.map_mut(PROCESSES)?);
         let unmapped = processes.and_then(|mut processes| processes.remove(&pid.0));

@@ -10,7 +10,7 @@ use aya::maps::Map;
 use aya_obj::Object;
 
 use super::error::LoadError;
-use crate::linux::bpf::{self, AttachType, ProgramBtf, ProgramLoad, machine_code};
+use crate::linux::bpf::{self, AttachType, ProgramBtf, ProgramLoad, machine_code, verified_instructions};
 
 pub(super) struct RelocatedObject {
     object: Object,
@@ -35,11 +35,38 @@ impl RelocatedObject {
         let text: HashSet<usize> = object.functions.keys().map(|(section, _)| *section).collect();
         object.relocate_maps(known, &text).map_err(|error| refused(&error))?;
         object.relocate_calls(&text).map_err(|error| refused(&error))?;
-        object.sanitize_functions(features);
+        // Not `sanitize_functions`: helpers that it would replace are missing only where the kernel is locked down, and there so are
+        // those that it would replace them by.
         Ok(Self { object, btf })
     }
 
     pub(super) fn load(&self, name: &'static str, attach_type: AttachType) -> Result<OwnedFd, LoadError> {
+        let program = self.with_program(name, attach_type, bpf::load_program)?;
+        let program = program.map_err(|refused| LoadError::program(name, &refused.to_string()))?;
+        refuse_private_stack(name, &program)?;
+        if tracing::enabled!(tracing::Level::DEBUG) && matches!(verified_instructions(&program), Ok(0)) {
+            self.log_effort(name, attach_type)?;
+        }
+        Ok(program)
+    }
+
+    /// Logs the verifier's work on kernels that report it only while a program is loaded, before Linux 5.16.
+    fn log_effort(&self, name: &'static str, attach_type: AttachType) -> Result<(), LoadError> {
+        let statistics = self.with_program(name, attach_type, bpf::verifier_statistics)?;
+        let text = statistics.unwrap_or_else(|error| error.to_string());
+        match text.split("processed ").nth(1).and_then(|rest| rest.split(' ').next()?.parse().ok()) {
+            Some(count) => log_verified(name, count),
+            None => tracing::debug!("program `{name}`: no statistics of the verifier: {text}"),
+        }
+        Ok(())
+    }
+
+    fn with_program<T>(
+        &self,
+        name: &'static str,
+        attach_type: AttachType,
+        load_by: impl FnOnce(ProgramLoad<'_>) -> T,
+    ) -> Result<T, LoadError> {
         let program = self.object.programs.get(name).ok_or(LoadError::Missing(name))?;
         let function = self.object.functions.get(&program.function_key()).ok_or(LoadError::Missing(name))?;
         let functions = function.func_info.func_info_bytes();
@@ -51,10 +78,13 @@ impl RelocatedObject {
         });
         let load =
             ProgramLoad { name, instructions: &function.instructions, license: &program.license, attach_type, btf };
-        let program = bpf::load_program(load).map_err(|refused| LoadError::program(name, &refused.to_string()))?;
-        refuse_private_stack(name, &program)?;
-        Ok(program)
+        Ok(load_by(load))
     }
+}
+
+/// `cargo xtask vm` reads this line.
+fn log_verified(name: &str, count: u32) {
+    tracing::debug!("program `{name}`: {count} instructions verified");
 }
 
 fn descriptor(map: &Map) -> Option<RawFd> {
@@ -78,8 +108,11 @@ enum PrivateStack {
     Hidden,
 }
 
-/// Fails if this program has a private stack. If the kernel hides its code, relies on its tail call.
+/// Fails if this program, which has just been loaded, has a private stack. If the kernel hides its code, relies on its tail call.
 pub(super) fn refuse_private_stack(name: &'static str, program: impl AsFd) -> Result<(), LoadError> {
+    if let Ok(count @ 1..) = verified_instructions(&program) {
+        log_verified(name, count);
+    }
     match inspect(program) {
         PrivateStack::Absent => Ok(()),
         PrivateStack::Present => Err(LoadError::PrivateStack(name)),

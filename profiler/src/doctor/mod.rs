@@ -220,7 +220,7 @@ fn limits(facts: &Facts) -> Vec<Limit> {
         limit(
             "kernel lockdown",
             facts.text(source::LOCKDOWN).map(|text| selected_word(text).to_owned()),
-            "`confidentiality` prevents BPF programs from reading memory, which heapbpf needs; to read it: `mount -t securityfs securityfs /sys/kernel/security`",
+            "with `confidentiality`, forks are not followed, and stacks lack Python and Ruby frames; to read it: `mount -t securityfs securityfs /sys/kernel/security`",
         ),
         limit(
             "secure boot",

@@ -198,7 +198,7 @@ fn only_required_trials_prevent_profiling() {
         (TrialKind::Attaching, true),
         (TrialKind::Feature(Feature::BpfPrograms), true),
         (TrialKind::Feature(Feature::Uprobes), true),
-        (TrialKind::Feature(Feature::Cookies), true),
+        (TrialKind::Feature(Feature::Cookies), false),
         (TrialKind::Isolation, false),
         (TrialKind::Feature(Feature::KernelBtf), false),
         (TrialKind::Feature(Feature::UprobeMulti), false),

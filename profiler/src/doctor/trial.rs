@@ -60,7 +60,11 @@ impl TrialKind {
                 "uprobes",
                 "boot a kernel with CONFIG_UPROBES and CONFIG_UPROBE_EVENTS, and mount sysfs at /sys; in a container, let its seccomp profile allow `perf_event_open`",
             ),
-            Self::Feature(Feature::Cookies) => needed("perf links with cookies", "boot Linux 5.15 or later"),
+            Self::Feature(Feature::Cookies) => optional(
+                "perf links with cookies",
+                Some("each hit of a probe searches two hash maps"),
+                Some("boot Linux 5.15 or later"),
+            ),
             Self::Feature(Feature::UprobeMulti) => optional(
                 "uprobe_multi links",
                 Some("attaching is slower and needs CAP_SYS_ADMIN, and there is no inline engine"),

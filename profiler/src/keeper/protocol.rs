@@ -24,8 +24,8 @@ pub(super) struct LinkId(pub(super) u64);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Site {
     pub offset: u64,
-    /// Passed to the programs (`bpf_get_attach_cookie`).
-    pub cookie: u64,
+    /// Passed to the programs (`bpf_get_attach_cookie`). `None` where the kernel has no links with cookies, before Linux 5.15.
+    pub cookie: Option<u64>,
     pub returns: bool,
 }
 

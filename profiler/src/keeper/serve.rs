@@ -27,6 +27,7 @@ use crate::collect::process::{Release, StoppedThread};
 use crate::collect::stop::Stopped;
 use crate::ids::Pid;
 use crate::linux::bpf::{AttachType, MultiLink, link_multi, link_perf, open_uprobe};
+use crate::linux::bpf_feature::set_program;
 use crate::linux::companion::{self, Channel};
 use crate::linux::pidfd::PidFd;
 use crate::linux::proc::maps::Region;
@@ -468,13 +469,13 @@ fn multi(
         return Ok(());
     }
     let offsets: Vec<u64> = sites.iter().map(|site| site.offset).collect();
-    let cookies: Vec<u64> = sites.iter().map(|site| site.cookie).collect();
+    let cookies: Vec<u64> = sites.iter().map(|site| site.cookie.unwrap_or(0)).collect();
     let link = MultiLink { path, offsets: &offsets, cookies: &cookies, pid, at_return };
     links.push(link_multi(program, attach_type, link)?);
     Ok(())
 }
 
-/// Requires Linux 5.15, for cookies (`bpf_cookie` in `BPF_LINK_CREATE`); works without tracefs. Return probes also fire
+/// Links with cookies require Linux 5.15 (`bpf_cookie` in `BPF_LINK_CREATE`); works without tracefs. Return probes also fire
 /// in other processes that have a probe on the function (`uretprobe_perf_func` has no filter, up to 7.2 at least), so
 /// the programs match by thread and ignore a return without a recorded entry.
 fn perf(
@@ -492,7 +493,10 @@ fn perf(
         let returning = site.returns.then_some((at_return, true));
         for (program, is_return) in returning.into_iter().chain([(entry, false)]) {
             let event = open_uprobe(path, site.offset, pid, is_return)?;
-            links.push(link_perf(program, event, site.cookie)?);
+            links.push(match site.cookie {
+                Some(cookie) => link_perf(program, event, cookie)?,
+                None => set_program(event.as_fd(), program.as_fd()).map(|()| event)?,
+            });
         }
     }
     Ok(())

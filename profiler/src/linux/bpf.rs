@@ -83,7 +83,7 @@ unsafe fn open(new: bpf_cmd, attr: &mut bpf_attr) -> io::Result<OwnedFd> {
 
 /// # Safety
 /// The result must be that of a system call that returns a new descriptor.
-unsafe fn owned(result: libc::c_long) -> io::Result<OwnedFd> {
+pub(super) unsafe fn owned(result: libc::c_long) -> io::Result<OwnedFd> {
     match RawFd::try_from(result) {
         // SAFETY: the caller guarantees that it is new, so it has no other owner.
         Ok(descriptor @ 0..) => Ok(unsafe { OwnedFd::from_raw_fd(descriptor) }),
@@ -114,19 +114,30 @@ pub(crate) fn load_btf(btf: &[u8]) -> io::Result<OwnedFd> {
 
 pub fn load_program(program: ProgramLoad<'_>) -> Result<OwnedFd, ProgramRefused> {
     // Without a log first: writing it takes longer than verifying.
-    match try_load(program, &mut []) {
+    match try_load(program, 0, &mut []) {
         Ok(fd) => Ok(fd),
         Err(_) => {
             let mut log = vec![0; LOG_BYTES];
-            try_load(program, &mut log).map_err(|error| {
-                let end = log.iter().position(|&byte| byte == 0).unwrap_or(log.len());
-                ProgramRefused { error, log: String::from_utf8_lossy(&log[..end]).into_owned() }
-            })
+            try_load(program, LOG_STEPS, &mut log).map_err(|error| ProgramRefused { error, log: text_of(&log) })
         }
     }
 }
 
-fn try_load(program: ProgramLoad<'_>, log: &mut [u8]) -> io::Result<OwnedFd> {
+/// `BPF_LOG_LEVEL1`, and `BPF_LOG_STATS` (Linux 5.2).
+const LOG_STEPS: u32 = 1;
+const LOG_STATISTICS: u32 = 4;
+
+/// What the verifier logs about its work. For kernels that do not report [`verified_instructions`].
+pub(crate) fn verifier_statistics(program: ProgramLoad<'_>) -> io::Result<String> {
+    let mut log = vec![0; 4096];
+    try_load(program, LOG_STATISTICS, &mut log).map(|_| text_of(&log))
+}
+
+fn text_of(log: &[u8]) -> String {
+    String::from_utf8_lossy(log.split(|&byte| byte == 0).next().unwrap_or_default()).into_owned()
+}
+
+fn try_load(program: ProgramLoad<'_>, log_level: u32, log: &mut [u8]) -> io::Result<OwnedFd> {
     let mut attr = attributes();
     // SAFETY: a structure of integers.
     let load = unsafe { &mut attr.__bindgen_anon_3 };
@@ -135,7 +146,7 @@ fn try_load(program: ProgramLoad<'_>, log: &mut [u8]) -> io::Result<OwnedFd> {
     load.insns = address(program.instructions);
     load.license = program.license.as_ptr() as u64;
     if !log.is_empty() {
-        load.log_level = 1;
+        load.log_level = log_level;
         load.log_size = count(log.len())?;
         load.log_buf = log.as_mut_ptr() as u64;
     }
@@ -272,6 +283,14 @@ pub(crate) fn program_id(program: impl AsFd) -> io::Result<u32> {
     // SAFETY: all of `info` is 0.
     unsafe { program_info(program, &mut info) }?;
     Ok(info.id)
+}
+
+/// Number of instructions that the verifier processed (Linux 5.16; 0 before).
+pub(crate) fn verified_instructions(program: impl AsFd) -> io::Result<u32> {
+    let mut info = no_information();
+    // SAFETY: all of `info` is 0.
+    unsafe { program_info(program, &mut info) }?;
+    Ok(info.verified_insns)
 }
 
 /// Number of times that the kernel skipped a program because it was already running on that CPU (Linux 5.12; 0 before).

@@ -3,6 +3,7 @@
 pub(crate) mod arch;
 pub(crate) mod attempt;
 pub(crate) mod bpf;
+pub(crate) mod bpf_feature;
 pub(crate) mod bpf_map;
 pub(crate) mod clock;
 pub(crate) mod companion;

@@ -5,10 +5,11 @@ use std::fs::File;
 use profiler_common::hook::HookCookie;
 use thiserror::Error;
 
-use crate::address::FileOffset;
+use crate::address::{FileOffset, TargetAddr};
 use crate::bpf::load::{Kernel, LoadError};
 use crate::ids::Pid;
 use crate::keeper::{Keeper, KeeperError, Link, Site};
+use crate::linux::proc::maps::Mapping;
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Probe {
@@ -25,6 +26,20 @@ pub(crate) enum AttachError {
     Keeper(#[from] KeeperError),
 }
 
+/// Addresses of the probes in each mapping of their file, with their cookies. On kernels without cookies, [`Kernel::set_probes`] of
+/// these must precede [`attach`].
+pub(crate) fn addresses<'a>(
+    probes: &'a [Probe],
+    mappings: impl Iterator<Item = &'a Mapping> + 'a,
+) -> impl Iterator<Item = (TargetAddr, HookCookie)> + 'a {
+    mappings.flat_map(|mapping| {
+        probes.iter().filter_map(|probe| {
+            let address = mapping.start.0.checked_add(probe.offset.0.checked_sub(mapping.offset.0)?)?;
+            (address < mapping.end.0).then_some((TargetAddr(address), probe.cookie))
+        })
+    })
+}
+
 /// Attaches the probes of one file, in one process or in every process that maps the file: all of them or, on an error, none.
 pub(crate) fn attach(
     keeper: &Keeper,
@@ -35,7 +50,7 @@ pub(crate) fn attach(
 ) -> Result<Link, AttachError> {
     let site = |probe: &Probe| Site {
         offset: probe.offset.0,
-        cookie: probe.cookie.pack(),
+        cookie: kernel.has_cookies().then(|| probe.cookie.pack()),
         returns: probe.cookie.shape.allocates(),
     };
     let sites = probes.iter().map(site).collect();

@@ -13,7 +13,7 @@ use profiler_common::hook::{CallShape, HookCookie, ProbeScope, Site};
 use profiler_common::sampling::SamplingRate;
 use thiserror::Error;
 
-use super::attach::{AttachError, Probe, attach};
+use super::attach::{AttachError, Probe, addresses, attach};
 use super::place::Class;
 use crate::address::{FileOffset, TargetAddr};
 use crate::bpf::load::{Kernel, LoadError};
@@ -66,6 +66,13 @@ pub(crate) fn measure(kernel: &mut Kernel, keeper: &Keeper, subject: &Subject) -
     let mut target = Target::start()?;
     let unprobed = target.times()?;
     let probes = Spot::ALL.map(|spot| Probe { offset: subject.offset_of(spot), cookie: cookie(spot) });
+    if !kernel.has_cookies() {
+        let mapped = maps::executable_mappings(target.pid()).map_err(|error| CostError::Refused(error.to_string()))?;
+        let own =
+            |mapping: &&Mapping| (mapping.device, mapping.inode) == (subject.mapping.device, subject.mapping.inode);
+        let addresses: Vec<_> = addresses(&probes, mapped.iter().filter(own)).collect();
+        kernel.set_probes(target.pid(), &addresses)?;
+    }
     let attached = attach(keeper, kernel, &subject.file, &probes, Some(target.pid()))?;
     let probed = target.times();
     drop(target);

@@ -78,7 +78,7 @@ pub(crate) fn remove_from(
     let attach_type = if kind == LinkKind::Perf { AttachType::PerfEvent } else { AttachType::UprobeMulti };
     let program = load_nothing(attach_type).map_err(|error| KeeperError::Refused(error.to_string()))?;
     let program = program.as_fd();
-    let sites = offsets.iter().map(|&offset| Site { offset, cookie: 0, returns: false }).collect();
+    let sites = offsets.iter().map(|&offset| Site { offset, cookie: None, returns: false }).collect();
     drop(keeper.attach(kind, &[program, program], file, sites, Some(pid))?);
     keeper.settle()
 }

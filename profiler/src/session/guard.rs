@@ -169,7 +169,13 @@ mod tests {
 
     #[test]
     fn a_memory_limit_that_is_too_small_names_the_largest_map() {
-        let maps = KernelMaps { ring_bytes: 16 << 20, live_blocks_max: 1 << 24, row_cells: 1 << 20, cpus: 2 };
+        let maps = KernelMaps {
+            ring_bytes: 16 << 20,
+            live_blocks_max: 1 << 24,
+            row_cells: 1 << 20,
+            cpus: 2,
+            is_preallocated: false,
+        };
         let whole = maps.empty_bytes();
         let limits = Limits { memory_bytes_max: Some(whole + 7), ..Limits::default() };
         assert!(Guard::new(limits, maps, 7).is_ok());

@@ -23,12 +23,13 @@ use crate::linux::memory;
 use crate::linux::proc::stat::Stat;
 use crate::model::HookStatus;
 use crate::object::module::ModuleStore;
-use crate::probe::attach::{AttachError, Probe, attach};
+use crate::probe::attach::{AttachError, Probe, addresses, attach};
 use crate::probe::code::{Code, PlaceError};
 use crate::probe::cost::Costs;
 use crate::probe::leftover::CodeLocation;
 use crate::probe::place::{Class, Emulation, PlacementMode, place};
 use crate::probe::plan::{Plan, PlannedHook};
+use crate::process::address_space::AddressSpace;
 use crate::snapshot::HeapFacts;
 
 #[derive(Default)]
@@ -195,6 +196,21 @@ impl Hooks {
         let own = self.links.extract_if(.., |own| own.scope == ProbeScope::Process).collect();
         self.links.extend(shared);
         Ok(own)
+    }
+
+    /// Sets, for kernels without cookies, where the target's probes will be.
+    pub(super) fn set_addresses(&self, kernel: &Kernel, space: &AddressSpace, plan: &Plan) -> Result<()> {
+        if kernel.has_cookies() {
+            return Ok(());
+        }
+        let mut found = Vec::new();
+        for hook in self.states.iter().map(|hook| plan.hook(hook.id)) {
+            let Ok(cookie) = hook.cookie() else { continue };
+            let probe = scoped(Probe { offset: hook.offset(), cookie }, ProbeScope::Process);
+            let mapped = space.mappings().iter().filter(|mapped| mapped.module == Some(hook.hook.module));
+            found.extend(addresses(&[probe], mapped.map(|mapped| &mapped.mapping)));
+        }
+        Ok(kernel.set_probes(space.pid(), &found)?)
     }
 
     /// Hooks in other modules are not reported, but their probes stay in case the modules are mapped later.

@@ -60,26 +60,22 @@ impl Probes {
             raw_stacks: config.raw_stacks_max > 0,
             all_execs: config.selection.matches_new(),
             throw_safe_bytes: memory::throw_safe_bytes(),
-            stubs: config.engine == Engine::Inline,
+            stubs: config.engine == Engine::Inline && links != LinkKind::Perf,
         };
         let scope = Scope::new(config, links)?;
         // The keeper starts while the kernel verifies the programs.
         let keeper = Keeper::start()?;
         let mut kernel = Kernel::load(kernel_config, links)?;
         let unwinding = Unwinding::new(tables, row_cells, &mut kernel)?;
-        let links = Links::new(keeper, scope);
-        let (predictions, foreign) = (Predictions::default(), ForeignProbes::default());
-        let stubs = Stubs::new(config.engine, random_seed());
-        let copies = StackCopies::default();
         Ok(Self {
             kernel,
             discovery,
             unwinding,
-            copies,
-            predictions,
-            links,
-            foreign,
-            stubs,
+            copies: StackCopies::default(),
+            predictions: Predictions::default(),
+            links: Links::new(keeper, scope),
+            foreign: ForeignProbes::default(),
+            stubs: Stubs::new(config.engine, random_seed()),
             targets_unmarked: 0,
             planned: 0,
         })
@@ -207,7 +203,8 @@ impl Probes {
 
     pub(super) fn probe_ahead(&mut self, target: &mut Target, rates: &mut Rates) {
         let executable = maps::executable_identity(target.pid).ok();
-        let likely = self.predictions.of(executable);
+        // Without cookies, probes need the addresses of mappings.
+        let likely = if self.kernel.has_cookies() { self.predictions.of(executable) } else { Vec::new() };
         likely.iter().for_each(|&id| target.hooks.want(id));
         self.unwinding.expect(target.pid);
         if let Err(error) = self.attach(target, rates) {
@@ -235,6 +232,7 @@ impl Probes {
             self.kernel.set_nested_callers(hook, callers)?;
         }
         self.planned = plan.hooks().len();
+        target.hooks.set_addresses(&self.kernel, &target.mappings.space, plan)?;
         target.hooks.attach(target.pid, &self.kernel, &mut self.links, modules, plan)?;
         // It may have been marked before probes were shared.
         if self.links.scope.is_shared() {

@@ -119,6 +119,7 @@ impl Session {
             live_blocks_max: config.live_blocks_max.into(),
             row_cells,
             cpus: possible_cpus().into(),
+            is_preallocated: !LinkKind::choose(config.backend)?.features().allocation,
         };
         let mut guard = Guard::new(config.limits, maps, memory::resident_bytes())?;
         let mut probes = Probes::load(&config, u32::try_from(row_cells).unwrap_or(u32::MAX), discovery, tables)?;

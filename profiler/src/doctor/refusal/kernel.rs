@@ -86,8 +86,10 @@ impl Known<'_> {
         Some(Refusal {
             id: "lockdown",
             feature: "bpf_probe_read_kernel",
-            prevents: true,
-            reason: "the kernel is locked down (`confidentiality`): BPF programs cannot read kernel memory".to_owned(),
+            prevents: false,
+            reason: "the kernel is locked down (`confidentiality`): BPF programs cannot read kernel memory, so forks are not followed, \
+                     and stacks lack Python and Ruby frames"
+                .to_owned(),
             evidence: self.cite(&[
                 source::LOCKDOWN,
                 Attempt::ReadKernelMemory.describe(),
@@ -95,7 +97,7 @@ impl Known<'_> {
                 source::SECURE_BOOT,
             ]),
             remedy: format!("{how}; it cannot be changed while the kernel runs"),
-            explains: PROGRAMS,
+            explains: &[],
         })
     }
 

@@ -174,7 +174,7 @@ pub(super) fn assemble(
         };
         let site = |place: stub::StubSite| {
             let cookie = HookCookie { site: place.site, ..cookie }.pack();
-            Site { offset: place.offset, cookie, returns: false }
+            Site { offset: place.offset, cookie: Some(cookie), returns: false }
         };
         sites.extend(places.into_iter().map(site));
         functions.push(Replaced { stub, ..replaceable.unplaced() });
