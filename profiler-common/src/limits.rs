@@ -99,7 +99,7 @@ pub const CODE_RATES: u32 = 1 << 12;
 /// Maximum bytes of a line table in a record. The rest has no lines: fewer than one module in a thousand has a longer one.
 pub const INTERPRETED_CODE_BYTES_MAX: usize = 8192;
 
-/// Page size that page-rounding allocation functions (`pvalloc`) round up to, in bytes.
+/// Smallest size of a page on any processor, in bytes; larger ones are multiples. Unit in which stacks are read and copied.
 pub const PAGE_BYTES: u64 = 4096;
 
 const _: () = assert!(INTERVAL_BYTES_MAX <= u32::MAX as u64, "records carry the interval in 32 bits");

@@ -6,12 +6,11 @@ use core::marker::PhantomData;
 use aya_ebpf::bindings::pt_regs;
 use aya_ebpf::helpers::{bpf_get_attach_cookie, bpf_get_current_pid_tgid};
 use profiler_common::hook::{RawCookie, checked_product};
-use profiler_common::limits::PAGE_BYTES;
 use profiler_common::live::LiveKey;
 use profiler_common::step::ReadMemory;
 
 use crate::maps::{INFLIGHT_CALLS, PROBES};
-use crate::{arch, config};
+use crate::{arch, config, remap};
 
 /// Where calls between entry and return are stored: known when the programs are compiled, so that those for newer kernels need no
 /// stack for what older ones do.
@@ -149,7 +148,7 @@ impl<S: Store> Call<S> {
             size = checked_product(size, self.register(self.cookie.count_register()))?;
         }
         if self.cookie.page_rounded() {
-            size = size.wrapping_add(PAGE_BYTES - 1) & !(PAGE_BYTES - 1);
+            size = remap::whole_pages(size);
         }
         Some(size)
     }

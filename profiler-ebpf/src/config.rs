@@ -28,6 +28,8 @@ globals! {
     WAKEUP_BYTES: u64, wakeup_bytes -> u64 = |value| value;
     /// Possible CPUs of the machine; each has one scratch area.
     CPUS: u32, cpus -> u32 = |value| value;
+    /// Binary logarithm of the size of a page, which on some processors the kernel's configuration determines.
+    PAGE_SHIFT: u32, page_shift -> u64 = |value| value as u64;
     /// 1 to unwind by tables, 0 by frame pointers.
     UNWIND_BY_TABLES: u32, unwind_by_tables -> bool = |value| value != 0;
     /// 1 to send a copy of each sampled call's stack, for checking the unwinder. If 0, the verifier removes that code.

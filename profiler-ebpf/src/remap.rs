@@ -7,11 +7,11 @@
 use core::mem::MaybeUninit;
 
 use profiler_common::hook::CallShape;
-use profiler_common::limits::PAGE_BYTES;
 use profiler_common::live::LiveBlock;
 use profiler_common::record::{RecordHeader, RecordKind, RemapRecord};
 
 use crate::call::{Call, Store};
+use crate::config::page_shift;
 use crate::layout::Inflight;
 use crate::sample::Chance;
 use crate::{emit, inflight, sample, stack};
@@ -33,8 +33,6 @@ const MAP_HUGETLB: u64 = 0x4_0000;
 /// From this bit on, the flags hold the binary logarithm of the huge page size; 0 is the system's default.
 const MAP_HUGE_SHIFT: u64 = 26;
 const MAP_HUGE_MASK: u64 = 0x3f;
-/// Default of x86-64: 2 MiB.
-const HUGE_SHIFT_DEFAULT: u64 = 21;
 
 /// Handles the entry. Returns whether the return must be handled: the call may change mappings of anonymous memory.
 #[inline(always)]
@@ -126,13 +124,15 @@ fn ranges(result: u64, inflight: &Inflight, argument: u64) -> Option<(Range, Ran
 }
 
 #[inline(always)]
-fn whole_pages(size_bytes: u64) -> u64 {
-    size_bytes.wrapping_add(PAGE_BYTES - 1) & !(PAGE_BYTES - 1)
+pub(crate) fn whole_pages(size_bytes: u64) -> u64 {
+    let page_bytes = 1 << page_shift();
+    size_bytes.wrapping_add(page_bytes - 1) & !(page_bytes - 1)
 }
 
 #[inline(always)]
 fn whole_huge_pages(size_bytes: u64, flags: u64) -> u64 {
     let shift = flags >> MAP_HUGE_SHIFT & MAP_HUGE_MASK;
-    let page_bytes = 1 << if shift == 0 { HUGE_SHIFT_DEFAULT } else { shift };
+    // By default, a huge page is what a page of the page table maps, whose entries have 8 bytes.
+    let page_bytes = 1 << if shift == 0 { 2 * page_shift() - 3 } else { shift };
     size_bytes.wrapping_add(page_bytes - 1) & !(page_bytes - 1)
 }

@@ -27,6 +27,7 @@ use crate::ids::{HeapId, HookId, Pid};
 use crate::linux::bpf::{AttachType, UPROBE_SOURCE, supports};
 use crate::linux::bpf_map::{read_hash, remove_hash, write_hash};
 use crate::linux::feature;
+use crate::linux::memory::page_bytes;
 
 /// The committed object for this processor, built by `cargo xtask build-ebpf`.
 #[cfg(target_arch = "x86_64")]
@@ -132,7 +133,7 @@ pub struct Kernel {
 impl Kernel {
     pub fn load(config: KernelConfig, links: LinkKind) -> Result<Self, LoadError> {
         check_uprobes(Path::new(UPROBE_SOURCE))?;
-        let cpus = possible_cpus();
+        let (cpus, page_shift) = (possible_cpus(), page_bytes().trailing_zeros());
         let scratch_areas = cpus + SCRATCH_SHARED;
         let wakeup_bytes = u64::from(config.ring_bytes) / 4;
         let unwind_by_tables = u32::from(config.unwind_by_tables);
@@ -148,6 +149,7 @@ impl Kernel {
             .override_global("STACK_SEED", &config.stack_seed, true)
             .override_global("WAKEUP_BYTES", &wakeup_bytes, true)
             .override_global("CPUS", &cpus, true)
+            .override_global("PAGE_SHIFT", &page_shift, true)
             .override_global("UNWIND_BY_TABLES", &unwind_by_tables, true)
             .override_global("RAW_STACKS", &raw_stacks, true)
             .override_global("TASK_TGID_OFFSET", &task.tgid, true)

@@ -402,3 +402,6 @@ fn read(pid: Pid, address: u64, count: u64) -> Vec<u8> {
     bytes.truncate(read);
     bytes
 }
+
+#[cfg(test)]
+mod tests;

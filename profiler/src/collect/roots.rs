@@ -7,7 +7,10 @@ use std::iter;
 use super::process::ThreadState;
 use crate::address::TargetAddr;
 use crate::ids::Tid;
-use crate::linux::arch::{PTHREAD_LIST_OFFSET, PTHREAD_TID_OFFSET, RED_ZONE_BYTES};
+use crate::linux::arch::{
+    self, CONTROL_BLOCK_TOP_BYTES_MAX, MARK_LINE_WORDS, MARK_OFFSET, MARK_TARGET, MARK_WORDS, PTHREAD_LIST_OFFSET,
+    PTHREAD_TID_OFFSET, RED_ZONE_BYTES,
+};
 use crate::linux::proc::maps::{Region, RegionKind, region_of};
 use crate::memory::{Memory, Span, WORD_BYTES, joined, without};
 
@@ -20,24 +23,52 @@ pub(crate) fn root_spans(
     heap_areas: &[Span],
 ) -> Vec<Span> {
     let mut cuts = heap_areas.to_vec();
-    cuts.extend(threads.iter().filter_map(|thread| unused(thread, threads, regions, memory)));
+    let blocks = ControlBlocks::of(threads, memory);
+    cuts.extend(threads.iter().filter_map(|thread| unused(thread, threads, &blocks, regions, memory)));
     let heap = joined(heap_areas.to_vec());
-    let live: HashSet<TargetAddr> = threads.iter().map(|thread| thread.thread_pointer).collect();
     for region in regions.iter().filter(|region| may_contain_stacks(region)) {
         for span in without(memory.present(region.start..region.end), &heap) {
-            let stacks = ended_stacks(&span, threads, &live, memory);
+            let stacks = ended_stacks(&span, threads, &blocks, memory);
             cuts.extend(stacks.into_iter().map(|stack| stack.start.max(region.start)..stack.end.min(region.end)));
         }
     }
     without(memory.present(TargetAddr(0)..TargetAddr(u64::MAX)), &joined(cuts))
 }
 
-fn unused(thread: &ThreadState, threads: &[ThreadState], regions: &[Region], memory: &dyn Memory) -> Option<Span> {
+/// The control blocks of running threads, at the same distance below each one's thread pointer.
+struct ControlBlocks {
+    /// `None` if none is known.
+    distance: Option<u64>,
+    all: HashSet<TargetAddr>,
+}
+
+impl ControlBlocks {
+    fn of(threads: &[ThreadState], memory: &dyn Memory) -> Self {
+        let word = |address: u64| memory.word(TargetAddr(address));
+        let pointers = || threads.iter().map(|thread| thread.thread_pointer.0);
+        let distance = pointers().find_map(|pointer| Some(pointer - arch::control_block(pointer, &word)?));
+        let block = |pointer: u64| Some(TargetAddr(pointer.checked_sub(distance?)?));
+        Self { distance, all: pointers().filter_map(block).collect() }
+    }
+
+    fn of_thread(&self, thread: &ThreadState, memory: &dyn Memory) -> Option<TargetAddr> {
+        let start = thread.thread_pointer.0.checked_sub(self.distance?)?;
+        arch::is_control_block(start, &|address| memory.word(TargetAddr(address))).then_some(TargetAddr(start))
+    }
+}
+
+fn unused(
+    thread: &ThreadState,
+    threads: &[ThreadState],
+    blocks: &ControlBlocks,
+    regions: &[Region],
+    memory: &dyn Memory,
+) -> Option<Span> {
     let region = region_of(regions, thread.stack_pointer)?;
     let stack = if region.kind == RegionKind::Stack {
         region.start..region.end
     } else {
-        stack_of(thread.thread_pointer, memory)?
+        stack_of(blocks.of_thread(thread, memory)?, memory)?
     };
     if !stack.contains(&thread.stack_pointer) || is_on_nested_stack(thread, &stack, memory) {
         return None;
@@ -70,19 +101,15 @@ fn is_on_nested_stack(thread: &ThreadState, stack: &Span, memory: &dyn Memory) -
 
 /// Includes guard, thread-local storage and control block, in which glibc (`stackblock`, `stackblock_size`) and musl
 /// (`map_base`, `map_size`) store it in two adjacent words, at offsets that differ between versions.
-fn stack_of(thread_pointer: TargetAddr, memory: &dyn Memory) -> Option<Span> {
+fn stack_of(block: TargetAddr, memory: &dyn Memory) -> Option<Span> {
     const BLOCK_BYTES: u64 = 4096;
-    // In both libraries, a control block begins with a pointer to itself.
-    if memory.word(thread_pointer)? != thread_pointer.0 {
-        return None;
-    }
-    let word = |offset: u64| memory.word(TargetAddr(thread_pointer.0.checked_add(offset)?));
+    let word = |offset: u64| memory.word(TargetAddr(block.0.checked_add(offset)?));
     let pairs = (0..BLOCK_BYTES / WORD_BYTES).map(|index| index * WORD_BYTES);
     pairs.map_while(|offset| Some((word(offset)?, word(offset + WORD_BYTES)?))).find_map(|(start, size)| {
         let end = start.checked_add(size)?;
-        let encloses = 0 < start && start < thread_pointer.0 && thread_pointer.0 < end;
+        let encloses = 0 < start && start < block.0 && block.0 < end;
         // The block is at the top of the stack. Only page-aligned stacks, allocated by the library, are supported.
-        let is_top = end.saturating_sub(thread_pointer.0) <= 2 * BLOCK_BYTES;
+        let is_top = end.saturating_sub(block.0) <= CONTROL_BLOCK_TOP_BYTES_MAX;
         let is_paged = start.is_multiple_of(BLOCK_BYTES) && size.is_multiple_of(BLOCK_BYTES);
         (encloses && is_top && is_paged && size <= STACK_BYTES_MAX).then_some(TargetAddr(start)..TargetAddr(end))
     })
@@ -96,9 +123,9 @@ fn may_contain_stacks(region: &Region) -> bool {
 }
 
 /// Stacks that glibc keeps for new threads, with stale pointers. `span` contains the control blocks at their top.
-fn ended_stacks(span: &Span, threads: &[ThreadState], live: &HashSet<TargetAddr>, memory: &dyn Memory) -> Vec<Span> {
+fn ended_stacks(span: &Span, threads: &[ThreadState], running: &ControlBlocks, memory: &dyn Memory) -> Vec<Span> {
     let (mut found, mut buffer) = (Vec::new(), Vec::new());
-    // Control blocks are aligned to cache lines.
+    // Control blocks are aligned to lines.
     let mut start = span.start.0.next_multiple_of(LINE_BYTES as u64);
     while let Some(left) = span.end.0.checked_sub(start).filter(|left| *left > 0) {
         let length = usize::try_from(left).unwrap_or(usize::MAX).min(WINDOW_BYTES);
@@ -107,44 +134,48 @@ fn ended_stacks(span: &Span, threads: &[ThreadState], live: &HashSet<TargetAddr>
             let count = memory.read(TargetAddr(start), &mut buffer);
             &buffer[..count]
         });
-        let blocks = own_lines(start, bytes).into_iter().map(TargetAddr).filter(|block| !live.contains(block));
-        found.extend(blocks.flat_map(|block| ended_stack(block, threads, memory)));
-        start += length as u64;
+        let blocks = own_lines(start, bytes).into_iter().filter_map(|line| line.checked_sub(MARK_OFFSET));
+        let blocks = blocks.map(TargetAddr).filter(|block| !running.all.contains(block));
+        found.extend(blocks.flat_map(|block| ended_stack(block, running.distance, threads, memory)));
+        if length < WINDOW_BYTES {
+            break;
+        }
+        start += (length - MORE_BYTES) as u64;
     }
     found
 }
 
-/// Cache lines whose first and third word are their own address. Without calls per line, because this scans gigabytes.
+/// Lines that two words identify as those of control blocks. Without calls per line, because this scans gigabytes.
 fn own_lines(start: u64, bytes: &[u8]) -> Vec<u64> {
     let words = bytes.as_chunks::<8>().0;
     let (mut index, mut address, mut own) = (0, start, Vec::new());
-    while index + LINE_WORDS <= words.len() {
-        if u64::from_le_bytes(words[index]) == address && u64::from_le_bytes(words[index + 2]) == address {
+    while index + MARK_LINE_WORDS.max(MARK_WORDS[1] + 1) <= words.len() {
+        let target = address.wrapping_add(MARK_TARGET);
+        if MARK_WORDS.iter().all(|&word| u64::from_le_bytes(words[index + word]) == target) {
             own.push(address);
         }
-        index += LINE_WORDS;
+        index += MARK_LINE_WORDS;
         address += LINE_BYTES as u64;
     }
     own
 }
 
-/// Bytes scanned at once where they have to be copied: whole cache lines.
+/// Bytes scanned at once where they have to be copied: whole lines.
 const WINDOW_BYTES: usize = 1 << 16;
 
-const LINE_BYTES: usize = 64;
-const LINE_WORDS: usize = LINE_BYTES / 8;
+const LINE_BYTES: usize = 8 * MARK_LINE_WORDS;
 
-/// Unused parts below this control block and of it; empty unless it is certainly that of an exited thread.
-fn ended_stack(block: TargetAddr, threads: &[ThreadState], memory: &dyn Memory) -> Vec<Span> {
+/// Bytes of the last line in a window that are scanned again, because one of its words is in the next line.
+const MORE_BYTES: usize = if MARK_WORDS[1] < MARK_LINE_WORDS { 0 } else { LINE_BYTES };
+
+/// Unused parts around this control block and of it; empty unless it is certainly that of an exited thread.
+fn ended_stack(block: TargetAddr, distance: Option<u64>, threads: &[ThreadState], memory: &dyn Memory) -> Vec<Span> {
     let Some((stack, is_joined)) = stack_of_ended(block, threads, memory) else { return Vec::new() };
-    let head_end = TargetAddr(block.0.saturating_add(HEAD_BYTES));
-    // The return value of a thread is in its control block until it is joined.
-    let behind = (is_joined && head_end < stack.end).then_some(head_end..stack.end);
-    iter::once(stack.start..block).chain(behind).collect()
+    let kept = arch::kept_of_ended(block.0, distance, is_joined);
+    let (start, end) = (TargetAddr(kept.start), TargetAddr(kept.end));
+    let behind = (end < stack.end).then_some(end..stack.end);
+    iter::once(stack.start..start.min(stack.end)).chain(behind).collect()
 }
-
-/// A pointer to itself, and the pointer to the DTV, which the next thread on the stack reuses.
-const HEAD_BYTES: u64 = 2 * WORD_BYTES;
 
 /// Returns the stack below this control block, and whether its thread was joined.
 fn stack_of_ended(block: TargetAddr, threads: &[ThreadState], memory: &dyn Memory) -> Option<(Span, bool)> {

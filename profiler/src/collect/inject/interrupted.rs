@@ -24,7 +24,10 @@ impl InjectedThread {
             match self.saved.interruption(&|address| self.tracee.is_call(address)) {
                 Interruption::Visible => return Ok(true),
                 Interruption::Failed => {
-                    self.saved = self.saved.with_first_argument(arch::first_argument(&self.tracee)?);
+                    // Without it, the call cannot be restarted, and fails.
+                    if let Ok(argument) = arch::first_argument(&self.tracee) {
+                        self.saved = self.saved.with_first_argument(argument);
+                    }
                     return Ok(true);
                 }
                 Interruption::Rewound => match self.call_again(deadline)? {

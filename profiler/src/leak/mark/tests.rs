@@ -29,13 +29,25 @@ fn allocation() {
 #[test]
 fn mapping() {
     let mut synthetic = Synthetic::default().with(ROOTS, 0x100);
-    for (slot, start) in [HEAP, 1 << 40, u64::MAX - 32].into_iter().enumerate() {
+    for (slot, start) in [HEAP, 1 << 40, untagged(u64::MAX - 32)].into_iter().enumerate() {
         synthetic.block(start, 16);
         synthetic.write(ROOTS + 8 * slot as u64, start + 15);
     }
     synthetic.block(8, 8);
     synthetic.root_range(ROOTS..ROOTS + 0x100);
     assert_eq!(synthetic.unreached(), [8]);
+}
+
+/// The upper byte of an address is a tag where the processor ignores it.
+#[test]
+fn tagged() {
+    let mut synthetic = heap_of(&[(0, 16), (0x20, 16)]);
+    synthetic.write(ROOTS, HEAP | 0xa5 << 56);
+    synthetic.write(ROOTS + 8, (HEAP + 0x20) | 0xa5 << 48);
+    assert_eq!(
+        synthetic.unreached(),
+        if cfg!(target_arch = "aarch64") { vec![HEAP + 0x20] } else { vec![HEAP, HEAP + 0x20] }
+    );
 }
 
 /// The seed's case: a block that no word leads to leaks.

@@ -4,17 +4,18 @@
 
 use std::arch::global_asm;
 use std::io;
-use std::ops::Range;
 
 use crate::linux::proc::process::entry_path;
 use crate::linux::ptrace::Tracee;
 
 mod registers;
+mod threads;
 
 use registers::NT_ARM_SYSTEM_CALL;
 pub(crate) use registers::{
     FRAME_ALIGNMENT, FRAME_POINTER_INDEX, REGISTER_SETS, RETURN_FROM_SIGNAL, Registers, SYSCALL_INSTRUCTION, uses_sve,
 };
+pub(crate) use threads::*;
 
 use super::Interruption;
 use super::restart::is_not_restarted;
@@ -38,10 +39,6 @@ pub(crate) const fn untagged(word: u64) -> u64 {
 
 /// The procedure call standard (<https://github.com/ARM-software/abi-aa/blob/2024Q3/aapcs64/aapcs64.rst>) has none.
 pub(crate) const RED_ZONE_BYTES: u64 = 0;
-
-/// Offsets in glibc's `struct pthread`, the same in all versions: they follow a header of 24 words (nptl/descr.h).
-pub(crate) const PTHREAD_LIST_OFFSET: u64 = 0xc0;
-pub(crate) const PTHREAD_TID_OFFSET: u64 = 0xd0;
 
 pub(crate) const SECCOMP_ARCH: seccompiler::TargetArch = seccompiler::TargetArch::aarch64;
 
@@ -214,18 +211,6 @@ pub(crate) fn restore_discarded(tracee: &Tracee, extended: &[u64]) -> io::Result
 /// Extension (Documentation/arch/arm64/sme.rst).
 pub(crate) fn discards_registers(tracee: &Tracee) -> bool {
     tracee.register_words(NT_ARM_SSVE, EXTENDED_WORDS_MAX).is_ok_and(|words| uses_sve(&words))
-}
-
-/// The part of a thread's static thread-local storage that is nearest to its control block. It is behind two words at the thread
-/// pointer.
-pub(crate) fn storage(thread_pointer: u64, size_bytes: u64) -> Range<u64> {
-    let start = thread_pointer.saturating_add(16);
-    start..start.saturating_add(size_bytes)
-}
-
-/// Address of a word of that storage; the nearest is 1.
-pub(crate) fn storage_word(thread_pointer: u64, nth: u64) -> Option<u64> {
-    thread_pointer.checked_add(8 * nth.checked_add(1)?)
 }
 
 /// Defines a function for `doctor` to probe.

@@ -18,6 +18,9 @@ pub(crate) use aarch64::*;
 #[cfg(all(test, not(target_arch = "aarch64")))]
 #[path = "aarch64/registers.rs"]
 mod aarch64_registers;
+#[cfg(all(test, not(target_arch = "aarch64")))]
+#[path = "aarch64/threads.rs"]
+mod aarch64_threads;
 
 #[cfg(not(any(target_arch = "x86_64", all(target_arch = "aarch64", target_endian = "little"))))]
 compile_error!("heapbpf supports x86-64 and little-endian aarch64 only");

@@ -38,6 +38,31 @@ pub(crate) const RED_ZONE_BYTES: u64 = 128;
 pub(crate) const PTHREAD_LIST_OFFSET: u64 = 0x2c0;
 pub(crate) const PTHREAD_TID_OFFSET: u64 = 0x2d0;
 
+/// In `struct pthread`, two words are its own address: where their line is, its size, both words' numbers in it, and their value.
+pub(crate) const MARK_OFFSET: u64 = 0;
+pub(crate) const MARK_LINE_WORDS: usize = 8;
+pub(crate) const MARK_WORDS: [usize; 2] = [0, 2];
+pub(crate) const MARK_TARGET: u64 = 0;
+
+/// A control block at the top of a stack.
+pub(crate) const CONTROL_BLOCK_TOP_BYTES_MAX: u64 = 8192;
+
+/// The control block of a running thread.
+pub(crate) fn control_block(thread_pointer: u64, word: &dyn Fn(u64) -> Option<u64>) -> Option<u64> {
+    is_control_block(thread_pointer, word).then_some(thread_pointer)
+}
+
+/// Whether a thread has its control block here: in glibc and musl, it begins with a pointer to itself.
+pub(crate) fn is_control_block(start: u64, word: &dyn Fn(u64) -> Option<u64>) -> bool {
+    word(start) == Some(start)
+}
+
+/// What an exited thread's control block has for later: a pointer to itself and the pointer to the DTV, which the next thread on the
+/// stack reuses; and the return value, until the thread is joined.
+pub(crate) fn kept_of_ended(block: u64, _distance: Option<u64>, is_joined: bool) -> Range<u64> {
+    block..if is_joined { block.saturating_add(16) } else { u64::MAX }
+}
+
 pub(crate) const SECCOMP_ARCH: seccompiler::TargetArch = seccompiler::TargetArch::x86_64;
 
 pub(crate) const LEGACY_SYSCALLS_ALLOWED: [libc::c_long; 7] = [

@@ -195,7 +195,8 @@ const SVE_HEADER_WORDS: usize = 2;
 
 /// Whether the set `NT_ARM_SVE` has registers of the Scalable Vector Extension (`SVE_PT_REGS_SVE`): whether the thread uses them.
 pub(crate) fn uses_sve(set: &[u64]) -> bool {
-    set.get(1).is_some_and(|word| word >> 32 & 1 != 0)
+    // The set of floating-point registers, which has no header, is shorter than one with scalable registers.
+    set.len() > FPSIMD_WORDS && set[1] >> 32 & 1 != 0
 }
 
 /// One or two records, and the one that ends them.
@@ -277,7 +278,10 @@ mod tests {
     /// `struct rt_sigframe`: offsets in bytes.
     #[test]
     fn a_signal_frame_is_as_the_kernel_writes_it() {
-        let extended: Vec<u64> = (0..66).map(|word| 1000 + word).collect();
+        let mut extended: Vec<u64> = (0..66).map(|word| 1000 + word).collect();
+        // Would be a flag in the header of scalable registers.
+        extended[1] |= 1 << 32;
+        assert!(!uses_sve(&extended));
         let words = registers().signal_frame(0, 0, 0xabcd, &extended).expect("known");
         let at = |offset: usize| words[offset / 8];
         assert_eq!((at(128), at(152), at(168)), (0, 0x7fff_ffff, 0xabcd), "flags, stack, mask");
@@ -308,8 +312,14 @@ mod tests {
         let frame = |extended: &[u64]| registers().signal_frame(0, 0, 0, extended);
         assert_eq!(frame(&[]), None);
         assert_eq!(frame(&[0; 65]), None);
-        assert_eq!(frame(&[0, 32 | 1 << 32, 0]), None, "too short");
-        assert_eq!(frame(&[0, 24 | 1 << 32, 0]), None, "no such length");
+        let set = |length_bytes: u64, words: usize| {
+            let mut set = vec![0, length_bytes | 1 << 32];
+            set.resize(words, 0);
+            set
+        };
+        assert!(frame(&set(16, 74)).is_some());
+        assert_eq!(frame(&set(32, 74)), None, "too short");
+        assert_eq!(frame(&set(24, 200)), None, "no such length");
         // Vectors of 256 bytes exceed the frame.
         let mut large = vec![0, 256 | 1 << 32];
         large.resize(2 + 1024 + 68 + 1, 0);
