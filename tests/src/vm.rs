@@ -12,7 +12,7 @@ use serde_json::Number;
 pub use check::{Check, Feature, Outcome};
 pub use transcript::Transcript;
 
-use crate::report::{Counts, Ledger, Process, Report, Totals};
+use crate::report::{Counts, Hook, Ledger, Process, Report, Totals};
 
 /// A session of `init.sh`, and the properties of its target.
 #[derive(Clone, Copy)]
@@ -89,13 +89,17 @@ const SOAK: [Session; 2] = [
 
 impl Session {
     fn complete_min(&self, machine: &str) -> f64 {
-        if self.by_pointers && machine != "aarch64" { 0.0 } else { self.complete_min }
+        if self.by_pointers && machine != ARM64 { 0.0 } else { self.complete_min }
     }
 }
 
-/// First kernels with `uprobe_multi` links, and with exit codes of reaped processes.
+/// First kernels with `uprobe_multi` links, with uprobe sessions, and with exit codes of reaped processes.
 const MULTI_LINKS: (u32, u32) = (6, 6);
+const SESSION_LINKS: (u32, u32) = (6, 13);
 const EXIT_CODES: (u32, u32) = (6, 15);
+
+/// As `uname -m` prints it.
+const ARM64: &str = "aarch64";
 
 /// Maximum number of instructions that the verifier processes for one program (`BPF_COMPLEXITY_LIMIT_INSNS`, include/linux/bpf.h
 /// in 6.1.192 and 6.12.117).
@@ -160,6 +164,11 @@ fn session_checks(transcript: &Transcript, session: &Session, kernel: (u32, u32)
         let check = Check::new(session.about.unwrap_or(feature), format!("{}: {what}", session.name), outcome);
         checks.push(check.instead(instead));
     };
+    if session.about == Some(Feature::Inline) && machine == ARM64 {
+        add(Feature::Inline, "heapbpf refuses", refused(transcript, session.name), Some(NO_STUBS));
+        add(Feature::Detach, "the target is unharmed", unharmed(transcript, session.name), None);
+        return checks;
+    }
     let complete_min = session.complete_min(machine);
     let code = match session {
         // The command's own.
@@ -173,7 +182,8 @@ fn session_checks(transcript: &Transcript, session: &Session, kernel: (u32, u32)
         Err(reason) => add(Feature::Totals, "there is a report", Err(reason), None),
         Ok((report, ledger)) => {
             let process = &report.targets[0];
-            add(Feature::Drops, "every hook is attached, no event is dropped", complete(&report), None);
+            let throwing = (kernel < SESSION_LINKS && has_throwing(&report)).then_some(NOT_HOOKED);
+            add(Feature::Drops, "every hook is attached, no event is dropped", complete(&report, kernel), throwing);
             add(Feature::Links, "links are of the expected kind", links(process, session, kernel), None);
             add(Feature::Totals, "totals are exact", totals(process, &ledger, session), None);
             let unwinder = if session.by_pointers { Feature::FramePointers } else { Feature::Tables };
@@ -193,6 +203,28 @@ fn session_checks(transcript: &Transcript, session: &Session, kernel: (u32, u32)
     }
     add(Feature::Detach, "the target is unharmed", unharmed(transcript, session.name), None);
     checks
+}
+
+const NO_STUBS: &str = "refused with a reason: the inline engine needs x86-64";
+const NOT_HOOKED: &str = "without functions that may throw (`operator new` of allocators other than the C library's): needs uprobe sessions \
+                          (Linux 6.13)";
+
+fn refused(transcript: &Transcript, session: &str) -> Outcome {
+    let log = transcript.text(&format!("{session}.log")).unwrap_or_default();
+    let reason = log.lines().find(|line| line.contains("the inline engine is not available on aarch64"));
+    exited_with(transcript, session, "1").and(reason.map(str::to_owned).ok_or_else(|| log.trim().to_owned()))
+}
+
+fn may_throw(hook: &Hook) -> bool {
+    hook.error.as_deref().is_some_and(|error| error.contains("only session links survive"))
+}
+
+fn hooks(report: &Report) -> impl Iterator<Item = &Hook> {
+    report.targets.iter().flat_map(|target| &target.heaps).flat_map(|heap| &heap.hooks)
+}
+
+fn has_throwing(report: &Report) -> bool {
+    hooks(report).any(may_throw)
 }
 
 /// Allocations of eight threads, each below 40 functions of an interpreter (`forged_python.c`).
@@ -264,16 +296,17 @@ fn ledger(transcript: &Transcript, session: &str, index: usize) -> Result<Ledger
     serde_json::from_str(line).map_err(|error| format!("the target's ledger cannot be read: {error}"))
 }
 
-fn complete(report: &Report) -> Outcome {
-    let hooks: Vec<_> = report.targets.iter().flat_map(|target| &target.heaps).flat_map(|heap| &heap.hooks).collect();
-    if let Some(hook) = hooks.iter().find(|hook| !hook.attached) {
+fn complete(report: &Report, kernel: (u32, u32)) -> Outcome {
+    let is_expected = |hook: &&Hook| hook.attached || kernel < SESSION_LINKS && may_throw(hook);
+    if let Some(hook) = hooks(report).find(|hook| !is_expected(hook)) {
         return Err(format!("`{}`: {}", hook.function, hook.error.as_deref().unwrap_or("not attached")));
     }
     let lost: BTreeMap<_, _> = report.health.lost.iter().filter(|(_, count)| **count > 0).collect();
-    if hooks.is_empty() || !lost.is_empty() {
-        return Err(format!("{} hooks, dropped: {lost:?}", hooks.len()));
+    let attached = hooks(report).filter(|hook| hook.attached).count();
+    if attached == 0 || !lost.is_empty() {
+        return Err(format!("{attached} hooks, dropped: {lost:?}"));
     }
-    Ok(format!("{} hooks, {} events", hooks.len(), report.health.events))
+    Ok(format!("{attached} hooks, {} events", report.health.events))
 }
 
 /// The work begins before the stubs are installed, and some of its calls pass none.

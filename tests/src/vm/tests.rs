@@ -139,14 +139,59 @@ fn of(name: &str, which: impl Fn(&Session) -> bool) -> Vec<String> {
     SESSIONS.iter().filter(|session| which(session)).map(|session| format!("{}: {name}", session.name)).collect()
 }
 
+/// Changes a correct transcript into one of arm64, where libc has frame pointers and the inline engine is missing.
+fn of_arm64() -> Transcript {
+    let mut transcript = transcript("machine x86_64", "machine aarch64");
+    let mut set = |name: &str, value: &str| transcript.values.insert(name.to_owned(), value.to_owned());
+    set("pointers.code", "0");
+    for session in SESSIONS.iter().filter(|session| session.about == Some(Feature::Inline)) {
+        set(&format!("{}.code", session.name), "1");
+        let log = b"heapbpf: error: the inline engine is not available on aarch64, only on x86_64\n".to_vec();
+        transcript.files.insert(format!("{}.log", session.name), log);
+    }
+    transcript
+}
+
+fn failed_of_arm64(change: impl FnOnce(&mut Transcript)) -> Vec<String> {
+    let mut transcript = of_arm64();
+    change(&mut transcript);
+    sessions(&transcript).into_iter().filter(|check| check.outcome.is_err()).map(|check| check.name).collect()
+}
+
 #[test]
-fn libc_has_frame_pointers_on_arm64() {
-    let (x86_64, aarch64) = ("machine x86_64", "machine aarch64");
-    check(x86_64, aarch64, &["pointers: heapbpf exits with 0"]);
-    let mut transcript = transcript(x86_64, aarch64);
-    transcript.values.insert("pointers.code".to_owned(), "0".to_owned());
-    let checks = sessions(&transcript);
-    assert!(checks.iter().all(|check| check.outcome.is_ok()), "{checks:#?}");
+fn arm64_has_frame_pointers_and_no_inline_engine() {
+    assert_eq!(failed_of_arm64(|_| ()), [""; 0]);
+    let cut = failed_of_arm64(|transcript| drop(transcript.values.insert("pointers.code".to_owned(), "3".to_owned())));
+    assert_eq!(cut, ["pointers: heapbpf exits with 0"]);
+    let other = failed_of_arm64(|transcript| drop(transcript.files.remove("musl-inline.log")));
+    assert_eq!(other, ["musl-inline: heapbpf refuses"]);
+}
+
+#[test]
+fn functions_that_may_throw_are_hooked_since_linux_6_13() {
+    let (from, to) = (r#""attached":true,"error":null"#, r#""attached":false,"error":"only session links survive""#);
+    // The only hook of these reports.
+    check_all(from, to, &of("every hook is attached, no event is dropped", |_| true));
+    let two = |report: &str| {
+        report.replace(
+            from,
+            &format!("{from}}},{{\"function\":\"_Znwm\",\"module\":\"m\",\"backend\":\"perf\",\"offset\":1,{to}"),
+        )
+    };
+    let mut transcript = transcript("", "");
+    let changed: Vec<_> = transcript
+        .files
+        .iter()
+        .filter(|(name, _)| name.ends_with(".json"))
+        .map(|(name, json)| (name.clone(), two(&String::from_utf8_lossy(json)).into_bytes()))
+        .collect();
+    transcript.files.extend(changed);
+    let judged = |transcript: &Transcript| -> Vec<Check> {
+        sessions(transcript).into_iter().filter(|check| check.name.contains("every hook")).collect()
+    };
+    assert!(judged(&transcript).iter().all(|check| check.outcome.is_ok() && check.instead == Some(NOT_HOOKED)));
+    transcript.values.insert("kernel".to_owned(), "6.13.0".to_owned());
+    assert!(judged(&transcript).iter().all(|check| check.outcome.is_err() && check.instead.is_none()));
 }
 
 #[test]
