@@ -153,10 +153,12 @@ pub struct RawStackHeader {
     pub header: RecordHeader,
     /// Id of the stack that was unwound from the same registers and memory.
     pub stack_id: u64,
-    /// Stack pointer: points to the return address.
+    /// Stack pointer, at the function's entry.
     pub sp: u64,
-    /// Frame pointer, or any value that the caller keeps in rbp.
+    /// Frame pointer, or any value that the caller keeps in its register.
     pub bp: u64,
+    /// Return address, from the stack or from a register. 0 if it could not be read.
+    pub caller: u64,
     /// Address of the first byte that follows: start of the page of `sp`.
     pub start: u64,
     /// Bytes that follow: whole pages, up to the first unmapped one.
@@ -177,6 +179,8 @@ pub struct StackPageRecord {
     pub ip: u64,
     pub sp: u64,
     pub bp: u64,
+    /// The link register, on processors that have one.
+    pub link: u64,
     /// 1 if `ip` is a return address.
     pub is_return_address: u64,
     /// Address of the page: in the first record that of `sp`.
@@ -239,8 +243,8 @@ const _: () = assert!(size_of::<RecordHeader>() == 8);
 const _: () = assert!(size_of::<AllocRecord>() == 48);
 const _: () = assert!(size_of::<FreeRecord>() == 32);
 const _: () = assert!(size_of::<StackHeader>() == 24);
-const _: () = assert!(size_of::<RawStackHeader>() == 48);
-const _: () = assert!(size_of::<StackPageRecord>() == 56 + STACK_PAGE_BYTES);
+const _: () = assert!(size_of::<RawStackHeader>() == 56);
+const _: () = assert!(size_of::<StackPageRecord>() == 64 + STACK_PAGE_BYTES);
 
 #[cfg(test)]
 mod tests {

@@ -24,8 +24,7 @@ pub(crate) extern "C" fn send_pages(area: u32, tgid: u32, stack_id: u64) -> u32 
     };
     // SAFETY: the pointer comes from a successful lookup, and this program has claimed the area.
     let state = unsafe { &(*scratch).walk };
-    let is_return_address = state.is_return_address != 0;
-    let registers = Registers { ip: state.ip, sp: state.sp, bp: state.bp, link: 0, is_return_address };
+    let registers = state.registers();
     // A module without a table will not have one later.
     if walk::find_mapping(state.mapping_first, state.mapping_count, registers.lookup_address()).is_some() {
         return 0;
@@ -77,6 +76,7 @@ fn send_page(tgid: u32, stack_id: u64, registers: &Registers, start: u64) -> boo
         (*record).ip = registers.ip;
         (*record).sp = registers.sp;
         (*record).bp = registers.bp;
+        (*record).link = registers.link;
         (*record).is_return_address = registers.is_return_address as u64;
         (*record).start = start;
     }

@@ -1,6 +1,7 @@
 //! Parses what a virtual machine sends over its second serial line (`value` and `file` in `xtask/src/vm/init.sh`), and checks it.
 
 mod check;
+mod comparison;
 mod faults;
 mod leaks;
 mod transcript;
@@ -107,7 +108,8 @@ const VERIFIER_LIMIT: u64 = 1_000_000;
 
 /// Checks everything that `init.sh` has sent.
 pub fn judge(transcript: &Transcript) -> Vec<Check> {
-    [sessions(transcript), faults::faults(transcript), leaks::leaks(transcript)].into_iter().flatten().collect()
+    let checks = [sessions(transcript), faults::faults(transcript), leaks::leaks(transcript)];
+    checks.into_iter().flatten().chain(comparison::comparison(transcript)).collect()
 }
 
 fn sessions(transcript: &Transcript) -> Vec<Check> {

@@ -63,7 +63,8 @@ impl Archive {
             format!(
                 "Dir::State {state:?};\nDir::State::status {status:?};\nDir::Cache {cache:?};\n\
                  Dir::Etc::sourcelist {list:?};\nDir::Etc::sourceparts \"/dev/null\";\nAPT::Architecture {architecture:?};\n\
-                 APT::Architectures {architecture:?};\nAcquire::Languages \"none\";\n",
+                 APT::Architectures {architecture:?};\nAPT::Sandbox::User \"root\";\nAcquire::Languages \"none\";\n\
+                 Acquire::IndexTargets::deb::DEP-11::DefaultEnabled \"false\";\n",
             ),
         )?;
         Ok(Self { configuration, downloads })

@@ -7,8 +7,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::{Result, bail, ensure};
+use anyhow::{Context as _, Result, bail, ensure};
 use clap::ValueEnum;
+use serde_json::Value;
 
 use crate::architecture::Architecture;
 use crate::archive::{self, Archive};
@@ -91,6 +92,16 @@ impl Toolchain {
         Ok(repository.target.join(triple).join(folder).join("heapbpf"))
     }
 
+    /// Builds an integration test. Returns the path of the program.
+    pub(crate) fn build_test(&self, repository: &Repository, name: &str) -> Result<PathBuf> {
+        let mut cargo = self.cargo(repository);
+        cargo.args(["test", "--no-run", "--package", "heapbpf-tests", "--test", name]);
+        cargo.args(["--target", self.architecture.triple(), "--message-format", "json-render-diagnostics"]);
+        eprintln!("+ {}", command::line(&cargo));
+        let messages = command::output(&mut cargo)?;
+        executable(&messages, name).with_context(|| format!("cargo has not built the test `{name}`"))
+    }
+
     fn cargo(&self, repository: &Repository) -> Command {
         let mut flags = vec!["-Ctarget-feature=+crt-static".to_owned()];
         let mut cargo = match &self.source {
@@ -112,6 +123,13 @@ impl Toolchain {
         cargo.env(format!("CARGO_TARGET_{triple}_LINKER"), self.architecture.compiler());
         cargo
     }
+}
+
+/// The test's path in cargo's messages, one in a line.
+fn executable(messages: &str, name: &str) -> Option<PathBuf> {
+    let messages = messages.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    let mut tests = messages.filter(|message| message["target"]["name"] == name);
+    tests.find_map(|message| Some(message["executable"].as_str()?.into()))
 }
 
 /// Adds the standard library for the architecture to the toolchain that runs this program, unless it has it.
@@ -163,6 +181,16 @@ fn debian_library(repository: &Repository, architecture: Architecture) -> Result
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_path_of_a_test_is_in_cargos_messages() {
+        let messages = r#"{"reason":"compiler-artifact","target":{"name":"unwind"},"executable":null}
+{"reason":"compiler-artifact","target":{"name":"other"},"executable":"/a/other-1"}
+{"reason":"compiler-artifact","target":{"name":"unwind"},"executable":"/a/unwind-1"}
+{"reason":"build-finished","success":true}"#;
+        assert_eq!(executable(messages, "unwind"), Some("/a/unwind-1".into()));
+        assert_eq!(executable(messages, "missing"), None);
+    }
 
     #[test]
     fn a_folder_without_a_standard_library() {

@@ -37,6 +37,12 @@ pub(crate) struct KernelMaps {
     pub is_preallocated: bool,
 }
 
+/// Capacity of the live set. Where the kernel allocates it at the start, it takes at most a quarter of the available memory.
+pub(crate) fn live_blocks_max(wanted: u32, is_preallocated: bool, available_bytes: Option<u64>) -> u32 {
+    let affordable = available_bytes.filter(|_| is_preallocated).map(|bytes| bytes / 4 / LIVE_BLOCK_BYTES);
+    affordable.map_or(wanted, |blocks| wanted.min(u32::try_from(blocks.max(1)).unwrap_or(u32::MAX)))
+}
+
 /// A map whose size is set by an option, with its size while empty.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Adjustable {
@@ -110,6 +116,15 @@ mod tests {
     use super::*;
     use crate::bpf::fixture;
     use crate::bpf::load::{Kernel, LinkKind};
+
+    #[test]
+    fn a_preallocated_live_set_leaves_memory_for_others() {
+        let available = Some(4 * 96 * 1000);
+        assert_eq!(live_blocks_max(5000, true, available), 1000);
+        assert_eq!(live_blocks_max(500, true, available), 500);
+        assert_eq!(live_blocks_max(5000, false, available), 5000);
+        assert_eq!((live_blocks_max(5000, true, None), live_blocks_max(5000, true, Some(0))), (5000, 1));
+    }
 
     #[test]
     fn configurable_maps_dominate() {

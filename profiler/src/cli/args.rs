@@ -326,7 +326,8 @@ pub(super) struct KernelArgs {
     #[arg(help_heading = KERNEL, long, value_name = "BYTES", default_value = "16MiB", value_parser = values::ring_size)]
     pub(super) ring_size: u32,
 
-    /// Maximum number of sampled blocks that are live at once. Memory is used only for blocks that exist.
+    /// Maximum number of sampled blocks that are live at once. Memory is used only for blocks that exist (before Linux
+    /// 6.1 for all, at most a quarter of what is available).
     #[arg(help_heading = KERNEL, long, value_name = "BLOCKS", default_value_t = LIVE_BLOCKS_DEFAULT)]
     pub(super) live_blocks: u32,
 }

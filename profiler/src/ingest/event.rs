@@ -128,9 +128,11 @@ fn read_end<'de, D: Deserializer<'de>>(deserializer: D) -> Result<StackEnd, D::E
 /// A copy of a stack, with the registers at the entry of the hooked function.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RawStack {
-    /// Stack pointer, which points to the return address.
+    /// Stack pointer, at the function's entry.
     pub sp: TargetAddr,
     pub bp: u64,
+    /// Return address. 0 if it could not be read.
+    pub caller: TargetAddr,
     /// Address of the first byte: the start of the page of `sp`.
     pub start: TargetAddr,
     pub bytes: Arc<[u8]>,

@@ -156,6 +156,7 @@ fn raw_stack(bytes: &[u8]) -> Result<Event, DecodeError> {
     let raw = RawStack {
         sp: TargetAddr(field!(bytes, RawStackHeader, sp, u64)),
         bp: field!(bytes, RawStackHeader, bp, u64),
+        caller: TargetAddr(field!(bytes, RawStackHeader, caller, u64)),
         start: TargetAddr(field!(bytes, RawStackHeader, start, u64)),
         bytes: memory.ok_or(DecodeError::Short)?.into(),
     };
@@ -170,7 +171,7 @@ fn stack_page(bytes: &[u8]) -> Result<Event, DecodeError> {
             ip: field!(bytes, StackPageRecord, ip, u64),
             sp: field!(bytes, StackPageRecord, sp, u64),
             bp: field!(bytes, StackPageRecord, bp, u64),
-            link: 0,
+            link: field!(bytes, StackPageRecord, link, u64),
             is_return_address: field!(bytes, StackPageRecord, is_return_address, u64) != 0,
         },
         start: TargetAddr(field!(bytes, StackPageRecord, start, u64)),
@@ -333,7 +334,7 @@ mod tests {
     fn raw_stack_bytes(length: u64, memory: &[u64]) -> Vec<u8> {
         let mut bytes = vec![5, 0, 0, 0];
         bytes.extend(42u32.to_ne_bytes());
-        for word in [7, 0x7ffc_1010, 9, 0x7ffc_1000, length].iter().chain(memory) {
+        for word in [7, 0x7ffc_1010, 9, 8, 0x7ffc_1000, length].iter().chain(memory) {
             bytes.extend(word.to_ne_bytes());
         }
         bytes
@@ -344,7 +345,8 @@ mod tests {
         let Ok(Event::RawStack(Pid(42), StackId(7), raw)) = decode(&raw_stack_bytes(24, &[1, 2, 3])) else {
             panic!("not a raw stack");
         };
-        assert_eq!((raw.sp, raw.bp, raw.start), (TargetAddr(0x7ffc_1010), 9, TargetAddr(0x7ffc_1000)));
+        assert_eq!((raw.sp, raw.bp, raw.caller), (TargetAddr(0x7ffc_1010), 9, TargetAddr(8)));
+        assert_eq!(raw.start, TargetAddr(0x7ffc_1000));
         let words = [0x7ffc_1000, 0x7ffc_1008, 0x7ffc_1010].map(|address| raw.word(address));
         assert_eq!(words, [Some(1), Some(2), Some(3)]);
         let outside = [0, 0x7ffc_0ff8, 0x7ffc_1011, 0x7ffc_1018, u64::MAX].map(|address| raw.word(address));
@@ -354,7 +356,7 @@ mod tests {
     fn page_bytes() -> Vec<u8> {
         let mut bytes = vec![9, 0, 0, 0];
         bytes.extend(42u32.to_ne_bytes());
-        for word in [7u64, 0x7f00_5678, 0x7ffc_1010, 9, 1, 0x7ffc_1000] {
+        for word in [7u64, 0x7f00_5678, 0x7ffc_1010, 9, 8, 1, 0x7ffc_1000] {
             bytes.extend(word.to_ne_bytes());
         }
         bytes.extend((0..512u64).flat_map(u64::to_ne_bytes));
@@ -366,7 +368,7 @@ mod tests {
         let Ok(Event::StackPage(Pid(42), StackId(7), page)) = decode(&page_bytes()) else {
             panic!("not a page");
         };
-        let registers = Registers { ip: 0x7f00_5678, sp: 0x7ffc_1010, bp: 9, link: 0, is_return_address: true };
+        let registers = Registers { ip: 0x7f00_5678, sp: 0x7ffc_1010, bp: 9, link: 8, is_return_address: true };
         assert_eq!((page.registers, page.start), (registers, TargetAddr(0x7ffc_1000)));
         assert_eq!(*page.bytes, (0..512u64).flat_map(u64::to_ne_bytes).collect::<Vec<_>>()[..]);
     }
@@ -377,7 +379,7 @@ mod tests {
         assert_eq!(decode(&raw_stack_bytes(u64::MAX, &[1, 2])), Err(DecodeError::Short));
         assert_eq!(decode(&[]), Err(DecodeError::Short));
         assert_eq!(decode(&[99]), Err(DecodeError::UnknownKind(99)));
-        assert_eq!(decode(&page_bytes()[..4151]), Err(DecodeError::Short));
+        assert_eq!(decode(&page_bytes()[..4159]), Err(DecodeError::Short));
         assert_eq!(decode(&stack_bytes(0, 200, &[])), Err(DecodeError::UnknownEnd(200)));
         assert_eq!(decode(&stack_bytes(3, 0, &[1, 2])), Err(DecodeError::Short));
         assert_eq!(decode(&alloc_bytes(1)[..47]), Err(DecodeError::Short));

@@ -54,7 +54,13 @@ mod tests {
     use crate::address::TargetAddr;
 
     fn copy(id: u64) -> Event {
-        let raw = RawStack { sp: TargetAddr(id), bp: 0, start: TargetAddr(0), bytes: Arc::from([0; 8]) };
+        let raw = RawStack {
+            sp: TargetAddr(id),
+            bp: 0,
+            caller: TargetAddr(0),
+            start: TargetAddr(0),
+            bytes: Arc::from([0; 8]),
+        };
         Event::RawStack(Pid(1), StackId(id), raw)
     }
 

@@ -22,6 +22,8 @@ pub enum Feature {
     Tables,
     /// Stacks by frame pointers.
     FramePointers,
+    /// Stacks of programs that framehop unwinds, too.
+    Framehop,
     /// Frames of an interpreter.
     Interpreters,
     /// Forks and execs.
@@ -42,7 +44,7 @@ pub enum Feature {
 
 impl Feature {
     /// All, in the order of the table.
-    pub const ALL: [Self; 15] = [
+    pub const ALL: [Self; 16] = [
         Self::Boot,
         Self::Links,
         Self::Verifier,
@@ -50,6 +52,7 @@ impl Feature {
         Self::Drops,
         Self::Tables,
         Self::FramePointers,
+        Self::Framehop,
         Self::Interpreters,
         Self::Forks,
         Self::Launch,
@@ -70,6 +73,7 @@ impl Feature {
             Self::Drops => "no dropped event",
             Self::Tables => "stacks by tables",
             Self::FramePointers => "stacks by frame pointers",
+            Self::Framehop => "stacks equal to framehop's",
             Self::Interpreters => "frames of interpreters",
             Self::Forks => "forks and execs",
             Self::Launch => "launched command",

@@ -7,7 +7,12 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use framehop::x86_64::{CacheX86_64, UnwindRegsX86_64, UnwinderX86_64};
+#[cfg(target_arch = "aarch64")]
+use framehop::aarch64::{
+    CacheAarch64 as Cache, PtrAuthMask, UnwindRegsAarch64 as Registers, UnwinderAarch64 as Framehop,
+};
+#[cfg(not(target_arch = "aarch64"))]
+use framehop::x86_64::{CacheX86_64 as Cache, UnwindRegsX86_64 as Registers, UnwinderX86_64 as Framehop};
 use framehop::{ExplicitModuleSectionInfo, FrameAddress, Module, Unwinder};
 use heapbpf::internals::{AddressSpace, Image, LinkAddr, ModuleId, ModuleStore, Pid, RawSample, RawStack, Table};
 use object::{Object, ObjectSection};
@@ -37,8 +42,8 @@ struct Place {
 
 /// framehop with a process's modules.
 pub(crate) struct Oracle {
-    unwinder: UnwinderX86_64<Arc<[u8]>>,
-    cache: CacheX86_64,
+    unwinder: Framehop<Arc<[u8]>>,
+    cache: Cache,
     modules: ModuleStore,
     places: Vec<Place>,
     /// heapbpf's tables, for the rule that was used where the two differ.
@@ -57,7 +62,7 @@ impl Oracle {
         let mut modules = ModuleStore::default();
         let mut space = AddressSpace::new(Pid(pid));
         space.refresh(&mut modules).expect("the process lives");
-        let mut unwinder = UnwinderX86_64::new();
+        let mut unwinder = Framehop::new();
         let mut places = Vec::new();
         for mapped in space.mappings() {
             let (start, end) = (mapped.mapping.start.0, mapped.mapping.end.0);
@@ -70,7 +75,7 @@ impl Oracle {
             places.push(Place { start, end, bias, module });
         }
         assert!(places.len() >= 3, "a program, its C library and the vDSO at least");
-        Self { unwinder, cache: CacheX86_64::new(), modules, places, tables: HashMap::new() }
+        Self { unwinder, cache: Cache::new(), modules, places, tables: HashMap::new() }
     }
 
     /// Unwinds a copy, from the kernel side's initial state: that of the caller after the return.
@@ -82,10 +87,8 @@ impl Oracle {
                 unread = Some(address);
             })
         };
-        let sp = raw.sp.0;
-        let mut next = read(sp).ok().and_then(FrameAddress::from_return_address);
-        let mut registers =
-            UnwindRegsX86_64::new(next.map_or(0, |address| address.address()), sp.wrapping_add(8), raw.bp);
+        let mut next = FrameAddress::from_return_address(raw.caller.0);
+        let mut registers = registers(raw);
         while let Some(address) = next
             && walk.frames.len() < STACK_FRAMES_MAX
         {
@@ -163,6 +166,19 @@ impl Oracle {
             None => format!("{frame:#x}"),
         }
     }
+}
+
+/// After the return to the caller.
+#[cfg(target_arch = "aarch64")]
+fn registers(raw: &RawStack) -> Registers {
+    let mask = PtrAuthMask(profiler_common::arch::aarch64::CODE_ADDRESS);
+    Registers::new_with_ptr_auth_mask(mask, raw.caller.0, raw.sp.0, raw.bp)
+}
+
+/// After the return to the caller.
+#[cfg(not(target_arch = "aarch64"))]
+fn registers(raw: &RawStack) -> Registers {
+    Registers::new(raw.caller.0, raw.sp.0.wrapping_add(8), raw.bp)
 }
 
 fn sections(file: &object::File<'_>) -> ExplicitModuleSectionInfo<Arc<[u8]>> {

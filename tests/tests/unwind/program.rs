@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -134,8 +134,8 @@ pub(crate) fn redis() -> Program {
 
 /// A script with recursion through C and two threads, with every object from malloc.
 pub(crate) fn python() -> Program {
-    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("targets/interpreter.py");
-    let (child, _, stdout) = start(Command::new("python3").arg(script).env("PYTHONMALLOC", "malloc"));
+    const SCRIPT: &str = include_str!("../../targets/interpreter.py");
+    let (child, _, stdout) = start(Command::new("python3").args(["-c", SCRIPT]).env("PYTHONMALLOC", "malloc"));
     drain(until_ready(stdout));
     Program::new("python3", 1024, child, Vec::new)
 }

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::fs::{PermissionsExt as _, symlink};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -15,7 +15,7 @@ use object::{Endianness, elf::FileHeader64};
 use crate::architecture::Architecture;
 use crate::archive::{self, Archive};
 use crate::command::{self, Repository};
-use crate::cross::{self, Profile};
+use crate::cross::{self, Profile, Toolchain};
 
 const INIT: &str = include_str!("init.sh");
 
@@ -51,9 +51,37 @@ const PRELOADED: [(&str, &str); 3] = [
 /// Further packages of a system for another processor: programs, and libraries of the programs and of allocators.
 const PACKAGES: [&str; 7] = ["busybox-static", "coreutils", "libc6", "libgcc-s1", "libstdc++6", "musl", "musl-dev"];
 
-pub(super) fn initramfs(repository: &Repository, architecture: Architecture, folder: &Path) -> Result<PathBuf> {
+/// What the comparison with framehop runs: programs, folders of their modules, and packages.
+const COMPARED: [&str; 3] = ["python3.11", "perl", "sqlite3"];
+const COMPARED_FOLDERS: [&str; 2] = ["usr/lib/python3.11", "usr/lib/aarch64-linux-gnu/perl-base"];
+const COMPARED_PACKAGES: [&str; 15] = [
+    "libbz2-1.0",
+    "libcrypt1",
+    "libexpat1",
+    "liblzma5",
+    "libmpdec3",
+    "libpython3.11-minimal",
+    "libpython3.11-stdlib",
+    "libreadline8",
+    "libsqlite3-0",
+    "libtinfo6",
+    "perl-base",
+    "python3.11-minimal",
+    "sqlite3",
+    "zlib1g",
+    "libffi8",
+];
+
+/// What a machine of the architecture boots with. `compares`: also the test that compares stacks with framehop's, which this machine's
+/// integration tests run here.
+pub(super) fn initramfs(
+    repository: &Repository,
+    architecture: Architecture,
+    compares: bool,
+    folder: &Path,
+) -> Result<PathBuf> {
     let heapbpf = heapbpf(repository, architecture)?;
-    let system = System::find(architecture, folder)?;
+    let system = System::find(architecture, compares, folder)?;
     let root = folder.join(format!("root-{}", architecture.name()));
     command::empty_folder(&root)?;
     let bin = root.join("bin");
@@ -77,6 +105,9 @@ pub(super) fn initramfs(repository: &Repository, architecture: Architecture, fol
             }
         }
     }
+    if compares {
+        add_comparison(repository, &system, &root)?;
+    }
     if let Some(object) = std::env::var_os("HEAPBPF_BPF_OBJECT").filter(|path| !path.is_empty()) {
         copy(Path::new(&object), &root.join("heapbpf.bpf.o"))?;
     }
@@ -87,6 +118,24 @@ pub(super) fn initramfs(repository: &Repository, architecture: Architecture, fol
     let pack = r#"find . | cpio --quiet --create --format=newc --owner=0:0 | gzip -1 >"$1""#;
     command::run(Command::new("sh").args(["-euc", pack, "sh"]).arg(&archive).current_dir(&root))?;
     Ok(archive)
+}
+
+fn add_comparison(repository: &Repository, system: &System, root: &Path) -> Result<()> {
+    let test = Toolchain::install(repository, system.architecture)?.build_test(repository, "unwind")?;
+    copy(&test, &root.join("bin/unwind"))?;
+    for program in COMPARED {
+        let from = system.program(program)?;
+        copy(&from, &root.join("bin").join(program))?;
+        for library in system.libraries(&from)? {
+            copy(&system.root.join(&library), &root.join(&library))?;
+        }
+    }
+    for folder in COMPARED_FOLDERS {
+        let to = root.join(folder);
+        fs::create_dir_all(&to)?;
+        command::run(Command::new("cp").arg("--archive").arg(system.root.join(folder).join(".")).arg(&to))?;
+    }
+    symlink("python3.11", root.join("bin/python3")).context("cannot make the link `python3`")
 }
 
 fn heapbpf(repository: &Repository, architecture: Architecture) -> Result<PathBuf> {
@@ -104,13 +153,15 @@ struct System {
 
 impl System {
     /// This machine, or Debian's packages of the same release, unpacked.
-    fn find(architecture: Architecture, folder: &Path) -> Result<Self> {
+    fn find(architecture: Architecture, compares: bool, folder: &Path) -> Result<Self> {
         if architecture.is_host() {
             return Ok(Self { architecture, root: "/".into() });
         }
         let (root, state) = (format!("system-{}", architecture.debian()), format!("apt-{}", architecture.debian()));
         let system = Self { architecture, root: folder.join(root) };
-        let packages: Vec<_> = PACKAGES.into_iter().chain(PRELOADED.map(|(_, package)| package)).collect();
+        let compared = COMPARED_PACKAGES.into_iter().filter(|_| compares);
+        let packages: Vec<_> =
+            PACKAGES.into_iter().chain(PRELOADED.map(|(_, package)| package)).chain(compared).collect();
         Archive::open(&folder.join(state), architecture, &[("Debian", &[&archive::release()?])])?
             .unpack(&packages, &system.root)?;
         Ok(system)
@@ -128,7 +179,9 @@ impl System {
                 let specs = self.root.join("musl-gcc.specs");
                 fs::write(&specs, relocated(&text, self.architecture, &self.root))
                     .with_context(|| format!("cannot write `{}`", specs.display()))?;
-                Ok((self.architecture.compiler(), format!(" -specs={}", specs.display())))
+                // libgcc chooses atomic instructions by a function that only glibc has.
+                let flags = if self.architecture == Architecture::Aarch64 { " -mno-outline-atomics" } else { "" };
+                Ok((self.architecture.compiler(), format!("{flags} -specs={}", specs.display())))
             }
         }
     }

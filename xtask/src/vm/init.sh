@@ -256,5 +256,13 @@ printf 'truth\nexit 0\n' >commands.in
 check_leaks leaks-exit -- sh -c 'exec cases <commands.in >ended.truth'
 file ended.truth
 
+# Stacks of other programs, and what framehop finds.
+if [ -e /bin/unwind ]; then
+    echo "comparison"
+    unwind --skip redis --skip git --skip compiler >comparison.text 2>&1
+    value comparison.code $?
+    file comparison.text
+fi
+
 printf 'done\n' >&4
 poweroff -f
