@@ -26,8 +26,8 @@ use crate::collect::fork::ForkCopy;
 use crate::collect::process::{Release, StoppedThread};
 use crate::collect::stop::Stopped;
 use crate::ids::Pid;
-use crate::linux::bpf::{AttachType, MultiLink, link_multi, link_perf, open_uprobe};
-use crate::linux::bpf_feature::set_program;
+use crate::linux::bpf::{AttachType, MultiLink, link_multi, open_uprobe};
+use crate::linux::bpf_feature::run_at;
 use crate::linux::companion::{self, Channel};
 use crate::linux::pidfd::PidFd;
 use crate::linux::proc::maps::Region;
@@ -493,10 +493,7 @@ fn perf(
         let returning = site.returns.then_some((at_return, true));
         for (program, is_return) in returning.into_iter().chain([(entry, false)]) {
             let event = open_uprobe(path, site.offset, pid, is_return)?;
-            links.push(match site.cookie {
-                Some(cookie) => link_perf(program, event, cookie)?,
-                None => set_program(event.as_fd(), program.as_fd()).map(|()| event)?,
-            });
+            links.push(run_at(event, program, site.cookie)?);
         }
     }
     Ok(())

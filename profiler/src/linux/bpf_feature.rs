@@ -3,11 +3,11 @@
 #![expect(unsafe_code, reason = "the `bpf` system call")]
 
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use aya_obj::generated::{bpf_cmd, bpf_insn, bpf_prog_type};
 
-use super::bpf::{attributes, command, owned};
+use super::bpf::{attributes, command, link_perf, owned};
 
 const R0: u8 = 0;
 const R1: u8 = 1;
@@ -80,8 +80,16 @@ fn accepts(kind: bpf_prog_type, program: &[(u8, u8, i16, i32)]) -> io::Result<bo
     }
 }
 
-/// Runs a program, which is linked without a cookie, at each hit of the event of a probe (Linux 4.17). Closing the event ends that.
-pub(crate) fn set_program(event: BorrowedFd<'_>, program: BorrowedFd<'_>) -> io::Result<()> {
+/// Runs a program at each hit of the event of a probe, until the result is closed. With a cookie requires Linux 5.15.
+pub(crate) fn run_at(event: OwnedFd, program: impl AsFd, cookie: Option<u64>) -> io::Result<OwnedFd> {
+    match cookie {
+        Some(cookie) => link_perf(program, event, cookie),
+        None => set_program(event.as_fd(), program.as_fd()).map(|()| event),
+    }
+}
+
+/// Without a link (Linux 4.17). Closing the event ends that.
+fn set_program(event: BorrowedFd<'_>, program: BorrowedFd<'_>) -> io::Result<()> {
     // PERF_EVENT_IOC_SET_BPF: _IOW('$', 8, __u32)
     const SET_BPF: libc::c_ulong = 0x4004_2408;
     // SAFETY: the argument is a number.

@@ -17,10 +17,12 @@ use super::overload::OverloadPolicy;
 use super::windows::DumpPlan;
 use crate::allocator::hook_set::HookSet;
 use crate::allocator::selection::HeapSelection;
-use crate::bpf::load::BackendChoice;
+use crate::bpf::footprint::{KernelMaps, live_blocks_max};
+use crate::bpf::load::{BackendChoice, LinkKind, possible_cpus};
 use crate::check::heap_snapshot::HeapSnapshot;
 use crate::collect::Method;
 use crate::guardrail::Limits;
+use crate::linux::memory;
 use crate::model::ScopeKind;
 use crate::probe::place::PlacementMode;
 use crate::probe::stub;
@@ -115,6 +117,26 @@ impl Default for SessionConfig {
 impl SessionConfig {
     pub(super) fn treatment(&self, facts: &ProcessFacts) -> Treatment {
         self.policy.as_ref().map_or(Treatment::Record(self.engine), |policy| policy.treatment(facts))
+    }
+
+    /// Sizes of the kernel's maps. Reduces that of the live set to what is available where it is allocated at the start.
+    pub(super) fn kernel_maps(&mut self, row_cells: u64) -> Result<KernelMaps> {
+        let is_preallocated = !LinkKind::choose(self.backend)?.features().allocation;
+        let wanted = self.live_blocks_max;
+        self.live_blocks_max = live_blocks_max(wanted, is_preallocated, memory::available_bytes());
+        if self.live_blocks_max < wanted {
+            warn!(
+                "at most {} sampled blocks can be live at once, not {wanted}: this kernel allocates memory for all at the start",
+                self.live_blocks_max
+            );
+        }
+        Ok(KernelMaps {
+            ring_bytes: self.ring_bytes.into(),
+            live_blocks_max: self.live_blocks_max.into(),
+            row_cells,
+            cpus: possible_cpus().into(),
+            is_preallocated,
+        })
     }
 
     /// Delay of process changes: with `--all`, most helpers of compilers and shells are too short-lived to be profiled.

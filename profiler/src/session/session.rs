@@ -32,8 +32,7 @@ use super::unwinding::Tables;
 use super::view::ViewCache;
 use super::windows::Windows;
 use crate::bpf::counters::Counters;
-use crate::bpf::footprint::{KernelMaps, live_blocks_max};
-use crate::bpf::load::{LinkKind, LoadError, possible_cpus};
+use crate::bpf::load::{LinkKind, LoadError};
 use crate::bpf::ring::Ring;
 use crate::ids::Pid;
 use crate::ingest::decode;
@@ -114,22 +113,7 @@ impl Session {
             tables.build_all(space, &discovery.modules);
         }
         let row_cells = tables.bytes_wanted().min(config.unwind_bytes_max) / size_of::<RowCell>() as u64;
-        let is_preallocated = !LinkKind::choose(config.backend)?.features().allocation;
-        let wanted = config.live_blocks_max;
-        config.live_blocks_max = live_blocks_max(wanted, is_preallocated, memory::available_bytes());
-        if config.live_blocks_max < wanted {
-            warn!(
-                "at most {} sampled blocks can be live at once, not {wanted}: this kernel allocates memory for all at the start",
-                config.live_blocks_max
-            );
-        }
-        let maps = KernelMaps {
-            ring_bytes: config.ring_bytes.into(),
-            live_blocks_max: config.live_blocks_max.into(),
-            row_cells,
-            cpus: possible_cpus().into(),
-            is_preallocated,
-        };
+        let maps = config.kernel_maps(row_cells)?;
         let mut guard = Guard::new(config.limits, maps, memory::resident_bytes())?;
         let mut probes = Probes::load(&config, u32::try_from(row_cells).unwrap_or(u32::MAX), discovery, tables)?;
         guard.calibrate(&mut probes, config.detailed_progress)?;
