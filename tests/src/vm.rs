@@ -58,7 +58,7 @@ const EXACT: Session = Session {
 };
 const THREADS: Session = Session { callers: &["thread"], scope: Scope::Functions, ..EXACT };
 
-const SESSIONS: [Session; 16] = [
+const SESSIONS: [Session; 19] = [
     Session { name: "tables", ..EXACT },
     Session { name: "pointers", by_pointers: true, cheapest_links: false, ..EXACT },
     Session { name: "threads", ..THREADS },
@@ -70,6 +70,9 @@ const SESSIONS: [Session; 16] = [
     allocator("jemalloc-trap", "jemalloc", Feature::Allocators),
     allocator("tcmalloc-trap", "tcmalloc", Feature::Allocators),
     allocator("mimalloc-trap", "mimalloc", Feature::Allocators),
+    Session { name: "bullseye", about: Some(Feature::UserSpaces), ..EXACT },
+    Session { name: "bookworm", about: Some(Feature::UserSpaces), ..EXACT },
+    Session { name: "trixie", about: Some(Feature::UserSpaces), ..EXACT },
     Session { name: "static-inline", about: Some(Feature::Inline), ..EXACT },
     allocator("musl-inline", "musl", Feature::Inline),
     allocator("jemalloc-inline", "jemalloc", Feature::Inline),
@@ -141,7 +144,10 @@ fn sessions(transcript: &Transcript) -> Vec<Check> {
             .instead(is_locked.then_some(LOCKED)),
         Check::new(Feature::Detach, "interpreted: the target is unharmed", unharmed(transcript, "interpreted")),
     ]);
-    if !is_locked {
+    if machine == ARM64 {
+        let what = "interpreted: the report has the reason";
+        checks.push(Check::new(Feature::Interpreters, what, uninterpreted(transcript)).instead(Some(NO_INTERPRETERS)));
+    } else if !is_locked {
         let what = "interpreted: all stacks contain all functions";
         checks.push(Check::new(Feature::Interpreters, what, interpreted(transcript)));
     }
@@ -233,6 +239,14 @@ fn has_throwing(report: &Report) -> bool {
 const INTERPRETED: (u64, usize) = (16_000, 40);
 /// Stacks without a scratch area have their caller only: see docs/kernel-support.md.
 const WITHOUT_SCRATCH_MAX: f64 = 0.02;
+
+const NO_INTERPRETERS: &str = "native frames only, with a reason: needs x86-64";
+
+fn uninterpreted(transcript: &Transcript) -> Outcome {
+    let summary = transcript.text("interpreted.summary").unwrap_or_default();
+    let reason = summary.lines().find(|line| line.contains("they are not available on aarch64"));
+    reason.map(|line| line.trim().to_owned()).ok_or_else(|| format!("no reason in:\n{summary}"))
+}
 
 #[expect(clippy::cast_precision_loss, reason = "small numbers")]
 fn interpreted(transcript: &Transcript) -> Outcome {

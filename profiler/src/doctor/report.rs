@@ -28,7 +28,10 @@ pub(crate) fn write_json(diagnosis: &Diagnosis, out: &mut dyn io::Write) -> io::
 
 pub(crate) fn text(diagnosis: &Diagnosis, colour: bool) -> String {
     let mut page = Page { text: String::new(), colour };
-    page.line(HEADING, &format!("heapbpf {} on Linux {} (x86-64)", env!("CARGO_PKG_VERSION"), diagnosis.kernel));
+    page.line(
+        HEADING,
+        &format!("heapbpf {} on Linux {} ({})", env!("CARGO_PKG_VERSION"), diagnosis.kernel, std::env::consts::ARCH),
+    );
     page.environments(diagnosis);
     page.trials(&diagnosis.trials);
     page.limits(diagnosis);

@@ -32,6 +32,8 @@ pub enum Feature {
     Launch,
     /// Static programs, musl, and other allocators than the C library's.
     Allocators,
+    /// The same program in the user spaces of Debian's releases.
+    UserSpaces,
     /// The inline engine.
     Inline,
     /// Targets and their code after the recording, also if heapbpf is killed.
@@ -44,7 +46,7 @@ pub enum Feature {
 
 impl Feature {
     /// All, in the order of the table.
-    pub const ALL: [Self; 16] = [
+    pub const ALL: [Self; 17] = [
         Self::Boot,
         Self::Links,
         Self::Verifier,
@@ -57,6 +59,7 @@ impl Feature {
         Self::Forks,
         Self::Launch,
         Self::Allocators,
+        Self::UserSpaces,
         Self::Inline,
         Self::Detach,
         Self::ExitCode,
@@ -78,6 +81,7 @@ impl Feature {
             Self::Forks => "forks and execs",
             Self::Launch => "launched command",
             Self::Allocators => "static programs, musl, jemalloc, tcmalloc, mimalloc",
+            Self::UserSpaces => "user spaces of Debian 11, 12 and 13",
             Self::Inline => "inline engine",
             Self::Detach => "target unharmed, its code restored",
             Self::ExitCode => "exit code of a target",

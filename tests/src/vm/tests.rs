@@ -144,6 +144,9 @@ fn of_arm64() -> Transcript {
     let mut transcript = transcript("machine x86_64", "machine aarch64");
     let mut set = |name: &str, value: &str| transcript.values.insert(name.to_owned(), value.to_owned());
     set("pointers.code", "0");
+    let reason =
+        b"  stacks of 1 process lack the functions of the interpreter: they are not available on aarch64".to_vec();
+    transcript.files.insert("interpreted.summary".to_owned(), reason);
     for session in SESSIONS.iter().filter(|session| session.about == Some(Feature::Inline)) {
         set(&format!("{}.code", session.name), "1");
         let log = b"heapbpf: error: the inline engine is not available on aarch64, only on x86_64\n".to_vec();
@@ -165,6 +168,8 @@ fn arm64_has_frame_pointers_and_no_inline_engine() {
     assert_eq!(cut, ["pointers: heapbpf exits with 0"]);
     let other = failed_of_arm64(|transcript| drop(transcript.files.remove("musl-inline.log")));
     assert_eq!(other, ["musl-inline: heapbpf refuses"]);
+    let silent = failed_of_arm64(|transcript| drop(transcript.files.remove("interpreted.summary")));
+    assert_eq!(silent, ["interpreted: the report has the reason"]);
 }
 
 #[test]

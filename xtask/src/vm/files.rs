@@ -51,15 +51,18 @@ const PRELOADED: [(&str, &str); 3] = [
 /// Further packages of a system for another processor: programs, and libraries of the programs and of allocators.
 const PACKAGES: [&str; 7] = ["busybox-static", "coreutils", "libc6", "libgcc-s1", "libstdc++6", "musl", "musl-dev"];
 
+/// Releases of Debian in whose user spaces heapbpf is tested, and the packages of each: the C library, and what programs are built with.
+const RELEASES: [&str; 3] = ["bullseye", "bookworm", "trixie"];
+const RELEASE_PACKAGES: [&str; 4] = ["libc6", "libc6-dev", "libgcc-s1", "linux-libc-dev"];
+
 /// What the comparison with framehop runs: programs, folders of their modules, and packages.
 const COMPARED: [&str; 3] = ["python3.11", "perl", "sqlite3"];
 const COMPARED_FOLDERS: [&str; 2] = ["usr/lib/python3.11", "usr/lib/aarch64-linux-gnu/perl-base"];
-const COMPARED_PACKAGES: [&str; 15] = [
+const COMPARED_PACKAGES: [&str; 14] = [
     "libbz2-1.0",
     "libcrypt1",
     "libexpat1",
     "liblzma5",
-    "libmpdec3",
     "libpython3.11-minimal",
     "libpython3.11-stdlib",
     "libreadline8",
@@ -104,6 +107,10 @@ pub(super) fn initramfs(
                 copy(&system.root.join(&library), &root.join(&library))?;
             }
         }
+    }
+    for release in RELEASES {
+        let system = System::of(release, architecture, folder)?;
+        system.add_user_space(repository, &root.join("releases").join(release))?;
     }
     if compares {
         add_comparison(repository, &system, &root)?;
@@ -165,6 +172,38 @@ impl System {
         Archive::open(&folder.join(state), architecture, &[("Debian", &[&archive::release()?])])?
             .unpack(&packages, &system.root)?;
         Ok(system)
+    }
+
+    /// A release of Debian, unpacked.
+    fn of(release: &str, architecture: Architecture, folder: &Path) -> Result<Self> {
+        let [root, state] =
+            ["system", "apt"].map(|kind| folder.join(format!("{kind}-{release}-{}", architecture.debian())));
+        Archive::open(&state, architecture, &[("Debian", &[release])])?.unpack(&RELEASE_PACKAGES, &root)?;
+        Ok(Self { architecture, root })
+    }
+
+    /// Adds a program that calls every function of this system's C library, and its libraries.
+    fn add_user_space(&self, repository: &Repository, root: &Path) -> Result<()> {
+        let (name, _, source, flags) = TARGETS[0];
+        let program = root.join("bin").join(name);
+        fs::create_dir_all(root.join("bin"))?;
+        let source = repository.root.join("tests/targets").join(source);
+        let flags = format!("{C_FLAGS} {flags} {}", self.flags());
+        command::compile(&self.architecture.compiler(), &flags, &source, &program)?;
+        for library in self.libraries(&program)? {
+            copy(&self.root.join(&library), &root.join(&library))?;
+        }
+        Ok(())
+    }
+
+    /// For a compiler of another system to use the headers and libraries of this one, before those that it has for its own.
+    fn flags(&self) -> String {
+        let (root, multiarch) = (self.root.display(), self.architecture.multiarch());
+        // Before Debian 12, `libpthread.so` is a link to an absolute path, and the compiler would take the archive.
+        format!(
+            "--sysroot={root} -isystem {root}/usr/include/{multiarch} -isystem {root}/usr/include \
+             -B{root}/usr/lib/{multiarch} -L{root}/usr/lib/{multiarch} -l:libpthread.so.0"
+        )
     }
 
     /// The compiler's name, and flags for it.

@@ -59,17 +59,19 @@ probes() {
 # heapbpf has priority over the target's threads, or it would drop events.
 work=go
 preload=
+# Starts the programs in another user space.
+inside=
 begin() {
     name=$1 program=$2
     shift 2
     echo "session $name"
     mkfifo "$name.in"
     LD_PRELOAD=$preload TCMALLOC_LARGE_ALLOC_REPORT_THRESHOLD=9223372036854775807 \
-        "/bin/$program" <"$name.in" >"$name.ledger" &
+        $inside "/bin/$program" <"$name.in" >"$name.ledger" &
     target=$!
     exec 3>"$name.in"
     await "$name.ledger" ready 1 $target
-    RUST_LOG=warn,heapbpf::bpf=debug nice -n -20 heapbpf --pid $target "$@" -o "$name.json" >"$name.summary" 2>"$name.log" &
+    RUST_LOG=warn,heapbpf::bpf=debug nice -n -20 $inside heapbpf --pid $target "$@" -o "$PWD/$name.json" >"$name.summary" 2>"$name.log" &
     heapbpf=$!
     await "$name.log" 'heapbpf: recording' 1 $heapbpf || return
     value "$name.probes_during" "$(probes $target)"
@@ -164,6 +166,21 @@ for engine in trap inline; do
     done
     work=go preload=
 done
+
+# The user spaces of Debian's releases: the same heapbpf, and a program for each C library.
+for root in /releases/*; do
+    mkdir -p "$root/proc" "$root/sys" "$root/dev" "$root/tmp"
+    for folder in proc sys dev tmp; do mount --bind "/$folder" "$root/$folder"; done
+    touch "$root/bin/heapbpf"
+    mount --bind /bin/heapbpf "$root/bin/heapbpf"
+    inside="chroot $root"
+    begin "${root##*/}" exact --no-inventory --interval 1
+    kill -TERM $heapbpf
+    finish
+    file "${root##*/}.ledger"
+    leave
+done
+inside=
 
 # More threads than processors, for long enough that programs are preempted at each of their instructions.
 if [ "$soak" -gt 0 ]; then

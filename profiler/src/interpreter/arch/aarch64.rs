@@ -4,6 +4,9 @@ use std::ops::Range;
 
 use super::thread_local::ThreadLocal;
 
+/// Whether the kernel side finds the frames of interpreters and virtual machines.
+pub(in crate::interpreter) const HAS_FRAMES: bool = false;
+
 /// Instructions with their addresses.
 fn words(code: &[u8], start: u64) -> impl Iterator<Item = (u64, u32)> {
     let words = code.as_chunks().0.iter().map(|bytes| u32::from_le_bytes(*bytes));

@@ -7,6 +7,9 @@ use rustc_hash::FxHashMap;
 
 use super::thread_local::ThreadLocal;
 
+/// Whether the kernel side finds the frames of interpreters and virtual machines.
+pub(in crate::interpreter) const HAS_FRAMES: bool = true;
+
 /// Addresses outside of this code, which begins at `start`, that it jumps to directly.
 pub(in crate::interpreter) fn branches_out(code: &[u8], start: u64) -> Vec<u64> {
     let end = start.saturating_add(code.len() as u64);
