@@ -179,6 +179,10 @@ impl System {
         let [root, state] =
             ["system", "apt"].map(|kind| folder.join(format!("{kind}-{release}-{}", architecture.debian())));
         Archive::open(&state, architecture, &[("Debian", &[release])])?.unpack(&RELEASE_PACKAGES, &root)?;
+        let multiarch = architecture.multiarch();
+        for link in [format!("usr/lib/{multiarch}/libpthread.so"), "usr/lib64/ld-linux-x86-64.so.2".to_owned()] {
+            lead_inside(&root, Path::new(&link))?;
+        }
         Ok(Self { architecture, root })
     }
 
@@ -199,10 +203,9 @@ impl System {
     /// For a compiler of another system to use the headers and libraries of this one, before those that it has for its own.
     fn flags(&self) -> String {
         let (root, multiarch) = (self.root.display(), self.architecture.multiarch());
-        // Before Debian 12, `libpthread.so` is a link to an absolute path, and the compiler would take the archive.
         format!(
             "--sysroot={root} -isystem {root}/usr/include/{multiarch} -isystem {root}/usr/include \
-             -B{root}/usr/lib/{multiarch} -L{root}/usr/lib/{multiarch} -l:libpthread.so.0"
+             -B{root}/usr/lib/{multiarch} -L{root}/usr/lib/{multiarch}"
         )
     }
 
@@ -269,6 +272,18 @@ impl System {
         let found = paths.find(|path| self.root.join(path).is_file());
         found.with_context(|| format!("`{}` has no `{name}`", self.root.display()))
     }
+}
+
+/// Before Debian 12, some links have absolute paths. Lets one lead into the root.
+fn lead_inside(root: &Path, link: &Path) -> Result<()> {
+    let link = root.join(link);
+    let Ok(target) = fs::read_link(&link) else { return Ok(()) };
+    let Ok(relative) = target.strip_prefix("/") else { return Ok(()) };
+    if target.starts_with(root) {
+        return Ok(());
+    }
+    fs::remove_file(&link)?;
+    symlink(root.join(relative), &link).with_context(|| format!("cannot make the link `{}`", link.display()))
 }
 
 /// Specifications for gcc with the folders of musl below another root.
@@ -344,6 +359,20 @@ mod tests {
             "*link_libgcc:\n-L/r/usr/lib/aarch64-linux-musl -L .%s\n\n*link:\n\
              -dynamic-linker /lib/ld-musl-aarch64.so.1 -isystem /r/usr/include/aarch64-linux-musl\n"
         );
+    }
+
+    #[test]
+    fn absolute_links_lead_into_the_root() {
+        let folder = tempfile::tempdir().expect("can be made");
+        let root = folder.path();
+        fs::write(root.join("here"), "inside").expect("can be written");
+        symlink("/here", root.join("absolute")).expect("can be made");
+        symlink("here", root.join("relative")).expect("can be made");
+        for link in ["absolute", "absolute", "relative", "missing"] {
+            lead_inside(root, Path::new(link)).expect("can be changed");
+        }
+        assert_eq!(fs::read_to_string(root.join("absolute")).expect("leads to it"), "inside");
+        assert_eq!(fs::read_link(root.join("relative")).expect("is a link"), Path::new("here"));
     }
 
     #[test]
