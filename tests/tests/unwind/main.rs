@@ -89,7 +89,7 @@ impl Tally {
         self.frames += frames;
         self.frames_max = self.frames_max.max(frames);
         self.bytes_max = self.bytes_max.max(sample.raw.bytes.len());
-        if Oracle::agree(sample, &walk) {
+        if oracle.agree(sample, &walk) {
             self.identical += 1;
             return;
         }

@@ -106,8 +106,17 @@ impl Oracle {
     }
 
     /// Whether both found the same frames, and both or neither reached the thread's first one.
-    pub(crate) fn agree(sample: &RawSample, walk: &Walk) -> bool {
-        (sample.stack.end == StackEnd::Complete) == walk.end.is_ok() && native(sample).eq(walk.frames.iter().copied())
+    pub(crate) fn agree(&mut self, sample: &RawSample, walk: &Walk) -> bool {
+        let mut ours: Vec<u64> = native(sample).collect();
+        // On aarch64, framehop ends where the frame pointer becomes 0 (`UnwindRuleAarch64::exec`), before the function that started
+        // the thread.
+        if cfg!(target_arch = "aarch64")
+            && ours.len() == walk.frames.len() + 1
+            && ours.last().and_then(|frame| self.rule(frame - 1)) == Some(Rule::END)
+        {
+            ours.pop();
+        }
+        (sample.stack.end == StackEnd::Complete) == walk.end.is_ok() && ours == walk.frames
     }
 
     /// Returns the reason for a difference, or `None` if it is unknown.

@@ -14,7 +14,8 @@ use crate::command;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Wanted {
-    /// The newest of a series (`6.1`, or `7` for any 7.x) in any Debian suite.
+    /// The newest of a series (`6.1`, or `7` for any 7.x) in any Debian suite. With `-16k`, one with pages of that size, which only
+    /// arm64 has.
     Series(String),
     Image(PathBuf),
 }
@@ -33,7 +34,7 @@ impl FromStr for Wanted {
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let is_series = text.starts_with(|first: char| first.is_ascii_digit())
-            && text.chars().all(|letter| letter.is_ascii_digit() || letter == '.');
+            && with_pages(text).0.chars().all(|letter| letter.is_ascii_digit() || letter == '.');
         if is_series {
             return Ok(Self::Series(text.to_owned()));
         }
@@ -60,7 +61,8 @@ impl Wanted {
                     anyhow!("cannot download a kernel: {error:#}; specify an image, `--kernel PATH`")
                 })?;
                 let (package, image) = newest_of(series, architecture, &archive, folder)?;
-                let name = version_of(&package, architecture).unwrap_or(&package).to_owned();
+                let name = version_of(&package, architecture)
+                    .map_or(package.clone(), |(version, pages)| format!("{version}{pages}"));
                 Ok(Kernel { name, image, source: package })
             }
         }
@@ -74,15 +76,16 @@ const PREFIXES: [&str; 2] = ["linux-image-", "linux-binary-"];
 /// The newest kernel of a series that can be downloaded: its package and its image. Downloads new lists when the existing
 /// ones have none. The lists of archived suites have packages that the mirrors no longer have.
 fn newest_of(series: &str, architecture: Architecture, archive: &Archive, folder: &Path) -> Result<(String, PathBuf)> {
+    let (series, pages) = with_pages(series);
     let pattern = format!("^linux-(image|binary)-{}\\.", series.replace('.', "\\."));
     let find = || command::output(archive.apt("apt-cache").args(["search", "--names-only", &pattern]));
     let mut listing = find()?;
-    if newest_first(&listing, series, architecture).is_empty() {
+    if newest_first(&listing, series, pages, architecture).is_empty() {
         command::run(archive.apt("apt-get").args(["update", "--quiet"]))?;
         listing = find()?;
     }
     let mut refused = None;
-    for package in newest_first(&listing, series, architecture) {
+    for package in newest_first(&listing, series, pages, architecture) {
         match fetch(package, archive, folder) {
             Ok(image) => return Ok((package.to_owned(), image)),
             Err(error) => {
@@ -93,22 +96,36 @@ fn newest_of(series: &str, architecture: Architecture, archive: &Archive, folder
     }
     Err(refused.unwrap_or_else(|| {
         anyhow!(
-            "no Debian suite has a Linux {series} for cloud machines on {}: specify an image, `--kernel PATH`",
+            "no Debian suite has a Linux {series}{pages} for cloud machines on {}: specify an image, `--kernel PATH`",
             architecture.debian()
         )
     }))
 }
 
-fn version_of(package: &str, architecture: Architecture) -> Option<&str> {
-    let flavour = package.strip_suffix(architecture.debian())?.strip_suffix("-cloud-")?;
-    PREFIXES.iter().find_map(|prefix| flavour.strip_prefix(prefix))
+/// Suffix of kernels with pages of 16 KiB. Debian has none of them for cloud machines.
+pub(super) const PAGES_16K: &str = "-16k";
+
+/// A series or package, and what follows it if its pages are not the smallest.
+pub(super) fn with_pages(name: &str) -> (&str, &str) {
+    let length = name.strip_suffix(PAGES_16K).map_or(name.len(), str::len);
+    name.split_at(length)
+}
+
+/// Its version, and its pages.
+fn version_of(package: &str, architecture: Architecture) -> Option<(&str, &str)> {
+    let (rest, pages) = with_pages(package);
+    let flavour = if pages.is_empty() { "-cloud-" } else { "-" };
+    let rest = rest.strip_suffix(architecture.debian())?.strip_suffix(flavour)?;
+    Some((PREFIXES.iter().find_map(|prefix| rest.strip_prefix(prefix))?, pages))
 }
 
 /// Of what `apt-cache search` lists (`NAME - DESCRIPTION` in a line), the kernels of the series. Meta packages, debug symbols and
 /// unsigned builds are excluded.
-fn newest_first<'a>(listing: &'a str, series: &str, architecture: Architecture) -> Vec<&'a str> {
+fn newest_first<'a>(listing: &'a str, series: &str, wanted: &str, architecture: Architecture) -> Vec<&'a str> {
     let names = listing.lines().filter_map(|line| line.split_whitespace().next());
-    let of_series = names.filter_map(|name| Some((version_of(name, architecture)?, name)));
+    let of_architecture = names.filter_map(|name| Some((version_of(name, architecture)?, name)));
+    let of_series =
+        of_architecture.filter(|((_, pages), _)| *pages == wanted).map(|((version, _), name)| (version, name));
     let is_of_series = |version: &str| version.strip_prefix(series).is_some_and(|rest| rest.starts_with('.'));
     let mut of_series: Vec<_> = of_series.filter(|(version, _)| is_of_series(version)).collect();
     // 6.1.0-9 is older than 6.1.0-10.
@@ -165,9 +182,9 @@ linux-image-7.2.13+deb14-cloud-amd64 - Linux 7.2.13 for x86-64 cloud
 ";
 
     fn check_newest(series: &str, expected: &[&str]) {
-        assert_eq!(newest_first(LISTING, series, Architecture::X86_64), expected, "{series}");
+        assert_eq!(newest_first(LISTING, series, "", Architecture::X86_64), expected, "{series}");
         let (listing, expected) = (of_arm(LISTING), expected.iter().map(|name| of_arm(name)).collect::<Vec<_>>());
-        assert_eq!(newest_first(&listing, series, Architecture::Aarch64), expected, "{series}");
+        assert_eq!(newest_first(&listing, series, "", Architecture::Aarch64), expected, "{series}");
     }
 
     fn of_arm(text: &str) -> String {
@@ -184,8 +201,21 @@ linux-image-7.2.13+deb14-cloud-amd64 - Linux 7.2.13 for x86-64 cloud
         let packages = versions.map(|version| PREFIXES.map(|prefix| format!("{prefix}7.2.{version}-cloud-amd64")));
         check_newest("7.2", &[&*packages[0][1], &packages[0][0], &packages[1][1], &packages[1][0]]);
         check_newest("5.10", &[]);
-        assert!(newest_first("", "6.1", Architecture::X86_64).is_empty());
-        assert!(newest_first(LISTING, "6.1", Architecture::Aarch64).is_empty(), "they are for another processor");
+        assert!(newest_first("", "6.1", "", Architecture::X86_64).is_empty());
+        assert!(newest_first(LISTING, "6.1", "", Architecture::Aarch64).is_empty(), "they are for another processor");
+    }
+
+    #[test]
+    fn kernels_with_large_pages_are_chosen_by_their_suffix() {
+        let listing = "linux-image-6.12.9+deb13-arm64-16k - Linux\nlinux-image-6.12.10+deb13-arm64 - Linux\n\
+                       linux-image-6.12.11+deb13-cloud-arm64 - Linux\nlinux-image-6.12.8+deb13-arm64-16k-dbg - symbols\n";
+        assert_eq!(with_pages("6.12-16k"), ("6.12", "-16k"));
+        assert_eq!(
+            newest_first(listing, "6.12", "-16k", Architecture::Aarch64),
+            ["linux-image-6.12.9+deb13-arm64-16k"]
+        );
+        assert_eq!(newest_first(listing, "6.12", "", Architecture::Aarch64), ["linux-image-6.12.11+deb13-cloud-arm64"]);
+        assert_eq!("6.12-16k".parse(), Ok(Wanted::Series("6.12-16k".to_owned())));
     }
 
     #[test]

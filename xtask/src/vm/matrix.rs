@@ -9,6 +9,7 @@ use anyhow::{Context as _, Result, ensure};
 use heapbpf_tests::vm::{self, Check, Feature, Transcript};
 use serde::{Deserialize, Serialize};
 
+use super::kernel::with_pages;
 use crate::architecture::Architecture;
 
 /// Below the repository.
@@ -81,15 +82,17 @@ impl Results {
         }
     }
 
-    /// Series and arguments.
+    /// Series, pages and arguments.
     fn key(&self) -> String {
         let series = self.version.splitn(3, '.').take(2).collect::<Vec<_>>().join(".");
-        format!("{series} {}", self.arguments).trim_end().to_owned()
+        let pages = with_pages(&self.source).1;
+        format!("{series}{pages} {}", self.arguments).trim_end().to_owned()
     }
 
     /// Heading of its column.
     fn heading(&self) -> String {
-        if self.arguments.is_empty() { self.version.clone() } else { format!("{} `{}`", self.version, self.arguments) }
+        let version = format!("{}{}", self.version, with_pages(&self.source).1);
+        if self.arguments.is_empty() { version } else { format!("{version} `{}`", self.arguments) }
     }
 }
 
@@ -174,8 +177,7 @@ impl Notes {
 
 fn table(architecture: &str, kernels: &BTreeMap<String, Results>) -> String {
     let mut kernels: Vec<&Results> = kernels.values().collect();
-    kernels
-        .sort_by_key(|results| (!results.arguments.is_empty(), numbers(&results.version), results.arguments.clone()));
+    kernels.sort_by_key(|results| (!results.arguments.is_empty(), numbers(&results.version), results.heading()));
     let mut text = format!("**{architecture}**: number of passed checks\n\n");
     let mut notes = Notes::default();
     row(&mut text, "", kernels.iter().map(|kernel| kernel.heading()));
@@ -325,6 +327,16 @@ mod tests {
         assert!(matrix.markdown().contains("|  | 6.6.9 | 6.12.118 | 6.6.10 `a=b` |"), "{}", matrix.markdown());
         let text = matrix.text().expect("it can be written");
         assert_eq!(Matrix::parse(&text).expect("it can be read").text().expect("and written again"), text);
+    }
+
+    #[test]
+    fn kernels_with_large_pages_have_results_of_their_own() {
+        let mut matrix = Matrix::default();
+        for (version, source) in [("6.12.118", "linux-image-6.12.118+deb13-arm64-16k"), ("6.12.117", "image")] {
+            let source = source.to_owned();
+            matrix.insert(Architecture::Aarch64, Results { source, ..results(version, "multi") });
+        }
+        assert!(matrix.markdown().contains("|  | 6.12.117 | 6.12.118-16k |"), "{}", matrix.markdown());
     }
 
     #[test]

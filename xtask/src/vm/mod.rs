@@ -124,8 +124,11 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     Ok(())
 }
 
-/// Series in the tables of docs/kernel-support.md, which Debian has had. 7 is the newest of 7.x.
-const ALL: [&str; 8] = ["5.10", "5.15", "6.1", "6.12", "6.17", "6.18", "7.0", "7"];
+/// Series in the tables of docs/kernel-support.md. 7 is the newest of 7.x.
+const ALL: [&str; 7] = ["5.10", "6.1", "6.12", "6.17", "6.18", "7.0", "7"];
+
+/// Further ones that one processor has.
+const LARGE_PAGES: [&str; 1] = ["6.12-16k"];
 
 /// Further boots for the tables, with other arguments of the kernel.
 const CONDITIONS: [(&str, &str); 2] = [("6.12", "lockdown=integrity"), ("6.12", "lockdown=confidentiality")];
@@ -136,7 +139,8 @@ fn kernels(arguments: &Arguments, folder: &Path) -> Result<Vec<(Kernel, &'static
         return arguments.kernel.iter().map(|wanted| Ok((wanted.get(arguments.arch, folder)?, ""))).collect();
     }
     let mut kernels = Vec::new();
-    for (series, condition) in ALL.map(|series| (series, "")).into_iter().chain(CONDITIONS) {
+    let large = LARGE_PAGES.into_iter().filter(|_| arguments.arch == Architecture::Aarch64);
+    for (series, condition) in ALL.into_iter().chain(large).map(|series| (series, "")).chain(CONDITIONS) {
         match Wanted::Series(series.to_owned()).get(arguments.arch, folder) {
             Ok(kernel) => kernels.push((kernel, condition)),
             Err(error) => println!("{series}: left out: {error:#}"),
