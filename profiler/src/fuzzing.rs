@@ -19,7 +19,7 @@ use crate::unwind::table::CHECKED_FROM;
 
 /// Decodes a record, and searches the lines of a code object.
 pub fn record(bytes: &[u8]) {
-    if let Ok(Event::Code(_, code)) = decode(bytes)
+    if let Ok(Event::Code(_, _, code)) = decode(bytes)
         && let CodeBody::Function(function) = &code.body
     {
         let last = u32::try_from(bytes.len()).unwrap_or(u32::MAX);

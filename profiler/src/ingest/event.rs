@@ -9,7 +9,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::address::TargetAddr;
 use crate::ids::{HeapId, HookId, Pid, StackId, Tid};
-use crate::object::interpreted::{Code, PlacedCode};
+use crate::object::interpreted::{Code, PlacedCode, PseudoModule};
 use crate::units::MonotonicNanos;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -31,7 +31,7 @@ pub enum Event {
     /// A page of a stack that the kernel side did not unwind completely; all pages precede the frames.
     StackPage(Pid, StackId, StackPage),
     /// Interpreted code that a stack contains.
-    Code(Pid, Arc<Code>),
+    Code(Pid, PseudoModule, Arc<Code>),
     /// Code of HotSpot that a stack contains.
     CodePlace(Pid, PlacedCode),
 }
@@ -44,7 +44,7 @@ impl Event {
             Self::Fork(fork) => fork.parent,
             Self::Exec(exec) => exec.pid,
             Self::Remap(remap) => remap.pid,
-            Self::Stack(pid, ..) | Self::RawStack(pid, ..) | Self::StackPage(pid, ..) | Self::Code(pid, _) => *pid,
+            Self::Stack(pid, ..) | Self::RawStack(pid, ..) | Self::StackPage(pid, ..) | Self::Code(pid, ..) => *pid,
             Self::CodePlace(pid, _) => *pid,
         }
     }

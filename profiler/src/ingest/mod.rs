@@ -26,7 +26,7 @@ use crate::ids::{HeapId, HookId, Pid, StackId, Tid};
 use crate::object::interpreted::labels;
 use crate::object::interpreted::lines::Lines;
 use crate::object::interpreted::php::Part;
-use crate::object::interpreted::{self, Code, CodeBody, CodeLines, Function, LongTable, PlacedCode};
+use crate::object::interpreted::{self, Code, CodeBody, CodeLines, Function, LongTable, PlacedCode, PseudoModule};
 use crate::units::MonotonicNanos;
 
 /// Why a record was refused. All are defects of heapbpf: the records are written by its own programs.
@@ -210,7 +210,7 @@ fn code(bytes: &[u8]) -> Result<Event, DecodeError> {
     };
     let id = CodeId(field!(bytes, ShortCodeRecord, code_id, u64)).in_frames();
     let code = Code { id, body: CodeBody::Function(function) };
-    Ok(Event::Code(Pid(field!(bytes, ShortCodeRecord, header.tgid, u32)), Arc::new(code)))
+    Ok(Event::Code(Pid(field!(bytes, ShortCodeRecord, header.tgid, u32)), PseudoModule::Python, Arc::new(code)))
 }
 
 fn ruby_code(bytes: &[u8]) -> Result<Event, DecodeError> {
@@ -228,7 +228,7 @@ fn ruby_code(bytes: &[u8]) -> Result<Event, DecodeError> {
     let function = Function { name, file, lines: CodeLines::Numbers };
     let id = CodeId(field!(bytes, RubyCodeRecord, code_id, u64)).in_frames();
     let code = Code { id, body: CodeBody::Function(function) };
-    Ok(Event::Code(Pid(field!(bytes, RubyCodeRecord, header.tgid, u32)), Arc::new(code)))
+    Ok(Event::Code(Pid(field!(bytes, RubyCodeRecord, header.tgid, u32)), PseudoModule::Ruby, Arc::new(code)))
 }
 
 fn code_place(bytes: &[u8]) -> Result<Event, DecodeError> {
@@ -259,7 +259,7 @@ fn php_code(bytes: &[u8]) -> Result<Event, DecodeError> {
     let file = part(offset_of!(PhpCodeRecord, file), offset_of!(PhpCodeRecord, file_bytes))?;
     let id = CodeId(field!(bytes, PhpCodeRecord, code_id, u64)).in_frames();
     let code = Code { id, body: CodeBody::Function(interpreted::php::function(name, class, file)) };
-    Ok(Event::Code(Pid(field!(bytes, PhpCodeRecord, header.tgid, u32)), Arc::new(code)))
+    Ok(Event::Code(Pid(field!(bytes, PhpCodeRecord, header.tgid, u32)), PseudoModule::Php, Arc::new(code)))
 }
 
 #[cfg(test)]

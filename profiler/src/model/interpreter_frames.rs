@@ -24,4 +24,19 @@ pub struct InterpreterFrames {
     /// Number of times that a process had too many new functions at once, so that they have names only if later stacks have them too.
     #[serde(default)]
     pub deferred: u64,
+    /// Functions by language; absent from recordings of earlier versions.
+    #[serde(default)]
+    pub languages: BTreeMap<String, LanguageFunctions>,
+}
+
+/// Functions of a language that stacks contain.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub struct LanguageFunctions {
+    /// Number of functions, with and without names.
+    pub functions: u64,
+    /// Number of functions without names.
+    pub unnamed: u64,
+    /// The same by reason.
+    pub unnamed_reasons: BTreeMap<String, u64>,
 }

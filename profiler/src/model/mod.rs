@@ -13,7 +13,7 @@ pub(crate) use health::{
     NamesFrom, Overhead, ProbeCosts, ProbeScope, Reached, ScopeKind, SymbolSource, Symbolization, SymbolizationFailure,
     UnfoundHook, UnnamedModule,
 };
-pub(crate) use interpreter_frames::InterpreterFrames;
+pub(crate) use interpreter_frames::{InterpreterFrames, LanguageFunctions};
 pub(crate) use memory::{
     Inventory, MemoryAccount, MemoryClass, MemoryFacts, MemoryGrowth, MemoryMapping, MemoryPart, MemoryPoint, Runtime,
 };

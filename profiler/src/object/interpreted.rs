@@ -19,7 +19,7 @@ use crate::ids::Pid;
 
 /// A module that stands for the code of an interpreter or a virtual machine, which has no file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, EnumIter)]
-pub(crate) enum PseudoModule {
+pub enum PseudoModule {
     Python,
     Java,
     JavaScript,
@@ -36,6 +36,16 @@ impl PseudoModule {
             Self::JavaScript => "[javascript]",
             Self::Php => "[php]",
             Self::Ruby => "[ruby]",
+        }
+    }
+
+    pub(crate) fn language(self) -> &'static str {
+        match self {
+            Self::Python => "Python",
+            Self::Java => "Java",
+            Self::JavaScript => "JavaScript",
+            Self::Php => "PHP",
+            Self::Ruby => "Ruby",
         }
     }
 
@@ -172,6 +182,8 @@ pub(crate) struct Compiled {
     pub(crate) scopes: Vec<Scope>,
     /// Return addresses, sorted, as frames have them, with the innermost scope of the call.
     pub(crate) calls: Vec<(u32, u32)>,
+    /// The machine code was gone before it was read, so that functions that may be inlined into it are unknown.
+    pub(crate) may_lack_inlined: bool,
 }
 
 /// A place in a function.
@@ -188,7 +200,7 @@ impl Compiled {
     /// Without inlined functions and lines.
     pub(crate) fn without_lines(function: Function) -> Self {
         let name = function.name.unwrap_or_default();
-        Self { functions: vec![(name, function.file)], scopes: Vec::new(), calls: Vec::new() }
+        Self { functions: vec![(name, function.file)], scopes: Vec::new(), calls: Vec::new(), may_lack_inlined: false }
     }
 
     /// Innermost first.
@@ -397,6 +409,7 @@ mod tests {
             functions: vec![("A.outer".into(), Some("A.java".into())), ("B.inner".into(), None)],
             scopes: vec![scope(0, 10, None), scope(1, 20, Some(0)), scope(0, 11, Some(2))],
             calls: vec![(100, 1), (120, 0), (140, 2), (160, 9)],
+            may_lack_inlined: false,
         };
         let table = CodeTable::default();
         table.add(Pid(1), Arc::new(Code { id: 7, body: CodeBody::Compiled(compiled) }));
@@ -416,7 +429,8 @@ mod tests {
     fn chains_of_inlined_functions_are_limited() {
         let scope = |index: u32| Scope { function: 0, line: None, caller: index.checked_sub(1) };
         let functions = vec![("A.a".into(), None)];
-        let compiled = Compiled { functions, scopes: (0..100_000).map(scope).collect(), calls: vec![(1, 99_999)] };
+        let scopes = (0..100_000).map(scope).collect();
+        let compiled = Compiled { functions, scopes, calls: vec![(1, 99_999)], may_lack_inlined: false };
         assert_eq!(compiled.locate(1).len(), INLINED_MAX);
     }
 

@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 
 use super::cuts::cuts;
-use super::{View, text};
+use super::{View, languages, text};
 use crate::ledger::totals::Totals;
 use crate::model::{
     Beginning, Defect, Finding, HeapProfile, HookStatus, InlinedHeap, Inventory, Origin, Profile, TargetProfile,
@@ -178,13 +178,16 @@ pub(super) fn verdict(profile: &Profile) -> String {
     let words = |exceeded: bool| {
         let findings =
             verdict.findings.iter().filter(|finding| finding.is_exceeded() == exceeded && finding.share > 0.0);
-        findings.flat_map(|finding| missing(profile, finding)).collect::<Vec<_>>().join(", ")
+        findings.flat_map(|finding| missing(profile, finding)).collect::<Vec<_>>()
     };
-    let (exceeded, tolerated) = (words(true), words(false));
-    match (verdict.is_complete(), tolerated.as_str()) {
-        (false, _) => format!("incomplete: {exceeded}"),
-        (true, "") => "complete".to_owned(),
-        (true, tolerated) => format!("complete except for {tolerated}"),
+    if !verdict.is_complete() {
+        return format!("incomplete: {}", words(true).join(", "));
+    }
+    // Names are no part of the verdict: bytes and stacks are right without them.
+    let tolerated: Vec<String> = words(false).into_iter().chain(languages::missing(&profile.health)).collect();
+    match tolerated.join(", ").as_str() {
+        "" => "complete".to_owned(),
+        tolerated => format!("complete except for {tolerated}"),
     }
 }
 

@@ -28,6 +28,7 @@ mod gperftools;
 pub(crate) mod heaptrack;
 pub(crate) mod html;
 pub(crate) mod json;
+mod languages;
 mod massif;
 mod memory_infra;
 mod nameless;

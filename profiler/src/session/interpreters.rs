@@ -15,7 +15,7 @@ use crate::ingest::event::Event;
 use crate::interpreter::{CodeMapping, Entered, Process, Reader, Runtime};
 use crate::linux::patience::within_a_second;
 use crate::linux::process_memory;
-use crate::model::InterpreterFrames;
+use crate::model::{InterpreterFrames, LanguageFunctions};
 use crate::object::interpreted::lines::Lines;
 use crate::object::interpreted::{Code, CodeBody, CodeLines, Function, LongTable, PlacedCode, PseudoModule};
 use crate::object::module::{Module, ModuleStore};
@@ -40,7 +40,8 @@ pub(super) struct Interpreters {
     known: FxHashMap<ModuleId, Option<Runtime>>,
     /// Why processes have no frames of their interpreters.
     unsupported: BTreeMap<(Pid, PseudoModule), String>,
-    unnamed: BTreeMap<Unnamed, u64>,
+    /// Functions that stacks contain.
+    functions: BTreeMap<PseudoModule, Functions>,
     /// With frames of their interpreters.
     supported: FxHashSet<(Pid, PseudoModule)>,
     /// Where their code is, and what reads it.
@@ -53,6 +54,23 @@ pub(super) struct Interpreters {
     process_times: FxHashMap<Pid, Spent>,
     /// Virtual machines that had not generated their interpreters when they were last read, and how often they were.
     starting: FxHashMap<Pid, u32>,
+}
+
+/// Functions of a language: their number, and the number of those without names.
+#[derive(Default)]
+struct Functions {
+    count: u64,
+    unnamed: BTreeMap<Unnamed, u64>,
+}
+
+impl Functions {
+    fn to_model(&self) -> LanguageFunctions {
+        LanguageFunctions {
+            functions: self.count,
+            unnamed: self.unnamed.values().sum(),
+            unnamed_reasons: self.unnamed.iter().map(|(reason, count)| (reason.to_string(), *count)).collect(),
+        }
+    }
 }
 
 /// What reads the names of a process's runtime, as long as its structures are there.
@@ -70,6 +88,11 @@ enum Unnamed {
     TooMany,
     #[error("not read: the process has ended, or reading its memory takes too much time")]
     NotRead,
+    #[error("their names are not texts that can be read")]
+    Unreadable,
+    /// The function itself has a name.
+    #[error("inlined into compiled code that was freed before it was read")]
+    Inlined,
 }
 
 /// Time that reads have taken.
@@ -205,58 +228,75 @@ impl Interpreters {
             *unsupported.entry(reason.clone()).or_default() += 1;
         }
         let processes: FxHashSet<Pid> = self.supported.iter().map(|(pid, _)| *pid).collect();
+        let languages: BTreeMap<String, LanguageFunctions> =
+            self.functions.iter().map(|(module, it)| (module.language().to_owned(), it.to_model())).collect();
+        let mut unnamed_reasons = BTreeMap::new();
+        for (reason, count) in languages.values().flat_map(|language| &language.unnamed_reasons) {
+            *unnamed_reasons.entry(reason.clone()).or_default() += count;
+        }
         Some(InterpreterFrames {
             processes: processes.len() as u64,
             unsupported,
             no_thread: counters.get(Counter::InterpreterNoThread),
             unreadable: counters.get(Counter::InterpreterUnreadable),
-            unnamed: self.unnamed.values().sum(),
-            unnamed_reasons: self.unnamed.iter().map(|(reason, count)| (reason.to_string(), *count)).collect(),
+            unnamed: languages.values().map(|language| language.unnamed).sum(),
+            unnamed_reasons,
             deferred: counters.get(Counter::CodeRefused),
+            languages,
         })
     }
 
     /// Returns the event unless it is code.
     pub(super) fn enter(&mut self, event: Event, modules: &ModuleStore) -> Option<Event> {
-        let (pid, code) = match event {
-            Event::Code(pid, code) if is_cut(&code) && !self.waiting.contains(&pid) => {
+        let (pid, language, code) = match event {
+            Event::Code(pid, language, code) if is_cut(&code) && !self.waiting.contains(&pid) => {
                 let cut = Arc::clone(&code);
                 let read = self.read(pid, move || Ok::<_, String>(completed(pid, cut)));
-                (pid, read.unwrap_or(code))
+                (pid, language, read.unwrap_or(code))
             }
-            Event::Code(pid, code) => (pid, code),
+            Event::Code(pid, language, code) => (pid, language, code),
             Event::CodePlace(pid, code) => {
                 if self.pending.len() < PENDING_MAX {
                     self.pending.push_back((pid, code));
                 } else {
-                    self.lacks_name(Unnamed::TooMany);
+                    self.count(PseudoModule::of_kind(code.kind), Some(Unnamed::TooMany));
                 }
                 return None;
             }
             other => return Some(other),
         };
-        self.add(pid, code, modules);
+        self.add(pid, language, code, modules);
         None
     }
 
     /// Reads the code that waits for it. Targets can make this slow: no process should be stopped meanwhile.
     pub(super) fn read_pending(&mut self, modules: &ModuleStore) {
         while let Some((pid, code)) = self.pending.pop_front() {
+            let language = PseudoModule::of_kind(code.kind);
             match self.read_placed(pid, &code) {
-                Ok(code) => self.add(pid, code, modules),
-                Err(reason) => self.lacks_name(reason),
+                Ok(code) => self.add(pid, language, code, modules),
+                Err(reason) => self.count(language, Some(reason)),
             }
         }
     }
 
-    fn add(&mut self, pid: Pid, code: Arc<Code>, modules: &ModuleStore) {
-        if !modules.codes().add(pid, code) {
-            self.lacks_name(Unnamed::TooMany);
-        }
+    fn add(&mut self, pid: Pid, language: PseudoModule, code: Arc<Code>, modules: &ModuleStore) {
+        let lacks = match &code.body {
+            CodeBody::Function(Function { name: None, .. }) => Some(Unnamed::Unreadable),
+            CodeBody::Compiled(compiled) if compiled.may_lack_inlined => Some(Unnamed::Inlined),
+            _ => None,
+        };
+        let lacks = if modules.codes().add(pid, code) { lacks } else { Some(Unnamed::TooMany) };
+        self.count(language, lacks);
     }
 
-    fn lacks_name(&mut self, reason: Unnamed) {
-        *self.unnamed.entry(reason).or_default() += 1;
+    /// Counts a function, and why it has no name.
+    fn count(&mut self, language: PseudoModule, lacks: Option<Unnamed>) {
+        let functions = self.functions.entry(language).or_default();
+        functions.count += 1;
+        if let Some(reason) = lacks {
+            *functions.unnamed.entry(reason).or_default() += 1;
+        }
     }
 
     fn read_placed(&mut self, pid: Pid, code: &PlacedCode) -> Result<Arc<Code>, Unnamed> {

@@ -307,6 +307,7 @@ fn a_compiled_method_has_inlined_ones() {
             Scope { function: 1, line: Some(7), caller: Some(0) },
         ],
         calls: vec![(0x210, 0), (0x220, 1)],
+        may_lack_inlined: false,
     };
     assert_eq!(code.body, CodeBody::Compiled(expected));
 }

@@ -41,10 +41,9 @@ pub(super) fn read(
     address: u64,
 ) -> Compiled {
     let code = find(heap, address);
+    let is_baseline = code.as_ref().is_some_and(|code| is_baseline(heap, code) == Some(true));
     let (line, parts) = match code {
-        Some(code) if is_baseline(heap, &code) == Some(true) => {
-            (baseline_line(heap, &code, shared, function, address), None)
-        }
+        Some(code) if is_baseline => (baseline_line(heap, &code, shared, function, address), None),
         code => (None, code.and_then(|code| Parts::read(heap, &code, shared).map(|parts| (code, parts)))),
     };
     let mut builder = Builder {
@@ -54,9 +53,15 @@ pub(super) fn read(
     };
     let position = parts.as_ref().and_then(|(code, parts)| parts.position(u32::try_from(address - code.start).ok()?));
     let innermost = position.and_then(|position| builder.scope(heap, scripts, position, INLINED_MAX));
+    let may_lack_inlined = innermost.is_none() && !is_baseline;
     let innermost = innermost.unwrap_or_else(|| builder.outermost(line.or_else(|| function.first_line())));
     let functions = builder.functions.into_iter().map(|(_, function)| (Arc::clone(&function.name), function.file()));
-    Compiled { functions: functions.collect(), scopes: builder.scopes, calls: vec![(INSTRUCTION_UNKNOWN, innermost)] }
+    Compiled {
+        functions: functions.collect(),
+        scopes: builder.scopes,
+        calls: vec![(INSTRUCTION_UNKNOWN, innermost)],
+        may_lack_inlined,
+    }
 }
 
 /// Functions that are inlined into each other.

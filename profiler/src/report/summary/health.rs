@@ -11,7 +11,7 @@ use crate::model::{
 use crate::report::cuts::cuts;
 use crate::report::page::{HEADING, PLAIN, Page, WARNING};
 use crate::report::presentation::View;
-use crate::report::{describe, nameless, text};
+use crate::report::{describe, languages, nameless, text};
 
 const HOOKS_MAX: usize = 5;
 const MODULES_MAX: usize = 3;
@@ -95,13 +95,7 @@ impl Page {
                 self.line(WARNING, &format!("  {stacks} without {what} functions of the interpreter: {reason}"));
             }
         }
-        if interpreters.unnamed > 0 {
-            let functions = text::counted(interpreters.unnamed, "function");
-            self.line(WARNING, &format!("  {functions} of interpreters without names"));
-            for (reason, count) in interpreters.unnamed_reasons.iter().take(REACHED_MAX) {
-                self.line(WARNING, &format!("    {} {}", text::count(*count), text::printable(reason)));
-            }
-        }
+        languages::lines(interpreters).iter().for_each(|line| self.line(WARNING, &format!("  {line}")));
         if interpreters.deferred > 0 {
             let times = text::counted(interpreters.deferred, "time");
             let line = format!("  names of interpreters' functions deferred {times}: a process had too many new ones");

@@ -12,9 +12,10 @@ use crate::ledger::details::Details;
 use crate::ledger::totals::Totals;
 use crate::model::{
     Beginning, CallsiteProfile, ChangeReason, Download, Frame, FrameId, FrameKind, Guardrails, Health, HeapProfile,
-    History, HookStatus, InlineEngine, InlinedHeap, InterpreterFrames, IntervalChange, Inventory, Loss, MemoryAccount,
-    MemoryClass, MemoryFacts, MemoryMapping, MemoryPart, MemoryPoint, NamesFrom, Origin, Others, Profile, Runtime,
-    Skipped, SymbolSource, Symbolization, SymbolizationFailure, TargetFacts, TargetProfile, UnfoundHook, UnnamedModule,
+    History, HookStatus, InlineEngine, InlinedHeap, InterpreterFrames, IntervalChange, Inventory, LanguageFunctions,
+    Loss, MemoryAccount, MemoryClass, MemoryFacts, MemoryMapping, MemoryPart, MemoryPoint, NamesFrom, Origin, Others,
+    Profile, Runtime, Skipped, SymbolSource, Symbolization, SymbolizationFailure, TargetFacts, TargetProfile,
+    UnfoundHook, UnnamedModule,
 };
 use crate::units::{Amounts, MappedAmounts, MonotonicNanos};
 
@@ -463,14 +464,18 @@ impl Frames {
 }
 
 fn interpreters() -> InterpreterFrames {
+    let unnamed_reasons = BTreeMap::from([("replaced before they were read".to_owned(), 2_000_000)]);
+    let functions =
+        LanguageFunctions { functions: 50_000_000, unnamed: 2_000_000, unnamed_reasons: unnamed_reasons.clone() };
     InterpreterFrames {
         processes: 3,
         unsupported: [("CPython 3.15 is not supported (3.8 to 3.14 are)".to_owned(), 2)].into(),
         no_thread: 7,
         unreadable: 1,
         unnamed: 2_000_000,
-        unnamed_reasons: [("replaced before they were read".to_owned(), 2_000_000)].into(),
+        unnamed_reasons,
         deferred: 12,
+        languages: [("JavaScript".to_owned(), functions)].into(),
     }
 }
 

@@ -7,7 +7,10 @@ use strum::VariantArray as _;
 
 use super::docs::check_table;
 use super::{profiles, render};
-use crate::model::{Defect, Loss, MemoryAccount, MemoryClass, MemoryFacts, MemoryPart, MemoryPoint, Profile};
+use crate::model::{
+    Defect, InterpreterFrames, LanguageFunctions, Loss, MemoryAccount, MemoryClass, MemoryFacts, MemoryPart,
+    MemoryPoint, Profile,
+};
 use crate::report::{Format, View, describe, summary};
 use crate::units::MonotonicNanos;
 
@@ -48,6 +51,40 @@ fn few_dropped_events_are_tolerated() {
     check(&lossy(9_990, Loss::RingFull, 10), "complete except for 10 events dropped (0.1%)");
     check(&lossy(9_989, Loss::RingFull, 11), "incomplete: 11 events dropped (0.1%)");
     check(&lossy(1_000_000, Loss::ForkMissed, 1), "incomplete: 1 process missed");
+}
+
+/// They are no reason to call a profile incomplete, but "complete" alone would hide them.
+#[test]
+fn missing_names_of_interpreters_are_in_the_verdict() {
+    let with = |interpreters: InterpreterFrames| {
+        let mut profile = profiles::exact();
+        profile.health.interpreters = Some(interpreters);
+        profile
+    };
+    let functions = |unnamed_reasons: &[(&str, u64)]| LanguageFunctions {
+        functions: 400,
+        unnamed: unnamed_reasons.iter().map(|(_, count)| count).sum(),
+        unnamed_reasons: unnamed_reasons.iter().map(|(reason, count)| ((*reason).to_owned(), *count)).collect(),
+    };
+    let unnamed = with(InterpreterFrames {
+        languages: [
+            ("JavaScript".to_owned(), functions(&[("more than are kept", 2), ("replaced before they were read", 10)])),
+            ("Python".to_owned(), functions(&[])),
+        ]
+        .into(),
+        ..InterpreterFrames::default()
+    });
+    let expected = "names of 3.0% of JavaScript functions (replaced before they were read; see docs/javascript.md)";
+    check(&unnamed, &format!("complete except for {expected}"));
+    check(&strict(&unnamed), &format!("complete except for {expected}"));
+    let unsupported = with(InterpreterFrames {
+        unsupported: [("CPython 3.15 is not supported".to_owned(), 1)].into(),
+        ..InterpreterFrames::default()
+    });
+    check(
+        &unsupported,
+        "complete except for functions of the interpreter in 1 process (CPython 3.15 is not supported)",
+    );
 }
 
 #[test]
