@@ -55,7 +55,7 @@ pub(crate) fn take(call: &Call<impl Store>) -> Option<u64> {
         }
     }
     if config::raw_stacks() {
-        send_raw(claim.area, call, stack_id, caller);
+        send_raw(claim.area, call, stack_id);
     }
     claim.release();
     Some(stack_id)
@@ -119,13 +119,14 @@ fn header(call: &Call<impl Store>, stack_id: u64, depth: u64, end: StackEnd) -> 
 /// Sends the memory that the stack was unwound from, for checking the unwinder against another one. Disabled in ordinary use:
 /// the flag is a constant to the verifier, which then removes this code. `area` is the area that the call has claimed.
 #[inline(always)]
-fn send_raw(area: u32, call: &Call<impl Store>, stack_id: u64, caller: Option<u64>) {
+fn send_raw(area: u32, call: &Call<impl Store>, stack_id: u64) {
     let header = RawStackHeader {
         header: RecordHeader::new(RecordKind::RawStack, call.tgid()),
         stack_id,
         sp: call.sp(),
         bp: call.bp(),
-        caller: caller.unwrap_or(0),
+        // Read again: it would take a register or stack until here also where this is disabled.
+        caller: call.caller(&Direct).unwrap_or(0),
         start: call.sp() & !(PAGE_BYTES - 1),
         length: 0,
     };
