@@ -53,9 +53,12 @@ fn every_backend_counts_eight_threads_to_the_byte() {
     }
 }
 
-/// Missing features, and the kind of links that is used then. Programs without atomic instructions must not preempt each other, which
+/// Missing features, and the kind of links that is used then. Without the kernel's type information, or reads of its memory, forks are
+/// not followed. Programs without atomic instructions must not preempt each other, which
 /// kernels that lack them guarantee, and the test kernels by their preemption mode.
-const FALLBACKS: [(&str, &str); 6] = [
+const FALLBACKS: [(&str, &str); 8] = [
+    ("btf", "session"),
+    ("reads", "session"),
     ("session", "multi"),
     ("session,multi", "perf"),
     ("session,multi,cookies", "perf"),
