@@ -171,8 +171,9 @@ done
 for root in /releases/*; do
     mkdir -p "$root/proc" "$root/sys" "$root/dev" "$root/tmp"
     for folder in proc sys dev tmp; do mount --bind "/$folder" "$root/$folder"; done
-    touch "$root/bin/heapbpf"
-    mount --bind /bin/heapbpf "$root/bin/heapbpf"
+    for file in bin/heapbpf heapbpf.bpf.o; do
+        [ -e "/$file" ] && touch "$root/$file" && mount --bind "/$file" "$root/$file"
+    done
     inside="chroot $root"
     begin "${root##*/}" exact --no-inventory --interval 1
     kill -TERM $heapbpf
