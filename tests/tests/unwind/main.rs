@@ -157,7 +157,7 @@ fn main() -> ExitCode {
         serve_keeper().expect("it is started by a session");
         return ExitCode::SUCCESS;
     }
-    let trial = |(name, start): (&str, fn() -> Program)| {
+    let trial = |(name, start): Start| {
         Trial::test(format!("stacks_of_{name}_are_what_framehop_finds"), move || {
             compare(start());
             Ok(())
@@ -169,7 +169,10 @@ fn main() -> ExitCode {
     libtest_mimic::run(&arguments, PROGRAMS.into_iter().map(trial).collect()).exit_code()
 }
 
-const PROGRAMS: [(&str, fn() -> Program); 6] = [
+/// A program's name, and how it is started.
+type Start = (&'static str, fn() -> Program);
+
+const PROGRAMS: [Start; 6] = [
     ("redis", program::redis),
     ("python", program::python),
     ("perl", program::perl),
