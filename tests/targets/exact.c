@@ -4,10 +4,17 @@
 #include <errno.h>
 #include <malloc.h>
 #include <sys/wait.h>
+#include <unistd.h>
 
 #define PAGE 4096
 /* More than the address space: any call with it fails. Not a constant, or the compiler would object. */
 static volatile size_t impossible = PTRDIFF_MAX - PAGE;
+
+/* Some arm64 kernels have larger pages. */
+static size_t whole_pages(size_t n) {
+    size_t page = sysconf(_SC_PAGESIZE);
+    return (n + page - 1) / page * page;
+}
 
 SITE(leaks_30000, (size_t n), malloc(n), n)
 SITE(mallocs, (size_t n), malloc(n), n)
@@ -31,7 +38,7 @@ SITE(memaligns_as_malloc, (size_t n), memalign(8, n), n)
 SITE(aligned_allocs, (size_t alignment, size_t n), aligned_alloc(alignment, n), n)
 SITE(aligned_allocs_too_much, (void), aligned_alloc(64, impossible), 0)
 SITE(vallocs, (size_t n), valloc(n), n)
-SITE(pvallocs, (size_t n), pvalloc(n), (n + PAGE - 1) / PAGE * PAGE)
+SITE(pvallocs, (size_t n), pvalloc(n), whole_pages(n))
 SITE(mallocs_for_others_to_free, (size_t n), malloc(n), n)
 
 /* posix_memalign answers through a pointer, so these do not fit the macro. */

@@ -91,13 +91,17 @@ impl Lifecycle {
         let (parent_ledger, mut forked) = match (processes.get(fork.parent), parent) {
             (Some(parent), _) => (parent.ledger.id(), ForkedChild::of(parent, fork)),
             (None, Some(ProcessChange::Forked(parent))) => (parent.ledger.id(), parent.fork(fork)),
-            (None, Some(&ProcessChange::Started(_, _, parent))) => {
+            (None, pending) => {
+                let parent = match pending {
+                    Some(&ProcessChange::Started(_, _, parent)) => parent,
+                    // It was a target at the fork, and has ended before this was read. What the child has inherited is unknown.
+                    _ => Some(ParentTarget { requested: true }),
+                };
                 let started = Exec { pid: fork.child, by_other_thread: false, time: fork.time };
                 self.started.push(fork.child);
                 let change = ProcessChange::Started(started, Origin::Forked(fork.parent), parent);
                 return self.changes.push_back((due, change));
             }
-            (None, _) => return,
         };
         // The live set must have room for more than inherited blocks.
         let live_max = config.live_blocks_max as usize / 4 * 3;

@@ -106,7 +106,7 @@ fn version(release: &str, version: &str) -> String {
 /// The active one of the modes that `/sys/kernel/debug/sched/preempt` lists.
 fn preemption(listed: &str) -> String {
     let active = listed.split_whitespace().find_map(|word| word.strip_prefix('(')?.strip_suffix(')'));
-    active.unwrap_or("fixed").to_owned()
+    active.unwrap_or("not reported").to_owned()
 }
 
 impl Matrix {
@@ -344,7 +344,7 @@ mod tests {
         assert_eq!(version("6.1.0-56-cloud-amd64", "#1 SMP PREEMPT_DYNAMIC Debian 6.1.192-1 (2026-11-01)"), "6.1.192");
         assert_eq!(version("7.3.4+deb13-cloud-amd64", "#1 SMP"), "7.3.4");
         assert_eq!(preemption("none voluntary (full) lazy"), "full");
-        assert_eq!(preemption(""), "fixed");
+        assert_eq!(preemption(""), "not reported");
         assert_eq!([0, 999, 1_000, 1_234_567].map(grouped), ["0", "999", "1,000", "1,234,567"]);
     }
 

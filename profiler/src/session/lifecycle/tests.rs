@@ -68,15 +68,19 @@ fn exited_vfork_children_are_removed() {
     assert_eq!(lifecycle.take_exited_vfork_children(|pid| pid != Pid(6)), []);
 }
 
+/// The kernel side reports forks of targets only. One can end before its last forks are read.
 #[test]
-fn forks_of_other_processes_change_nothing() {
+fn children_of_ended_targets_are_followed() {
     let (mut lifecycle, mut processes) = (Lifecycle::new(), ProcessTable::default());
-    for shares_memory in [true, false] {
-        let fork = Fork { parent: Pid(1), child: Pid(2), time: MonotonicNanos(0), shares_memory };
+    let mut fork = |shares_memory| {
+        let fork = Fork { parent: Pid(1), child: Pid(2), time: MonotonicNanos(5), shares_memory };
         lifecycle.forked(fork, &mut processes, &SessionConfig::default());
-    }
-    assert!(!lifecycle.is_waiting());
-    assert_eq!(lifecycle.vfork_children, BTreeMap::new());
+        (lifecycle.take_due(None), lifecycle.vfork_children.len())
+    };
+    assert!(matches!(fork(true), (None, 0)), "it runs in its parent's memory");
+    let (Some(ProcessChange::Started(started, origin, parent)), 0) = fork(false) else { panic!("it is not followed") };
+    assert_eq!((started.pid, started.time, origin), (Pid(2), MonotonicNanos(5), Origin::Forked(Pid(1))));
+    assert!(parent.is_some_and(|parent| parent.requested));
 }
 
 #[test]
