@@ -5,6 +5,7 @@ use core::marker::PhantomData;
 
 use aya_ebpf::bindings::pt_regs;
 use aya_ebpf::helpers::{bpf_get_attach_cookie, bpf_get_current_pid_tgid};
+use profiler_common::arch::DATA_ADDRESS;
 use profiler_common::hook::{RawCookie, checked_product};
 use profiler_common::live::LiveKey;
 use profiler_common::step::ReadMemory;
@@ -134,10 +135,10 @@ impl<S: Store> Call<S> {
         arch::register(self.regs, number)
     }
 
-    /// The pointer argument.
+    /// The pointer argument, without a tag.
     #[inline(always)]
     pub(crate) fn pointer(&self) -> u64 {
-        self.register(self.cookie.pointer_register())
+        self.register(self.cookie.pointer_register()) & DATA_ADDRESS
     }
 
     /// Requested bytes, or `None` if the product overflows: such a call fails.

@@ -3,6 +3,7 @@
 use core::mem::MaybeUninit;
 
 use aya_ebpf::helpers::bpf_probe_read_user;
+use profiler_common::arch::DATA_ADDRESS;
 use profiler_common::counter::Counter;
 use profiler_common::hook::{CallShape, Site};
 use profiler_common::interval::Interval;
@@ -208,7 +209,10 @@ fn block_address(call: &Call<impl Store>, inflight: &Inflight) -> Option<u64> {
     } else {
         result
     };
-    if address == 0 { None } else { Some(address) }
+    match address & DATA_ADDRESS {
+        0 => None,
+        address => Some(address),
+    }
 }
 
 /// A failed realloc has kept the old block, unless the requested size is 0: then a null result means that the block was freed

@@ -85,6 +85,9 @@ const fn allocator(name: &'static str, heap: &'static str, about: Feature) -> Se
     Session { name, heap, callers: &[], scope: Scope::Process, about: Some(about), ..EXACT }
 }
 
+/// A session of a program whose pointers have tags; only on arm64.
+const TAGGED: Session = Session { name: "tagged", about: Some(Feature::Tags), ..EXACT };
+
 /// Sessions of threads that preempt each other; only with `--soak`.
 const SOAK: [Session; 2] = [
     Session { name: "soak-8", complete_min: 0.9999, ..THREADS },
@@ -120,7 +123,8 @@ fn sessions(transcript: &Transcript) -> Vec<Check> {
     let machine = transcript.value("machine").unwrap_or_default();
     let mut checks = Vec::new();
     let soak: &[Session] = if transcript.value("soak").is_some() { &SOAK } else { &[] };
-    for session in SESSIONS.iter().chain(soak) {
+    let tagged = (machine == ARM64).then_some(&TAGGED);
+    for session in SESSIONS.iter().chain(tagged).chain(soak) {
         checks.extend(session_checks(transcript, session, kernel, machine));
     }
     let is_locked = transcript.value("lockdown").is_some_and(|modes| modes.contains("[confidentiality]"));

@@ -69,6 +69,10 @@ pub const CALL_BYTES: u64 = 0;
 /// The thread pointer is behind `struct pthread`, whose size differs between versions.
 pub const THREAD_DATA: Option<ThreadData> = None;
 
+/// Bits of the address of data: the processor ignores the upper byte, in which the Memory Tagging Extension keeps a tag
+/// (Documentation/arch/arm64/memory-tagging-extension.rst). glibc and others return tagged pointers where it is enabled.
+pub const DATA_ADDRESS: u64 = (1 << 56) - 1;
+
 /// Bits of the address of code: the others may be a signature (`paciasp`), or a tag. Kernels with virtual addresses of 52 bits
 /// use more than 48 for programs that request it (Documentation/arch/arm64/memory.rst, "52-bit userspace VAs").
 pub const CODE_ADDRESS: u64 = (1 << 48) - 1;

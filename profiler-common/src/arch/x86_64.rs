@@ -41,6 +41,9 @@ pub const STUB_INTERVAL: Register = R10;
 /// Member of the kernel's `struct thread_struct` that is the thread pointer (arch/x86/include/asm/processor.h).
 pub const THREAD_POINTER: &str = "fsbase";
 
+/// Bits of the address of data.
+pub const DATA_ADDRESS: u64 = u64::MAX;
+
 /// Whether calls leave their return address in a register.
 pub const HAS_LINK: bool = false;
 

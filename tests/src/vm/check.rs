@@ -34,6 +34,8 @@ pub enum Feature {
     Allocators,
     /// The same program in the user spaces of Debian's releases.
     UserSpaces,
+    /// Pointers with a tag in their upper byte.
+    Tags,
     /// The inline engine.
     Inline,
     /// Targets and their code after the recording, also if heapbpf is killed.
@@ -46,7 +48,7 @@ pub enum Feature {
 
 impl Feature {
     /// All, in the order of the table.
-    pub const ALL: [Self; 17] = [
+    pub const ALL: [Self; 18] = [
         Self::Boot,
         Self::Links,
         Self::Verifier,
@@ -60,6 +62,7 @@ impl Feature {
         Self::Launch,
         Self::Allocators,
         Self::UserSpaces,
+        Self::Tags,
         Self::Inline,
         Self::Detach,
         Self::ExitCode,
@@ -82,6 +85,7 @@ impl Feature {
             Self::Launch => "launched command",
             Self::Allocators => "static programs, musl, jemalloc, tcmalloc, mimalloc",
             Self::UserSpaces => "user spaces of Debian 11, 12 and 13",
+            Self::Tags => "pointers with tags",
             Self::Inline => "inline engine",
             Self::Detach => "target unharmed, its code restored",
             Self::ExitCode => "exit code of a target",

@@ -35,7 +35,7 @@ fn report_of(heap: &str, outermost: &str, exit_code: &str) -> String {
 fn transcript(from: &str, to: &str) -> Transcript {
     let mut data =
         "value kernel 6.1.0-56-cloud-amd64\nvalue machine x86_64\nvalue tables.probes_during 9\nvalue tables.probes_after 0\n".to_owned();
-    for session in &SESSIONS {
+    for session in SESSIONS.iter().chain([&TAGGED]) {
         let name = session.name;
         let outermost = if ["threads", "inline"].contains(&name) { "thread" } else { "main" };
         let code = match name {
