@@ -4,10 +4,11 @@
 
 use std::fmt;
 use std::io;
+use std::os::fd::OwnedFd;
 
 use aya_obj::generated::{bpf_cmd, bpf_insn, bpf_map_type, bpf_prog_type};
 
-use super::bpf::{attributes, command};
+use super::bpf::{attributes, command, owned};
 
 /// The first three have arguments that the kernel refuses before it checks permissions: another answer than the expected one
 /// is not of Linux, but of a seccomp filter or of an emulated kernel.
@@ -81,18 +82,19 @@ impl Attempt {
                 checked(unsafe { libc::syscall(libc::SYS_ptrace, libc::c_long::from(libc::PTRACE_PEEKDATA), -1, 0, 0) })
             }
             // `r0 = 0; exit`
-            Self::LoadProgram => load(&[instruction(0xb7, 0, 0), instruction(0x95, 0, 0)]),
+            Self::LoadProgram => load(PROGRAM, &end()).map(drop),
             // `r1 = r10; r1 += -8; r2 = 8; r3 = 0; call bpf_probe_read_kernel; r0 = 0; exit`
-            Self::ReadKernelMemory => load(&[
-                bpf_insn { _bitfield_1: bpf_insn::new_bitfield_1(1, 10), ..instruction(0xbf, 0, 0) },
-                instruction(0x07, 1, -8),
-                instruction(0xb7, 2, 8),
-                instruction(0xb7, 3, 0),
-                instruction(0x85, 0, PROBE_READ_KERNEL),
-                instruction(0xb7, 0, 0),
-                instruction(0x95, 0, 0),
-            ]),
-            Self::CreateMap => create_map(),
+            Self::ReadKernelMemory => {
+                let call = [
+                    bpf_insn { _bitfield_1: bpf_insn::new_bitfield_1(1, 10), ..instruction(0xbf, 0, 0) },
+                    instruction(0x07, 1, -8),
+                    instruction(0xb7, 2, 8),
+                    instruction(0xb7, 3, 0),
+                    instruction(0x85, 0, PROBE_READ_KERNEL),
+                ];
+                load(PROGRAM, &[&call[..], &end()].concat()).map(drop)
+            }
+            Self::CreateMap => create_map(ARRAY, [4, 4096, MAP_BYTES / 4096], 0).map(drop),
         }
     }
 }
@@ -105,8 +107,18 @@ const NOWHERE: libc::c_ulong = 0;
 /// The default RLIMIT_MEMLOCK is 64 KiB before Linux 5.16, and 8 MiB since.
 const MAP_BYTES: u32 = 16 << 20;
 
-fn instruction(code: u8, to: u8, imm: i32) -> bpf_insn {
+/// Type of the programs, and of the map.
+const PROGRAM: bpf_prog_type = bpf_prog_type::BPF_PROG_TYPE_KPROBE;
+const ARRAY: bpf_map_type = bpf_map_type::BPF_MAP_TYPE_ARRAY;
+
+/// An instruction that writes to register `to`, with a constant.
+pub(super) fn instruction(code: u8, to: u8, imm: i32) -> bpf_insn {
     bpf_insn { code, _bitfield_align_1: [], _bitfield_1: bpf_insn::new_bitfield_1(to, 0), off: 0, imm }
+}
+
+/// `r0 = 0; exit`
+pub(super) fn end() -> [bpf_insn; 2] {
+    [instruction(0xb7, 0, 0), instruction(0x95, 0, 0)]
 }
 
 /// Closes a descriptor that the call returns.
@@ -117,35 +129,31 @@ fn checked(result: libc::c_long) -> io::Result<()> {
     }
 }
 
-fn load(instructions: &[bpf_insn]) -> io::Result<()> {
+pub(super) fn load(kind: bpf_prog_type, instructions: &[bpf_insn]) -> io::Result<OwnedFd> {
     let mut attr = attributes();
     // SAFETY: a structure of integers.
     let load = unsafe { &mut attr.__bindgen_anon_3 };
-    load.prog_type = bpf_prog_type::BPF_PROG_TYPE_KPROBE as u32;
+    load.prog_type = kind as u32;
     load.insn_cnt = u32::try_from(instructions.len()).map_err(|_| io::Error::from_raw_os_error(libc::E2BIG))?;
     load.insns = instructions.as_ptr() as u64;
     load.license = c"GPL".as_ptr() as u64;
-    // SAFETY: the instructions outlive the call, with their number; the kernel writes nothing.
-    close(unsafe { command(bpf_cmd::BPF_PROG_LOAD, &mut attr) }?);
-    Ok(())
+    // SAFETY: the instructions outlive the call, with their number; the kernel writes nothing. The result is a new descriptor.
+    unsafe { command(bpf_cmd::BPF_PROG_LOAD, &mut attr).and_then(|result| owned(result)) }
 }
 
-fn create_map() -> io::Result<()> {
+/// Creates a map with these sizes of key and value, in bytes, and of the map.
+pub(super) fn create_map(
+    kind: bpf_map_type,
+    [key_size, value_size, max_entries]: [u32; 3],
+    flags: u32,
+) -> io::Result<OwnedFd> {
     let mut attr = attributes();
     // SAFETY: a structure of integers.
     let map = unsafe { &mut attr.__bindgen_anon_1 };
-    map.map_type = bpf_map_type::BPF_MAP_TYPE_ARRAY as u32;
-    (map.key_size, map.value_size, map.max_entries) = (4, 4096, MAP_BYTES / 4096);
-    // SAFETY: `attr` contains no pointers.
-    close(unsafe { command(bpf_cmd::BPF_MAP_CREATE, &mut attr) }?);
-    Ok(())
-}
-
-fn close(descriptor: libc::c_long) {
-    if let Ok(descriptor) = libc::c_int::try_from(descriptor) {
-        // SAFETY: the kernel has just returned it, so it has no other owner.
-        unsafe { libc::close(descriptor) };
-    }
+    (map.map_type, map.map_flags) = (kind as u32, flags);
+    (map.key_size, map.value_size, map.max_entries) = (key_size, value_size, max_entries);
+    // SAFETY: `attr` contains no pointers; the result is a new descriptor.
+    unsafe { command(bpf_cmd::BPF_MAP_CREATE, &mut attr).and_then(|result| owned(result)) }
 }
 
 /// A kernel's answer as `EPERM (Operation not permitted)`.

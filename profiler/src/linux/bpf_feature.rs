@@ -1,78 +1,43 @@
 //! Features of BPF programs, tried by loading programs of a few instructions.
 
-#![expect(unsafe_code, reason = "the `bpf` system call")]
+#![expect(unsafe_code, reason = "the `ioctl` that sets the program of an event")]
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
-use aya_obj::generated::{bpf_cmd, bpf_insn, bpf_prog_type};
+use aya_obj::generated::{BPF_F_NO_PREALLOC, bpf_insn, bpf_map_type, bpf_prog_type};
 
-use super::bpf::{attributes, command, link_perf, owned};
-
-const R0: u8 = 0;
-const R1: u8 = 1;
-const R2: u8 = 2;
-const R10: u8 = 10;
-
-const fn instruction(code: u8, destination: u8, source: u8, off: i16, imm: i32) -> (u8, u8, i16, i32) {
-    (code, destination | source << 4, off, imm)
-}
-
-/// `r0 = 0; exit`
-const END: [(u8, u8, i16, i32); 2] = [instruction(0xb7, R0, 0, 0, 0), instruction(0x95, 0, 0, 0, 0)];
+use super::attempt::{create_map, end, instruction, load};
+use super::bpf::link_perf;
 
 /// Whether programs may read a link's cookie (`bpf_get_attach_cookie`, Linux 5.15, with perf-event links that carry one).
 pub(crate) fn has_cookies() -> io::Result<bool> {
-    let call = instruction(0x85, 0, 0, 0, 174);
-    accepts(bpf_prog_type::BPF_PROG_TYPE_KPROBE, &[&[call], &END[1..]].concat())
+    let [_, exit] = end();
+    accepts(bpf_prog_type::BPF_PROG_TYPE_KPROBE, &[instruction(0x85, 0, 174), exit])
 }
 
 /// Whether atomic instructions may return the previous value (Linux 5.12).
 pub(crate) fn has_atomics() -> io::Result<bool> {
     // *(u64 *)(r10 - 8) = 0; r2 = 1; r2 = xchg(r10 - 8, r2)
-    let exchange =
-        [instruction(0x7a, R10, 0, -8, 0), instruction(0xb7, R2, 0, 0, 1), instruction(0xdb, R10, R2, -8, 0xe1)];
-    accepts(bpf_prog_type::BPF_PROG_TYPE_KPROBE, &[&exchange[..], &END].concat())
+    let exchange = [
+        bpf_insn { off: -8, ..instruction(0x7a, 10, 0) },
+        instruction(0xb7, 2, 1),
+        bpf_insn { off: -8, _bitfield_1: bpf_insn::new_bitfield_1(10, 2), ..instruction(0xdb, 0, 0xe1) },
+    ];
+    accepts(bpf_prog_type::BPF_PROG_TYPE_KPROBE, &[&exchange[..], &end()].concat())
 }
 
 /// Whether tracing programs may use hash maps that are allocated at run time (Linux 6.1). Before, programs of type perf event are
 /// refused, and others make the kernel warn (`check_map_prog_compatibility` in kernel/bpf/verifier.c).
 pub(crate) fn has_run_time_allocation() -> io::Result<bool> {
-    let map = hash_map()?;
+    let map = create_map(bpf_map_type::BPF_MAP_TYPE_HASH, [8, 8, 1], BPF_F_NO_PREALLOC)?;
     // r1 = map, in two instructions
-    let load = [instruction(0x18, R1, 1, 0, map.as_raw_fd()), instruction(0, 0, 0, 0, 0)];
-    accepts(bpf_prog_type::BPF_PROG_TYPE_PERF_EVENT, &[&load[..], &END].concat())
+    let address = bpf_insn { _bitfield_1: bpf_insn::new_bitfield_1(1, 1), ..instruction(0x18, 0, map.as_raw_fd()) };
+    accepts(bpf_prog_type::BPF_PROG_TYPE_PERF_EVENT, &[&[address, instruction(0, 0, 0)][..], &end()].concat())
 }
 
-fn hash_map() -> io::Result<OwnedFd> {
-    let mut attr = attributes();
-    // SAFETY: a structure of integers.
-    let create = unsafe { &mut attr.__bindgen_anon_1 };
-    (create.map_type, create.key_size, create.value_size, create.max_entries) = (1, 8, 8, 1);
-    // BPF_F_NO_PREALLOC
-    create.map_flags = 1;
-    // SAFETY: `attr` contains no pointers; the result is a new descriptor.
-    unsafe { command(bpf_cmd::BPF_MAP_CREATE, &mut attr).and_then(|result| owned(result)) }
-}
-
-fn accepts(kind: bpf_prog_type, program: &[(u8, u8, i16, i32)]) -> io::Result<bool> {
-    let encode = |&(code, registers, off, imm): &(u8, u8, i16, i32)| bpf_insn {
-        code,
-        _bitfield_align_1: [],
-        _bitfield_1: bpf_insn::new_bitfield_1(registers & 15, registers >> 4),
-        off,
-        imm,
-    };
-    let instructions: Vec<bpf_insn> = program.iter().map(encode).collect();
-    let mut attr = attributes();
-    // SAFETY: a structure of integers.
-    let load = unsafe { &mut attr.__bindgen_anon_3 };
-    load.prog_type = kind as u32;
-    load.insn_cnt = u32::try_from(instructions.len()).map_err(io::Error::other)?;
-    load.insns = instructions.as_ptr() as u64;
-    load.license = c"GPL".as_ptr() as u64;
-    // SAFETY: the instructions and the licence outlive the call; the result is a new descriptor.
-    match unsafe { command(bpf_cmd::BPF_PROG_LOAD, &mut attr).and_then(|result| owned(result)) } {
+fn accepts(kind: bpf_prog_type, program: &[bpf_insn]) -> io::Result<bool> {
+    match load(kind, program) {
         Ok(_) => Ok(true),
         // The verifier's answers. Without permission to load any program, the error is EPERM.
         Err(error) if matches!(error.raw_os_error(), Some(libc::EINVAL | libc::EACCES)) => Ok(false),
@@ -114,7 +79,7 @@ mod tests {
 
     #[test]
     fn refused_programs_are_an_answer() {
-        let unknown = instruction(0x85, 0, 0, 0, 0x7fff_ffff);
-        assert!(!accepts(bpf_prog_type::BPF_PROG_TYPE_KPROBE, &[&[unknown], &END[1..]].concat()).expect("as root"));
+        let unknown = instruction(0x85, 0, 0x7fff_ffff);
+        assert!(!accepts(bpf_prog_type::BPF_PROG_TYPE_KPROBE, &[unknown, end()[1]]).expect("as root"));
     }
 }
