@@ -148,6 +148,12 @@ fn sessions(transcript: &Transcript) -> Vec<Check> {
             .instead(is_locked.then_some(LOCKED)),
         Check::new(Feature::Detach, "interpreted: the target is unharmed", unharmed(transcript, "interpreted")),
     ]);
+    let mut sampled = |feature: Feature, what: &str, outcome| {
+        checks.push(Check::new(feature, format!("{SAMPLED}: {what}"), outcome));
+    };
+    sampled(Feature::Inline, "heapbpf exits with 0", exited(transcript, SAMPLED));
+    sampled(Feature::Inline, "estimates are near the totals", estimates(transcript, kernel));
+    sampled(Feature::Detach, "the target is unharmed", unharmed(transcript, SAMPLED));
     if machine == ARM64 {
         let what = "interpreted: the report has the reason";
         checks.push(Check::new(Feature::Interpreters, what, uninterpreted(transcript)).instead(Some(NO_INTERPRETERS)));
@@ -176,11 +182,6 @@ fn session_checks(transcript: &Transcript, session: &Session, kernel: (u32, u32)
         let check = Check::new(session.about.unwrap_or(feature), format!("{}: {what}", session.name), outcome);
         checks.push(check.instead(instead));
     };
-    if session.about == Some(Feature::Inline) && machine == ARM64 {
-        add(Feature::Inline, "heapbpf refuses", refused(transcript, session.name), Some(NO_STUBS));
-        add(Feature::Detach, "the target is unharmed", unharmed(transcript, session.name), None);
-        return checks;
-    }
     let complete_min = session.complete_min(machine);
     let code = match session {
         // The command's own.
@@ -217,15 +218,8 @@ fn session_checks(transcript: &Transcript, session: &Session, kernel: (u32, u32)
     checks
 }
 
-const NO_STUBS: &str = "refused with a reason: the inline engine needs x86-64";
 const NOT_HOOKED: &str = "without functions that may throw (`operator new` of allocators other than the C library's): needs uprobe sessions \
                           (Linux 6.13)";
-
-fn refused(transcript: &Transcript, session: &str) -> Outcome {
-    let log = transcript.text(&format!("{session}.log")).unwrap_or_default();
-    let reason = log.lines().find(|line| line.contains("the inline engine is not available on aarch64"));
-    exited_with(transcript, session, "1").and(reason.map(str::to_owned).ok_or_else(|| log.trim().to_owned()))
-}
 
 fn may_throw(hook: &Hook) -> bool {
     hook.error.as_deref().is_some_and(|error| error.contains("only session links survive"))
@@ -336,6 +330,29 @@ fn stubs(report: &Report, kernel: (u32, u32)) -> Outcome {
     let passed = engine.targets == expected && (engine.passed_calls > 0) == (expected == 1);
     let is_explained = engine.refused.keys().all(|reason| reason.contains("Linux 6.6"));
     if passed && is_explained { Ok(format!("{} calls", engine.passed_calls)) } else { Err(format!("{engine:?}")) }
+}
+
+/// A session of `threads.c` by the inline engine at an interval of many blocks, of which about 10,000 are sampled.
+const SAMPLED: &str = "sampled";
+/// Ten standard deviations.
+const ESTIMATE_ERROR_MAX: f64 = 0.1;
+/// The others do not pass through stubs.
+const PASSED_MIN: f64 = 0.9;
+
+/// Compares estimates of allocated and freed bytes. Where the kernel has what stubs need, calls pass them.
+#[expect(clippy::cast_precision_loss, reason = "compared with a tolerance")]
+fn estimates(transcript: &Transcript, kernel: (u32, u32)) -> Outcome {
+    let report = report(transcript, SAMPLED)?;
+    let process = report.targets.first().ok_or("no target")?;
+    let sum = ledger(transcript, SAMPLED, 0)?.sum();
+    let ratio = |estimate: &Number, total: u64| estimate.as_f64().unwrap_or(0.0) / total as f64;
+    let allocated = ratio(&process.totals.alloc_bytes, sum.alloc_bytes);
+    let freed = ratio(&process.totals.free_bytes, sum.free_bytes);
+    let passed = report.health.inline_engine.as_ref().map_or(0, |engine| engine.passed_calls);
+    let words = format!("{allocated:.3} of the allocated and {freed:.3} of the freed bytes, {passed} calls of stubs");
+    let is_near = |ratio: f64| (ratio - 1.0).abs() <= ESTIMATE_ERROR_MAX;
+    let has_passed = kernel < MULTI_LINKS || passed as f64 >= PASSED_MIN * sum.alloc_count as f64;
+    if is_near(allocated) && is_near(freed) && has_passed { Ok(words) } else { Err(words) }
 }
 
 /// Detects kernels whose better links heapbpf does not use.

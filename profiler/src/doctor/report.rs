@@ -10,7 +10,6 @@ use crate::linux::feature::Support;
 use crate::model::ScopeKind;
 use crate::probe::place::Class;
 use crate::probe::plan::PlannedHook;
-use crate::probe::stub;
 use crate::report::page::Column::{self, Left, Right};
 use crate::report::page::table_lines;
 use crate::report::text::printable;
@@ -154,7 +153,6 @@ impl Page {
         self.line(PLAIN, &format!("  CPU time with `--engine trap`: {trap} times"));
         let inline = match engines.inline {
             Some(times) => format!("≈ {times:.2} times ({} pointers lead to its functions)", engines.pointers),
-            None if !stub::IS_AVAILABLE => "not available on this processor".to_owned(),
             None => "as with `trap`: no pointer of a global offset table leads to its functions".to_owned(),
         };
         self.line(PLAIN, &format!("  CPU time with `--engine inline`: {inline}"));

@@ -1,6 +1,8 @@
 //! Slots that the dynamic linker fills with addresses of other modules' functions: those of the global offset table, and
 //! pointers in data. Reads the dynamic section; section headers may be stripped.
 
+use std::ops::Range;
+
 use object::LittleEndian as LE;
 use object::elf::{self, DT_JMPREL, DT_PLTRELSZ, DT_RELA, DT_RELASZ, DT_STRSZ, DT_STRTAB, DT_SYMTAB, Rela64, Sym64};
 use object::pod::slice_from_all_bytes;
@@ -25,6 +27,27 @@ pub(crate) struct Import {
 const TABLE_BYTES_MAX: u64 = 256 << 20;
 const SLOT_BYTES: u64 = 8;
 
+/// Kinds of relocations of slots.
+struct Kinds {
+    /// Of the procedure linkage table.
+    lazy: u32,
+    /// Of the global offset table.
+    word: u32,
+    /// Of data.
+    pointer: u32,
+}
+
+impl Kinds {
+    fn of(machine: u16) -> Self {
+        match machine {
+            elf::EM_AARCH64 => {
+                Self { lazy: elf::R_AARCH64_JUMP_SLOT, word: elf::R_AARCH64_GLOB_DAT, pointer: elf::R_AARCH64_ABS64 }
+            }
+            _ => Self { lazy: elf::R_X86_64_JUMP_SLOT, word: elf::R_X86_64_GLOB_DAT, pointer: elf::R_X86_64_64 },
+        }
+    }
+}
+
 /// Relocations of slots, with the tables that name them.
 struct Relocations {
     entries: Vec<Rela64<LE>>,
@@ -38,6 +61,7 @@ impl Relocations {
         let mut read = Self { entries: Vec::new(), symbols: Vec::new(), strings: Vec::new() };
         let Some(section) = &elf.dynamic else { return Ok(read) };
         let dynamic = Dynamic::read(image, section);
+        let kinds = Kinds::of(elf.machine);
         let table = |address: u64, size_bytes: u64| -> Result<Vec<u8>, ObjectError> {
             if size_bytes == 0 {
                 return Ok(Vec::new());
@@ -53,9 +77,10 @@ impl Relocations {
             let bytes = table(dynamic.get(address), dynamic.get(size_bytes))?;
             let entries = slice_from_all_bytes::<Rela64<LE>>(&bytes).map_err(|()| malformed())?;
             let wanted = |entry: &&Rela64<LE>| {
-                let kind = entry.r_type(LE, false);
-                let refers = matches!(kind, elf::R_X86_64_JUMP_SLOT | elf::R_X86_64_GLOB_DAT | elf::R_X86_64_64);
-                refers && entry.r_sym(LE, false) != 0 && entry.r_offset.get(LE).is_multiple_of(SLOT_BYTES)
+                let kinds = [kinds.lazy, kinds.word, kinds.pointer];
+                kinds.contains(&entry.r_type(LE, false))
+                    && entry.r_sym(LE, false) != 0
+                    && entry.r_offset.get(LE).is_multiple_of(SLOT_BYTES)
             };
             read.entries.extend(entries.iter().filter(wanted).copied());
         }
@@ -83,7 +108,7 @@ pub(crate) fn imports(image: &Image, elf: &Elf, names: &[&'static str]) -> Resul
     let import = |(entry, tail): (&Rela64<LE>, &[u8])| {
         let function =
             names.iter().find(|name| tail.strip_prefix(name.as_bytes()).and_then(<[u8]>::first) == Some(&0))?;
-        let lazy = entry.r_type(LE, false) == elf::R_X86_64_JUMP_SLOT;
+        let lazy = entry.r_type(LE, false) == Kinds::of(elf.machine).lazy;
         Some(Import { slot: LinkAddr(entry.r_offset.get(LE)), function, lazy })
     };
     Ok(relocations.named()?.filter_map(import).collect())
@@ -97,8 +122,8 @@ pub(crate) struct Stub {
     pub function: Box<str>,
 }
 
-/// Sections of stubs, and the size of one.
-const STUB_SECTIONS: [(&str, usize); 3] = [(".plt", 16), (".plt.sec", 16), (".plt.got", 8)];
+/// Sections of stubs, and the size of one on x86-64.
+const STUB_SECTIONS: [(&str, u64); 3] = [(".plt", 16), (".plt.sec", 16), (".plt.got", 8)];
 const STUBS_BYTES_MAX: u64 = 4 << 20;
 const STUB_NAME_BYTES_MAX: usize = 4096;
 
@@ -111,12 +136,16 @@ pub(crate) fn stubs(image: &Image, elf: &Elf) -> Vec<Stub> {
     for (name, size_bytes) in STUB_SECTIONS {
         let Some(section) = elf.section(name) else { continue };
         let Ok(code) = image.read(section.offset, section.size_bytes, STUBS_BYTES_MAX) else { continue };
-        for (code, start) in code.chunks_exact(size_bytes).zip((section.address.0..).step_by(size_bytes)) {
-            let tail = jump_slot(code, start).and_then(|slot| names.get(&slot));
-            let function = tail.and_then(|tail| tail[..tail.len().min(STUB_NAME_BYTES_MAX)].split(|&b| b == 0).next());
+        let found = match elf.machine {
+            elf::EM_AARCH64 => aarch64_stubs(&code, section.address.0),
+            _ => x86_64_stubs(&code, section.address.0, size_bytes),
+        };
+        for (code, slot) in found {
+            let tail = names.get(&slot).map(|tail| &tail[..tail.len().min(STUB_NAME_BYTES_MAX)]);
+            let function = tail.and_then(|tail| tail.split(|&byte| byte == 0).next());
             stubs.extend(function.map(|function| Stub {
-                start: LinkAddr(start),
-                size_bytes: size_bytes as u64,
+                start: LinkAddr(code.start),
+                size_bytes: code.end - code.start,
                 function: String::from_utf8_lossy(function).into(),
             }));
         }
@@ -124,14 +153,78 @@ pub(crate) fn stubs(image: &Image, elf: &Elf) -> Vec<Stub> {
     stubs
 }
 
-/// The slot of `jmp *slot(%rip)`, the first such instruction of a stub.
-fn jump_slot(code: &[u8], start: u64) -> Option<u64> {
+/// Addresses of stubs, and of their slots: that of `jmp *slot(%rip)`, the first such instruction of a stub.
+fn x86_64_stubs(code: &[u8], start: u64, size_bytes: u64) -> Vec<(Range<u64>, u64)> {
     const JUMP: [u8; 2] = [0xff, 0x25];
-    let at = code.windows(JUMP.len()).position(|bytes| bytes == JUMP)? + JUMP.len();
-    let distance = i32::from_le_bytes(*code.get(at..)?.first_chunk()?);
-    Some(start.wrapping_add(at as u64 + 4).wrapping_add_signed(distance.into()))
+    let slot = |(code, start): (&[u8], u64)| {
+        let at = code.windows(JUMP.len()).position(|bytes| bytes == JUMP)? + JUMP.len();
+        let distance = i32::from_le_bytes(*code.get(at..)?.first_chunk()?);
+        let slot = start.wrapping_add(at as u64 + 4).wrapping_add_signed(distance.into());
+        Some((start..start.saturating_add(size_bytes), slot))
+    };
+    let size = usize::try_from(size_bytes).unwrap_or(usize::MAX);
+    code.chunks_exact(size)
+        .zip((0..).map(|number: u64| start.wrapping_add(number * size_bytes)))
+        .filter_map(slot)
+        .collect()
+}
+
+/// The same, from `adrp x16, slot; ldr x17, [x16, slot]; add x16, x16, slot; br x17`, which `bti c` may precede.
+fn aarch64_stubs(code: &[u8], start: u64) -> Vec<(Range<u64>, u64)> {
+    const LANDING_PAD: u32 = 0xd503_245f;
+    let words: Vec<u32> = code.as_chunks().0.iter().map(|bytes| u32::from_le_bytes(*bytes)).collect();
+    let stub = |(number, pair): (usize, &[u32; 2])| {
+        let at = start.wrapping_add(4 * number as u64);
+        let [page, load] = *pair;
+        if page & 0x9f00_001f != 0x9000_0010 || load & 0xffc0_03ff != 0xf940_0211 {
+            return None;
+        }
+        let pages = i64::from((page >> 5 << 2 | page >> 29 & 3) << 11) << 32 >> 43;
+        let slot = (at & !0xfff).wrapping_add_signed(pages << 12).wrapping_add(u64::from(load >> 10 & 0xfff) * 8);
+        let has_pad = number > 0 && words[number - 1] == LANDING_PAD;
+        Some((at - if has_pad { 4 } else { 0 }..at.saturating_add(16), slot))
+    };
+    words.array_windows().enumerate().filter_map(stub).collect()
 }
 
 fn malformed() -> ObjectError {
     ObjectError::Malformed("a dynamic table has incomplete entries")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stubs_of_aarch64_are_found_with_and_without_landing_pads() {
+        let words: [u32; 14] = [
+            // First of all, resolves: bti c; stp x16, x30, [sp, #-16]!; adrp; ldr; add; br x17
+            0xd503_245f,
+            0xa9bf_7bf0,
+            0xd000_0490,
+            0xf947_a211,
+            0x913d_0210,
+            0xd61f_0220,
+            // adrp x16, 0x9f000; ldr x17, [x16, #3912]; add x16, x16, #0xf48; br x17
+            0xd000_0490,
+            0xf947_a611,
+            0x913d_2210,
+            0xd61f_0220,
+            // The same behind bti c, from a page below.
+            0xd503_245f,
+            0xf0ff_fff0,
+            0xf947_aa11,
+            0x913d_4210,
+        ];
+        let code: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+        let expected = [(0xd978..0xd988, 0x9ff40), (0xd988..0xd998, 0x9ff48), (0xd998..0xd9ac, 0xcf50)];
+        assert_eq!(aarch64_stubs(&code, 0xd970), expected);
+    }
+
+    #[test]
+    fn stubs_of_x86_64_jump_through_slots() {
+        // endbr64; bnd jmp *0x2fbd(%rip); nopl
+        let code = [0xf3, 0x0f, 0x1e, 0xfa, 0xf2, 0xff, 0x25, 0xbd, 0x2f, 0, 0, 0x0f, 0x1f, 0x44, 0, 0];
+        assert_eq!(x86_64_stubs(&code, 0x1000, 16), [(0x1000..0x1010, 0x3fc8)]);
+    }
 }

@@ -11,4 +11,4 @@ pub(crate) mod jumps;
 pub(crate) mod leftover;
 pub(crate) mod place;
 pub(crate) mod plan;
-pub(crate) use arch::stub;
+pub(crate) mod stub;

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Result, ensure};
+use anyhow::Result;
 use profiler_common::interval::Interval;
 use profiler_common::limits::LIVE_BLOCKS_DEFAULT;
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -25,7 +25,6 @@ use crate::guardrail::Limits;
 use crate::linux::memory;
 use crate::model::ScopeKind;
 use crate::probe::place::PlacementMode;
-use crate::probe::stub;
 use crate::process::selection::{ProcessFacts, Selection};
 use crate::snapshot::Snapshot;
 use crate::units::EstimatedBytes;
@@ -166,24 +165,6 @@ pub enum Engine {
     Inline,
 }
 
-impl Engine {
-    /// The engine that records where this one is requested. Fails if it was requested for all processes and does not exist on this
-    /// processor; a policy that selects it for some then records them by probes.
-    pub(super) fn on_this_processor(self, is_policy: bool) -> Result<Self> {
-        self.with_stubs(stub::IS_AVAILABLE, is_policy)
-    }
-
-    fn with_stubs(self, has_stubs: bool, is_policy: bool) -> Result<Self> {
-        const PROCESSOR: &str = std::env::consts::ARCH;
-        if self == Self::Trap || has_stubs {
-            return Ok(self);
-        }
-        ensure!(is_policy, "the inline engine is not available on {PROCESSOR}, only on x86_64; use `--engine trap`");
-        warn!("the inline engine is not available on {PROCESSOR}: its processes are recorded by `trap`");
-        Ok(Self::Trap)
-    }
-}
-
 /// Which new processes are stopped (by ptrace, unseen by their parents, about 10 ms) until their probes are attached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Hold {
@@ -314,20 +295,4 @@ pub struct Progress {
     pub overhead_percent: Option<f64>,
     /// Only the callsite that grew most since the recording began.
     pub top_grower: Option<Box<Snapshot>>,
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_inline_engine_is_refused_where_it_has_no_stubs() {
-        let engine = |engine: Engine, has_stubs, is_policy| engine.with_stubs(has_stubs, is_policy).ok();
-        assert_eq!(engine(Engine::Inline, true, false), Some(Engine::Inline));
-        assert_eq!(engine(Engine::Inline, false, true), Some(Engine::Trap));
-        assert_eq!(engine(Engine::Inline, false, false), None);
-        assert_eq!(engine(Engine::Trap, false, false), Some(Engine::Trap));
-        let error = Engine::Inline.with_stubs(false, false).expect_err("refused");
-        assert!(error.to_string().contains("use `--engine trap`"), "{error}");
-    }
 }

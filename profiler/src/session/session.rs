@@ -38,7 +38,6 @@ use crate::ids::Pid;
 use crate::ingest::decode;
 use crate::ingest::event::Event;
 use crate::linux::{bpf, clock, memory};
-use crate::probe::stub;
 use crate::process::selection::{self, Selection};
 use crate::recording::recorder::Recorder;
 use crate::snapshot::Snapshot;
@@ -88,7 +87,6 @@ const DROPS_LOG_PERIOD: Duration = Duration::from_millis(200);
 impl Session {
     /// [`attach`](Self::attach) is next. Fails if an individually selected process cannot be profiled.
     pub fn start(mut config: SessionConfig) -> Result<Self> {
-        config.engine = config.engine.on_this_processor(config.policy.is_some())?;
         let mut discovery = Discovery::new(config.placement, config.functions.clone(), config.heaps.clone());
         let mut processes = ProcessTable::new()?;
         let selection = &config.selection;
@@ -117,7 +115,7 @@ impl Session {
         let mut guard = Guard::new(config.limits, maps, memory::resident_bytes())?;
         let mut probes = Probes::load(&config, u32::try_from(row_cells).unwrap_or(u32::MAX), discovery, tables)?;
         guard.calibrate(&mut probes, config.detailed_progress)?;
-        let can_inline = stub::IS_AVAILABLE && probes.kernel.link_kind() != LinkKind::Perf;
+        let can_inline = probes.kernel.link_kind() != LinkKind::Perf;
         let is_hint_due = config.hints && config.engine == Engine::Trap && can_inline;
         Ok(Self {
             rates: Rates::new(&config),

@@ -16,6 +16,8 @@ pub(crate) mod store;
 pub(crate) mod table;
 
 use crate::object::image::Image as File;
+#[cfg(test)]
+pub(crate) use arch::Processor;
 use cache::{Cache, TableKey};
 pub(crate) use image::{Image, ImageError};
 pub use table::Table;
@@ -24,6 +26,12 @@ pub(crate) use table::{BuildStats, RuleTable};
 /// Missing or malformed unwind information is no error: the table has gaps, and [`BuildStats`] counts them.
 pub fn build(file: &File) -> Result<Table, ImageError> {
     Image::parse(file).map(|image| build_from_image(&image))
+}
+
+/// Of a module for a processor that may not be this machine's.
+#[cfg(test)]
+pub(crate) fn build_for(file: &File, processor: Processor) -> Result<Table, ImageError> {
+    Image::parse_for(file, processor).map(|image| build_from_image(&image))
 }
 
 pub(crate) fn build_cached(file: &File, cache: &Cache) -> Result<Table, ImageError> {

@@ -1,6 +1,9 @@
 //! Checks of what killed processes and steps of the clock leave.
 
-use super::{Check, Feature, Outcome, Transcript, exited, expect, ledger, report, unharmed};
+use super::{
+    Check, Feature, MULTI_LINKS, Outcome, THREADS, Transcript, exited, expect, ledger, report, totals, unharmed,
+    version,
+};
 
 /// Limit for the duration of the recording with clock steps, in nanoseconds. The steps are decades.
 const RECORDED_NS_MAX: u64 = 3_600_000_000_000;
@@ -22,6 +25,8 @@ pub(super) fn faults(transcript: &Transcript) -> Vec<Check> {
         Check::new(Feature::Detach, "keeper killed: heapbpf reports it", reported(transcript)),
         Check::new(Feature::Detach, "keeper killed: no probe remains", no_probes("keeper-killed")),
         Check::new(Feature::Detach, "keeper killed: the target is unharmed", unharmed(transcript, "keeper-killed")),
+        Check::new(Feature::Inline, "stubs left: the next session is exact and removes them", next(transcript)),
+        Check::new(Feature::Detach, "stubs left: the target is unharmed", unharmed(transcript, "stubs-left")),
         Check::new(Feature::Drops, "clock steps: heapbpf exits with 0", exited(transcript, "clock")),
         Check::new(Feature::Totals, "clock steps: totals and duration are correct", clock(transcript)),
     ]
@@ -34,6 +39,21 @@ fn reported(transcript: &Transcript) -> Outcome {
         Some("3") if log.contains("keeper") => report(transcript, "keeper-killed").map(|_| String::new()),
         code => Err(format!("exit code {}: {}", code.unwrap_or("unknown"), log.trim())),
     }
+}
+
+/// The target has worked three times: for the session that was killed, for none, and for the next one.
+fn next(transcript: &Transcript) -> Outcome {
+    let kernel = transcript.value("kernel").map_or((0, 0), version);
+    exited(transcript, "stubs-left")?;
+    let log = transcript.text("stubs-left.log").unwrap_or_default();
+    let restored = log.lines().find(|line| line.contains("that a killed heapbpf had left")).unwrap_or_default();
+    if restored.is_empty() && kernel >= MULTI_LINKS {
+        return Err(format!("it restored no pointers: {}", log.trim()));
+    }
+    let report = report(transcript, "stubs-left")?;
+    let process = report.targets.first().ok_or("no target")?;
+    let words = totals(process, &ledger(transcript, "stubs-left", 2)?, &THREADS)?;
+    Ok(format!("{words}; {}", restored.trim_start_matches("heapbpf: warning: ")))
 }
 
 fn clock(transcript: &Transcript) -> Outcome {

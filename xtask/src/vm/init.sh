@@ -145,6 +145,13 @@ finish
 file inline.ledger
 leave
 
+# The same with few samples: countdowns reach 0 now and then.
+begin sampled threads --no-inventory --interval 16KiB --engine inline
+kill -TERM $heapbpf
+finish
+file sampled.ledger
+leave
+
 # The C library in the program, another one, and other allocators, with either engine.
 for engine in trap inline; do
     begin static-$engine static --no-inventory --interval 1 --engine $engine
@@ -246,6 +253,24 @@ begin keeper-killed exact --interval 1
 kill -KILL "$(pidof heapbpf-keeper)"
 finish
 value keeper-killed.probes_after "$(probes $target)"
+leave
+
+# Both are killed while calls pass stubs. The target continues, and the next session removes the stubs.
+begin stubs-left threads --no-inventory --interval 1 --engine inline
+kill -KILL $heapbpf "$(pidof heapbpf-keeper)"
+wait $heapbpf
+echo go >&3
+await stubs-left.ledger '{' 2 $target
+rm stubs-left.log
+nice -n -20 heapbpf --pid $target --no-inventory --interval 1 --engine trap -o "$PWD/stubs-left.json" \
+    >stubs-left.summary 2>stubs-left.log &
+heapbpf=$!
+await stubs-left.log 'heapbpf: recording' 1 $heapbpf
+echo go >&3
+await stubs-left.ledger '{' 3 $target
+kill -TERM $heapbpf
+finish
+file stubs-left.ledger
 leave
 
 # The clock is set back and forth while a target works.

@@ -7,6 +7,7 @@ pub(super) mod aarch64;
 pub(super) mod flow;
 mod instruction_set;
 mod origins;
+pub(super) mod stub;
 mod transfer;
 #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "for another processor; tested on all"))]
 pub(super) mod x86_64;
@@ -16,8 +17,6 @@ pub use self::instruction_set::Emulation;
 pub(super) use self::instruction_set::{Instruction, InstructionSet, PointerPlace};
 pub(super) use self::origins::Origins;
 #[cfg(target_arch = "aarch64")]
-pub(super) use aarch64::Aarch64 as Native;
+pub(crate) use aarch64::Aarch64 as Native;
 #[cfg(not(target_arch = "aarch64"))]
-pub(super) use x86_64::X86_64 as Native;
-// Assembles code of x86-64 on every processor; the engine is refused on the others.
-pub(crate) use x86_64::stub;
+pub(crate) use x86_64::X86_64 as Native;

@@ -59,7 +59,7 @@ pub(super) fn replaceable<'a>(
     let has_stub = matches!(spec.shape, CallShape::Alloc | CallShape::AllocOut | CallShape::Free | CallShape::Realloc);
     // A nested call would be sampled as well. In C libraries, `realloc` calls others only for null, and where it fails otherwise.
     let is_nested = spec.delegates && !(spec.shape == CallShape::Realloc && C_LIBRARIES.contains(&&*hook.heap));
-    if !stub::IS_AVAILABLE || !has_stub || is_nested {
+    if !has_stub || is_nested {
         return None;
     }
     let function = space.mappings().iter().filter(|mapped| mapped.module == Some(hook.module)).find_map(|mapped| {
@@ -210,13 +210,13 @@ pub(super) fn place(
 }
 
 /// Preferred distance of the stubs from the allocator, so that modules that are loaded later are mapped in between.
-const DISTANCE_BYTES: u64 = 256 << 20;
-/// Jumps reach 2 GiB.
-const DISTANCE_BYTES_MAX: u64 = (2 << 30) - (64 << 20);
+const DISTANCE_BYTES: u64 = stub::REACH_BYTES / 8;
+/// With room for the stubs' data, and for an allocator's other functions.
+const DISTANCE_BYTES_MAX: u64 = stub::REACH_BYTES - stub::REACH_BYTES / 32;
 /// Lowest address that a process may map (`vm.mmap_min_addr` is below), with room for programs at their linked address.
 const ADDRESS_MIN: u64 = 1 << 20;
-/// First address above those of user space.
-const ADDRESS_END: u64 = 0x7fff_ffff_f000;
+/// First address above those that every process may map. On arm64, most kernels have more.
+const ADDRESS_END: u64 = if cfg!(target_arch = "aarch64") { 1 << 39 } else { 0x7fff_ffff_f000 };
 
 /// Finds free addresses near the allocator, best below it: the kernel maps new modules downwards from the lowest.
 fn free_range(mapped: &[Region], near: u64, size_bytes: u64) -> Option<u64> {

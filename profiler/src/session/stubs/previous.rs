@@ -36,9 +36,6 @@ struct MappedStubs {
     is_bypassed: bool,
 }
 
-/// The instruction that the kernel writes at a probe (`UPROBE_SWBP_INSN`).
-const BREAKPOINT: u8 = 0xcc;
-
 impl Previous {
     /// Cheap without stubs. `is_own` recognises those of this session.
     pub(super) fn find(space: &AddressSpace, is_own: impl Fn(&Mapping) -> bool) -> Self {
@@ -153,8 +150,10 @@ impl MappedStubs {
             // Any byte of a jump may look like a breakpoint.
             bypasses.extend(is_jump.then(|| inside(at)..inside(at) + jump.len()));
         }
-        let changed = memory[..read].iter().zip(&image).enumerate().filter(|(_, (now, before))| now != before);
-        let breakpoints = changed.filter(|(_, (now, _))| **now == BREAKPOINT).map(|(at, _)| at);
+        let size_bytes = stub::BREAKPOINT.len();
+        let instructions = memory[..read].chunks_exact(size_bytes).zip(image.chunks_exact(size_bytes)).enumerate();
+        let changed = instructions.filter(|(_, (now, before))| now != before && *now == stub::BREAKPOINT);
+        let breakpoints = changed.map(|(number, _)| number * size_bytes);
         let breakpoints = breakpoints.filter(|at| !bypasses.iter().any(|bypass| bypass.contains(at)));
         let breakpoints = breakpoints.map(|at| at as u64).collect();
         let (TargetAddr(address), data_bytes) = (code.start, data.size_bytes());

@@ -216,6 +216,47 @@ impl Word {
             .then(|| ([Some(first), Some(self.register(10))], base, (distance * 8).cast_unsigned()))
     }
 
+    /// A conditional branch with the opposite condition, over this distance. `None` for those that no kernel emulates.
+    pub(super) fn inverted_branch(self, distance_bytes: u64) -> Option<Self> {
+        let distance = u32::try_from(distance_bytes / INSTRUCTION_BYTES).ok()?;
+        if self.is(0xff00_0010, 0x5400_0000) {
+            // The last two conditions are always true.
+            return (self.bits(1, 3) != 0b111).then_some(Self((self.0 ^ 1) & !(0x7_ffff << 5) | distance << 5));
+        }
+        if self.is(0x7e00_0000, 0x3400_0000) {
+            return Some(Self((self.0 ^ 1 << 24) & !(0x7_ffff << 5) | distance << 5));
+        }
+        self.is(0x7e00_0000, 0x3600_0000).then_some(Self((self.0 ^ 1 << 24) & !(0x3fff << 5) | distance << 5))
+    }
+
+    /// Bytes by which an instruction of a function's prologue lowers the stack pointer.
+    pub(super) fn stack_growth(self) -> Option<i32> {
+        // sub sp, sp, #N
+        if self.is(0xff80_03ff, 0xd100_03ff) {
+            let bytes = self.bits(10, 12) << if self.bit(22) { 12 } else { 0 };
+            return i32::try_from(bytes).ok();
+        }
+        if self.register(5) != SP {
+            return None;
+        }
+        // stp of general or vector registers, whose size determines the scale; str of one register of 64 bits
+        let scale = match self.0 & 0xffc0_0000 {
+            0x2980_0000 | 0x2d80_0000 => 4,
+            0xa980_0000 | 0x6d80_0000 => 8,
+            0xad80_0000 => 16,
+            _ if self.is(0xffe0_0c00, 0xf800_0c00) || self.is(0xffe0_0c00, 0xfc00_0c00) => {
+                return Some(-(self.bits(12, 9).cast_signed() << 23 >> 23));
+            }
+            _ => return None,
+        };
+        Some(-(self.bits(15, 7).cast_signed() << 25 >> 25) * scale)
+    }
+
+    /// `paciasp`, `pacibsp`
+    pub(super) fn signs_link(self) -> bool {
+        self.is_hint() && matches!(self.hint(), 25 | 27)
+    }
+
     /// Comparison of a register of 64 bits with 0 that sets the flags: `cmp xN, #0`, `tst xN, xN`.
     pub(super) fn as_null_test(self) -> Option<Register> {
         let is_compare = self.is(0xffff_fc1f, 0xf100_001f);

@@ -6,6 +6,7 @@ mod instruction;
 mod kernel;
 mod pointers;
 mod registers;
+mod stub;
 mod text;
 mod values;
 
@@ -21,7 +22,7 @@ use super::instruction_set::{InstructionSet, PointerPlace};
 use super::origins::Origins;
 use super::transfer::Step;
 
-pub(in crate::probe) struct Aarch64;
+pub(crate) struct Aarch64;
 
 impl InstructionSet for Aarch64 {
     const ARGUMENTS: [Register; 6] = ARGUMENTS;

@@ -3,8 +3,7 @@
 mod flow;
 mod instruction;
 mod pointers;
-pub(crate) mod stub;
-mod stub_image;
+mod stub;
 
 use iced_x86::{Code, Decoder, DecoderOptions};
 use profiler_common::arch::x86_64::{ARGUMENTS, FRAME_POINTER, REGISTERS, STACK_POINTER};
@@ -15,7 +14,7 @@ use super::instruction_set::{InstructionSet, PointerPlace};
 use super::origins::Origins;
 use super::transfer::Step;
 
-pub(in crate::probe) struct X86_64;
+pub(crate) struct X86_64;
 
 impl InstructionSet for X86_64 {
     const ARGUMENTS: [Register; 6] = ARGUMENTS;

@@ -1,0 +1,130 @@
+//! Code of the inline engine's stubs.
+//!
+//! A stub runs in place of a function: it counts allocated bytes down, or searches the filter for the block that is freed, and
+//! continues in the function *behind* the instruction that has a probe, which it executes itself. Only sampled calls, and
+//! frees that the filter does not exclude, reach a `nop` in the stub, on which the kernel side has a probe.
+
+use gimli::Encoding;
+use gimli::write::{CallFrameInstruction, CommonInformationEntry};
+use profiler_common::hook::{CallShape, Site};
+
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum StubError {
+    #[error("it cannot be executed elsewhere: {0}")]
+    Prefix(&'static str),
+    #[error("cannot be encoded: {0}")]
+    Encode(String),
+}
+
+/// Countdown of one CPU for one heap: a cache line. Agent and stubs write it.
+pub(crate) mod slot {
+    pub(crate) const BYTES: usize = 64;
+    /// Bytes until the next sample; negative at a sample (i64).
+    pub(crate) const COUNTDOWN: i32 = 0;
+    /// Interval that the countdown was drawn for, in bytes (u64), and its code (u32).
+    pub(crate) const INTERVAL: i32 = 8;
+    pub(crate) const CODE: i32 = 16;
+    /// Code of the interval for the next countdown (u32).
+    pub(crate) const NEXT_CODE: i32 = 20;
+    /// State of the random number generator (u64).
+    pub(crate) const RANDOM: i32 = 24;
+    /// Calls so far (u64).
+    pub(crate) const CALLS: i32 = 32;
+}
+
+/// How a stub finds its countdown.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum SlotIndex {
+    /// By CPU: at this offset from the thread pointer, `struct rseq` has the CPU's number (Linux 4.18).
+    Rseq(i32),
+    /// By a hash of the thread pointer, with 2 to the power of this many slots.
+    Thread(u32),
+}
+
+/// A function to be replaced by a stub.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct StubFunction<'a> {
+    pub shape: CallShape,
+    /// Argument numbers.
+    pub size: usize,
+    pub count: Option<usize>,
+    pub pointer: Option<usize>,
+    pub page_rounded: bool,
+    /// Requested bytes from which on it may throw.
+    pub throw_safe_bytes: Option<u64>,
+    pub address: u64,
+    /// From the entry to the end of the probed instruction; empty without a probe.
+    pub prefix: &'a [u8],
+    /// Address of its heap's first countdown.
+    pub slots: u64,
+    /// For `realloc` of null, the stub of `malloc`; for `reallocarray`, the stub of `realloc`: they may be nested calls.
+    pub simpler: Option<u64>,
+}
+
+/// What the stubs of a process have in common.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Common {
+    /// Address of the live set's filter in the process.
+    pub(crate) filter: u64,
+    pub(crate) index: SlotIndex,
+    /// Address of the routine that draws countdowns.
+    pub(crate) draw: u64,
+    /// Size of a page, a power of 2.
+    pub(crate) page_bytes: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct StubSite {
+    /// From the beginning of the code.
+    pub offset: u64,
+    pub site: Site,
+}
+
+/// Code with a single entry, which is its beginning.
+#[derive(Debug)]
+pub(crate) struct Routine {
+    pub(crate) code: Vec<u8>,
+    /// With offsets from the routine's beginning.
+    pub(crate) sites: Vec<StubSite>,
+    /// Changes of the frame, with the offsets of the instructions from which on they apply.
+    pub(crate) frames: Vec<(u32, CallFrameInstruction)>,
+}
+
+/// Assembles stubs for a processor.
+pub(crate) trait StubSet {
+    /// Of ELF files (`e_machine`).
+    const MACHINE: u16;
+    /// Between routines: ends the program.
+    const PADDING: &'static [u8];
+    /// How far jumps reach, in bytes.
+    const REACH_BYTES: u64;
+
+    /// Without changes of the frame: a function's entry.
+    fn common_information(encoding: Encoding) -> CommonInformationEntry;
+
+    /// A routine for this address that draws a countdown, with the table of logarithms at another.
+    fn draw(address: u64, table: u64) -> Result<Routine, StubError>;
+
+    fn stub(address: u64, function: &StubFunction<'_>, common: &Common) -> Result<Routine, StubError>;
+
+    /// The address behind a stub's first instruction, a landing pad, and a jump to its function, which makes the stub neutral.
+    fn bypass(stub: u64, function: u64) -> (u64, Vec<u8>);
+}
+
+/// Entries of the table of logarithms: 2 to the power of this many, and one more.
+pub(crate) const TABLE_BITS: u32 = 8;
+
+/// Entry of the table of logarithms: 2^32 · log2(1 + step / 2^TABLE_BITS).
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "in 0..=2^32, which saturates")]
+pub(crate) fn logarithm(step: u32) -> u32 {
+    let part = f64::from(step) / f64::from(1_u32 << TABLE_BITS);
+    ((1.0 + part).log2() * 2_f64.powi(32)).round() as u32
+}
+
+/// The natural logarithm of 2, times 2^32.
+pub(super) const LN_2: u32 = 2_977_044_472;
+
+/// `SplitMix64` (Steele, Lea and Flood, OOPSLA 2014): the increment, and shifts with the factors behind them.
+pub(super) const RANDOM_INCREMENT: u64 = 0x9e37_79b9_7f4a_7c15;
+pub(super) const RANDOM_MIXES: [(u8, Option<u64>); 3] =
+    [(30, Some(0xbf58_476d_1ce4_e5b9)), (27, Some(0x94d0_49bb_1331_11eb)), (31, None)];
