@@ -66,15 +66,15 @@ impl Toolchain {
         architecture: Architecture,
         compiler: Compiler,
     ) -> Result<Self> {
-        if architecture == Architecture::Aarch64 && !architecture.is_host() {
-            packages::install(packages::AARCH64)?;
-        }
         let source = match compiler {
             Compiler::Rustup => {
-                add_target(repository, architecture)?;
+                add_compiler(repository, architecture)?;
                 Source::Own
             }
-            Compiler::Debian => Source::Debian(debian_library(repository, architecture)?),
+            Compiler::Debian => {
+                install_packages(architecture)?;
+                Source::Debian(debian_library(repository, architecture)?)
+            }
         };
         Ok(Self { architecture, source })
     }
@@ -114,14 +114,31 @@ impl Toolchain {
                 cargo
             }
         };
-        let triple = self.architecture.triple().to_uppercase().replace('-', "_");
         cargo
             .current_dir(&repository.root)
             .env_remove("RUSTFLAGS")
             .env("CARGO_ENCODED_RUSTFLAGS", flags.join("\u{1f}"));
-        // Crates that contain C derive the compiler's name from the target.
-        cargo.env(format!("CARGO_TARGET_{triple}_LINKER"), self.architecture.compiler());
+        set_linker(&mut cargo, self.architecture);
         cargo
+    }
+}
+
+/// Of programs for an architecture. Crates that contain C derive the compiler's name from the target.
+pub(crate) fn set_linker(cargo: &mut Command, architecture: Architecture) {
+    let triple = architecture.triple().to_uppercase().replace('-', "_");
+    cargo.env(format!("CARGO_TARGET_{triple}_LINKER"), architecture.compiler());
+}
+
+/// Installs what the toolchain that runs this program needs for an architecture.
+pub(crate) fn add_compiler(repository: &Repository, architecture: Architecture) -> Result<()> {
+    install_packages(architecture)?;
+    add_target(repository, architecture)
+}
+
+fn install_packages(architecture: Architecture) -> Result<()> {
+    match architecture {
+        Architecture::Aarch64 if !architecture.is_host() => packages::install(packages::AARCH64),
+        _ => Ok(()),
     }
 }
 

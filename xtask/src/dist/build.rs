@@ -10,15 +10,29 @@ use object::elf::{FileHeader64, PT_INTERP};
 use object::read::elf::{FileHeader as _, ProgramHeader as _};
 use object::{Endianness, elf};
 
-use super::{X86_64, read};
+use super::read;
+use crate::architecture::Architecture;
 use crate::command::{self, Repository};
+use crate::cross;
 
 pub(super) const PROFILE: &str = "dist";
 /// Maximum size of the stripped binary, against unnoticed growth.
-const BYTES_MAX: u64 = 16_000_000;
-/// Merges functions with equal code, of which generic code has many, packs relocations (glibc 2.36 applies these in static
-/// programs), and removes symbols.
-const LINKING: [&str; 3] = ["-Clink-arg=-Wl,--icf=all", "-Clink-arg=-Wl,-z,pack-relative-relocs", "-Cstrip=symbols"];
+const fn bytes_max(architecture: Architecture) -> u64 {
+    match architecture {
+        Architecture::X86_64 => 16_000_000,
+        Architecture::Aarch64 => 20_000_000,
+    }
+}
+/// Removes symbols. With Rust's linker, which x86-64 has: merges functions with equal code, of which generic code has many, and
+/// packs relocations (glibc 2.36 applies these in static programs).
+const fn linking(architecture: Architecture) -> &'static [&'static str] {
+    match architecture {
+        Architecture::X86_64 => {
+            &["-Clink-arg=-Wl,--icf=all", "-Clink-arg=-Wl,-z,pack-relative-relocs", "-Cstrip=symbols"]
+        }
+        Architecture::Aarch64 => &["-Cstrip=symbols"],
+    }
+}
 const EPOCH: &str = "SOURCE_DATE_EPOCH";
 
 /// A source tree, and what else determines the files that are made of it.
@@ -26,19 +40,21 @@ pub(super) struct Checkout {
     pub(super) root: PathBuf,
     pub(super) target: PathBuf,
     pub(super) version: String,
+    pub(super) architecture: Architecture,
     /// `SOURCE_DATE_EPOCH`: the timestamp of all files.
     pub(super) epoch: u64,
     cargo_home: PathBuf,
 }
 
 impl Checkout {
-    pub(super) fn of(repository: &Repository) -> Result<Self> {
+    pub(super) fn of(repository: &Repository, architecture: Architecture) -> Result<Self> {
         let home = std::env::var_os("CARGO_HOME").map(PathBuf::from);
         let home = home.or_else(|| Some(std::env::home_dir()?.join(".cargo"))).context("HOME is not set")?;
         Ok(Self {
             root: repository.root.clone(),
             target: repository.target.clone(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
+            architecture,
             epoch: epoch(&repository.root)?,
             cargo_home: home,
         })
@@ -55,12 +71,12 @@ impl Checkout {
         shell.args(["-o", "pipefail", "-euc", copy, "bash"]);
         command::run(shell.arg(&self.root).arg(&root).arg(&cargo_home).arg(&self.cargo_home))?;
         let target = folder.join("target");
-        Ok(Self { root, target, version: self.version.clone(), epoch: self.epoch, cargo_home })
+        Ok(Self { root, target, version: self.version.clone(), cargo_home, ..*self })
     }
 
     /// Where cargo-deb and cargo-generate-rpm search for `target/release/…` of their tables in profiler/Cargo.toml.
     pub(super) fn built(&self) -> PathBuf {
-        self.target.join(X86_64).join(PROFILE)
+        self.target.join(self.architecture.triple()).join(PROFILE)
     }
 
     /// A program that finds this source tree, its target directory and its timestamp.
@@ -89,10 +105,23 @@ impl Checkout {
         cargo.env_remove("RUSTFLAGS").env("CARGO_ENCODED_RUSTFLAGS", rust_flags(&places));
         cargo.env("CFLAGS", c_flags(&places));
         cargo.args(["rustc", "--locked", "--package", "heapbpf", "--bin", "heapbpf"]);
-        command::run(cargo.args(["--profile", PROFILE, "--target", X86_64, "--"]).args(LINKING))?;
+        let architecture = self.architecture;
+        cross::set_linker(&mut cargo, architecture);
+        cargo.args(["--profile", PROFILE, "--target", architecture.triple(), "--"]).args(linking(architecture));
+        command::run(&mut cargo)?;
         let binary = self.built().join("heapbpf");
-        check(&binary, &places)?;
+        check(&binary, &places, architecture)?;
         Ok(binary)
+    }
+
+    /// The same program for this machine's processor: it prints its manual pages and completions.
+    pub(super) fn runnable(&self, binary: &Path) -> Result<PathBuf> {
+        if self.architecture.is_host() {
+            return Ok(binary.to_owned());
+        }
+        let mut cargo = self.command(command::cargo());
+        command::run(cargo.args(["build", "--locked", "--package", "heapbpf", "--bin", "heapbpf"]))?;
+        Ok(self.target.join("debug/heapbpf"))
     }
 }
 
@@ -133,7 +162,8 @@ fn c_flags(places: &[Place]) -> OsString {
 }
 
 /// Fails if the binary needs a loader, is too large, or contains a path of this machine.
-fn check(binary: &Path, places: &[Place]) -> Result<()> {
+fn check(binary: &Path, places: &[Place], architecture: Architecture) -> Result<()> {
+    let bytes_max = bytes_max(architecture);
     let bytes = read(binary)?;
     let header = FileHeader64::<Endianness>::parse(&*bytes)?;
     let endian = header.endian()?;
@@ -150,7 +180,7 @@ fn check(binary: &Path, places: &[Place]) -> Result<()> {
         }
     }
     let size = fs::metadata(binary)?.len();
-    ensure!(size <= BYTES_MAX, "`{}` has {size} bytes, the limit is {BYTES_MAX}", binary.display());
-    eprintln!("static binary: {size} bytes, {BYTES_MAX} allowed");
+    ensure!(size <= bytes_max, "`{}` has {size} bytes, the limit is {bytes_max}", binary.display());
+    eprintln!("static binary: {size} bytes, {bytes_max} allowed");
     Ok(())
 }

@@ -7,7 +7,6 @@ use anyhow::{Context as _, Result, ensure};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::X86_64;
 use super::build::Checkout;
 use crate::command;
 
@@ -69,7 +68,8 @@ impl Dependencies {
     pub(super) fn of(checkout: &Checkout) -> Result<Self> {
         let linked = linked(checkout)?;
         let mut cargo = checkout.command(command::cargo());
-        cargo.args(["metadata", "--format-version=1", "--locked", "--filter-platform", X86_64]);
+        cargo.args(["metadata", "--format-version=1", "--locked"]);
+        cargo.args(["--filter-platform", checkout.architecture.triple()]);
         let metadata: Metadata = serde_json::from_str(&command::output(&mut cargo)?)?;
         let mut crates = metadata.packages;
         crates.retain(|found| linked.contains(&found.id()));
@@ -108,7 +108,8 @@ impl Dependencies {
 /// `cargo tree` resolves features for heapbpf alone; `cargo metadata` for the workspace, whose tests enable more.
 fn linked(checkout: &Checkout) -> Result<BTreeSet<Id>> {
     let mut cargo = checkout.command(command::cargo());
-    cargo.args(["tree", "--locked", "--package", "heapbpf", "--target", X86_64, "--prefix=none", "--format={p}"]);
+    cargo.args(["tree", "--locked", "--package", "heapbpf", "--prefix=none", "--format={p}"]);
+    cargo.args(["--target", checkout.architecture.triple()]);
     let tree = command::output(cargo.args(["--edges", "normal,no-proc-macro"]))?;
     Ok(tree.lines().filter_map(tree_line).collect())
 }

@@ -23,16 +23,16 @@ statically, and the Rust standard library (MIT OR Apache-2.0) is compiled in. Th
 GNU C Library: `cargo xtask dist` in the source of heapbpf makes it, with the library of the machine that it runs on.
 ";
 
-/// Obligation of CDDL-1.0, section 3.1: recipients of binaries are informed how to obtain the source.
-const CDDL: &str = "\
-inferno is Covered Software under the CDDL-1.0. It is used unchanged; its source is the crate `inferno` of the version
-below, in Rust's package registry and in its repository.
+/// Obligation of CDDL-1.0, section 3.1, and of MPL-2.0, section 3.2: recipients of binaries are informed how to obtain the source.
+const COVERED: &str = "\
+inferno is Covered Software under the CDDL-1.0, and dynasmrt under the MPL-2.0. They are used unchanged; their source is
+the crates `inferno` and `dynasmrt` of the versions below, in Rust's package registry and in their repositories.
 ";
 
 pub(super) fn text(checkout: &Checkout, dependencies: &Dependencies) -> Result<String> {
     let mut text = format!("heapbpf {}\n\n", checkout.version);
     text.push_str("MIT or Apache-2.0, at your choice; the kernel side MIT or GPL-2.0-only. It contains:\n\n");
-    writeln!(text, "{RUNTIME}\n{CDDL}")?;
+    writeln!(text, "{RUNTIME}\n{COVERED}")?;
     for found in dependencies.crates.iter().filter(|found| !found.is_ours()) {
         let license = found.license.as_deref().with_context(|| format!("{} has no licence", found.name))?;
         let repository = found.repository.as_deref().unwrap_or_default();
@@ -60,6 +60,8 @@ fn texts(checkout: &Checkout, dependencies: &Dependencies) -> Result<BTreeMap<St
         add("heapbpf".to_owned(), &checkout.root.join(name))?;
     }
     add("GNU C Library".to_owned(), &checkout.root.join("packaging/LGPL-2.1.txt"))?;
+    // The crate does not contain it.
+    add("dynasmrt".to_owned(), &checkout.root.join("packaging/MPL-2.0.txt"))?;
     for path in license_files(&checkout.root.join("profiler/src/report/html"), PAGE_DEPTH)? {
         let component = path.parent().and_then(Path::file_name).context("a vendored file has a folder")?;
         add(component.to_string_lossy().into_owned(), &path)?;

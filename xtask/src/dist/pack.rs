@@ -7,14 +7,15 @@ use std::process::Command;
 
 use anyhow::{Context as _, Result, ensure};
 
-use super::X86_64;
 use super::build::{Checkout, PROFILE};
 use super::stage::SBOM;
 use crate::command;
 
 /// Name, and version requirement. Released versions differ in what they write.
 const TOOLS: [(&str, &str); 2] = [("cargo-deb", "~3.8"), ("cargo-generate-rpm", "~0.21")];
-const SUMS: &str = "SHA256SUMS";
+
+/// Extension of the file with SHA-256 sums.
+pub(super) const SUMS: &str = "sha256";
 
 pub(super) fn install_tools() -> Result<()> {
     for (name, version) in TOOLS {
@@ -27,31 +28,33 @@ pub(super) fn install_tools() -> Result<()> {
 
 /// Returns the files of the release. The last are the SHA-256 sums of the others.
 pub(super) fn pack(checkout: &Checkout, root: &Path, folder: &Path) -> Result<Vec<PathBuf>> {
-    let name = format!("heapbpf-{}-x86_64-linux", checkout.version);
+    let name = format!("heapbpf-{}-{}-linux", checkout.version, checkout.architecture.name());
     let files = vec![
         debian(checkout, folder)?,
         rpm(checkout, folder)?,
         archive(checkout, root, folder, &name)?,
         copied(&root.join("usr/bin/heapbpf"), folder.join(&name))?,
-        copied(&root.join(SBOM), folder.join(format!("heapbpf-{}.cdx.json", checkout.version)))?,
+        copied(&root.join(SBOM), folder.join(format!("{name}.cdx.json")))?,
     ];
     let names: Vec<&OsStr> = files.iter().filter_map(|file| file.file_name()).collect();
     let sums = command::output(Command::new("sha256sum").arg("--").args(names).current_dir(folder))?;
-    let path = folder.join(SUMS);
+    let path = folder.join(format!("{name}.{SUMS}"));
     fs::write(&path, sums)?;
     Ok(files.into_iter().chain([path]).collect())
 }
 
 fn debian(checkout: &Checkout, folder: &Path) -> Result<PathBuf> {
     let mut cargo = checkout.command(command::cargo());
-    cargo.args(["deb", "--package", "heapbpf", "--no-build", "--no-strip", "--locked", "--target", X86_64]);
+    cargo.args(["deb", "--package", "heapbpf", "--no-build", "--no-strip", "--locked"]);
+    cargo.args(["--target", checkout.architecture.triple()]);
     command::run(cargo.args(["--profile", PROFILE, "--output"]).arg(folder))?;
     only(folder, "deb")
 }
 
 fn rpm(checkout: &Checkout, folder: &Path) -> Result<PathBuf> {
     let mut cargo = checkout.command(command::cargo());
-    cargo.args(["generate-rpm", "--package", "profiler", "--target", X86_64, "--profile", PROFILE]).arg("--target-dir");
+    cargo.args(["generate-rpm", "--package", "profiler", "--profile", PROFILE]);
+    cargo.args(["--target", checkout.architecture.triple(), "--target-dir"]);
     command::run(cargo.arg(&checkout.target).arg("--output").arg(folder))?;
     only(folder, "rpm")
 }

@@ -25,23 +25,23 @@ const COMPLETIONS: [(&str, &str); 3] = [
 const UNITS: [&str; 2] = ["heapbpf@.service", "heapbpf-agent.service"];
 pub(super) const SBOM: &str = "usr/share/doc/heapbpf/heapbpf.cdx.json";
 
-/// Returns the folder `root`. cargo-deb and cargo-generate-rpm read it through a link next to the binary.
-pub(super) fn stage(checkout: &Checkout, binary: &Path, folder: &Path) -> Result<PathBuf> {
+/// Returns the folder `root`. `runnable` is the same program for this machine. cargo-deb and cargo-generate-rpm read it through a link next to the binary.
+pub(super) fn stage(checkout: &Checkout, binary: &Path, runnable: &Path, folder: &Path) -> Result<PathBuf> {
     let root = folder.join("root");
     copy(binary, &root.join("usr/bin/heapbpf"))?;
-    for page in manual_pages(binary)? {
+    for page in manual_pages(runnable)? {
         let arguments: Vec<&str> = std::iter::once("man").chain(page.split_once('-').map(|(_, name)| name)).collect();
         let path = root.join(MANUAL).join(format!("{page}.1"));
-        write(&path, command::output(Command::new(binary).args(arguments))?.as_bytes())?;
+        write(&path, command::output(Command::new(runnable).args(arguments))?.as_bytes())?;
         command::run(Command::new("gzip").args(["--best", "--no-name"]).arg(&path))?;
     }
     for (shell, path) in COMPLETIONS {
-        write(&root.join(path), command::output(Command::new(binary).args(["completions", shell]))?.as_bytes())?;
+        write(&root.join(path), command::output(Command::new(runnable).args(["completions", shell]))?.as_bytes())?;
     }
     for unit in UNITS {
         copy(&checkout.root.join("packaging").join(unit), &root.join("usr/lib/systemd/system").join(unit))?;
     }
-    let config = command::output(Command::new(binary).args(["agent", "--print-config"]))?;
+    let config = command::output(Command::new(runnable).args(["agent", "--print-config"]))?;
     write(&root.join("etc/heapbpf/agent.toml"), config.as_bytes())?;
     documentation(checkout, &root)?;
     set_modes(&root)?;

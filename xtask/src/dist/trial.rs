@@ -8,6 +8,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 use serde_json::Value;
 
 use super::build::Checkout;
+use super::pack::SUMS;
 use super::read;
 use crate::command::{self, Privilege};
 use crate::packages;
@@ -28,7 +29,7 @@ pub(super) fn run(checkout: &Checkout, folder: &Path, files: &[PathBuf]) -> Resu
         let found = files.iter().find(|file| file.extension().is_some_and(|found| found == extension));
         found.with_context(|| format!("there is no .{extension} file"))
     };
-    check_sums(folder)?;
+    check_sums(file(SUMS)?, folder)?;
     rpm(file("rpm")?, &folder.join("root"))?;
     debian(file("deb")?)?;
     crates(checkout)?;
@@ -36,8 +37,9 @@ pub(super) fn run(checkout: &Checkout, folder: &Path, files: &[PathBuf]) -> Resu
     Ok(())
 }
 
-fn check_sums(folder: &Path) -> Result<()> {
-    command::run(Command::new("sha256sum").args(["--check", "--quiet", "SHA256SUMS"]).current_dir(folder))
+fn check_sums(sums: &Path, folder: &Path) -> Result<()> {
+    let mut check = Command::new("sha256sum");
+    command::run(check.args(["--check", "--quiet"]).arg(std::path::absolute(sums)?).current_dir(folder))
 }
 
 /// Installs into an empty folder, with a package database of its own.

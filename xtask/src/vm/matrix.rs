@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
-use std::fs;
+use std::fs::{self, File};
 use std::path::Path;
 
 use anyhow::{Context as _, Result, ensure};
@@ -140,6 +140,9 @@ impl Matrix {
 pub(super) fn record(root: &Path, architecture: Architecture, results: Results) -> Result<()> {
     ensure!(results.key().contains('.'), "the virtual machine has not sent its kernel's version");
     let path = root.join(RESULTS);
+    // Machines of another processor may be recorded at the same time.
+    let page = File::open(root.join(PAGE)).with_context(|| format!("cannot open `{PAGE}`"))?;
+    page.lock().with_context(|| format!("cannot lock `{PAGE}`"))?;
     let mut matrix = if path.exists() { Matrix::parse(&read(&path)?)? } else { Matrix::default() };
     matrix.insert(architecture, results);
     write(&path, &matrix.text()?)?;
