@@ -7,13 +7,13 @@
 
 use aya_ebpf::helpers::bpf_probe_read_user;
 use aya_ebpf::helpers::generated::bpf_probe_read_user as read_user;
+use profiler_common::arch::JAVA_FRAMES;
 use profiler_common::hotspot::{
-    BLOB_WORDS, CodeHeap, FREE_SEGMENT, HAS_OFFSETS, Hotspot, METHOD_NAME, NATIVE_METHOD_NAME, compiled_caller,
-    interpreted_caller, interpreted_method,
+    BLOB_WORDS, CodeHeap, FREE_SEGMENT, HAS_OFFSETS, Hotspot, METHOD_NAME, NATIVE_METHOD_NAME,
 };
 use profiler_common::interpreter::{CodeKind, CodePlace, INSTRUCTION_UNKNOWN, runtime_index};
 use profiler_common::stack::StackEnd;
-use profiler_common::step::{Registers, Step, step_by_frame_pointer};
+use profiler_common::step::{Registers, Step};
 
 use crate::asm::masked;
 use crate::layout::{MachineWalk, Scratch};
@@ -56,14 +56,14 @@ pub(crate) extern "C" fn hotspot_frame(area: u32) -> u32 {
 #[inline(always)]
 fn interpreted(area: u32, scratch: *mut Scratch, machine: &Hotspot, registers: &Registers) -> Option<Registers> {
     let window = Window(scratch);
-    let frame = interpreted_method(registers, &window)?;
+    let frame = JAVA_FRAMES.interpreted_method(registers, &window)?;
     let constant = user_word(frame.method.wrapping_add(u64::from(machine.method_constant))).unwrap_or(0);
     let bytecode = frame.bytecode.wrapping_sub(constant).wrapping_sub(u64::from(machine.constant_bytecode));
     let place = CodePlace { address: frame.method, refers_to: constant, detail: 0 };
     // Methods have less than 64 KiB.
     let instruction = if bytecode >> 16 == 0 { bytecode as u32 } else { INSTRUCTION_UNKNOWN };
     code::add(area, scratch, CodeKind::JavaInterpreted, place, 0, instruction);
-    interpreted_caller(registers, &window)
+    JAVA_FRAMES.interpreted_caller(registers, &window)
 }
 
 #[inline(always)]
@@ -97,12 +97,12 @@ fn generated(area: u32, scratch: *mut Scratch, machine: &Hotspot, registers: &Re
     if frame_words == 0 {
         return by_frame_pointer(registers, &window);
     }
-    compiled_caller(registers, frame_words, &window)
+    JAVA_FRAMES.compiled_caller(registers, frame_words, &window)
 }
 
 #[inline(always)]
 fn by_frame_pointer(registers: &Registers, window: &Window) -> Option<Registers> {
-    match step_by_frame_pointer(registers, window) {
+    match JAVA_FRAMES.stub_caller(registers, window) {
         Step::Caller(caller) => Some(caller),
         Step::End(_) => None,
     }

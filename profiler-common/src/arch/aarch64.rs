@@ -5,6 +5,7 @@
 
 use super::ThreadData;
 use crate::hook::Register;
+use crate::hotspot::JavaFrames;
 use crate::stack::StackEnd;
 use crate::step::{ReadMemory, Registers, Step, outwards};
 use crate::unwind::{
@@ -80,6 +81,10 @@ pub const CODE_ADDRESS: u64 = (1 << 48) - 1;
 /// In [`Registers::sp`], which is a multiple of 16 otherwise: the stack pointer is this address, without the bit, or a higher one.
 /// A chain of frame pointers does not show where the frames end.
 const AT_LEAST: u64 = 1;
+
+/// `src/hotspot/cpu/aarch64/frame_aarch64.hpp` of JDK 11 to 25. Where return addresses are signed (`-XX:UseBranchProtection`),
+/// compiled code and the interpreter sign theirs too.
+pub const JAVA_FRAMES: JavaFrames = JavaFrames { bytecode: 9 * 8, code_address: CODE_ADDRESS, sp_inexact: AT_LEAST };
 
 /// Offsets in the kernel's signal frame, from sp at the signal trampoline, in bytes: `siginfo`, then `ucontext`, whose
 /// `sigcontext` begins at byte 176 (arch/arm64/kernel/signal.c: `struct rt_sigframe`; arch/arm64/include/uapi/asm/sigcontext.h).

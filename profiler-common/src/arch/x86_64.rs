@@ -2,6 +2,7 @@
 
 use super::ThreadData;
 use crate::hook::Register;
+use crate::hotspot::JavaFrames;
 use crate::stack::StackEnd;
 use crate::step::{ReadMemory, Registers, Step, outwards};
 use crate::unwind::{
@@ -54,6 +55,9 @@ pub const CALL_BYTES: u64 = 8;
 /// src/internal/pthread_impl.h).
 pub const THREAD_DATA: Option<ThreadData> =
     Some(ThreadData { glibc_first_block: 0x310, glibc_blocks: 0x510, musl_values: 0x80 });
+
+/// `src/hotspot/cpu/x86/frame_x86.hpp` of JDK 11 to 25.
+pub const JAVA_FRAMES: JavaFrames = JavaFrames { bytecode: 8 * 8, code_address: u64::MAX, sp_inexact: 0 };
 
 /// Offsets of the registers in the kernel's signal frame, from rsp at the signal trampoline, in bytes. `ucontext` begins there,
 /// and the general registers are 40 bytes in (`arch/x86/include/uapi/asm/sigcontext.h`: `struct sigcontext_64`, where rbp is

@@ -90,7 +90,7 @@ impl Runtime {
 
     /// In a process that maps the module. `None` if it has not started yet.
     pub(crate) fn in_process(self, process: &Process) -> Result<Option<Entered>, String> {
-        if !arch::HAS_FRAMES {
+        if !arch::HAS_FRAMES && !matches!(self, Self::Java(_) | Self::JavaScript(_)) {
             return Err(format!("they are not available on {}, only on x86_64", std::env::consts::ARCH));
         }
         let &Process { pid, bias, uses_musl, .. } = process;

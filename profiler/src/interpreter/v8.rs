@@ -18,6 +18,7 @@ use self::functions::Scripts;
 use self::heap::Heap;
 pub(crate) use self::layout::Unsupported;
 use self::layout::{Layout, Published};
+use super::arch::CODE_AREA_BYTES;
 use super::memory::Memory;
 use super::process::CodeMapping;
 use crate::ids::Pid;
@@ -39,8 +40,6 @@ const BUILTINS_SIZE: &str = "v8_Default_embedded_blob_code_size_";
 const BYTECODE_SIZES: &str = "_ZN2v88internal11interpreter9Bytecodes14kBytecodeSizesE";
 const BYTECODE_SIZES_BYTES_MAX: u64 = 3 * 256;
 const BUILTINS_BYTES_MAX: u32 = 1 << 26;
-/// Generated code, with a copy of the builtins, is in an area of this size (`kMaximalCodeRangeSize` on x86-64).
-const CODE_AREA_BYTES: u64 = 512 << 20;
 /// Without a copy, the area is not known: generated code may follow this near to other generated code.
 const CODE_GROWTH_BYTES: u64 = 128 << 20;
 

@@ -1,4 +1,4 @@
-//! Branches of aarch64 code. Operands are not read: what interpreters need them for is unknown on aarch64.
+//! Branches and operands of aarch64 code.
 
 use std::ops::Range;
 
@@ -6,6 +6,9 @@ use super::thread_local::ThreadLocal;
 
 /// Whether the kernel side finds the frames of interpreters and virtual machines.
 pub(in crate::interpreter) const HAS_FRAMES: bool = false;
+
+/// V8's generated code, with a copy of its builtins, is in an area of this size (`kMaximalCodeRangeSize` in `src/common/globals.h`).
+pub(in crate::interpreter) const CODE_AREA_BYTES: u64 = 256 << 20;
 
 /// Instructions with their addresses.
 fn words(code: &[u8], start: u64) -> impl Iterator<Item = (u64, u32)> {
@@ -68,14 +71,62 @@ pub(in crate::interpreter) fn read_through(_code: &[u8], _start: u64, _offset: u
     None
 }
 
-/// Unknown.
-pub(in crate::interpreter) fn member_of(_code: &[u8], _start: u64, _structure: &Range<u64>) -> Option<u64> {
+/// What a register contains, to [`member_of`].
+#[derive(Clone, Copy)]
+enum Content {
+    /// A link address.
+    Address(u64),
+    /// The structure's address, of the global offset table.
+    Structure,
+}
+
+/// Address of the first member of a structure that this code, which begins at `start`, reads: a word. The code refers to no other
+/// structure, and to this one by its address or by an entry of the global offset table.
+pub(in crate::interpreter) fn member_of(code: &[u8], start: u64, structure: &Range<u64>) -> Option<u64> {
+    const RETURN: u32 = 0xd65f_03c0;
+    let mut registers = [None; 32];
+    for (at, word) in words(code, start).take_while(|&(_, word)| word != RETURN) {
+        let register = |from: u32| (word >> from & 31) as usize;
+        let (target, base) = (register(0), register(5));
+        let immediate = u64::from(word >> 10 & 0xfff);
+        let content: Option<Content> = registers[base];
+        registers[target] = match word {
+            // adrp
+            _ if word & 0x9f00_0000 == 0x9000_0000 => {
+                let pages = i64::from((word >> 5 & 0x7_ffff) << 13 | (word >> 29 & 3) << 11) << 32 >> 43;
+                Some(Content::Address((at & !0xfff).wrapping_add_signed(pages << 12)))
+            }
+            // add of an immediate value, which may be shifted
+            _ if word & 0xff80_0000 == 0x9100_0000 => match content {
+                Some(Content::Address(address)) => {
+                    let shift = 12 * (word >> 22 & 1);
+                    Some(Content::Address(address.wrapping_add(immediate << shift)))
+                }
+                _ => None,
+            },
+            // ldr of a word, with an unsigned offset
+            _ if word & 0xffc0_0000 == 0xf940_0000 => {
+                let address = match content {
+                    Some(Content::Address(address)) => Some(address.wrapping_add(8 * immediate)),
+                    Some(Content::Structure) => structure.start.checked_add(8 * immediate),
+                    None => None,
+                };
+                let member = address.filter(|it| structure.contains(it) && *it > structure.start);
+                if let Some(member) = member.filter(|it| it.is_multiple_of(8)) {
+                    return Some(member);
+                }
+                matches!(content, Some(Content::Address(_))).then_some(Content::Structure)
+            }
+            _ => None,
+        };
+    }
     None
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
 
     fn code(words: &[u32]) -> Vec<u8> {
         words.iter().flat_map(|word| word.to_le_bytes()).collect()
@@ -110,5 +161,50 @@ mod tests {
             assert!(passes_zero(&code(&[zero])), "{zero:#x}");
         }
         assert!(!passes_zero(&code(&[0x5280_0001, 0xaa01_03e0])));
+    }
+
+    #[test]
+    fn members_are_read_by_address_and_by_table() {
+        let structure = 0x5e_9440..0x5e_9c40;
+        // `zend_is_executing` of Debian's PHP 8.4, by the global offset table.
+        let debian = [
+            0xd503_245f, // bti c
+            0xf000_1320, // adrp x0, 0x5cf000
+            0xf943_cc00, // ldr x0, [x0, #1944]
+            0xf940_f400, // ldr x0, [x0, #488]
+            0xf100_001f, // cmp x0, #0
+            0x1a9f_07e0, // cset w0, ne
+            0xd65f_03c0, // ret
+            0xf940_f800, // ldr x0, [x0, #496]
+        ];
+        assert_eq!(member_of(&code(&debian), 0x36_8aec, &structure), Some(0x5e_9440 + 488));
+        // By address: in two parts, and with the offset in the load.
+        let parts = [0xd000_1400, 0x9111_0000, 0xf940_f400, 0xd65f_03c0];
+        assert_eq!(member_of(&code(&parts), 0x36_7000, &structure), Some(0x5e_9440 + 488));
+        let direct = [0xd000_1408, 0xf943_1500, 0xd65f_03c0]; // adrp x8; ldr x0, [x8, #1576]
+        assert_eq!(member_of(&code(&direct), 0x36_7000, &structure), Some(0x5e_9628));
+        // Below the code, and a large offset: adrp x0, -0x1000; add x0, x0, #1, lsl #12; ldr x0, [x0, #8].
+        let below = [0xf0ff_ffe0, 0x9140_0400, 0xf940_0400];
+        assert_eq!(member_of(&code(&below), 0x5e_9ffc, &(0x5e_9000..0x5e_a000)), Some(0x5e_9008));
+        // Another base, the structure's beginning, behind the return, other instructions, and nothing.
+        let beginning = [0xd000_1400, 0x9111_0000, 0xf940_0000];
+        for words in [&debian[3..], &beginning, &debian[6..], &[0xffff_ffff], &[]] {
+            assert_eq!(member_of(&code(words), 0x36_7000, &structure), None, "{words:x?}");
+        }
+        // Another instruction overwrites the register: mov x0, x1.
+        assert_eq!(
+            member_of(&code(&[0xd000_1400, 0x9111_0000, 0xaa01_03e0, 0xf940_f400]), 0x36_7000, &structure),
+            None
+        );
+    }
+
+    proptest! {
+        #[test]
+        fn any_code_has_no_member_outside_of_the_structure(code: [u8; 64]) {
+            let structure = 0x3000..0x3400;
+            if let Some(address) = member_of(&code, 0x1000, &structure) {
+                prop_assert!(structure.contains(&address));
+            }
+        }
     }
 }

@@ -10,6 +10,9 @@ use super::thread_local::ThreadLocal;
 /// Whether the kernel side finds the frames of interpreters and virtual machines.
 pub(in crate::interpreter) const HAS_FRAMES: bool = true;
 
+/// V8's generated code, with a copy of its builtins, is in an area of this size (`kMaximalCodeRangeSize` in `src/common/globals.h`).
+pub(in crate::interpreter) const CODE_AREA_BYTES: u64 = 512 << 20;
+
 /// Addresses outside of this code, which begins at `start`, that it jumps to directly.
 pub(in crate::interpreter) fn branches_out(code: &[u8], start: u64) -> Vec<u64> {
     let end = start.saturating_add(code.len() as u64);
