@@ -8,8 +8,9 @@ use super::table::{self, BuildStats, RuleTable, Table};
 use crate::address::LinkAddr;
 
 const PAGE_BYTES: u64 = 1 << PAGE_BITS;
-/// Code after the entry point that counts as entry code if no function covers it. `_start` has 20 to 50 bytes.
-const ENTRY_BYTES: u64 = 64;
+/// Code after the entry point that counts as entry code if no function covers it. `_start` has 20 to 50 bytes, on aarch64 up to 80: at
+/// fixed addresses, each of three addresses takes four instructions.
+const ENTRY_BYTES: u64 = 80;
 
 /// Resolves overlaps as the C++ runtime's search does: the function with the highest start at or before an address
 /// applies, even if it ends before that address. Of functions with the same start the first one is kept.

@@ -7,9 +7,6 @@ use super::thread_local::ThreadLocal;
 /// Whether the kernel side finds the frames of interpreters and virtual machines.
 pub(in crate::interpreter) const HAS_FRAMES: bool = false;
 
-/// V8's generated code, with a copy of its builtins, is in an area of this size (`kMaximalCodeRangeSize` in `src/common/globals.h`).
-pub(in crate::interpreter) const CODE_AREA_BYTES: u64 = 256 << 20;
-
 /// Instructions with their addresses.
 fn words(code: &[u8], start: u64) -> impl Iterator<Item = (u64, u32)> {
     let words = code.as_chunks().0.iter().map(|bytes| u32::from_le_bytes(*bytes));
@@ -70,6 +67,12 @@ pub(in crate::interpreter) fn thread_local(_code: &[u8], _start: u64) -> Option<
 pub(in crate::interpreter) fn read_through(_code: &[u8], _start: u64, _offset: u64) -> Option<u64> {
     None
 }
+
+/// V8's generated code, with a copy of its builtins, is in an area of this size (`kMaximalCodeRangeSize` in `src/common/globals.h`).
+pub(in crate::interpreter) const CODE_AREA_BYTES: u64 = 256 << 20;
+
+/// V8's instructions of a function begin at multiples of it (`kCodeAlignment` in `src/common/globals.h`).
+pub(in crate::interpreter) const CODE_ALIGNMENT: u64 = 32;
 
 /// What a register contains, to [`member_of`].
 #[derive(Clone, Copy)]

@@ -10,9 +10,6 @@ use super::thread_local::ThreadLocal;
 /// Whether the kernel side finds the frames of interpreters and virtual machines.
 pub(in crate::interpreter) const HAS_FRAMES: bool = true;
 
-/// V8's generated code, with a copy of its builtins, is in an area of this size (`kMaximalCodeRangeSize` in `src/common/globals.h`).
-pub(in crate::interpreter) const CODE_AREA_BYTES: u64 = 512 << 20;
-
 /// Addresses outside of this code, which begins at `start`, that it jumps to directly.
 pub(in crate::interpreter) fn branches_out(code: &[u8], start: u64) -> Vec<u64> {
     let end = start.saturating_add(code.len() as u64);
@@ -188,6 +185,12 @@ pub(in crate::interpreter) fn read_through(code: &[u8], start: u64, offset: u64)
     }
     None
 }
+
+/// V8's generated code, with a copy of its builtins, is in an area of this size (`kMaximalCodeRangeSize` in `src/common/globals.h`).
+pub(in crate::interpreter) const CODE_AREA_BYTES: u64 = 512 << 20;
+
+/// V8's instructions of a function begin at multiples of it (`kCodeAlignment` in `src/common/globals.h`).
+pub(in crate::interpreter) const CODE_ALIGNMENT: u64 = 64;
 
 /// Address of the first member of a structure that this code, which begins at `start`, reads: a word. The code refers to no other
 /// structure, and to this one by its address or by an entry of the global offset table.

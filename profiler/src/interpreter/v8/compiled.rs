@@ -5,6 +5,7 @@ use std::sync::Arc;
 use profiler_common::interpreter::INSTRUCTION_UNKNOWN;
 use profiler_common::limits::PAGE_BYTES;
 
+use super::super::arch::CODE_ALIGNMENT;
 use super::super::memory::Memory;
 use super::bytecode::offset_in;
 use super::functions::{SHARED_DATA, Scripts, SharedFunction, bytecode_of};
@@ -13,8 +14,6 @@ use super::positions::{Entry, Position, entries};
 use crate::object::interpreted::{Compiled, Scope};
 
 const PAGE: usize = 4096;
-/// Instructions begin at multiples of it (`kCodeAlignment`).
-const ALIGNMENT: u64 = 64;
 /// Code before the address that is searched for its beginning.
 const SEARCH_BYTES: u64 = 1 << 20;
 /// In what precedes instructions, unless it is the code object: a reference to it.
@@ -71,8 +70,8 @@ const INLINED_MAX: u32 = 64;
 fn find(heap: &Heap<'_, impl Memory>, address: u64) -> Option<Code> {
     let layout = &heap.layout.code;
     let mut page: Option<(u64, [u8; PAGE])> = None;
-    let nearest = address & !(ALIGNMENT - 1);
-    for start in (0..SEARCH_BYTES / ALIGNMENT).map(|index| nearest.wrapping_sub(index * ALIGNMENT)) {
+    let nearest = address & !(CODE_ALIGNMENT - 1);
+    for start in (0..SEARCH_BYTES / CODE_ALIGNMENT).map(|index| nearest.wrapping_sub(index * CODE_ALIGNMENT)) {
         let header = start.wrapping_sub(layout.header);
         let wanted = if layout.is_inline { header } else { header.wrapping_add(STREAM_CODE) };
         let (first, inside) = (wanted & !(PAGE_BYTES - 1), usize::try_from(wanted & (PAGE_BYTES - 1)).ok()?);

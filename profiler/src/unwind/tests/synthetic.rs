@@ -181,7 +181,7 @@ fn an_entry_point_without_unwind_information_ends_the_stack() {
     module.entry = CODE + 0x130;
     check(&table(&module), &[(0x12f, Rule::GAP), (0x130, Rule::END), (0x14f, Rule::END), (0x150, sp(8))]);
     module.entry = CODE + 0x1000;
-    check(&table(&module), &[(0x1000, Rule::END), (0x103f, Rule::END), (0x1040, Rule::GAP)]);
+    check(&table(&module), &[(0x1000, Rule::END), (0x104f, Rule::END), (0x1050, Rule::GAP)]);
     module.entry = CODE + 0x110;
     check(&table(&module), &[(0x110, sp(8))]);
 }
