@@ -1,7 +1,8 @@
 //! Interpreters in targets.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::env;
+use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use profiler_common::counter::Counter;
@@ -29,6 +30,8 @@ const PROCESSES_MAX: usize = 4096;
 /// milliseconds in all; those that pretend must not keep the agent busy.
 const PROCESS_TIME: (Duration, u32) = (Duration::from_secs(2), 20);
 const SESSION_TIME: (Duration, u32) = (Duration::from_secs(4), 8);
+/// Environment variable: a number that these limits are multiplied by, for tests on emulated processors.
+const SLOWNESS_VARIABLE: &str = "HEAPBPF_SLOWNESS";
 /// Code that waits to be read.
 const PENDING_MAX: usize = 1 << 16;
 /// Then a virtual machine that does not start is read when its mappings change.
@@ -95,6 +98,11 @@ enum Unnamed {
     Inlined,
 }
 
+static SLOWNESS: LazyLock<u32> = LazyLock::new(|| {
+    let given = env::var(SLOWNESS_VARIABLE).ok();
+    given.and_then(|number| number.parse().ok()).unwrap_or(1)
+});
+
 /// Time that reads have taken.
 #[derive(Clone, Copy)]
 struct Spent {
@@ -110,7 +118,7 @@ impl Default for Spent {
 
 impl Spent {
     fn exceeds(&self, (at_once, part): (Duration, u32)) -> bool {
-        self.time > at_once + self.since.elapsed() / part
+        self.time > (at_once + self.since.elapsed() / part).saturating_mul(*SLOWNESS)
     }
 }
 
