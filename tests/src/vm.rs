@@ -3,6 +3,7 @@
 mod check;
 mod comparison;
 mod faults;
+mod languages;
 mod leaks;
 mod transcript;
 
@@ -115,7 +116,8 @@ const VERIFIER_LIMIT: u64 = 1_000_000;
 /// Checks everything that `init.sh` has sent.
 pub fn judge(transcript: &Transcript) -> Vec<Check> {
     let checks = [sessions(transcript), faults::faults(transcript), leaks::leaks(transcript)];
-    checks.into_iter().flatten().chain(comparison::comparison(transcript)).collect()
+    let requested = comparison::comparison(transcript).into_iter().chain(languages::languages(transcript));
+    checks.into_iter().flatten().chain(requested).collect()
 }
 
 fn sessions(transcript: &Transcript) -> Vec<Check> {

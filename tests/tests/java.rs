@@ -2,6 +2,7 @@
 //! stack, without options of the virtual machine and without a perf map.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::env;
 use std::fs;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -58,9 +59,11 @@ fn classes() -> TempDir {
     classes
 }
 
-/// Starts the target, which executes all of its paths before it is ready, often enough that they are compiled.
+/// Starts the target, which executes all of its paths before it is ready, often enough that they are compiled: HEAPBPF_ROUNDS times in
+/// an emulated machine, which would take hours for the usual number.
 fn start(jvm: &Path, classes: &TempDir, options: &str) -> Target {
-    let rounds = if ["-Xint", "-Xcomp"].contains(&options) { "20" } else { "20000" };
+    let many = env::var("HEAPBPF_ROUNDS").unwrap_or_else(|_| "20000".to_owned());
+    let rounds = if ["-Xint", "-Xcomp"].contains(&options) { "20" } else { &many };
     let mut command = Command::new(jvm.join("bin/java"));
     command.args(["-XX:+UnlockDiagnosticVMOptions", "-XX:+ShowHiddenFrames"]).args(options.split_ascii_whitespace());
     Target::spawn(command.arg("-cp").arg(classes.path()).args(["demo.Allocating", rounds]))

@@ -26,6 +26,8 @@ pub enum Feature {
     Framehop,
     /// Frames of an interpreter.
     Interpreters,
+    /// Stacks of Java and JavaScript, compared with those that their virtual machines describe.
+    Languages,
     /// Forks and execs.
     Forks,
     /// Commands that heapbpf starts.
@@ -48,7 +50,7 @@ pub enum Feature {
 
 impl Feature {
     /// All, in the order of the table.
-    pub const ALL: [Self; 18] = [
+    pub const ALL: [Self; 19] = [
         Self::Boot,
         Self::Links,
         Self::Verifier,
@@ -58,6 +60,7 @@ impl Feature {
         Self::FramePointers,
         Self::Framehop,
         Self::Interpreters,
+        Self::Languages,
         Self::Forks,
         Self::Launch,
         Self::Allocators,
@@ -81,6 +84,7 @@ impl Feature {
             Self::FramePointers => "stacks by frame pointers",
             Self::Framehop => "stacks equal to framehop's",
             Self::Interpreters => "frames of interpreters",
+            Self::Languages => "stacks of Java and JavaScript",
             Self::Forks => "forks and execs",
             Self::Launch => "launched command",
             Self::Allocators => "static programs, musl, jemalloc, tcmalloc, mimalloc",

@@ -12,6 +12,7 @@ use object::elf;
 use object::read::elf::{Dyn as _, FileHeader as _, ProgramHeader as _};
 use object::{Endianness, elf::FileHeader64};
 
+use super::languages;
 use crate::architecture::Architecture;
 use crate::archive::{self, Archive};
 use crate::command::{self, Repository};
@@ -76,12 +77,13 @@ const COMPARED_PACKAGES: [&str; 14] = [
     "libffi8",
 ];
 
-/// What a machine of the architecture boots with. `compares`: also the test that compares stacks with framehop's, which this machine's
-/// integration tests run here.
+/// What a machine of the architecture boots with. `compares`: also the test that compares stacks with framehop's; `languages`: also
+/// Java and JavaScript, and their tests. This machine's integration tests run both here.
 pub(super) fn initramfs(
     repository: &Repository,
     architecture: Architecture,
     compares: bool,
+    has_languages: bool,
     folder: &Path,
 ) -> Result<PathBuf> {
     let heapbpf = heapbpf(repository, architecture)?;
@@ -115,6 +117,9 @@ pub(super) fn initramfs(
     }
     if compares {
         add_comparison(repository, &system, &root)?;
+    }
+    if has_languages {
+        languages::add(repository, architecture, folder, &root)?;
     }
     if let Some(object) = std::env::var_os("HEAPBPF_BPF_OBJECT").filter(|path| !path.is_empty()) {
         copy(Path::new(&object), &root.join("heapbpf.bpf.o"))?;
@@ -329,7 +334,7 @@ impl Needs {
     }
 }
 
-fn copy(from: &Path, to: &Path) -> Result<()> {
+pub(super) fn copy(from: &Path, to: &Path) -> Result<()> {
     if let Some(folder) = to.parent() {
         fs::create_dir_all(folder).with_context(|| format!("could not make the folder `{}`", folder.display()))?;
     }

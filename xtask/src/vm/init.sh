@@ -316,5 +316,25 @@ if [ -e /bin/unwind ]; then
     file comparison.text
 fi
 
+# Integration tests of Java and JavaScript, in a user space of their own. Emulation takes long: loops have fewer rounds, and heapbpf more
+# time to read names.
+if [ -e /languages ]; then
+    mkdir -p /languages/proc /languages/sys /languages/dev /languages/tmp
+    for folder in proc sys dev tmp; do mount --bind "/$folder" "/languages/$folder"; done
+    for file in bin/busybox bin/heapbpf heapbpf.bpf.o; do
+        [ -e "/$file" ] && touch "/languages/$file" && mount --bind "/$file" "/languages/$file"
+    done
+    /bin/busybox --install -s /languages/bin
+    export LC_ALL=C.UTF-8 HEAPBPF_BIN=/bin/heapbpf HEAPBPF_INTERPRETERS=/interpreters HEAPBPF_ROUNDS=300 HEAPBPF_SLOWNESS=50
+    for test in java javascript; do
+        echo "language $test"
+        # shellcheck disable=SC2046
+        PATH=/usr/bin:/bin chroot /languages "/tests/debug/deps/$test" --test-threads 1 --nocapture --exact \
+            $(cat "/languages/tests/$test") >"$test.text" 2>&1
+        value "$test.code" $?
+        file "$test.text"
+    done
+fi
+
 printf 'done\n' >&4
 poweroff -f

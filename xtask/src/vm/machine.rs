@@ -22,7 +22,11 @@ pub(super) struct Boot {
 }
 
 /// Two processors, so that probes hit on both at once.
-const MACHINE: [&str; 8] = ["-accel", "tcg", "-smp", "2", "-m", "1G", "-nodefaults", "-no-reboot"];
+const MACHINE: [&str; 6] = ["-accel", "tcg", "-smp", "2", "-nodefaults", "-no-reboot"];
+
+/// Sizes of memory. The file system is in it.
+pub(super) const MEMORY: &str = "1G";
+pub(super) const LARGE_MEMORY: &str = "5G";
 
 /// A panic ends the machine, and an oops panics.
 const KERNEL_ARGUMENTS: &str = "panic=-1 oops=panic";
@@ -59,6 +63,7 @@ pub(super) struct Machine<'a> {
     pub(super) initramfs: &'a Path,
     /// Further arguments for the kernel.
     pub(super) append: &'a str,
+    pub(super) memory: &'a str,
 }
 
 /// Boots a machine, and stops it after `time_limit`. Stores the content of the serial lines in `results`.
@@ -71,7 +76,7 @@ pub(super) fn boot(machine: &Machine<'_>, time_limit: Duration, results: &Path) 
     let append =
         format!("console={} heapbpf.data={} {KERNEL_ARGUMENTS} {}", hardware.console, hardware.data, machine.append);
     let mut qemu = bound(hardware.qemu);
-    qemu.args(MACHINE).args(["-display", "none"]).stderr(Stdio::inherit());
+    qemu.args(MACHINE).args(["-m", machine.memory, "-display", "none"]).stderr(Stdio::inherit());
     qemu.arg("-kernel").arg(machine.image).arg("-initrd").arg(machine.initramfs).args(["-append", append.trim_end()]);
     qemu.arg("-serial").arg(format!("file:{}", console.display()));
     qemu.arg("-chardev").arg(format!("file,id=data,path={}", data.display())).args(hardware.arguments);

@@ -2,6 +2,7 @@
 
 mod files;
 mod kernel;
+mod languages;
 mod machine;
 pub(crate) mod matrix;
 
@@ -32,6 +33,7 @@ use matrix::Results;
   cargo xtask vm --all                      every kernel of docs/kernel-support.md, and renew its tables
   cargo xtask vm --arch aarch64 --kernel 6.12      the same, for arm64
   cargo xtask vm --arch aarch64 --kernel 6.12 --compare-stacks     also unwind its stacks with framehop
+  cargo xtask vm --arch aarch64 --kernel 6.12 --languages     also run the tests of Java and JavaScript
   cargo xtask vm --kernel ./bzImage         another kernel; it needs a serial console and devtmpfs built in
   cargo xtask vm --kernel 7.2 --preempt all        once in each preemption mode
   cargo xtask vm --kernel 7.2 --preempt full --boots 3 --soak 60
@@ -65,6 +67,12 @@ pub(crate) struct Arguments {
     /// machine's, whose integration tests do so.
     #[arg(long)]
     compare_stacks: bool,
+
+    /// Also run integration tests of Java and JavaScript, with three and four versions of their virtual machines; on another processor than
+    /// this machine's, whose integration tests do so. Downloads 350 MB, and needs `javac` and `npm`. Takes half an hour, and
+    /// 6 GiB of memory.
+    #[arg(long)]
+    languages: bool,
 
     /// Preemption mode to boot with; `all` boots once in each. May be given several times. Default: that of the kernel.
     #[arg(long, value_name = "MODE")]
@@ -104,7 +112,13 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         "`--compare-stacks` is for other processors: on {}, `cargo xtask test` compares stacks",
         architecture.name()
     );
-    let initramfs = files::initramfs(&repository, architecture, arguments.compare_stacks, &folder)?;
+    ensure!(
+        !arguments.languages || !architecture.is_host(),
+        "`--languages` is for other processors: on {}, `cargo xtask test` tests them",
+        architecture.name()
+    );
+    let (compares, has_languages) = (arguments.compare_stacks, arguments.languages);
+    let initramfs = files::initramfs(&repository, architecture, compares, has_languages, &folder)?;
     let mut failed = 0;
     for (kernel, condition) in &kernels {
         for preemption in Preemption::of(&arguments.preempt) {
@@ -172,6 +186,7 @@ impl Run<'_> {
             image: &self.kernel.image,
             initramfs,
             append: &self.kernel_arguments(),
+            memory: if self.arguments.languages { machine::LARGE_MEMORY } else { machine::MEMORY },
         };
         let mut boots = 0;
         let boot = loop {
@@ -237,7 +252,8 @@ impl Run<'_> {
     /// A run without `--soak` takes half a minute to three minutes on an otherwise idle machine.
     fn time_limit(&self) -> Duration {
         let comparison = if self.arguments.compare_stacks { Duration::from_mins(10) } else { Duration::ZERO };
-        Duration::from_mins(10) + comparison + 4 * Duration::from_secs(self.arguments.soak.into())
+        let languages = if self.arguments.languages { Duration::from_hours(2) } else { Duration::ZERO };
+        Duration::from_mins(10) + comparison + languages + 4 * Duration::from_secs(self.arguments.soak.into())
     }
 }
 
