@@ -192,9 +192,11 @@ pub struct Interpreter {
     pub holder: u64,
     /// Address of the key of the thread-specific data that refers to the thread's state: an integer of 4 bytes.
     pub key: u64,
+    /// Distance of the thread pointer from the control block of its thread, which `pthread_self` returns: 0 on x86-64.
+    pub control_block: u64,
     /// In the thread's state: the frame, or what refers to it.
     pub state_frame: u16,
-    /// In the thread's state: the thread pointer of its thread, which verifies it.
+    /// In the thread's state: the control block of its thread, which verifies it.
     pub state_thread: u16,
     /// In what the thread's state refers to: the frame plus 1, or 0 if the state refers to the frame itself (3.11 and 3.12
     /// have a `cframe` in between).
@@ -229,7 +231,7 @@ pub struct Interpreter {
     pub line_table: u8,
 }
 
-const _: () = assert!(size_of::<Interpreter>() == 80);
+const _: () = assert!(size_of::<Interpreter>() == 88);
 
 /// The number of an instruction counts bytes; without the flag, code units of 2 bytes.
 pub const COUNTS_BYTES: u8 = 1;

@@ -41,10 +41,6 @@ pub const LENGTH_IN_FLAGS: u32 = 4;
 
 pub const FRAME_BYTES_MAX: u32 = 64;
 
-/// In the thread control block: the table of thread-local storage (`dtv` in `sysdeps/x86_64/nptl/tls.h` of glibc and in
-/// `src/internal/pthread_impl.h` of musl).
-pub const TLS_TABLE: u64 = 8;
-
 /// In an execution context (`rb_execution_context_t`): its stack, the number of words in it, and the innermost control frame.
 pub const CONTEXT_STACK: u64 = 0;
 pub const CONTEXT_STACK_WORDS: u64 = 8;

@@ -91,8 +91,9 @@ pub(crate) fn thread_pointer() -> Option<u64> {
     }
     // SAFETY: the helper takes no arguments.
     let task = unsafe { bpf_get_current_task() };
-    // The kernel keeps the register there between two runs of the thread; `arch_prctl` writes it too (`do_arch_prctl_64` in
-    // arch/x86/kernel/process_64.c).
+    // The kernel keeps the register there between two runs of the thread. On x86-64, `arch_prctl` writes it too (`do_arch_prctl_64`
+    // in arch/x86/kernel/process_64.c); an arm64 program sets the register itself, so that of its first thread is missing until
+    // another thread has run on this processor since (`tls_preserve_current_state` in arch/arm64/kernel/process.c).
     // SAFETY: the helper checks the address.
     unsafe { bpf_probe_read_kernel((task + offset) as *const u64) }.ok()
 }
@@ -100,7 +101,7 @@ pub(crate) fn thread_pointer() -> Option<u64> {
 /// The innermost frame of the current thread.
 #[inline(always)]
 fn first_frame(interpreter: &Interpreter) -> Option<u64> {
-    let thread = thread_pointer()?;
+    let thread = thread_pointer()?.wrapping_sub(interpreter.control_block);
     let mut state = 0;
     if interpreter.holder != 0 {
         state = of_thread(interpreter, interpreter.holder, thread).unwrap_or(0);
@@ -118,19 +119,21 @@ fn first_frame(interpreter: &Interpreter) -> Option<u64> {
     user_word(frame.wrapping_add(u64::from(interpreter.indirect_frame - 1)))
 }
 
-/// Address of the thread-specific pointer to the thread's state.
+/// Address of the thread-specific pointer to the thread's state. The thread is its control block.
 #[inline(always)]
 fn thread_specific(interpreter: &Interpreter, thread: u64) -> Option<u64> {
     // SAFETY: the helper checks the address.
     let key = u64::from(unsafe { bpf_probe_read_user(interpreter.key as *const u32) }.ok()?);
-    let data = THREAD_DATA?;
     if interpreter.flags & USES_MUSL != 0 {
-        return Some(user_word(thread.wrapping_add(data.musl_values))?.wrapping_add(key * 8));
+        return Some(user_word(thread.wrapping_add(THREAD_DATA.musl_values))?.wrapping_add(key * 8));
     }
     let (number, place) = (key / GLIBC_BLOCK_KEYS, key % GLIBC_BLOCK_KEYS);
-    let first = thread.wrapping_add(data.glibc_first_block);
-    let block =
-        if number == 0 { first } else { user_word(thread.wrapping_add(data.glibc_blocks).wrapping_add(number * 8))? };
+    let first = thread.wrapping_add(THREAD_DATA.glibc_first_block);
+    let block = if number == 0 {
+        first
+    } else {
+        user_word(thread.wrapping_add(THREAD_DATA.glibc_blocks).wrapping_add(number * 8))?
+    };
     if block == 0 { None } else { Some(block.wrapping_add(place * 16 + 8)) }
 }
 

@@ -8,6 +8,7 @@
 use aya_ebpf::bindings::BPF_RB_NO_WAKEUP;
 use aya_ebpf::helpers::bpf_get_current_pid_tgid;
 use aya_ebpf::helpers::generated::bpf_probe_read_user as read_user;
+use profiler_common::arch::STORAGE_TABLE;
 use profiler_common::counter::Counter;
 use profiler_common::interpreter::{CODE_NAME_BYTES, CodeKind, CodePlace, INSTRUCTION_UNKNOWN, runtime_index};
 use profiler_common::limits::STACK_FRAMES_MAX;
@@ -16,8 +17,8 @@ use profiler_common::ruby::{
     BODY_INSTRUCTIONS, BODY_LABEL, BODY_TYPE, CONTEXT_FRAME, CONTEXT_STACK, CONTEXT_STACK_WORDS, ENVIRONMENT_METHOD,
     ENVIRONMENT_PREVIOUS, EXECUTES_C, FRAME_BYTES_MAX, FRAME_ENVIRONMENT, FRAME_ISEQ, FRAME_PC, IS_LAST, IS_LOCAL,
     IS_SINGLETON, KIND_C, KIND_MASK, METHOD_DEFINITION, NAMES_OWNERS, OBJECT_MASK, OBJECT_METHOD, OBJECT_VARIABLES,
-    OWNER_BYTES, Ruby, RubyCodeRecord, SEQUENCE_BODY, TLS_TABLE, TYPE_ENSURE, TYPE_RESCUE, USES_MUSL, detail, labelled,
-    line, method_name, owner, path, text,
+    OWNER_BYTES, Ruby, RubyCodeRecord, SEQUENCE_BODY, TYPE_ENSURE, TYPE_RESCUE, USES_MUSL, detail, labelled, line,
+    method_name, owner, path, text,
 };
 use profiler_common::step::ReadMemory;
 
@@ -138,8 +139,8 @@ fn context_pointer(ruby: &Ruby) -> Option<u64> {
         return Some(thread.wrapping_add(ruby.tls_offset));
     }
     // Entries of glibc have a second word.
-    let shift = if ruby.flags & USES_MUSL != 0 { 3 } else { 4 };
-    let table = user_word(thread.wrapping_add(TLS_TABLE))?;
+    let (offset, shift) = if ruby.flags & USES_MUSL != 0 { (STORAGE_TABLE.musl, 3) } else { (STORAGE_TABLE.glibc, 4) };
+    let table = user_word(thread.wrapping_add(offset))?;
     // Storage that the thread has not used yet is at no address.
     Some(user_word(table.wrapping_add(ruby.tls_module << shift))?.wrapping_add(ruby.tls_offset))
 }

@@ -3,7 +3,7 @@
 //! A call leaves its return address in x30, the link register. A function that calls others saves it, mostly beside the
 //! caller's x29, so only a function that a signal has interrupted may still have it in the register.
 
-use super::ThreadData;
+use super::{StorageTable, ThreadData};
 use crate::hook::Register;
 use crate::hotspot::JavaFrames;
 use crate::stack::StackEnd;
@@ -67,8 +67,12 @@ pub const HAS_LINK: bool = true;
 /// Bytes of stack that a call takes, and its return gives back.
 pub const CALL_BYTES: u64 = 0;
 
-/// The thread pointer is behind `struct pthread`, whose size differs between versions.
-pub const THREAD_DATA: Option<ThreadData> = None;
+/// glibc (2.31 to 2.41, `struct pthread` in nptl/descr.h), musl (1.2.2 to 1.2.6, `struct pthread` in
+/// src/internal/pthread_impl.h). The thread pointer is behind these structures, whose sizes differ between versions.
+pub const THREAD_DATA: ThreadData = ThreadData { glibc_first_block: 0x110, glibc_blocks: 0x310, musl_values: 0x70 };
+
+/// `tcbhead_t` in sysdeps/aarch64/nptl/tls.h of glibc, which the thread pointer refers to; the end of `struct pthread` of musl.
+pub const STORAGE_TABLE: StorageTable = StorageTable { glibc: 0, musl: 8u64.wrapping_neg() };
 
 /// Bits of the address of data: the processor ignores the upper byte, in which the Memory Tagging Extension keeps a tag
 /// (Documentation/arch/arm64/memory-tagging-extension.rst). glibc and others return tagged pointers where it is enabled.

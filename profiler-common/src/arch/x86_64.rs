@@ -1,6 +1,6 @@
 //! x86-64: System V psABI (<https://gitlab.com/x86-psABIs/x86-64-ABI>).
 
-use super::ThreadData;
+use super::{StorageTable, ThreadData};
 use crate::hook::Register;
 use crate::hotspot::JavaFrames;
 use crate::stack::StackEnd;
@@ -53,8 +53,10 @@ pub const CALL_BYTES: u64 = 8;
 
 /// glibc (2.31 to 2.43, `struct pthread` in nptl/descr.h), musl (1.2.2 to 1.2.6, `struct pthread` in
 /// src/internal/pthread_impl.h).
-pub const THREAD_DATA: Option<ThreadData> =
-    Some(ThreadData { glibc_first_block: 0x310, glibc_blocks: 0x510, musl_values: 0x80 });
+pub const THREAD_DATA: ThreadData = ThreadData { glibc_first_block: 0x310, glibc_blocks: 0x510, musl_values: 0x80 };
+
+/// `tcbhead_t` in sysdeps/x86_64/nptl/tls.h of glibc, `struct pthread` of musl.
+pub const STORAGE_TABLE: StorageTable = StorageTable { glibc: 8, musl: 8 };
 
 /// `src/hotspot/cpu/x86/frame_x86.hpp` of JDK 11 to 25.
 pub const JAVA_FRAMES: JavaFrames = JavaFrames { bytecode: 8 * 8, code_address: u64::MAX, sp_inexact: 0 };

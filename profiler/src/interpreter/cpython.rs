@@ -54,8 +54,15 @@ impl Cpython {
     }
 
     /// The interpreter of a process that maps the module with this load bias.
-    pub(crate) fn in_process(&self, pid: Pid, bias: u64, uses_musl: bool) -> Result<Interpreter, Unsupported> {
+    pub(crate) fn in_process(
+        &self,
+        pid: Pid,
+        bias: u64,
+        uses_musl: bool,
+        control_block: Option<u64>,
+    ) -> Result<Interpreter, Unsupported> {
         let version = self.version.clone()?;
+        let control_block = control_block.ok_or(Unsupported::NoControlBlock)?;
         let runtime = self.runtime.0.wrapping_add(bias);
         let mut published = [0; DEBUG_OFFSETS_BYTES];
         if version.publishes_offsets() {
@@ -68,6 +75,7 @@ impl Cpython {
         for (range, found) in interpreter.loops.iter_mut().zip(&self.loops) {
             *range = AddressRange { start: found.start.wrapping_add(bias), bytes: found.end - found.start };
         }
+        interpreter.control_block = control_block;
         if uses_musl {
             interpreter.flags |= USES_MUSL;
         }

@@ -2,6 +2,7 @@
 //! reads the frames (`profiler-ebpf/src/interpreter.rs`, `machine.rs`); this module finds the addresses and offsets, and reads the names.
 
 mod arch;
+mod control_block;
 mod cpython;
 mod hotspot;
 mod loops;
@@ -12,6 +13,7 @@ mod ruby;
 mod v8;
 mod version;
 
+pub(crate) use self::control_block::{control_block, may_define_threads};
 use self::cpython::Cpython;
 use self::php::Php;
 pub(crate) use self::process::{CodeMapping, Process};
@@ -90,18 +92,19 @@ impl Runtime {
 
     /// In a process that maps the module. `None` if it has not started yet.
     pub(crate) fn in_process(self, process: &Process) -> Result<Option<Entered>, String> {
-        if !arch::HAS_FRAMES && !matches!(self, Self::Java(_) | Self::JavaScript(_)) {
-            return Err(format!("they are not available on {}, only on x86_64", std::env::consts::ARCH));
-        }
-        let &Process { pid, bias, uses_musl, .. } = process;
+        let &Process { pid, bias, uses_musl, control_block, .. } = process;
         match self {
             Self::Python(cpython) => {
-                let place = cpython.in_process(pid, bias, uses_musl).map_err(|reason| reason.to_string())?;
+                let place = cpython.in_process(pid, bias, uses_musl, control_block);
+                let place = place.map_err(|reason| reason.to_string())?;
                 Ok(Some(Entered { place: RuntimePlace::Cpython(place), reader: None }))
             }
             Self::Php(php) => {
                 let place = php.in_process(bias).map_err(|reason| reason.to_string())?;
                 Ok(Some(Entered { place: RuntimePlace::Php(place), reader: None }))
+            }
+            Self::Java(_) | Self::JavaScript(_) if cfg!(target_arch = "aarch64") => {
+                Err(format!("they are not available on {}, only on x86_64", std::env::consts::ARCH))
             }
             Self::Java(library) => {
                 let machine = library.in_process(pid, bias).map_err(|reason| reason.to_string())?;

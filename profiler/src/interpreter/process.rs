@@ -11,6 +11,8 @@ pub(crate) struct Process {
     pub(crate) bias: u64,
     /// Its C library is musl.
     pub(crate) uses_musl: bool,
+    /// Distance of a thread's pointer from its control block, if it is known: see [`control_block`](super::control_block).
+    pub(crate) control_block: Option<u64>,
     /// By address.
     pub(crate) code: Vec<CodeMapping>,
 }

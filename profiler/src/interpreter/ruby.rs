@@ -13,7 +13,7 @@ use profiler_common::ruby;
 
 use self::layout::Layout;
 pub(crate) use self::layout::Unsupported;
-use super::arch::ThreadLocal;
+use super::arch::{ThreadLocal, is_offset};
 use super::memory::Memory;
 use super::version::Version;
 use crate::address::LinkAddr;
@@ -111,8 +111,7 @@ fn place(memory: &impl Memory, local: ThreadLocal, bias: u64) -> Option<(u64, u6
         ThreadLocal::Loaded(slot, more) => Some((0, word(slot, 0)?.wrapping_add(more))),
         ThreadLocal::Module(slot, more) => of_module(slot.wrapping_add(bias), more),
         ThreadLocal::Descriptor(slot, more) => match word(slot, 1)? {
-            // Offsets from the thread pointer are negative; others are addresses of a module and an offset.
-            offset if offset.cast_signed() < 0 => Some((0, offset.wrapping_add(more))),
+            offset if is_offset(offset) => Some((0, offset.wrapping_add(more))),
             at => of_module(at, more),
         },
     }

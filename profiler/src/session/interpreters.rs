@@ -13,7 +13,7 @@ use tracing::{debug, info};
 use crate::bpf::counters::Counters;
 use crate::ids::{ModuleId, Pid};
 use crate::ingest::event::Event;
-use crate::interpreter::{CodeMapping, Entered, Process, Reader, Runtime};
+use crate::interpreter::{CodeMapping, Entered, Process, Reader, Runtime, control_block, may_define_threads};
 use crate::linux::patience::within_a_second;
 use crate::linux::process_memory;
 use crate::model::{InterpreterFrames, LanguageFunctions};
@@ -41,6 +41,8 @@ const STARTING_READS_MAX: u32 = 100;
 #[derive(Default)]
 pub(super) struct Interpreters {
     known: FxHashMap<ModuleId, Option<Runtime>>,
+    /// What C libraries show of threads.
+    control_blocks: FxHashMap<ModuleId, Option<u64>>,
     /// Why processes have no frames of their interpreters.
     unsupported: BTreeMap<(Pid, PseudoModule), String>,
     /// Functions that stacks contain.
@@ -151,7 +153,8 @@ impl Interpreters {
                 continue;
             }
             let code = code_mappings(space, modules, id);
-            let process = Process { pid, bias, uses_musl: uses_musl(space, modules), code };
+            let control_block = self.control_block(space, modules, id);
+            let process = Process { pid, bias, uses_musl: uses_musl(space, modules), control_block, code };
             match self.read(pid, move || runtime.in_process(&process)) {
                 Ok(None) => *self.starting.entry(pid).or_default() += 1,
                 Ok(Some(entered)) => {
@@ -209,6 +212,14 @@ impl Interpreters {
             }
         }
         found
+    }
+
+    /// As the C library has it, which may be a part of the runtime's module.
+    fn control_block(&mut self, space: &AddressSpace, modules: &ModuleStore, runtime: ModuleId) -> Option<u64> {
+        let libraries = space.modules().into_iter().filter(|&id| may_define_threads(modules.get(id).path()));
+        libraries
+            .chain([runtime])
+            .find_map(|id| *self.control_blocks.entry(id).or_insert_with(|| control_block(modules.get(id))))
     }
 
     /// The names that the reader of an unchanged runtime has read are kept.

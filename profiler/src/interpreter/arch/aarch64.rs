@@ -1,11 +1,10 @@
 //! Branches and operands of aarch64 code.
 
+mod operands;
+
 use std::ops::Range;
 
-use super::thread_local::ThreadLocal;
-
-/// Whether the kernel side finds the frames of interpreters and virtual machines.
-pub(in crate::interpreter) const HAS_FRAMES: bool = false;
+pub(in crate::interpreter) use self::operands::{control_block, first_call, is_offset, read_through, thread_local};
 
 /// Instructions with their addresses.
 fn words(code: &[u8], start: u64) -> impl Iterator<Item = (u64, u32)> {
@@ -56,16 +55,6 @@ pub(in crate::interpreter) fn indirect_jumps(code: &[u8]) -> usize {
 /// Whether a function passes 0 as its first argument to the one that it ends in: `mov w0, #0`, `mov x0, #0`, or of the zero register.
 pub(in crate::interpreter) fn passes_zero(code: &[u8]) -> bool {
     words(code, 0).any(|(_, word)| matches!(word & 0x7fff_ffff, 0x5280_0000 | 0x2a1f_03e0))
-}
-
-/// Unknown.
-pub(in crate::interpreter) fn thread_local(_code: &[u8], _start: u64) -> Option<ThreadLocal> {
-    None
-}
-
-/// Unknown.
-pub(in crate::interpreter) fn read_through(_code: &[u8], _start: u64, _offset: u64) -> Option<u64> {
-    None
 }
 
 /// V8's generated code, with a copy of its builtins, is in an area of this size (`kMaximalCodeRangeSize` in `src/common/globals.h`).

@@ -5,10 +5,7 @@ use std::ops::Range;
 use iced_x86::{Decoder, DecoderOptions, FlowControl, Instruction, MemorySize, Mnemonic, OpKind, Register};
 use rustc_hash::FxHashMap;
 
-use super::thread_local::ThreadLocal;
-
-/// Whether the kernel side finds the frames of interpreters and virtual machines.
-pub(in crate::interpreter) const HAS_FRAMES: bool = true;
+use super::thread_local::{Content, THREAD_LOCAL_INSTRUCTIONS_MAX, ThreadLocal};
 
 /// Addresses outside of this code, which begins at `start`, that it jumps to directly.
 pub(in crate::interpreter) fn branches_out(code: &[u8], start: u64) -> Vec<u64> {
@@ -55,22 +52,6 @@ pub(in crate::interpreter) fn passes_zero(code: &[u8]) -> bool {
     })
 }
 
-/// What a register contains: an address of, or an offset to, thread-local storage.
-#[derive(Clone, Copy)]
-enum Content {
-    /// A link address.
-    Address(u64),
-    Constant(u64),
-    /// A word at a link address.
-    Word(u64),
-    /// The offset that a descriptor at this link address has.
-    Described(u64),
-    /// In thread-local storage.
-    Pointer(ThreadLocal),
-}
-
-const THREAD_LOCAL_INSTRUCTIONS_MAX: usize = 24;
-
 /// The first pointer in thread-local storage that this function, which begins at `start`, reads. Other than protection of the stack.
 pub(in crate::interpreter) fn thread_local(code: &[u8], start: u64) -> Option<ThreadLocal> {
     let mut registers: FxHashMap<Register, Content> = FxHashMap::default();
@@ -114,17 +95,8 @@ fn access(instruction: &Instruction, base: Option<Content>) -> Option<ThreadLoca
         (Some(Content::Constant(offset)), _) if is_thread => Some(ThreadLocal::Fixed(offset.wrapping_add(more))),
         (Some(Content::Word(slot)), _) if is_thread => Some(ThreadLocal::Loaded(slot, more)),
         (Some(Content::Described(slot)), _) if is_thread => Some(ThreadLocal::Descriptor(slot, more)),
-        (Some(Content::Pointer(pointer)), _) if !is_thread => Some(plus(pointer, more)),
+        (Some(Content::Pointer(pointer)), _) if !is_thread => Some(pointer.plus(more)),
         _ => None,
-    }
-}
-
-fn plus(pointer: ThreadLocal, more: u64) -> ThreadLocal {
-    match pointer {
-        ThreadLocal::Fixed(offset) => ThreadLocal::Fixed(offset.wrapping_add(more)),
-        ThreadLocal::Loaded(slot, offset) => ThreadLocal::Loaded(slot, offset.wrapping_add(more)),
-        ThreadLocal::Module(slot, offset) => ThreadLocal::Module(slot, offset.wrapping_add(more)),
-        ThreadLocal::Descriptor(slot, offset) => ThreadLocal::Descriptor(slot, offset.wrapping_add(more)),
     }
 }
 
@@ -138,7 +110,7 @@ fn content(instruction: &Instruction, base: Option<Content>, before: Option<Cont
     match instruction.mnemonic() {
         Mnemonic::Lea if instruction.is_ip_rel_memory_operand() => Some(Content::Address(displacement)),
         Mnemonic::Lea => match base? {
-            Content::Pointer(pointer) => Some(Content::Pointer(plus(pointer, displacement))),
+            Content::Pointer(pointer) => Some(Content::Pointer(pointer.plus(displacement))),
             _ => None,
         },
         Mnemonic::Mov if is_thread_pointer => Some(Content::Pointer(ThreadLocal::Fixed(0))),
@@ -160,6 +132,25 @@ fn content(instruction: &Instruction, base: Option<Content>, before: Option<Cont
         },
         _ => None,
     }
+}
+
+/// The function that this one, which begins at `start`, calls first.
+pub(in crate::interpreter) fn first_call(code: &[u8], start: u64) -> Option<u64> {
+    let mut decoder = Decoder::with_ip(64, code, start, DecoderOptions::NONE).into_iter();
+    let call = decoder.find(|instruction| instruction.flow_control() != FlowControl::Next)?;
+    (call.flow_control() == FlowControl::Call).then(|| call.near_branch_target())
+}
+
+/// Whether the second word of a descriptor is an offset from the thread pointer, which is behind the storage; else it is the address
+/// of a module and an offset.
+pub(in crate::interpreter) fn is_offset(described: u64) -> bool {
+    described.cast_signed() < 0
+}
+
+/// Distance of the thread pointer from the control block of its thread: it refers to it, whatever the code of `pthread_self`.
+#[expect(clippy::unnecessary_wraps, reason = "unknown on other processors for some code")]
+pub(in crate::interpreter) fn control_block(_pthread_self: impl FnOnce() -> Option<Vec<u8>>) -> Option<u64> {
+    Some(0)
 }
 
 /// Link address of the first pointer through which this function, which begins at `start`, reads an argument for another, at this

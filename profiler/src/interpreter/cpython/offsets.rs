@@ -17,6 +17,8 @@ pub(crate) enum Unsupported {
     NoVersion,
     #[error("free-threaded CPython is not supported")]
     FreeThreaded,
+    #[error("where the C library has its data of threads is unknown: `pthread_self` is missing or has unexpected code")]
+    NoControlBlock,
     #[error("its memory cannot be read")]
     Unreadable,
     #[error("its own description of its offsets (`_Py_DebugOffsets`) is malformed")]
@@ -130,6 +132,7 @@ const ZERO: Interpreter = {
         loops: [RANGE; 2],
         holder: 0,
         key: 0,
+        control_block: 0,
         state_frame: 0,
         state_thread: 0,
         indirect_frame: 0,

@@ -46,7 +46,7 @@ fn a_running_interpreter_is_described() {
     let python = of(PYTHON).expect("it is CPython");
     // Debian's program is not relocated.
     let pid = Pid(child.id());
-    let interpreter = python.in_process(pid, 0, false).expect("it is supported");
+    let interpreter = python.in_process(pid, 0, false, Some(0)).expect("it is supported");
     assert_eq!(interpreter.chain, FrameChain::Entry as u8);
     assert_eq!(interpreter.loops[0].start, python.loops[0].start);
     let word = |address: u64| read_words(pid, &[address])[0].expect("it is mapped");

@@ -23,9 +23,15 @@ const STUB_BYTES_MAX: u64 = 32;
 /// Functions that execute an execution context, by their symbols: the second name is a macro's.
 const LOOPS: [&str; 2] = ["vm_exec", "rb_vm_exec"];
 
-/// The pointer to the execution context, as this function finds it.
+/// The pointer to the execution context, as this function finds it, or the one that it calls: on arm64, 3.3 and later have one for it
+/// (`rb_current_ec_noinline`).
 pub(super) fn context(image: &Image, elf: &Elf, errinfo: &Definition) -> Option<ThreadLocal> {
-    arch::thread_local(&short_function(image, elf, errinfo)?, errinfo.address.0)
+    let (code, start) = (short_function(image, elf, errinfo)?, errinfo.address.0);
+    arch::thread_local(&code, start).or_else(|| {
+        let called = arch::first_call(&code, start)?;
+        let code = image.read(elf.file_offset(LinkAddr(called))?, SHORT_BYTES, SHORT_BYTES).ok()?;
+        arch::thread_local(&code, called)
+    })
 }
 
 /// The array with the names of symbols, which follows the hash table that this function counts.
