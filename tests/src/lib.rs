@@ -44,6 +44,7 @@ pub mod interpreters;
 pub mod kernel;
 pub mod nginx;
 pub mod postgres;
+pub mod python;
 pub mod recipe;
 pub mod redis;
 pub mod report;

@@ -3,6 +3,7 @@
 mod check;
 mod comparison;
 mod faults;
+mod interpreters;
 mod languages;
 mod leaks;
 mod transcript;
@@ -146,9 +147,6 @@ fn sessions(transcript: &Transcript) -> Vec<Check> {
         Check::new(Feature::Detach, "tables: probes are attached and detached", probes(transcript)),
         Check::new(Feature::Detach, "threads: the target works after detaching", works_after(transcript)),
         Check::new(Feature::Verifier, "instructions processed by the verifier", effort(transcript)),
-        Check::new(Feature::Interpreters, "interpreted: heapbpf exits with 0", exited(transcript, "interpreted"))
-            .instead(is_locked.then_some(LOCKED)),
-        Check::new(Feature::Detach, "interpreted: the target is unharmed", unharmed(transcript, "interpreted")),
     ]);
     let mut sampled = |feature: Feature, what: &str, outcome| {
         checks.push(Check::new(feature, format!("{SAMPLED}: {what}"), outcome));
@@ -156,13 +154,7 @@ fn sessions(transcript: &Transcript) -> Vec<Check> {
     sampled(Feature::Inline, "heapbpf exits with 0", exited(transcript, SAMPLED));
     sampled(Feature::Inline, "estimates are near the totals", estimates(transcript, kernel));
     sampled(Feature::Detach, "the target is unharmed", unharmed(transcript, SAMPLED));
-    if machine == ARM64 {
-        let what = "interpreted: the report has the reason";
-        checks.push(Check::new(Feature::Interpreters, what, uninterpreted(transcript)).instead(Some(NO_INTERPRETERS)));
-    } else if !is_locked {
-        let what = "interpreted: all stacks contain all functions";
-        checks.push(Check::new(Feature::Interpreters, what, interpreted(transcript)));
-    }
+    checks.extend(interpreters::interpreters(transcript, is_locked));
     checks
 }
 
@@ -233,41 +225,6 @@ fn hooks(report: &Report) -> impl Iterator<Item = &Hook> {
 
 fn has_throwing(report: &Report) -> bool {
     hooks(report).any(may_throw)
-}
-
-/// Allocations of eight threads, each below 40 functions of an interpreter (`forged_python.c`).
-const INTERPRETED: (u64, usize) = (16_000, 40);
-/// Stacks without a scratch area have their caller only: see docs/kernel-support.md.
-const WITHOUT_SCRATCH_MAX: f64 = 0.02;
-
-const NO_INTERPRETERS: &str = "native frames only, with a reason: needs x86-64";
-
-fn uninterpreted(transcript: &Transcript) -> Outcome {
-    let summary = transcript.text("interpreted.summary").unwrap_or_default();
-    let reason = summary.lines().find(|line| line.contains("they are not available on aarch64"));
-    reason.map(|line| line.trim().to_owned()).ok_or_else(|| format!("no reason in:\n{summary}"))
-}
-
-#[expect(clippy::cast_precision_loss, reason = "small numbers")]
-fn interpreted(transcript: &Transcript) -> Outcome {
-    let report = report(transcript, "interpreted")?;
-    let (blocks, functions) = INTERPRETED;
-    let mut by_functions: BTreeMap<usize, u64> = BTreeMap::new();
-    let process = report.targets.first().ok_or("no target")?;
-    for callsite in process
-        .callsites
-        .iter()
-        .filter(|callsite| callsite.stack.iter().any(|frame| frame.is("_PyEval_EvalFrameDefault")))
-    {
-        let named =
-            callsite.stack.iter().filter(|frame| frame.kind.as_deref() == Some("interpreted") && frame.is("name"));
-        *by_functions.entry(named.count()).or_default() += callsite.totals.alloc_count.as_u64().unwrap_or(0);
-    }
-    let complete = by_functions.get(&functions).copied().unwrap_or(0);
-    let without_scratch = report.health.unwind.get("no_scratch").copied().unwrap_or(0);
-    let is_complete = complete + without_scratch >= blocks && by_functions.keys().all(|&count| count == functions);
-    let words = format!("{complete} of {blocks} stacks, {without_scratch} without a scratch area: {by_functions:?}");
-    if is_complete && without_scratch as f64 <= WITHOUT_SCRATCH_MAX * blocks as f64 { Ok(words) } else { Err(words) }
 }
 
 /// Compares a value with the expected one. In `otherwise`, `{}` stands for another value.

@@ -7,6 +7,7 @@ use std::process::{Command, Stdio};
 
 use heapbpf_tests::heapbpf::Heapbpf;
 use heapbpf_tests::interpreters::{Python, VERSIONS};
+use heapbpf_tests::python::{self, Stack, Sums, add, interpreted, is_interpreted, recorded};
 use heapbpf_tests::recipe::Recipe;
 use heapbpf_tests::report::{Callsite, Frame, Process, Report};
 use heapbpf_tests::target::Target;
@@ -16,67 +17,15 @@ fn script(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("targets").join(name)
 }
 
-/// A block as the interpreter describes it: functions, files and lines, the innermost first.
-#[derive(Debug, Deserialize)]
-struct Block {
-    bytes: u64,
-    stack: Vec<(String, String, u32)>,
-}
-
-type Stack = Vec<(String, String, u32)>;
-/// Number of blocks and bytes.
-type Sums = BTreeMap<Stack, [u64; 2]>;
-
 fn described(output: &Path) -> Sums {
     let text = fs::read_to_string(output).expect("the target has written it");
-    let mut sums = Sums::new();
-    for line in text.lines() {
-        let block: Block = serde_json::from_str(line).expect("the target writes JSON");
-        let [count, bytes] = sums.entry(block.stack).or_default();
-        *count += 1;
-        *bytes += block.bytes;
-    }
-    assert!(sums.len() > 40, "{} stacks", sums.len());
-    sums
+    python::described(&text).expect("the target writes JSON")
 }
 
-fn is_interpreted(frame: &&Frame) -> bool {
-    frame.kind.as_deref() == Some("interpreted")
-}
-
-/// The functions that CPython executed.
-fn interpreted(callsite: &Callsite) -> Stack {
-    let location = |frame: &Frame| {
-        let text = |text: &Option<String>| text.clone().unwrap_or_default();
-        (text(&frame.function), text(&frame.file), frame.line.unwrap_or(0))
-    };
-    callsite.stack.iter().filter(is_interpreted).map(location).collect()
-}
-
-/// Blocks of at least 50 KB by the Python functions that allocated them: those of the script.
-fn recorded(process: &Process) -> Sums {
-    let mut sums = Sums::new();
-    for callsite in &process.callsites {
-        let [count, bytes] =
-            [&callsite.totals.alloc_count, &callsite.totals.alloc_bytes].map(|number| number.as_u64().expect("exact"));
-        let stack = interpreted(callsite);
-        if !stack.is_empty() && count > 0 && bytes / count >= 50_000 {
-            let sum = sums.entry(stack).or_default();
-            sum[0] += count;
-            sum[1] += bytes;
-        }
-    }
-    sums
-}
-
-/// Compares all stacks. Returns their number.
+/// Compares all stacks.
 #[track_caller]
 fn check(version: &str, expected: &Sums, recorded: &Sums) {
-    let differing: Vec<_> = expected.iter().filter(|&(stack, sums)| recorded.get(stack) != Some(sums)).collect();
-    // CPython's compiler allocates large blocks too.
-    let is_by_script = |stack: &Stack| expected.keys().any(|known| known[0] == stack[0]);
-    let others: Vec<_> =
-        recorded.iter().filter(|&(stack, _)| is_by_script(stack) && !expected.contains_key(stack)).collect();
+    let [differing, others] = python::differing(expected, recorded);
     assert!(
         differing.is_empty() && others.is_empty(),
         "{version}: {} of {} stacks differ; expected {:#?}\nnot expected {:#?}",
@@ -185,11 +134,6 @@ fn seen_through_memray(process: &Process) -> Sums {
         }
     }
     sums
-}
-
-fn add(sums: &mut Sums, stack: Stack, [count, bytes]: [u64; 2]) {
-    let sum = sums.entry(stack).or_default();
-    *sum = [sum[0] + count, sum[1] + bytes];
 }
 
 /// memray's hooks and heapbpf observe the same calls: stacks, numbers and bytes are equal, of about 60 stacks.

@@ -31,6 +31,24 @@ fn report_of(heap: &str, outermost: &str, exit_code: &str) -> String {
     )
 }
 
+/// What a script describes, and a report of it.
+fn python() -> (String, String) {
+    let mut report: serde_json::Value = serde_json::from_str(&report("main", "null")).expect("is well-formed");
+    let callsites = report["targets"][0]["callsites"].as_array_mut().expect("is a list");
+    let (mut described, first) = (String::new(), callsites.remove(0));
+    for line in 1..=50 {
+        let bytes = 100_000 + line;
+        described += &format!("{{\"bytes\":{bytes},\"stack\":[[\"python_{line}\",\"frames.py\",{line}]]}}\n");
+        let mut callsite = first.clone();
+        (callsite["alloc_count"], callsite["alloc_bytes"]) = (1.into(), bytes.into());
+        let frame = &mut callsite["stack"][0];
+        (frame["function"], frame["kind"]) = (format!("python_{line}").into(), "interpreted".into());
+        (frame["file"], frame["line"]) = ("frames.py".into(), line.into());
+        callsites.push(callsite);
+    }
+    (described, report.to_string())
+}
+
 /// A correct transcript, with `from` replaced by `to`.
 fn transcript(from: &str, to: &str) -> Transcript {
     let mut data =
@@ -81,6 +99,12 @@ fn transcript(from: &str, to: &str) -> Transcript {
         .replace(from, to);
     data += "value interpreted.code 0\nvalue interpreted.target_code 7\n";
     data += &format!("file interpreted.json {}\n{json}\n", json.len());
+    for (release, _) in interpreters::PYTHONS {
+        let (described, json) = python();
+        let json = json.replace(from, to);
+        data += &format!("file python-{release}.described {}\n{described}\n", described.len());
+        data += &format!("file python-{release}.json {}\n{json}\n", json.len());
+    }
     data += "done\n";
     let transcript = Transcript::parse(data.replace(from, to).as_bytes());
     assert_eq!(transcript.broken, None);
@@ -123,7 +147,12 @@ fn each_error_fails_its_own_check() {
     check("interpreted.target_code 7", "interpreted.target_code 139", &["interpreted: the target is unharmed"]);
     let functions = "interpreted: all stacks contain all functions";
     check(r#""alloc_count":16000"#, r#""alloc_count":15999"#, &[functions]);
-    check(r#""kind":"interpreted""#, r#""kind":"jitted""#, &[functions]);
+    let pythons = interpreters::PYTHONS
+        .map(|(release, version)| format!("python-{release}: stacks are those that CPython {version} describes"));
+    let [bullseye, bookworm, trixie] = pythons.each_ref().map(String::as_str);
+    check(r#""kind":"interpreted""#, r#""kind":"jitted""#, &[functions, bullseye, bookworm, trixie]);
+    check(r#""line":50"#, r#""line":51"#, &[bullseye, bookworm, trixie]);
+    check("file python-trixie.json", "file other.json", &[trixie]);
     let stubs = "inline: calls pass stubs since Linux 6.6";
     check("requires Linux 6.6", "is refused", &[stubs]);
     let links = SESSIONS.iter().filter(|session| session.cheapest_links);
@@ -152,9 +181,6 @@ fn of_arm64() -> Transcript {
     let mut transcript = transcript("machine x86_64", "machine aarch64");
     let mut set = |name: &str, value: &str| transcript.values.insert(name.to_owned(), value.to_owned());
     set("pointers.code", "0");
-    let reason =
-        b"  stacks of 1 process lack the functions of the interpreter: they are not available on aarch64".to_vec();
-    transcript.files.insert("interpreted.summary".to_owned(), reason);
     transcript
 }
 
@@ -169,8 +195,8 @@ fn arm64_has_frame_pointers() {
     assert_eq!(failed_of_arm64(|_| ()), [""; 0]);
     let cut = failed_of_arm64(|transcript| drop(transcript.values.insert("pointers.code".to_owned(), "3".to_owned())));
     assert_eq!(cut, ["pointers: heapbpf exits with 0"]);
-    let silent = failed_of_arm64(|transcript| drop(transcript.files.remove("interpreted.summary")));
-    assert_eq!(silent, ["interpreted: the report has the reason"]);
+    let nothing = failed_of_arm64(|transcript| drop(transcript.files.remove("interpreted.json")));
+    assert_eq!(nothing, ["interpreted: all stacks contain all functions"]);
 }
 
 #[test]

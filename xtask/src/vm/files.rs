@@ -53,9 +53,15 @@ const PRELOADED: [(&str, &str); 3] = [
 /// Further packages of a system for another processor: programs, and libraries of the programs and of allocators.
 const PACKAGES: [&str; 7] = ["busybox-static", "coreutils", "libc6", "libgcc-s1", "libstdc++6", "musl", "musl-dev"];
 
-/// Releases of Debian in whose user spaces heapbpf is tested, and the packages of each: the C library, and what programs are built with.
-const RELEASES: [&str; 3] = ["bullseye", "bookworm", "trixie"];
-const RELEASE_PACKAGES: [&str; 4] = ["libc6", "libc6-dev", "libgcc-s1", "linux-libc-dev"];
+/// Releases of Debian in whose user spaces heapbpf is tested: the name, the version of CPython, and a library's package that has another
+/// name in each.
+const RELEASES: [(&str, &str, &str); 3] =
+    [("bullseye", "3.9", "libffi7"), ("bookworm", "3.11", "libffi8"), ("trixie", "3.13", "libffi8")];
+/// Packages of each: the C library, what programs are built with, and libraries of CPython.
+const RELEASE_PACKAGES: [&str; 6] = ["libc6", "libc6-dev", "libexpat1", "libgcc-s1", "linux-libc-dev", "zlib1g"];
+/// What CPython executes there, and the module of it that needs a further library.
+const SCRIPT: &str = "frames.py";
+const FOREIGN_FUNCTIONS: &str = "_ctypes.";
 
 /// What the comparison with framehop runs: programs, folders of their modules, and packages.
 const COMPARED: [&str; 3] = ["python3.11", "perl", "sqlite3"];
@@ -111,9 +117,11 @@ pub(super) fn initramfs(
             }
         }
     }
-    for release in RELEASES {
-        let system = System::of(release, architecture, folder)?;
-        system.add_user_space(repository, &root.join("releases").join(release))?;
+    for (release, python, library) in RELEASES {
+        let system = System::of(release, python, library, architecture, folder)?;
+        let root = root.join("releases").join(release);
+        system.add_user_space(repository, &root)?;
+        system.add_python(repository, python, &root)?;
     }
     if compares {
         add_comparison(repository, &system, &root)?;
@@ -144,9 +152,7 @@ fn add_comparison(repository: &Repository, system: &System, root: &Path) -> Resu
         }
     }
     for folder in COMPARED_FOLDERS {
-        let to = root.join(folder);
-        fs::create_dir_all(&to)?;
-        command::run(Command::new("cp").arg("--archive").arg(system.root.join(folder).join(".")).arg(&to))?;
+        copy_folder(&system.root.join(folder), &root.join(folder))?;
     }
     symlink("python3.11", root.join("bin/python3")).context("cannot make the link `python3`")
 }
@@ -181,10 +187,14 @@ impl System {
     }
 
     /// A release of Debian, unpacked.
-    fn of(release: &str, architecture: Architecture, folder: &Path) -> Result<Self> {
+    fn of(release: &str, python: &str, library: &str, architecture: Architecture, folder: &Path) -> Result<Self> {
         let [root, state] =
             ["system", "apt"].map(|kind| folder.join(format!("{kind}-{release}-{}", architecture.debian())));
-        Archive::open(&state, architecture, &[("Debian", &[release])])?.unpack(&RELEASE_PACKAGES, &root)?;
+        let pythons = ["python{}-minimal", "libpython{}-minimal", "libpython{}-stdlib"];
+        let pythons = pythons.map(|name| name.replace("{}", python));
+        let packages: Vec<_> =
+            RELEASE_PACKAGES.into_iter().chain([library]).chain(pythons.iter().map(String::as_str)).collect();
+        Archive::open(&state, architecture, &[("Debian", &[release])])?.unpack(&packages, &root)?;
         let multiarch = architecture.multiarch();
         for link in [format!("usr/lib/{multiarch}/libpthread.so"), "usr/lib64/ld-linux-x86-64.so.2".to_owned()] {
             lead_inside(&root, Path::new(&link))?;
@@ -202,6 +212,26 @@ impl System {
         command::compile(&self.architecture.compiler(), &flags, &source, &program)?;
         for library in self.libraries(&program)? {
             copy(&self.root.join(&library), &root.join(&library))?;
+        }
+        Ok(())
+    }
+
+    /// Adds this system's CPython with its modules, and a script for it.
+    fn add_python(&self, repository: &Repository, version: &str, root: &Path) -> Result<()> {
+        let program = self.root.join("usr/bin").join(format!("python{version}"));
+        copy(&program, &root.join("bin").join(format!("python{version}")))?;
+        copy(&repository.root.join("tests/targets").join(SCRIPT), &root.join("bin").join(SCRIPT))?;
+        let modules = format!("usr/lib/python{version}");
+        copy_folder(&self.root.join(&modules), &root.join(&modules))?;
+        let compiled = self.root.join(&modules).join("lib-dynload");
+        let entries = fs::read_dir(&compiled).with_context(|| format!("cannot read `{}`", compiled.display()))?;
+        let entries = entries.collect::<Result<Vec<_>, _>>()?;
+        let is_needed = |entry: &fs::DirEntry| entry.file_name().to_string_lossy().starts_with(FOREIGN_FUNCTIONS);
+        let users = entries.iter().filter(|entry| is_needed(entry)).map(fs::DirEntry::path).chain([program]);
+        for user in users {
+            for library in self.libraries(&user)? {
+                copy(&self.root.join(&library), &root.join(&library))?;
+            }
         }
         Ok(())
     }
@@ -340,6 +370,11 @@ pub(super) fn copy(from: &Path, to: &Path) -> Result<()> {
     }
     fs::copy(from, to).with_context(|| format!("could not copy `{}` to `{}`", from.display(), to.display()))?;
     Ok(())
+}
+
+fn copy_folder(from: &Path, to: &Path) -> Result<()> {
+    fs::create_dir_all(to).with_context(|| format!("could not make the folder `{}`", to.display()))?;
+    command::run(Command::new("cp").arg("--archive").arg(from.join(".")).arg(to))
 }
 
 #[cfg(test)]

@@ -55,9 +55,12 @@ probes() {
     cmp -l memory code 2>/dev/null | wc -l
 }
 
-# Starts PROGRAM and attaches heapbpf to it, as session NAME, with further arguments for heapbpf; requests one unit of work.
+# Starts PROGRAM, which may have arguments, and attaches heapbpf to it, as session NAME, with further arguments for heapbpf; requests
+# one unit of work.
 # heapbpf has priority over the target's threads, or it would drop events.
 work=go
+# The start of the line with which the target answers.
+answer='{'
 preload=
 # Starts the programs in another user space.
 inside=
@@ -67,7 +70,7 @@ begin() {
     echo "session $name"
     mkfifo "$name.in"
     LD_PRELOAD=$preload TCMALLOC_LARGE_ALLOC_REPORT_THRESHOLD=9223372036854775807 \
-        $inside "/bin/$program" <"$name.in" >"$name.ledger" &
+        $inside /bin/$program <"$name.in" >"$name.ledger" &
     target=$!
     exec 3>"$name.in"
     await "$name.ledger" ready 1 $target
@@ -78,7 +81,7 @@ begin() {
     # Instructions that the verifier processed for each program.
     value "$name.verified" "$(sed -n 's/.*program `\([a-z_0-9]*\)`: \([0-9]*\) instructions verified.*/\1=\2/p' "$name.log" | tr '\n' ' ')"
     echo "$work" >&3
-    await "$name.ledger" '{' 1 $target
+    await "$name.ledger" "$answer" 1 $target
 }
 
 # Lets the target exit with 7.
@@ -196,6 +199,16 @@ for root in /releases/*; do
     finish
     file "${root##*/}.ledger"
     leave
+    # The release's CPython, which describes the stacks of large blocks.
+    answer='done'
+    python=$(echo "$root"/bin/python3*)
+    begin "python-${root##*/}" "${python##*/} /bin/frames.py $PWD/python-${root##*/}.described" --no-inventory --interval 40000
+    kill -TERM $heapbpf
+    finish
+    file "python-${root##*/}.described"
+    exec 3>&-
+    wait $target
+    answer='{'
 done
 inside=
 
