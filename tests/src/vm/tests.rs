@@ -1,5 +1,7 @@
 //! Checks on synthetic transcripts: a correct one passes, and each error fails its own check.
 
+use std::io::Write as _;
+
 use super::faults::faults;
 use super::*;
 
@@ -368,6 +370,17 @@ fn values_and_files() {
     assert_eq!(transcript.value("other"), None);
     assert_eq!(transcript.files["a.json"], b"{\n\xff}\n");
     assert_eq!(transcript.text("a.json"), None, "it is not text");
+}
+
+#[test]
+fn packed_files_are_unpacked() {
+    let mut packer = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+    packer.write_all(b"{}\n").expect("into memory");
+    let packed = packer.finish().expect("into memory");
+    let data = [format!("file a.json.gz {}\n", packed.len()).as_bytes(), &packed, b"\ndone\n"].concat();
+    let transcript = Transcript::parse(&data);
+    assert_eq!((transcript.broken.as_deref(), transcript.text("a.json")), (None, Some("{}\n")));
+    check_broken("file a.gz 1\nx\ndone\n", "`a.gz` cannot be unpacked");
 }
 
 #[test]

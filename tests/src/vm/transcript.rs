@@ -1,6 +1,9 @@
 //! What a virtual machine sends over its second serial line.
 
 use std::collections::BTreeMap;
+use std::io::Read as _;
+
+use flate2::read::GzDecoder;
 
 /// Output of a virtual machine.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -13,7 +16,8 @@ pub struct Transcript {
 }
 
 impl Transcript {
-    /// Parses lines `value NAME TEXT`, `file NAME BYTES` followed by these bytes and a newline, and `done`.
+    /// Parses lines `value NAME TEXT`, `file NAME BYTES` followed by these bytes and a newline, and `done`. The content of `NAME.gz` is
+    /// unpacked, and has the name without the extension.
     pub fn parse(data: &[u8]) -> Self {
         let mut transcript = Self::default();
         if let Err(reason) = transcript.read(data) {
@@ -47,12 +51,23 @@ impl Transcript {
                     if take_line(&mut data).is_none_or(|rest| !rest.is_empty()) {
                         return Err(format!("`{name}` has another length than announced"));
                     }
-                    self.files.insert(name.to_owned(), content.to_owned());
+                    match name.strip_suffix(PACKED) {
+                        Some(unpacked) => self.files.insert(unpacked.to_owned(), unpack(name, content)?),
+                        None => self.files.insert(name.to_owned(), content.to_owned()),
+                    };
                 }
                 _ => return Err(format!("`{line}` was received and is not valid")),
             }
         }
     }
+}
+
+const PACKED: &str = ".gz";
+
+fn unpack(name: &str, content: &[u8]) -> Result<Vec<u8>, String> {
+    let mut bytes = Vec::new();
+    let read = GzDecoder::new(content).read_to_end(&mut bytes);
+    read.map(|_| bytes).map_err(|error| format!("`{name}` cannot be unpacked: {error}"))
 }
 
 fn take_line<'a>(data: &mut &'a [u8]) -> Option<&'a str> {

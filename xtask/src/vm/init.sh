@@ -204,10 +204,15 @@ for root in /releases/*; do
     python=$(echo "$root"/bin/python3*)
     begin "python-${root##*/}" "${python##*/} /bin/frames.py $PWD/python-${root##*/}.described" --no-inventory --interval 40000
     kill -TERM $heapbpf
-    finish
-    file "python-${root##*/}.described"
+    wait $heapbpf
+    value "python-${root##*/}.code" $?
     exec 3>&-
     wait $target
+    # The line transmits some 100 KB per second.
+    for kind in described json summary log; do
+        gzip -c "python-${root##*/}.$kind" >"python-${root##*/}.$kind.gz"
+        file "python-${root##*/}.$kind.gz"
+    done
     answer='{'
 done
 inside=
