@@ -1,6 +1,5 @@
 //! Functions that interpreters execute, in stacks.
 
-use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
