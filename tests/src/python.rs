@@ -54,12 +54,14 @@ pub fn interpreted(callsite: &Callsite) -> Stack {
     callsite.stack.iter().filter(is_interpreted).map(location).collect()
 }
 
-/// Large blocks by the Python functions that allocated them: those of the script.
+/// Large blocks by the Python functions that allocated them: those of the script. Their totals are exact at every interval that is
+/// smaller than they are.
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "numbers of blocks and bytes")]
 pub fn recorded(process: &Process) -> Sums {
     let mut sums = Sums::new();
     for callsite in &process.callsites {
         let totals = [&callsite.totals.alloc_count, &callsite.totals.alloc_bytes];
-        let [count, bytes] = totals.map(|number| number.as_u64().unwrap_or(0));
+        let [count, bytes] = totals.map(|number| number.as_f64().unwrap_or(0.0).round() as u64);
         let stack = interpreted(callsite);
         if !stack.is_empty() && count > 0 && bytes / count >= BYTES_MIN {
             add(&mut sums, stack, [count, bytes]);

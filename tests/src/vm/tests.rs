@@ -38,11 +38,11 @@ fn python() -> (String, String) {
     let mut report: serde_json::Value = serde_json::from_str(&report("main", "null")).expect("is well-formed");
     let callsites = report["targets"][0]["callsites"].as_array_mut().expect("is a list");
     let (mut described, first) = (String::new(), callsites.remove(0));
-    for line in 1..=50 {
+    for line in 1..=50_i32 {
         let bytes = 100_000 + line;
         described += &format!("{{\"bytes\":{bytes},\"stack\":[[\"python_{line}\",\"frames.py\",{line}]]}}\n");
         let mut callsite = first.clone();
-        (callsite["alloc_count"], callsite["alloc_bytes"]) = (1.into(), bytes.into());
+        (callsite["alloc_count"], callsite["alloc_bytes"]) = (1.0.into(), f64::from(bytes).into());
         let frame = &mut callsite["stack"][0];
         (frame["function"], frame["kind"]) = (format!("python_{line}").into(), "interpreted".into());
         (frame["file"], frame["line"]) = ("frames.py".into(), line.into());

@@ -59,9 +59,10 @@ const RELEASES: [(&str, &str, &str); 3] =
     [("bullseye", "3.9", "libffi7"), ("bookworm", "3.11", "libffi8"), ("trixie", "3.13", "libffi8")];
 /// Packages of each: the C library, what programs are built with, and libraries of CPython.
 const RELEASE_PACKAGES: [&str; 6] = ["libc6", "libc6-dev", "libexpat1", "libgcc-s1", "linux-libc-dev", "zlib1g"];
-/// What CPython executes there, and the module of it that needs a further library.
+/// What CPython executes there, the module of it that needs a further library, and the library that ends threads.
 const SCRIPT: &str = "frames.py";
 const FOREIGN_FUNCTIONS: &str = "_ctypes.";
+const THREAD_END: &str = "libgcc_s.so.1";
 
 /// What the comparison with framehop runs: programs, folders of their modules, and packages.
 const COMPARED: [&str; 3] = ["python3.11", "perl", "sqlite3"];
@@ -227,6 +228,8 @@ impl System {
         let entries = fs::read_dir(&compiled).with_context(|| format!("cannot read `{}`", compiled.display()))?;
         let entries = entries.collect::<Result<Vec<_>, _>>()?;
         let is_needed = |entry: &fs::DirEntry| entry.file_name().to_string_lossy().starts_with(FOREIGN_FUNCTIONS);
+        let library = self.library(THREAD_END)?;
+        copy(&self.root.join(&library), &root.join(&library))?;
         let users = entries.iter().filter(|entry| is_needed(entry)).map(fs::DirEntry::path).chain([program]);
         for user in users {
             for library in self.libraries(&user)? {
