@@ -103,9 +103,6 @@ impl Runtime {
                 let place = php.in_process(bias).map_err(|reason| reason.to_string())?;
                 Ok(Some(Entered { place: RuntimePlace::Php(place), reader: None }))
             }
-            Self::Java(_) | Self::JavaScript(_) if cfg!(target_arch = "aarch64") => {
-                Err(format!("they are not available on {}, only on x86_64", std::env::consts::ARCH))
-            }
             Self::Java(library) => {
                 let machine = library.in_process(pid, bias).map_err(|reason| reason.to_string())?;
                 Ok(machine.map(|machine| Entered {
