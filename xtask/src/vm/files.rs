@@ -375,7 +375,7 @@ pub(super) fn copy(from: &Path, to: &Path) -> Result<()> {
     Ok(())
 }
 
-fn copy_folder(from: &Path, to: &Path) -> Result<()> {
+pub(super) fn copy_folder(from: &Path, to: &Path) -> Result<()> {
     fs::create_dir_all(to).with_context(|| format!("could not make the folder `{}`", to.display()))?;
     command::run(Command::new("cp").arg("--archive").arg(from.join(".")).arg(to))
 }

@@ -9,7 +9,7 @@ use std::process::Command;
 use anyhow::{Context as _, Result};
 use heapbpf_tests::interpreters::{JAVA_HOME, NODE_VERSIONS, node_folder};
 
-use super::files::copy;
+use super::files::{copy, copy_folder};
 use crate::architecture::Architecture;
 use crate::archive::{Archive, merge_usr};
 use crate::command::{self, Repository};
@@ -124,9 +124,4 @@ fn node(version: &str, folder: &Path) -> Result<PathBuf> {
         command::run(&mut tar)?;
     }
     Ok(program)
-}
-
-fn copy_folder(from: &Path, to: &Path) -> Result<()> {
-    fs::create_dir_all(to).with_context(|| format!("could not make the folder `{}`", to.display()))?;
-    command::run(Command::new("cp").arg("--archive").arg(from.join(".")).arg(to))
 }
