@@ -298,7 +298,7 @@ impl InjectedThread {
     /// Held as before. The kernel restarts an interrupted call only after a `PTRACE_INTERRUPT` stop: it gets one.
     fn restore(mut self) -> io::Result<()> {
         if let Some(argument) = self.saved.first_argument()
-            && (self.ran || self.at_exit)
+            && self.at_exit
             && !self.runs
         {
             self.restore_at_exit(argument)?;

@@ -3,10 +3,11 @@
 
 #![expect(unsafe_code, reason = "rustix has no ptrace")]
 
+use std::cell::Cell;
 use std::io;
-use std::marker::PhantomData;
 use std::os::unix::process::ExitStatusExt;
 use std::process::ExitStatus;
+use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Signal, WaitOptions, kill_process, waitpid};
@@ -87,7 +88,8 @@ impl Options {
 #[derive(Clone, Debug)]
 pub(crate) struct Tracee {
     pid: Pid,
-    of_this_thread: PhantomData<*const ()>,
+    /// The system call that it waited in before the last request of a stop.
+    waiting: Rc<Cell<Option<arch::WaitingCall>>>,
 }
 
 impl Tracee {
@@ -105,7 +107,7 @@ impl Tracee {
 
     /// A thread that the kernel attached automatically because its creator is traced: [`Stop::Clone`], [`Stop::Fork`].
     pub(crate) fn of(tid: Tid) -> Self {
-        Self { pid: Pid(tid.0), of_this_thread: PhantomData }
+        Self { pid: Pid(tid.0), waiting: Rc::default() }
     }
 
     /// The TID as a PID, which it is for the first thread of a process.
@@ -115,6 +117,11 @@ impl Tracee {
 
     pub(crate) fn tid(&self) -> Tid {
         Tid(self.pid.0)
+    }
+
+    #[cfg_attr(target_arch = "x86_64", expect(dead_code, reason = "its registers show everything"))]
+    pub(super) fn waiting(&self) -> Option<arch::WaitingCall> {
+        self.waiting.get()
     }
 
     /// Kills the process. Its exit arrives as a stop.
@@ -188,6 +195,7 @@ impl Tracee {
 
     /// Requests a stop. Another stop may occur first.
     pub(crate) fn interrupt(&self) -> io::Result<()> {
+        self.waiting.set(arch::waiting_call(self.pid));
         unless_gone(self.request(libc::PTRACE_INTERRUPT, 0, 0))
     }
 

@@ -27,6 +27,11 @@ pub(super) fn faults(transcript: &Transcript) -> Vec<Check> {
         Check::new(Feature::Detach, "keeper killed: the target is unharmed", unharmed(transcript, "keeper-killed")),
         Check::new(Feature::Inline, "stubs left: the next session is exact and removes them", next(transcript)),
         Check::new(Feature::Detach, "stubs left: the target is unharmed", unharmed(transcript, "stubs-left")),
+        Check::new(
+            Feature::Detach,
+            "interrupted calls: they return what they would",
+            unharmed(transcript, "interrupted"),
+        ),
         Check::new(Feature::Drops, "clock steps: heapbpf exits with 0", exited(transcript, "clock")),
         Check::new(Feature::Totals, "clock steps: totals and duration are correct", clock(transcript)),
     ]

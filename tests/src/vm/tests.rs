@@ -153,7 +153,7 @@ fn each_error_fails_its_own_check() {
         .map(|(release, version)| format!("python-{release}: stacks are those that CPython {version} describes"));
     let [bullseye, bookworm, trixie] = pythons.each_ref().map(String::as_str);
     check(r#""kind":"interpreted""#, r#""kind":"jitted""#, &[functions, bullseye, bookworm, trixie]);
-    check(r#""line":50"#, r#""line":51"#, &[bullseye, bookworm, trixie]);
+    check(r#""line":4"#, r#""line":6"#, &[bullseye, bookworm, trixie]);
     check("file python-trixie.json", "file other.json", &[trixie]);
     let stubs = "inline: calls pass stubs since Linux 6.6";
     check("requires Linux 6.6", "is refused", &[stubs]);
@@ -311,7 +311,7 @@ fn failed_faults(from: &str, to: &str) -> Vec<String> {
     let mut data = "value agent-killed.keepers 0\nvalue keeper-killed.code 3\nvalue clock.code 0\n\
         value kernel 6.12.1\nvalue stubs-left.code 0\n"
         .to_owned();
-    for session in ["agent-killed", "keeper-killed", "stubs-left"] {
+    for session in ["agent-killed", "keeper-killed", "stubs-left", "interrupted"] {
         data += &format!("value {session}.probes_after 0\nvalue {session}.target_code 7\n");
     }
     let restored = "heapbpf: warning: restored 4 pointers of process 9 that a killed heapbpf had left";
@@ -343,6 +343,7 @@ fn each_error_after_a_fault_fails_its_own_check() {
         ("keeper-killed.code 3", "keeper-killed.code 0", ["keeper killed: heapbpf reports it"]),
         ("keeper-killed.probes_after 0", "keeper-killed.probes_after 9", ["keeper killed: no probe remains"]),
         ("stubs-left.target_code 7", "stubs-left.target_code 139", ["stubs left: the target is unharmed"]),
+        ("interrupted.target_code 7", "interrupted.target_code 53", ["interrupted calls: they return what they would"]),
         ("stubs-left.code 0", "stubs-left.code 3", left),
         ("had left", "has left", left),
         ("clock.code 0", "clock.code 1", ["clock steps: heapbpf exits with 0"]),

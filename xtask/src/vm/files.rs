@@ -21,11 +21,12 @@ use crate::cross::{self, Profile, Toolchain};
 const INIT: &str = include_str!("init.sh");
 
 /// Targets: name, C library, source in tests/targets, flags beside [`C_FLAGS`].
-const TARGETS: [(&str, Library, &str, &str); 10] = [
+const TARGETS: [(&str, Library, &str, &str); 11] = [
     ("exact", Library::Glibc, "exact.c", "-fomit-frame-pointer"),
     ("framed", Library::Glibc, "exact.c", "-fno-omit-frame-pointer"),
     ("static", Library::Glibc, "exact.c", "-static -fomit-frame-pointer"),
     ("threads", Library::Glibc, "threads.c", "-fomit-frame-pointer"),
+    ("interrupted_calls", Library::Glibc, "interrupted_calls.c", "-fomit-frame-pointer"),
     ("forks", Library::Glibc, "forks.c", "-fomit-frame-pointer"),
     ("cases", Library::Glibc, "leaks/cases.c", "-fomit-frame-pointer"),
     ("forged_python", Library::Glibc, "forged_python.c", "-rdynamic"),

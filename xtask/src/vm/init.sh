@@ -291,6 +291,32 @@ finish
 file stubs-left.ledger
 leave
 
+# Calls that stops of the target interrupt return what they would without: the stop for the inventory, the one for the inline
+# engine, and those of both snapshot methods.
+mkfifo interrupted.in
+interrupted_calls <interrupted.in >interrupted.out &
+target=$!
+exec 3>interrupted.in
+await interrupted.out ready 1 $target
+nice -n -20 heapbpf --pid $target --engine inline -o "$PWD/interrupted.json" >interrupted.summary 2>interrupted.log &
+heapbpf=$!
+await interrupted.log 'heapbpf: recording' 1 $heapbpf
+echo check >&3
+await interrupted.out done 1 $target
+kill -TERM $heapbpf
+wait $heapbpf
+value interrupted.code $?
+for snapshot in read fork read fork; do
+    heapbpf leaks --pid $target --snapshot $snapshot -o leaks.json >/dev/null 2>interrupted.log
+    value interrupted.$snapshot $?
+done
+echo check >&3
+await interrupted.out done 2 $target
+echo exit 7 >&3
+exec 3>&-
+wait $target
+value interrupted.target_code $?
+
 # The clock is set back and forth while a target works.
 begin clock threads --interval 1
 date -s '2001-01-01 00:00:00' >/dev/null

@@ -5,13 +5,14 @@
 use std::arch::global_asm;
 use std::io;
 
+use crate::ids::Pid;
 use crate::linux::proc::process::entry_path;
 use crate::linux::ptrace::Tracee;
 
 mod registers;
 mod threads;
 
-use registers::NT_ARM_SYSTEM_CALL;
+use registers::Call;
 pub(crate) use registers::{
     FRAME_ALIGNMENT, FRAME_POINTER_INDEX, REGISTER_SETS, RETURN_FROM_SIGNAL, Registers, SYSCALL_INSTRUCTION, uses_sve,
 };
@@ -150,17 +151,47 @@ impl Registers {
     }
 }
 
-/// First argument of a system call that a stop has interrupted. The kernel keeps it for its restart, and shows it while the thread
-/// is in a system call, which it no longer is.
+/// A system call in which a thread waits for something else than a stop. If a stop has it fail, the registers lack its first argument.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct WaitingCall {
+    call: Call,
+    /// How often the thread has waited so far.
+    waits: u64,
+}
+
+/// How often the system call of a thread is read that begins or ends it meanwhile.
+const READS_MAX: u32 = 3;
+
+/// The system call that a thread waits in, if a stop has it fail.
+pub(crate) fn waiting_call(pid: Pid) -> Option<WaitingCall> {
+    let mut waits = waits(pid)?;
+    for _ in 0..READS_MAX {
+        let call = Call::parse(&std::fs::read_to_string(entry_path(pid, "syscall")).ok()?)?;
+        if !is_not_restarted(call.number()) {
+            return None;
+        }
+        let now = self::waits(pid)?;
+        if now == waits {
+            return Some(WaitingCall { call, waits });
+        }
+        waits = now;
+    }
+    None
+}
+
+/// Voluntary context switches.
+fn waits(pid: Pid) -> Option<u64> {
+    let status = std::fs::read_to_string(entry_path(pid, "status")).ok()?;
+    status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:")?.trim().parse().ok())
+}
+
+/// First argument of a system call that a stop has interrupted: of the one that the thread waited in before, if it has not waited
+/// in another since. The stop itself is the next time.
 pub(crate) fn first_argument(tracee: &Tracee) -> io::Result<u64> {
-    let number = tracee.registers()?.map_or(-1, |registers| registers.number());
-    let number = i32::try_from(number).map_err(|_| io::ErrorKind::InvalidData)?;
-    tracee.set_register_set(NT_ARM_SYSTEM_CALL, &mut number.to_ne_bytes())?;
-    let text = std::fs::read_to_string(entry_path(tracee.pid(), "syscall"));
-    tracee.set_register_set(NT_ARM_SYSTEM_CALL, &mut (-1_i32).to_ne_bytes())?;
-    let text = text?;
-    let argument = text.split_ascii_whitespace().nth(1).and_then(|word| word.strip_prefix("0x"));
-    let argument = argument.and_then(|digits| u64::from_str_radix(digits, 16).ok());
+    let waited = tracee.waiting().ok_or(io::ErrorKind::InvalidData)?;
+    let registers = tracee.registers()?.ok_or(io::ErrorKind::NotFound)?;
+    let is_next = waits(tracee.pid()) == Some(waited.waits + 1);
+    let argument = registers.first_argument_of(&waited.call).filter(|_| is_next);
     argument.ok_or_else(|| io::ErrorKind::InvalidData.into())
 }
 

@@ -8,6 +8,7 @@ use std::ops::Range;
 
 use super::Interruption;
 use super::restart::is_not_restarted;
+use crate::ids::Pid;
 use crate::linux::ptrace::Tracee;
 
 pub(crate) const SYSCALL_INSTRUCTION: [u8; 2] = [0x0f, 0x05];
@@ -137,6 +138,13 @@ pub(crate) fn extended_words(tracee: &Tracee) -> io::Result<Vec<u64>> {
 #[expect(clippy::unnecessary_wraps, reason = "other processors have such registers")]
 pub(crate) fn restore_discarded(_tracee: &Tracee, _extended: &[u64]) -> io::Result<()> {
     Ok(())
+}
+
+pub(crate) type WaitingCall = ();
+
+/// Not needed: a stop changes none of the arguments of a system call.
+pub(crate) fn waiting_call(_pid: Pid) -> Option<WaitingCall> {
+    None
 }
 
 /// First argument of a system call that a stop has interrupted, where it is not among the registers.

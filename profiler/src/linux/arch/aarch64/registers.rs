@@ -32,7 +32,7 @@ struct Interrupted {
 
 /// Kinds of the sets, and their sizes in bytes: general registers, `NT_ARM_TLS`, `NT_ARM_SYSTEM_CALL`.
 pub(crate) const REGISTER_SETS: [(i32, usize); 3] = [(1, 34 * 8), (0x401, 8), (NT_ARM_SYSTEM_CALL, 4)];
-pub(super) const NT_ARM_SYSTEM_CALL: i32 = 0x404;
+const NT_ARM_SYSTEM_CALL: i32 = 0x404;
 
 const _: () = assert!(std::mem::offset_of!(Registers, thread_pointer) == REGISTER_SETS[0].1);
 const _: () = assert!(std::mem::offset_of!(Registers, syscall) == REGISTER_SETS[0].1 + REGISTER_SETS[1].1);
@@ -56,7 +56,38 @@ const NOT_KEPT: u64 = 1 << 21 | 1 << 20 | 3 << 10;
 const RESTARTED: [i64; 4] = [-512, -513, -514, -516];
 const INTERRUPTED: i64 = -4;
 
+/// A system call, as `/proc/PID/syscall` shows it while a thread waits in it (`proc_pid_syscall` in fs/proc/base.c).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Call {
+    number: i64,
+    arguments: [u64; 6],
+    sp: u64,
+    pc: u64,
+}
+
+impl Call {
+    /// `None` for a thread that runs, or does not wait in a system call.
+    pub(super) fn parse(text: &str) -> Option<Self> {
+        let mut words = text.split_ascii_whitespace();
+        let number = words.next()?.parse().ok().filter(|&number| number >= 0)?;
+        let mut word = || u64::from_str_radix(words.next()?.strip_prefix("0x")?, 16).ok();
+        let arguments = [word()?, word()?, word()?, word()?, word()?, word()?];
+        Some(Self { number, arguments, sp: word()?, pc: word()? })
+    }
+
+    pub(super) fn number(&self) -> i64 {
+        self.number
+    }
+}
+
 impl Registers {
+    /// The first argument of a system call, if that is the last one that was made here.
+    pub(super) fn first_argument_of(&self, call: &Call) -> Option<u64> {
+        let [first, others @ ..] = call.arguments;
+        let is_same = (self.number(), self.sp, self.pc) == (call.number, call.sp, call.pc) && self.x[1..6] == others;
+        is_same.then_some(first)
+    }
+
     /// All registers that may contain pointers.
     pub(crate) fn general(&self) -> [u64; 32] {
         let mut all = [self.sp; 32];
@@ -263,6 +294,30 @@ mod tests {
         }
         check(17, Some(3), (0x1000, 17));
         check(-11, Some(3), (0x1000, (-11_i64).cast_unsigned()));
+    }
+
+    #[test]
+    fn the_first_argument_of_a_call_is_known_from_before() {
+        let call = "22 0x4d 0xffffc32200e8 0x1 0xffffffffffffffff 0x0 0x8 0xffffc3220050 0x4430f4\n";
+        let call = Call::parse(call).expect("a call");
+        assert_eq!(call.number(), 22);
+        let mut stopped = Registers { sp: 0xffff_c322_0050, pc: 0x0044_30f4, ..Registers::default() };
+        stopped.x[..6].copy_from_slice(&[(-4_i64).cast_unsigned(), 0xffff_c322_00e8, 1, u64::MAX, 0, 8]);
+        stopped.x[NUMBER] = 22;
+        assert_eq!(stopped.first_argument_of(&call), Some(0x4d));
+        for change in [
+            |it: &mut Registers| it.x[1] += 8,
+            |it: &mut Registers| it.x[NUMBER] = 21,
+            |it: &mut Registers| it.sp += 16,
+            |it: &mut Registers| it.pc += 4,
+        ] {
+            let mut other = stopped;
+            change(&mut other);
+            assert_eq!(other.first_argument_of(&call), None);
+        }
+        for text in ["running\n", "-1 0xffffc3220050 0x4430f4\n", "22 0x4d\n", ""] {
+            assert_eq!(Call::parse(text), None, "{text}");
+        }
     }
 
     #[test]
