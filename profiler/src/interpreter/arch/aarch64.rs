@@ -2,9 +2,9 @@
 
 mod operands;
 
-use std::ops::Range;
-
-pub(in crate::interpreter) use self::operands::{control_block, first_call, is_offset, read_through, thread_local};
+pub(in crate::interpreter) use self::operands::{
+    control_block, first_call, is_offset, member_of, read_through, thread_local,
+};
 
 /// Instructions with their addresses.
 fn words(code: &[u8], start: u64) -> impl Iterator<Item = (u64, u32)> {
@@ -62,58 +62,6 @@ pub(in crate::interpreter) const CODE_AREA_BYTES: u64 = 256 << 20;
 
 /// V8's instructions of a function begin at multiples of it (`kCodeAlignment` in `src/common/globals.h`).
 pub(in crate::interpreter) const CODE_ALIGNMENT: u64 = 32;
-
-/// What a register contains, to [`member_of`].
-#[derive(Clone, Copy)]
-enum Content {
-    /// A link address.
-    Address(u64),
-    /// The structure's address, of the global offset table.
-    Structure,
-}
-
-/// Address of the first member of a structure that this code, which begins at `start`, reads: a word. The code refers to no other
-/// structure, and to this one by its address or by an entry of the global offset table.
-pub(in crate::interpreter) fn member_of(code: &[u8], start: u64, structure: &Range<u64>) -> Option<u64> {
-    const RETURN: u32 = 0xd65f_03c0;
-    let mut registers = [None; 32];
-    for (at, word) in words(code, start).take_while(|&(_, word)| word != RETURN) {
-        let register = |from: u32| (word >> from & 31) as usize;
-        let (target, base) = (register(0), register(5));
-        let immediate = u64::from(word >> 10 & 0xfff);
-        let content: Option<Content> = registers[base];
-        registers[target] = match word {
-            // adrp
-            _ if word & 0x9f00_0000 == 0x9000_0000 => {
-                let pages = i64::from((word >> 5 & 0x7_ffff) << 13 | (word >> 29 & 3) << 11) << 32 >> 43;
-                Some(Content::Address((at & !0xfff).wrapping_add_signed(pages << 12)))
-            }
-            // add of an immediate value, which may be shifted
-            _ if word & 0xff80_0000 == 0x9100_0000 => match content {
-                Some(Content::Address(address)) => {
-                    let shift = 12 * (word >> 22 & 1);
-                    Some(Content::Address(address.wrapping_add(immediate << shift)))
-                }
-                _ => None,
-            },
-            // ldr of a word, with an unsigned offset
-            _ if word & 0xffc0_0000 == 0xf940_0000 => {
-                let address = match content {
-                    Some(Content::Address(address)) => Some(address.wrapping_add(8 * immediate)),
-                    Some(Content::Structure) => structure.start.checked_add(8 * immediate),
-                    None => None,
-                };
-                let member = address.filter(|it| structure.contains(it) && *it > structure.start);
-                if let Some(member) = member.filter(|it| it.is_multiple_of(8)) {
-                    return Some(member);
-                }
-                matches!(content, Some(Content::Address(_))).then_some(Content::Structure)
-            }
-            _ => None,
-        };
-    }
-    None
-}
 
 #[cfg(test)]
 mod tests {

@@ -1,5 +1,7 @@
 //! What code reads: words of its module, and of thread-local storage.
 
+use std::ops::Range;
+
 use rustc_hash::FxHashMap;
 
 use super::super::thread_local::{Content, THREAD_LOCAL_INSTRUCTIONS_MAX, ThreadLocal};
@@ -240,6 +242,30 @@ pub(in crate::interpreter) fn read_through(code: &[u8], start: u64, offset: u64)
             && let Some(Content::Word(pointer)) = registers.get(&base)
         {
             return Some(*pointer);
+        }
+        execute(&mut registers, operation);
+    }
+    None
+}
+
+/// Address of the first member of a structure that this code, which begins at `start`, reads: a word. The code refers to no other
+/// structure, and to this one by its address or by an entry of the global offset table.
+pub(in crate::interpreter) fn member_of(code: &[u8], start: u64, structure: &Range<u64>) -> Option<u64> {
+    const RETURN: u32 = 0xd65f_03c0;
+    let mut registers = Registers::default();
+    for (at, word) in words(code, start).take_while(|&(_, word)| word != RETURN) {
+        let operation = operation(at, word);
+        if let Operation::Load(_, base, offset) = operation {
+            let address = match registers.get(&base) {
+                Some(Content::Address(address)) => Some(address.wrapping_add(offset)),
+                // Of the global offset table.
+                Some(Content::Word(_)) => structure.start.checked_add(offset),
+                _ => None,
+            };
+            let member = address.filter(|it| structure.contains(it) && *it > structure.start);
+            if let Some(member) = member.filter(|it| it.is_multiple_of(8)) {
+                return Some(member);
+            }
         }
         execute(&mut registers, operation);
     }
