@@ -202,6 +202,7 @@ enum Compared {
 /// Parts of the blocks that must have equal stacks: the same functions, and the same lines too.
 #[derive(Clone, Copy)]
 struct Shares {
+    is_optimized: bool,
     functions: f64,
     lines: f64,
 }
@@ -214,7 +215,8 @@ impl Shares {
     fn of(options: &str) -> Self {
         let is_optimized = !options.contains("--jitless") && !options.contains("--no-maglev")
             || !options.contains("--jitless") && !options.contains("--no-opt");
-        if is_optimized { Self { functions: 0.5, lines: 0.45 } } else { Self { functions: 0.97, lines: 0.97 } }
+        let (functions, lines) = if is_optimized { (0.5, 0.45) } else { (0.97, 0.97) };
+        Self { is_optimized, functions, lines }
     }
 }
 
@@ -264,10 +266,20 @@ fn compare(case: &str, (compared, least): (Compared, Shares), expected: &Expecte
         expected.stacks.len(),
         differences.iter().map(|text| text.replace(env!("CARGO_MANIFEST_DIR"), "")).collect::<Vec<_>>().join("\n")
     );
-    for allocating in &recorded.allocating {
-        assert_eq!(allocating.last().map(String::as_str), Some("allocUnsafeSlow"), "{case}: {allocating:?}");
+    check_allocating(case, &recorded.allocating, least.is_optimized);
+}
+
+/// All blocks have the same functions of Node, except for inlined ones of optimized code that was gone before it was read.
+#[track_caller]
+fn check_allocating(case: &str, all: &BTreeSet<Vec<String>>, is_optimized: bool) {
+    let most = all.iter().max_by_key(|functions| functions.len()).expect("there are blocks");
+    for functions in all {
+        assert_eq!(functions.last().map(String::as_str), Some("allocUnsafeSlow"), "{case}: {functions:?}");
+        assert!(
+            functions == most || is_optimized && most.ends_with(functions),
+            "{case}: stacks begin in different ways: {all:?}"
+        );
     }
-    assert_eq!(recorded.allocating.len(), 1, "{case}: stacks begin in different ways: {:?}", recorded.allocating);
 }
 
 fn show(lines: &[Option<u32>]) -> String {
