@@ -103,7 +103,7 @@ impl Toolchain {
     }
 
     fn cargo(&self, repository: &Repository) -> Command {
-        let mut flags = vec!["-Ctarget-feature=+crt-static".to_owned()];
+        let mut flags: Vec<_> = static_flags(self.architecture).iter().map(|&flag| flag.to_owned()).collect();
         let mut cargo = match &self.source {
             Source::Own => command::cargo(),
             Source::Debian(sysroot) => {
@@ -120,6 +120,15 @@ impl Toolchain {
             .env("CARGO_ENCODED_RUSTFLAGS", flags.join("\u{1f}"));
         set_linker(&mut cargo, self.architecture);
         cargo
+    }
+}
+
+/// Of rustc, for programs that are static and position-independent. Of these architectures, Rust makes both for x86-64 only: for
+/// others, the last of contradicting arguments applies.
+pub(crate) const fn static_flags(architecture: Architecture) -> &'static [&'static str] {
+    match architecture {
+        Architecture::X86_64 => &["-Ctarget-feature=+crt-static"],
+        Architecture::Aarch64 => &["-Ctarget-feature=+crt-static", "-Clink-arg=-static-pie"],
     }
 }
 

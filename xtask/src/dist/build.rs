@@ -102,7 +102,7 @@ impl Checkout {
     pub(super) fn build(&self) -> Result<PathBuf> {
         let mut cargo = self.command(command::cargo());
         let places = self.places()?;
-        cargo.env_remove("RUSTFLAGS").env("CARGO_ENCODED_RUSTFLAGS", rust_flags(&places));
+        cargo.env_remove("RUSTFLAGS").env("CARGO_ENCODED_RUSTFLAGS", rust_flags(&places, self.architecture));
         cargo.env("CFLAGS", c_flags(&places));
         cargo.args(["rustc", "--locked", "--package", "heapbpf", "--bin", "heapbpf"]);
         let architecture = self.architecture;
@@ -138,8 +138,8 @@ fn epoch(root: &Path) -> Result<u64> {
 type Place = (PathBuf, &'static str);
 
 /// Separated by the byte 0x1f: paths may contain spaces. Naming the target keeps these flags away from build scripts.
-fn rust_flags(places: &[Place]) -> OsString {
-    let mut flags = OsString::from("-Ctarget-feature=+crt-static");
+fn rust_flags(places: &[Place], architecture: Architecture) -> OsString {
+    let mut flags = OsString::from(cross::static_flags(architecture).join("\x1f"));
     for (from, to) in places {
         flags.push("\x1f--remap-path-prefix=");
         flags.push(from);

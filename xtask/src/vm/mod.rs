@@ -311,7 +311,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_choice_is_one_endedand_all_are_three() {
+    fn each_choice_is_one_boot_and_all_are_three() {
         let modes = |choices: &[Choice]| -> Vec<Option<String>> {
             Preemption::of(choices).iter().map(|mode| mode.map(|mode| mode.mode.to_owned())).collect()
         };
