@@ -17,12 +17,7 @@ use crate::cross;
 
 pub(super) const PROFILE: &str = "dist";
 /// Maximum size of the stripped binary, against unnoticed growth.
-const fn bytes_max(architecture: Architecture) -> u64 {
-    match architecture {
-        Architecture::X86_64 => 16_000_000,
-        Architecture::Aarch64 => 20_000_000,
-    }
-}
+const BYTES_MAX: u64 = 16_000_000;
 /// Removes symbols. With Rust's linker, which x86-64 has: merges functions with equal code, of which generic code has many, and
 /// packs relocations (glibc 2.36 applies these in static programs).
 const fn linking(architecture: Architecture) -> &'static [&'static str] {
@@ -110,7 +105,7 @@ impl Checkout {
         cargo.args(["--profile", PROFILE, "--target", architecture.triple(), "--"]).args(linking(architecture));
         command::run(&mut cargo)?;
         let binary = self.built().join("heapbpf");
-        check(&binary, &places, architecture)?;
+        check(&binary, &places)?;
         Ok(binary)
     }
 
@@ -162,8 +157,7 @@ fn c_flags(places: &[Place]) -> OsString {
 }
 
 /// Fails if the binary needs a loader, is too large, or contains a path of this machine.
-fn check(binary: &Path, places: &[Place], architecture: Architecture) -> Result<()> {
-    let bytes_max = bytes_max(architecture);
+fn check(binary: &Path, places: &[Place]) -> Result<()> {
     let bytes = read(binary)?;
     let header = FileHeader64::<Endianness>::parse(&*bytes)?;
     let endian = header.endian()?;
@@ -180,7 +174,7 @@ fn check(binary: &Path, places: &[Place], architecture: Architecture) -> Result<
         }
     }
     let size = fs::metadata(binary)?.len();
-    ensure!(size <= bytes_max, "`{}` has {size} bytes, the limit is {bytes_max}", binary.display());
-    eprintln!("static binary: {size} bytes, {bytes_max} allowed");
+    ensure!(size <= BYTES_MAX, "`{}` has {size} bytes, the limit is {BYTES_MAX}", binary.display());
+    eprintln!("static binary: {size} bytes, {BYTES_MAX} allowed");
     Ok(())
 }
