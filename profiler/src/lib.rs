@@ -5,6 +5,7 @@
 mod account;
 mod address;
 mod allocator;
+mod arch;
 mod bpf;
 mod check;
 mod cli;

@@ -6,12 +6,14 @@ use std::ops::Range;
 use object::LittleEndian as LE;
 use object::elf::{self, DT_JMPREL, DT_PLTRELSZ, DT_RELA, DT_RELASZ, DT_STRSZ, DT_STRTAB, DT_SYMTAB, Rela64, Sym64};
 use object::pod::slice_from_all_bytes;
+use profiler_common::arch::aarch64::{X16, X17};
 use rustc_hash::FxHashMap;
 
 use super::ObjectError;
 use super::elf::{Dynamic, Elf};
 use super::image::Image;
 use crate::address::{FileOffset, LinkAddr};
+use crate::arch::aarch64::Word;
 
 /// A slot that refers to a function by name.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -175,12 +177,10 @@ fn aarch64_stubs(code: &[u8], start: u64) -> Vec<(Range<u64>, u64)> {
     let words: Vec<u32> = code.as_chunks().0.iter().map(|bytes| u32::from_le_bytes(*bytes)).collect();
     let stub = |(number, pair): (usize, &[u32; 2])| {
         let at = start.wrapping_add(4 * number as u64);
-        let [page, load] = *pair;
-        if page & 0x9f00_001f != 0x9000_0010 || load & 0xffc0_03ff != 0xf940_0211 {
-            return None;
-        }
-        let pages = i64::from((page >> 5 << 2 | page >> 29 & 3) << 11) << 32 >> 43;
-        let slot = (at & !0xfff).wrapping_add_signed(pages << 12).wrapping_add(u64::from(load >> 10 & 0xfff) * 8);
+        let [page, load] = pair.map(Word);
+        let (page, loaded) = (page.address(at).filter(|_| page.register(0) == X16)?, load.as_load()?);
+        let (_, distance) = loaded.words().next().filter(|&(to, _)| loaded.base == X16 && to == X17)?;
+        let slot = page.wrapping_add_signed(distance);
         let has_pad = number > 0 && words[number - 1] == LANDING_PAD;
         Some((at - if has_pad { 4 } else { 0 }..at.saturating_add(16), slot))
     };

@@ -6,31 +6,14 @@ pub(in crate::interpreter) use self::operands::{
     control_block, first_call, is_offset, member_of, read_through, thread_local,
 };
 
-/// Instructions with their addresses.
-fn words(code: &[u8], start: u64) -> impl Iterator<Item = (u64, u32)> {
-    let words = code.as_chunks().0.iter().map(|bytes| u32::from_le_bytes(*bytes));
-    (0..).map(move |index: u64| start.wrapping_add(4 * index)).zip(words)
-}
-
-/// Target of a branch at this address whose distance is `count` bits from bit `from` on.
-fn target(at: u64, word: u32, from: u32, count: u32) -> u64 {
-    let distance = i64::from(word << (32 - from - count)) << 32 >> (64 - count);
-    at.wrapping_add_signed(4 * distance)
-}
+use crate::arch::aarch64::{Control, Word};
 
 /// Addresses outside of this code, which begins at `start`, that it jumps to directly.
 pub(in crate::interpreter) fn branches_out(code: &[u8], start: u64) -> Vec<u64> {
     let end = start.saturating_add(code.len() as u64);
-    let mut targets: Vec<u64> = words(code, start)
-        .filter_map(|(at, word)| match word {
-            // b
-            _ if word & 0xfc00_0000 == 0x1400_0000 => Some(target(at, word, 0, 26)),
-            // b.cond; cbz and cbnz
-            _ if word & 0xff00_0000 == 0x5400_0000 || word & 0x7e00_0000 == 0x3400_0000 => {
-                Some(target(at, word, 5, 19))
-            }
-            // tbz and tbnz
-            _ if word & 0x7e00_0000 == 0x3600_0000 => Some(target(at, word, 5, 14)),
+    let mut targets: Vec<u64> = Word::all(code, start)
+        .filter_map(|(at, word)| match word.control(at) {
+            Control::Jump(target) | Control::Branch(target) => Some(target),
             _ => None,
         })
         .filter(|target| !(start..end).contains(target))
@@ -42,19 +25,19 @@ pub(in crate::interpreter) fn branches_out(code: &[u8], start: u64) -> Vec<u64> 
 
 /// Addresses of direct calls of a function, and of jumps to it, in code that begins at `start`.
 pub(in crate::interpreter) fn direct_calls(code: &[u8], start: u64, function: u64) -> impl Iterator<Item = u64> {
-    // b, bl
-    let is_call = move |at, word| word & 0x7c00_0000 == 0x1400_0000 && target(at, word, 0, 26) == function;
-    words(code, start).filter_map(move |(at, word)| is_call(at, word).then_some(at))
+    let calls = [Control::Call(function), Control::Jump(function)];
+    Word::all(code, start).filter_map(move |(at, word)| calls.contains(&word.control(at)).then_some(at))
 }
 
 /// Number of indirect jumps: `br`.
 pub(in crate::interpreter) fn indirect_jumps(code: &[u8]) -> usize {
-    words(code, 0).filter(|(_, word)| word & 0xffff_fc1f == 0xd61f_0000).count()
+    Word::all(code, 0).filter(|(at, word)| matches!(word.control(*at), Control::JumpThrough(_))).count()
 }
 
 /// Whether a function passes 0 as its first argument to the one that it ends in: `mov w0, #0`, `mov x0, #0`, or of the zero register.
 pub(in crate::interpreter) fn passes_zero(code: &[u8]) -> bool {
-    words(code, 0).any(|(_, word)| matches!(word & 0x7fff_ffff, 0x5280_0000 | 0x2a1f_03e0))
+    let is_zero = |word: Word| [0x5280_0000, 0x2a1f_03e0].iter().any(|&zero| word.is(0x7fff_ffff, zero));
+    Word::all(code, 0).any(|(_, word)| is_zero(word))
 }
 
 /// V8's generated code, with a copy of its builtins, is in an area of this size (`kMaximalCodeRangeSize` in `src/common/globals.h`).

@@ -1,11 +1,12 @@
 //! Translates a row of DWARF call frame information into a [`Rule`], with the registers of aarch64
-//! (<https://github.com/ARM-software/abi-aa/blob/2025Q1/aadwarf64/aadwarf64.rst>), and reads instructions
-//! (Arm Architecture Reference Manual, DDI 0487, C6.2).
+//! (<https://github.com/ARM-software/abi-aa/blob/2025Q1/aadwarf64/aadwarf64.rst>), and reads instructions.
 
 use gimli::{AArch64, CfaRule, Operation, Register, RegisterRule, UnwindSection};
+use profiler_common::arch::aarch64::{SP, X29, X30};
 use profiler_common::unwind::{CallerBp, Cfa, ReturnAddress, Rule};
 
 use super::row::{Bytes, Context, Row, Unsupported, narrow, operations};
+use crate::arch::aarch64::{Control, INSTRUCTION_BYTES, Word};
 
 /// `mov x29, sp`
 pub(super) const PROLOGUES: [[u8; 4]; 1] = [0x9100_03fd_u32.to_le_bytes()];
@@ -16,84 +17,51 @@ pub(super) const SIGNAL_TRAMPOLINE: [u8; 8] = [0x68, 0x11, 0x80, 0xd2, 0x01, 0x0
 
 /// `bl FUNCTION`: results and first arguments are in the same register.
 pub(super) fn passes_result_to(code: &[u8], address: u64) -> Option<u64> {
-    let instruction = u32::from_le_bytes(*code.first_chunk()?);
-    if instruction >> 26 != 0b10_0101 || !address.is_multiple_of(4) {
-        return None;
+    match Word::read(code).filter(|_| address.is_multiple_of(INSTRUCTION_BYTES))?.control(address) {
+        Control::Call(function) => Some(function),
+        _ => None,
     }
-    let words = (instruction << 6).cast_signed() >> 6;
-    Some(address.wrapping_add_signed(i64::from(words) * 4))
 }
 
 /// `blr`, also with authentication (`blraa` and others).
 pub(super) fn is_indirect_call(code: &[u8]) -> bool {
-    let last = code.last_chunk().map(|bytes| u32::from_le_bytes(*bytes));
-    last.is_some_and(|instruction| instruction & 0xfeff_f000 == 0xd63f_0000)
+    let last = code.last_chunk::<4>().and_then(|bytes| Word::read(bytes));
+    last.is_some_and(|word| matches!(word.control(0), Control::CallThrough(_)))
 }
 
 /// Of code before a function's first call.
 const PROLOGUE_INSTRUCTIONS_MAX: usize = 64;
 
-/// From subtractions from sp, and stores of x29 and x30.
+/// From what is added to and subtracted from sp, and stores of x29 and x30.
 pub(super) fn rule_at_first_call(code: &[u8]) -> Option<Rule> {
     let mut sp = 0_i64;
     let (mut bp, mut address) = (CallerBp::Same, None);
-    for bytes in code.as_chunks::<4>().0.iter().take(PROLOGUE_INSTRUCTIONS_MAX) {
-        let instruction = u32::from_le_bytes(*bytes);
-        let (first, second, base) = (instruction & 31, instruction >> 10 & 31, instruction >> 5 & 31);
-        let is_call = instruction >> 26 == 0b10_0101 || is_indirect_call(bytes);
-        if is_call {
-            let offset = i32::try_from(-sp).ok()?;
-            return Rule::with_return_address(Cfa::Sp { offset }, bp, ReturnAddress::AtCfa(address?));
+    for (_, word) in Word::all(code, 0).take(PROLOGUE_INSTRUCTIONS_MAX) {
+        match word.control(0) {
+            Control::Next => {}
+            Control::Call(_) | Control::CallThrough(_) => {
+                let offset = i32::try_from(-sp).ok()?;
+                return Rule::with_return_address(Cfa::Sp { offset }, bp, ReturnAddress::AtCfa(address?));
+            }
+            _ => return None,
         }
-        if is_branch(instruction) {
-            return None;
-        }
-        let mut at = |register: u32, place: i64| {
-            match register {
-                29 => bp = CallerBp::AtCfa(i16::try_from(place).ok()?),
-                30 => address = Some(i16::try_from(place).ok()?),
-                _ => {}
-            }
-            Some(())
-        };
-        let pair_offset = i64::from((instruction << 10).cast_signed() >> 25) * 8;
-        match instruction {
-            // add, sub (immediate) with sp as result
-            _ if instruction & 0xbf80_0000 == 0x9100_0000 && first == 31 => {
-                let shift = if instruction >> 22 & 1 == 1 { 12 } else { 0 };
-                let immediate = i64::from(instruction >> 10 & 0xfff) << shift;
-                if base != 31 {
-                    return None;
-                }
-                sp += if instruction >> 30 & 1 == 1 { -immediate } else { immediate };
-            }
-            // stp (64-bit), pre-index and signed offset
-            _ if instruction & 0xffc0_0000 == 0xa980_0000 && base == 31 => {
-                sp += pair_offset;
-                at(first, sp)?;
-                at(second, sp + 8)?;
-            }
-            _ if instruction & 0xffc0_0000 == 0xa900_0000 && base == 31 => {
-                at(first, sp + pair_offset)?;
-                at(second, sp + pair_offset + 8)?;
-            }
-            // str (64-bit), pre-index and unsigned offset
-            _ if instruction & 0xffe0_0c00 == 0xf800_0c00 && base == 31 => {
-                sp += i64::from((instruction << 11).cast_signed() >> 23);
-                at(first, sp)?;
-            }
-            _ if instruction & 0xffc0_0000 == 0xf900_0000 && base == 31 => {
-                at(first, sp + i64::from(instruction >> 10 & 0xfff) * 8)?;
-            }
+        match word.as_addition() {
+            Some((SP, SP, added)) => sp += added.cast_signed(),
+            Some((SP, _, _)) => return None,
             _ => {}
         }
+        let Some((store, adds)) = word.as_store().filter(|(store, _)| store.base == SP) else { continue };
+        for (register, distance) in store.words() {
+            let place = i16::try_from(sp + distance);
+            match register {
+                X29 => bp = CallerBp::AtCfa(place.ok()?),
+                X30 => address = Some(place.ok()?),
+                _ => {}
+            }
+        }
+        sp += if adds { store.distance } else { 0 };
     }
     None
-}
-
-/// Branches, exceptions and system instructions but hints: `x101 01xx` in bits 31 to 26 and `101` in bits 28 to 26.
-fn is_branch(instruction: u32) -> bool {
-    instruction & 0x1c00_0000 == 0x1400_0000 && instruction & 0xffff_f01f != 0xd503_201f
 }
 
 /// A frame record, and nothing else of the frame.

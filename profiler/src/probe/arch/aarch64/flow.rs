@@ -3,9 +3,9 @@
 use profiler_common::arch::aarch64::REGISTERS;
 use profiler_common::hook::Register;
 
-use super::encoding::{Control, INSTRUCTION_BYTES, Word};
 use super::registers::step_over;
 use super::values::{Value, Values};
+use crate::arch::aarch64::{Control, INSTRUCTION_BYTES, Word};
 use crate::probe::arch::origins::Origins;
 use crate::probe::arch::transfer::{Argument, Known, Step, Transfer};
 

@@ -3,9 +3,9 @@
 use profiler_common::arch::aarch64::{X16, X17};
 use profiler_common::hook::Register;
 
-use super::encoding::{Control, INSTRUCTION_BYTES, Move, Word};
 use super::registers::step_over;
 use super::{kernel, text};
+use crate::arch::aarch64::{Control, INSTRUCTION_BYTES, Move, Word};
 use crate::probe::arch::instruction_set::{self, Class, Emulation};
 use crate::probe::arch::origins::Origins;
 

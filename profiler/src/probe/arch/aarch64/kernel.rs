@@ -4,7 +4,7 @@
 //! some instructions be executed out of line that use their own address, and fail there: loads of literals into vector registers
 //! (all versions), `bc.cond` (before 6.13) and `cb` (all). These are regarded as refused.
 
-use super::encoding::{Control, Word};
+use crate::arch::aarch64::{Control, Word};
 use crate::probe::arch::instruction_set::{Class, Emulation};
 
 pub(super) fn class(word: Word, emulation: Emulation) -> Option<Class> {

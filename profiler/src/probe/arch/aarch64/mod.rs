@@ -13,7 +13,6 @@ mod values;
 use profiler_common::arch::aarch64::{ARGUMENTS, FRAME_POINTER, REGISTERS, STACK_POINTER};
 use profiler_common::hook::Register;
 
-use self::encoding::{Control, INSTRUCTION_BYTES, Word};
 use self::instruction::{Instruction, TailCalls};
 #[cfg(test)]
 pub(in crate::probe) use self::kernel::tests::disagreement;
@@ -21,6 +20,7 @@ use self::registers::LINK;
 use super::instruction_set::{InstructionSet, PointerPlace};
 use super::origins::Origins;
 use super::transfer::Step;
+use crate::arch::aarch64::{Control, INSTRUCTION_BYTES, Word};
 
 pub(crate) struct Aarch64;
 

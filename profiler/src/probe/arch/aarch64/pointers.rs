@@ -1,7 +1,7 @@
 //! Pointers to functions that code reads from memory.
 
-use super::encoding::{Control, INSTRUCTION_BYTES, Word};
 use super::values::{Value, Values};
+use crate::arch::aarch64::{Control, Word};
 use crate::probe::arch::instruction_set::PointerPlace;
 
 /// See [`InstructionSet::pointers_read`](crate::probe::arch::instruction_set::InstructionSet::pointers_read). Calls and jumps are through registers,
@@ -9,16 +9,14 @@ use crate::probe::arch::instruction_set::PointerPlace;
 pub(super) fn read(code: &[u8], address: u64, instructions_max: usize) -> Vec<PointerPlace> {
     let mut values = Values::UNKNOWN;
     let mut read = Vec::new();
-    let words = code.chunks_exact(4).filter_map(Word::read).take(instructions_max);
-    for (at, word) in (0..).map(|index: u64| address.wrapping_add(index * INSTRUCTION_BYTES)).zip(words) {
-        if let Some((targets, base, distance)) = word.as_load()
-            && let Some(value) = values.get(base)
+    for (at, word) in Word::all(code, address).take(instructions_max) {
+        if let Some(load) = word.as_load()
+            && let Some(value) = values.get(load.base)
         {
-            let behind = |more| match value {
-                Value::Address(address) => PointerPlace::At(address.wrapping_add(distance).wrapping_add(more)),
-                Value::Loaded(slot) => PointerPlace::Behind { slot, bytes: distance.wrapping_add(more) },
-            };
-            read.extend([0, 8].into_iter().zip(targets.into_iter().flatten()).map(|(more, _)| behind(more)));
+            read.extend(load.words().map(|(_, distance)| match value {
+                Value::Address(address) => PointerPlace::At(address.wrapping_add_signed(distance)),
+                Value::Loaded(slot) => PointerPlace::Behind { slot, bytes: distance.cast_unsigned() },
+            }));
         }
         match word.control(at) {
             Control::Call(_) | Control::CallThrough(_) => values.call(),

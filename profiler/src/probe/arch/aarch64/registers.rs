@@ -5,7 +5,7 @@ use profiler_common::arch::aarch64::{
 };
 use profiler_common::hook::Register;
 
-use super::encoding::{Control, Move, Word};
+use crate::arch::aarch64::{Control, Move, Word};
 use crate::probe::arch::origins::Origins;
 
 /// The link register.

@@ -20,7 +20,7 @@ use profiler_common::live::{FILTER_GRANULE_BITS, FILTER_ONE, FILTER_RATIO, FILTE
 use self::prefix::continue_in;
 use self::routine::{Stub, usize_of};
 use super::Aarch64;
-use super::encoding::INSTRUCTION_BYTES;
+use crate::arch::aarch64::INSTRUCTION_BYTES;
 use crate::probe::arch::stub::{
     Common, LN_2, RANDOM_INCREMENT, RANDOM_MIXES, Routine, SlotIndex, StubError, StubFunction, StubSet, TABLE_BITS,
     slot,

@@ -3,7 +3,7 @@
 use yaxpeax_arch::{Decoder, U8Reader};
 use yaxpeax_arm::armv8::a64::InstDecoder;
 
-use super::encoding::{Control, Word};
+use crate::arch::aarch64::{Control, Word};
 
 /// The decoder's text, with the addresses that it leads to or reads, and names of hints that it does not know.
 pub(super) fn of(word: Word, address: u64) -> String {

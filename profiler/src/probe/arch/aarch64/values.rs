@@ -2,8 +2,8 @@
 
 use profiler_common::hook::Register;
 
-use super::encoding::Word;
 use super::registers::{LINK, PRESERVED};
+use crate::arch::aarch64::Word;
 
 /// What a register contains.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,11 +46,12 @@ impl Values {
             && let Some(value) = self.get(moved.from)
         {
             written[0] = Some((moved.to, value));
-        } else if let Some((targets, base, distance)) = word.as_load()
-            && let Some(Value::Address(address)) = self.get(base)
+        } else if let Some(load) = word.as_load()
+            && let Some(Value::Address(address)) = self.get(load.base)
         {
-            let slots = [0, 8].map(|behind| Value::Loaded(address.wrapping_add(distance).wrapping_add(behind)));
-            written = [0, 1].map(|index| Some((targets[index]?, slots[index])));
+            let mut loaded = load.words();
+            let slot = |(to, distance)| (to, Value::Loaded(address.wrapping_add_signed(distance)));
+            written = [loaded.next().map(slot), loaded.next().map(slot)];
         }
         word.writes().iter().for_each(|register| self.set(register, None));
         for (register, value) in written.into_iter().flatten() {

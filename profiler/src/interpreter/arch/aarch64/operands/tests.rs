@@ -155,16 +155,6 @@ fn offsets_of_descriptors_are_small() {
     }
 }
 
-#[test]
-fn immediates_are_signed() {
-    // adrp x0, -4096; adr x0, -4; sub x0, x0, #1; ldur x1, [x1, #-88]; mov x0, #-1552.
-    assert_eq!(operation(0x5004, 0xf0ff_ffe0), Operation::Address(0, 0x4000));
-    assert_eq!(operation(0x5004, 0x10ff_ffe0), Operation::Address(0, 0x5000));
-    assert_eq!(operation(0, 0xd100_0400), Operation::Add(0, 0, u64::MAX));
-    assert_eq!(operation(0, 0xf85a_8021), Operation::Load(1, 1, 88u64.wrapping_neg()));
-    assert_eq!(operation(0, 0x9280_c1e0), Operation::Constant(0, 1552u64.wrapping_neg()));
-}
-
 proptest! {
     #[test]
     fn any_code_is_read(words: [u32; 32]) {

@@ -4,7 +4,7 @@ use dynasmrt::{DynasmApi as _, DynasmLabelApi as _, dynasm};
 use gimli::write::CallFrameInstruction;
 
 use super::routine::{Stub, usize_of};
-use crate::probe::arch::aarch64::encoding::{Control, INSTRUCTION_BYTES, Word};
+use crate::arch::aarch64::{Control, INSTRUCTION_BYTES, Word};
 use crate::probe::arch::stub::{StubError, StubFunction};
 
 /// Executes the function from its entry. What depends on the address of an instruction is replaced.
