@@ -16,6 +16,9 @@ use crate::archive::{self, Archive};
 use crate::command::{self, Repository, without_parent_cargo};
 use crate::packages;
 
+/// In the repository.
+const STATIC_PIE: &str = "xtask/src/static-pie.sh";
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Compiler {
     Rustup,
@@ -103,7 +106,7 @@ impl Toolchain {
     }
 
     fn cargo(&self, repository: &Repository) -> Command {
-        let mut flags: Vec<_> = static_flags(self.architecture).iter().map(|&flag| flag.to_owned()).collect();
+        let mut flags = vec!["-Ctarget-feature=+crt-static".to_owned()];
         let mut cargo = match &self.source {
             Source::Own => command::cargo(),
             Source::Debian(sysroot) => {
@@ -118,24 +121,21 @@ impl Toolchain {
             .current_dir(&repository.root)
             .env_remove("RUSTFLAGS")
             .env("CARGO_ENCODED_RUSTFLAGS", flags.join("\u{1f}"));
-        set_linker(&mut cargo, self.architecture);
+        set_linker(&mut cargo, &repository.root, self.architecture);
         cargo
     }
 }
 
-/// Of rustc, for programs that are static and position-independent. Of these architectures, Rust makes both for x86-64 only: for
-/// others, the last of contradicting arguments applies.
-pub(crate) const fn static_flags(architecture: Architecture) -> &'static [&'static str] {
-    match architecture {
-        Architecture::X86_64 => &["-Ctarget-feature=+crt-static"],
-        Architecture::Aarch64 => &["-Ctarget-feature=+crt-static", "-Clink-arg=-static-pie"],
-    }
-}
-
-/// Of programs for an architecture. Crates that contain C derive the compiler's name from the target.
-pub(crate) fn set_linker(cargo: &mut Command, architecture: Architecture) {
+/// For static and position-independent programs, in a repository with this root. Crates that contain C derive the compiler's name
+/// from the target.
+pub(crate) fn set_linker(cargo: &mut Command, root: &Path, architecture: Architecture) {
     let triple = architecture.triple().to_uppercase().replace('-', "_");
-    cargo.env(format!("CARGO_TARGET_{triple}_LINKER"), architecture.compiler());
+    let variable = format!("CARGO_TARGET_{triple}_LINKER");
+    let compiler = architecture.compiler();
+    match architecture {
+        Architecture::X86_64 => cargo.env(variable, compiler),
+        Architecture::Aarch64 => cargo.env(variable, root.join(STATIC_PIE)).env("COMPILER", compiler),
+    };
 }
 
 /// Installs what the toolchain that runs this program needs for an architecture.

@@ -97,11 +97,11 @@ impl Checkout {
     pub(super) fn build(&self) -> Result<PathBuf> {
         let mut cargo = self.command(command::cargo());
         let places = self.places()?;
-        cargo.env_remove("RUSTFLAGS").env("CARGO_ENCODED_RUSTFLAGS", rust_flags(&places, self.architecture));
+        cargo.env_remove("RUSTFLAGS").env("CARGO_ENCODED_RUSTFLAGS", rust_flags(&places));
         cargo.env("CFLAGS", c_flags(&places));
         cargo.args(["rustc", "--locked", "--package", "heapbpf", "--bin", "heapbpf"]);
         let architecture = self.architecture;
-        cross::set_linker(&mut cargo, architecture);
+        cross::set_linker(&mut cargo, &self.root, architecture);
         cargo.args(["--profile", PROFILE, "--target", architecture.triple(), "--"]).args(linking(architecture));
         command::run(&mut cargo)?;
         let binary = self.built().join("heapbpf");
@@ -133,8 +133,8 @@ fn epoch(root: &Path) -> Result<u64> {
 type Place = (PathBuf, &'static str);
 
 /// Separated by the byte 0x1f: paths may contain spaces. Naming the target keeps these flags away from build scripts.
-fn rust_flags(places: &[Place], architecture: Architecture) -> OsString {
-    let mut flags = OsString::from(cross::static_flags(architecture).join("\x1f"));
+fn rust_flags(places: &[Place]) -> OsString {
+    let mut flags = OsString::from("-Ctarget-feature=+crt-static");
     for (from, to) in places {
         flags.push("\x1f--remap-path-prefix=");
         flags.push(from);
