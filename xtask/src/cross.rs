@@ -126,16 +126,17 @@ impl Toolchain {
     }
 }
 
-/// For static and position-independent programs, in a repository with this root. Crates that contain C derive the compiler's name
-/// from the target.
+/// For static and position-independent programs, in a repository with this root. On x86-64, Rust has its own linker for that processor,
+/// which it does not use if another one is specified. Crates that contain C derive the compiler's name from the target.
 pub(crate) fn set_linker(cargo: &mut Command, root: &Path, architecture: Architecture) {
     let triple = architecture.triple().to_uppercase().replace('-', "_");
-    let variable = format!("CARGO_TARGET_{triple}_LINKER");
     let compiler = architecture.compiler();
-    match architecture {
-        Architecture::X86_64 => cargo.env(variable, compiler),
-        Architecture::Aarch64 => cargo.env(variable, root.join(STATIC_PIE)).env("COMPILER", compiler),
+    let linker = match architecture {
+        Architecture::X86_64 if architecture.is_host() => return,
+        Architecture::X86_64 => PathBuf::from(&compiler),
+        Architecture::Aarch64 => root.join(STATIC_PIE),
     };
+    cargo.env(format!("CARGO_TARGET_{triple}_LINKER"), linker).env("COMPILER", compiler);
 }
 
 /// Installs what the toolchain that runs this program needs for an architecture.

@@ -18,14 +18,14 @@ use crate::cross;
 pub(super) const PROFILE: &str = "dist";
 /// Maximum size of the stripped binary, against unnoticed growth.
 const BYTES_MAX: u64 = 16_000_000;
-/// Removes symbols. With Rust's linker, which x86-64 has: merges functions with equal code, of which generic code has many, and
+/// Removes symbols. With Rust's linker, see [`cross::set_linker`]: merges functions with equal code, of which generic code has many, and
 /// packs relocations (glibc 2.36 applies these in static programs).
 const fn linking(architecture: Architecture) -> &'static [&'static str] {
     match architecture {
-        Architecture::X86_64 => {
+        Architecture::X86_64 if architecture.is_host() => {
             &["-Clink-arg=-Wl,--icf=all", "-Clink-arg=-Wl,-z,pack-relative-relocs", "-Cstrip=symbols"]
         }
-        Architecture::Aarch64 => &["-Cstrip=symbols"],
+        _ => &["-Cstrip=symbols"],
     }
 }
 const EPOCH: &str = "SOURCE_DATE_EPOCH";
