@@ -147,6 +147,8 @@ def imported():
             name = f"imported_{number}"
             with open(os.path.join(folder, f"{name}.py"), "w", encoding="utf-8") as file:
                 file.write("import __main__\n" * number + "import __main__\n__main__.block()\n\nclass Inside:\n    __main__.block()\n")
+            # Its folder may have the same time of modification as before, by which the importer recognises new files.
+            importlib.invalidate_caches()
             importlib.import_module(name)
             del sys.modules[name]
         sys.path.remove(folder)
