@@ -6,7 +6,6 @@ use std::ops::Range;
 use object::LittleEndian as LE;
 use object::elf::{self, DT_JMPREL, DT_PLTRELSZ, DT_RELA, DT_RELASZ, DT_STRSZ, DT_STRTAB, DT_SYMTAB, Rela64, Sym64};
 use object::pod::slice_from_all_bytes;
-use profiler_common::arch::aarch64::{X16, X17};
 use rustc_hash::FxHashMap;
 
 use super::ObjectError;
@@ -173,15 +172,14 @@ fn x86_64_stubs(code: &[u8], start: u64, size_bytes: u64) -> Vec<(Range<u64>, u6
 
 /// The same, from `adrp x16, slot; ldr x17, [x16, slot]; add x16, x16, slot; br x17`, which `bti c` may precede.
 fn aarch64_stubs(code: &[u8], start: u64) -> Vec<(Range<u64>, u64)> {
-    const LANDING_PAD: u32 = 0xd503_245f;
-    let words: Vec<u32> = code.as_chunks().0.iter().map(|bytes| u32::from_le_bytes(*bytes)).collect();
-    let stub = |(number, pair): (usize, &[u32; 2])| {
-        let at = start.wrapping_add(4 * number as u64);
-        let [page, load] = pair.map(Word);
-        let (page, loaded) = (page.address(at).filter(|_| page.register(0) == X16)?, load.as_load()?);
-        let (_, distance) = loaded.words().next().filter(|&(to, _)| loaded.base == X16 && to == X17)?;
-        let slot = page.wrapping_add_signed(distance);
-        let has_pad = number > 0 && words[number - 1] == LANDING_PAD;
+    const LANDING_PAD: Word = Word(0xd503_245f);
+    let words: Vec<(u64, Word)> = Word::all(code, start).collect();
+    let stub = |(number, &[(at, page), (_, load)]): (usize, &[(u64, Word); 2])| {
+        if !page.is(0x9f00_001f, 0x9000_0010) || !load.is(0xffc0_03ff, 0xf940_0211) {
+            return None;
+        }
+        let slot = page.address(at)?.wrapping_add_signed(load.as_load()?.distance);
+        let has_pad = number > 0 && words[number - 1].1 == LANDING_PAD;
         Some((at - if has_pad { 4 } else { 0 }..at.saturating_add(16), slot))
     };
     words.array_windows().enumerate().filter_map(stub).collect()

@@ -1,4 +1,4 @@
-//! What code reads: words of its module, and of thread-local storage.
+//! Finds the words that code reads, of its module and of thread-local storage.
 
 use std::ops::Range;
 
@@ -25,7 +25,7 @@ impl Values {
         self.0.insert(register, content);
     }
 
-    /// Applies an instruction at this address. Calls and branches change nothing that is known here.
+    /// Applies an instruction at this address. Of calls, only the link register changes.
     fn step(&mut self, at: u64, word: Word) {
         let written = self.written(at, word);
         let loaded = word.as_load().and_then(|load| match self.get(load.base)? {

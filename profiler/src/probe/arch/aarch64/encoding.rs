@@ -1,4 +1,4 @@
-//! What placement asks of instructions.
+//! Properties of instructions that only the placement of probes needs.
 
 use profiler_common::arch::aarch64::SP;
 use profiler_common::hook::Register;

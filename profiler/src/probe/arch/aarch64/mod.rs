@@ -35,9 +35,8 @@ impl InstructionSet for Aarch64 {
     type Known = flow::State;
 
     fn decode(bytes: &[u8], address: u64) -> impl Iterator<Item = Instruction> {
-        let words = (0..).step_by(4).zip(bytes.chunks_exact(4).map_while(Word::read));
         let mut calls = TailCalls::default();
-        words.take_while(|(_, word)| word.is_valid()).map(move |(offset, word)| {
+        Word::all(bytes, 0).take_while(|(_, word)| word.is_valid()).map(move |(offset, word)| {
             let address = address.wrapping_add(offset);
             let is_tail_call = calls.step(word, word.control(address));
             Instruction { word, offset, address, is_tail_call }

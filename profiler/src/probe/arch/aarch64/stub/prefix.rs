@@ -11,9 +11,10 @@ use crate::probe::arch::stub::{StubError, StubFunction};
 pub(super) fn continue_in(stub: &mut Stub, function: &StubFunction<'_>) -> Result<(), StubError> {
     let mut frame = Frame::default();
     let end = function.address + function.prefix.len() as u64;
-    for (at, bytes) in (function.address..).step_by(4).zip(function.prefix.chunks_exact(4)) {
-        let word = Word::read(bytes).filter(|word| word.is_valid());
-        let word = word.ok_or(StubError::Prefix("an instruction before the probe is invalid"))?;
+    for (at, word) in Word::all(function.prefix, function.address) {
+        if !word.is_valid() {
+            return Err(StubError::Prefix("an instruction before the probe is invalid"));
+        }
         match word.control(at) {
             Control::Next => move_instruction(stub, word, at)?,
             Control::Branch(target) => {
