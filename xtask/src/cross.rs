@@ -16,7 +16,7 @@ use crate::archive::{self, Archive};
 use crate::command::{self, Repository, without_parent_cargo};
 use crate::packages;
 
-/// In the repository.
+/// Linker of static programs for arm64, in the repository.
 const STATIC_PIE: &str = "xtask/src/static-pie.sh";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -126,8 +126,8 @@ impl Toolchain {
     }
 }
 
-/// For static and position-independent programs, in a repository with this root. On x86-64, Rust has its own linker for that processor,
-/// which it does not use if another one is specified. Crates that contain C derive the compiler's name from the target.
+/// Sets the linker of static position-independent programs; `root` is the repository's. On x86-64, rustc uses its own linker for
+/// programs for that processor, unless another one is specified. Crates that contain C derive the compiler's name from the target.
 pub(crate) fn set_linker(cargo: &mut Command, root: &Path, architecture: Architecture) {
     let triple = architecture.triple().to_uppercase().replace('-', "_");
     let compiler = architecture.compiler();
@@ -136,7 +136,7 @@ pub(crate) fn set_linker(cargo: &mut Command, root: &Path, architecture: Archite
         Architecture::X86_64 => PathBuf::from(&compiler),
         Architecture::Aarch64 => root.join(STATIC_PIE),
     };
-    cargo.env(format!("CARGO_TARGET_{triple}_LINKER"), linker).env("COMPILER", compiler);
+    cargo.env(format!("CARGO_TARGET_{triple}_LINKER"), linker).env("STATIC_PIE_COMPILER", compiler);
 }
 
 /// Installs what the toolchain that runs this program needs for an architecture.

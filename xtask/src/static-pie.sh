@@ -1,7 +1,7 @@
 #!/bin/sh
 # Linker of static programs for arm64, for which Rust has no position-independent ones: replaces the arguments for a fixed
-# address. Adding `-static-pie` to these would link the startup code of programs that are not relocated. COMPILER is the C
-# compiler.
+# address. Adding `-static-pie` to these would link the startup code of programs that are not relocated.
+# STATIC_PIE_COMPILER is the C compiler.
 for argument; do
     shift
     case "$argument" in
@@ -10,4 +10,4 @@ for argument; do
     *) set -- "$@" "$argument" ;;
     esac
 done
-exec "$COMPILER" "$@"
+exec "$STATIC_PIE_COMPILER" "$@"

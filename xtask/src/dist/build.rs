@@ -18,8 +18,8 @@ use crate::cross;
 pub(super) const PROFILE: &str = "dist";
 /// Maximum size of the stripped binary, against unnoticed growth.
 const BYTES_MAX: u64 = 17_000_000;
-/// Removes symbols. With Rust's linker, see [`cross::set_linker`]: merges functions with equal code, of which generic code has many, and
-/// packs relocations (glibc 2.36 applies these in static programs).
+/// Arguments that strip symbols. Those for Rust's own linker, see [`cross::set_linker`], also merge functions with equal code, of which
+/// generic code has many, and pack relocations (glibc 2.36 applies these in static programs).
 const fn linking(architecture: Architecture) -> &'static [&'static str] {
     match architecture {
         Architecture::X86_64 if architecture.is_host() => {
