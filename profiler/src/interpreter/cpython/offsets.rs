@@ -1,7 +1,9 @@
 //! Offsets in CPython's structures, on 64-bit systems, by version: those of a release's headers are fixed
 //! (`Include/internal/pycore_runtime.h`, `pycore_frame.h`, `cpython/pystate.h`, `cpython/code.h`).
 
-use profiler_common::interpreter::{COUNTS_BYTES, FrameChain, Interpreter, LineTable};
+use profiler_common::interpreter::{
+    CODE_WORDS, COUNTS_BYTES, FrameChain, Interpreter, LineTable, OPTIMIZED_ABOVE, OPTIMIZED_BELOW,
+};
 use thiserror::Error;
 
 use super::super::version::Version;
@@ -87,16 +89,16 @@ const OBJECTS: Interpreter = Interpreter {
     frame_code: 32,
     frame_instruction: 104,
     frame_owner: 0,
-    code_first: 104,
+    code_first: 32,
     code_bytecode: 0,
     code_line: 40,
     text_ascii: 48,
     text_wide: 72,
     chain: FrameChain::One as u8,
     entry_owner: 0,
-    code_words: 3,
-    code_name: 1,
-    flags: COUNTS_BYTES,
+    code_words: 12,
+    code_file: 9,
+    flags: COUNTS_BYTES | OPTIMIZED_ABOVE,
     line_table: LineTable::Deltas as u8,
     ..ZERO
 };
@@ -111,16 +113,16 @@ const FRAMES: Interpreter = Interpreter {
     frame_code: 32,
     frame_instruction: 56,
     frame_owner: 68,
-    code_first: 112,
+    code_first: 48,
     code_bytecode: 184,
     code_line: 72,
     text_ascii: 48,
     text_wide: 72,
     chain: FrameChain::Entry as u8,
     entry_owner: 0,
-    code_words: 4,
-    code_name: 2,
-    flags: 0,
+    code_words: 12,
+    code_file: 8,
+    flags: OPTIMIZED_BELOW,
     line_table: LineTable::Locations as u8,
     ..ZERO
 };
@@ -149,7 +151,7 @@ const ZERO: Interpreter = {
         chain: 0,
         entry_owner: 0,
         code_words: 0,
-        code_name: 0,
+        code_file: 0,
         flags: 0,
         line_table: 0,
     }
@@ -162,6 +164,10 @@ const SHIMS: Interpreter = Interpreter {
     frame_previous: 8,
     frame_code: 0,
     frame_owner: 70,
+    code_first: 64,
+    code_words: 10,
+    code_file: 6,
+    flags: 0,
     code_bytecode: 192,
     code_line: 68,
     text_ascii: 40,
@@ -182,7 +188,7 @@ const VERSIONS: [Known; 7] = [
         offsets: Interpreter {
             frame_bytes: 104,
             frame_instruction: 96,
-            flags: 0,
+            flags: OPTIMIZED_ABOVE,
             line_table: LineTable::Ranges as u8,
             ..OBJECTS
         },
@@ -272,14 +278,26 @@ fn read_published(
     interpreter.frame_instruction = offset(positions.instruction)?;
     interpreter.frame_bytes = offset(positions.locals)?;
     interpreter.frame_owner = offset(positions.owner)?;
-    interpreter.code_first = offset(positions.filename)?;
     interpreter.code_line = offset(positions.first_line)?;
     interpreter.code_bytecode = offset(positions.bytecode)?;
     interpreter.text_ascii = offset(positions.ascii_size)?;
     interpreter.text_wide = interpreter.text_ascii.checked_add(WIDE_BYTES).ok_or(Unsupported::Malformed)?;
-    // The kernel side reads file, name, qualified name and line table at once.
-    let is_adjacent = offset(positions.line_table)? == interpreter.code_first.wrapping_add(3 * 8);
-    if is_adjacent { Ok(()) } else { Err(Unsupported::Malformed) }
+    let words = identifying(interpreter.code_line, offset(positions.filename)?, offset(positions.line_table)?);
+    (interpreter.code_first, interpreter.code_words, interpreter.code_file) = words.ok_or(Unsupported::Malformed)?;
+    Ok(())
+}
+
+/// The words that identify a code object, which the kernel side reads at once: the offset of the first, which contains the first line,
+/// their number, and the index of the one that refers to the file. Name, qualified name and line table follow the file.
+fn identifying(first_line: u16, file: u16, line_table: u16) -> Option<(u16, u8, u8)> {
+    let first = first_line & !7;
+    let bytes = file.checked_sub(first)?;
+    if bytes % 8 != 0 || line_table != file.checked_add(3 * 8)? {
+        return None;
+    }
+    let file = u8::try_from(bytes / 8).ok()?;
+    let words = file.checked_add(4).filter(|&words| usize::from(words) <= CODE_WORDS)?;
+    Some((first, words, file))
 }
 
 #[cfg(test)]
@@ -369,6 +387,29 @@ mod tests {
         other[184] = 80;
         let interpreter = version(13).interpreter(TargetAddr(0x1000), &other).expect("it is known");
         assert_eq!(interpreter.state_frame, 80);
+    }
+
+    /// Other code at the same address has another first line, another number (`co_version`, since 3.12), or refers to other objects.
+    #[test]
+    fn words_that_identify_code_include_its_first_line_and_all_texts() {
+        for known in &VERSIONS {
+            let Interpreter { code_first, code_words, code_file, code_line, .. } = known.offsets;
+            let words = usize::from(code_words);
+            assert!(words <= CODE_WORDS && code_file + 3 <= code_words, "3.{}", known.minor);
+            let end = code_first + u16::from(code_words) * 8;
+            assert!(code_first % 8 == 0 && (code_first..end).contains(&code_line), "3.{}", known.minor);
+        }
+        assert_eq!(identifying(68, 112, 136), Some((64, 10, 6)), "3.13");
+        assert_eq!(identifying(112, 112, 136), Some((112, 4, 0)));
+        for (first_line, file, line_table, why) in [
+            (120, 112, 136, "the line is behind the file"),
+            (68, 108, 132, "the file is no word"),
+            (68, 112, 144, "the line table is elsewhere"),
+            (0, 104, 128, "too many words"),
+            (0, 65528, 16, "beyond 64 KiB"),
+        ] {
+            assert_eq!(identifying(first_line, file, line_table), None, "{why}");
+        }
     }
 
     #[test]
