@@ -1,6 +1,7 @@
 //! A private redis-server with jemalloc: a real program.
 
-use std::io::{BufRead, BufReader, Read, Write};
+use std::fs::{self, File};
+use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -8,6 +9,7 @@ use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use rustix::fs::{CWD, Mode, OFlags};
 use tempfile::TempDir;
 
 use crate::target::run;
@@ -59,9 +61,65 @@ pub struct Redis {
     directory: TempDir,
 }
 
-/// The loader searches them all.
-fn missing_directories() -> String {
-    (0..1000).map(|number| format!("/missing-{number}")).collect::<Vec<_>>().join(":")
+/// The allocator, which the loader maps after some other libraries.
+const ALLOCATOR: &str = "libjemalloc.so.2";
+
+/// Timeout until the loader's process is held. After that it runs on.
+const HELD_WITHIN: Duration = Duration::from_secs(10);
+
+/// Pauses between two checks of the process, which is held for some milliseconds.
+const CHECK_EVERY: Duration = Duration::from_micros(200);
+
+/// Identification of a program of 32 bits: the loader ignores the file, and searches on.
+const OTHER_CLASS: [u8; 64] = {
+    let mut header = [0; 64];
+    header[0] = 0x7f;
+    (header[1], header[2], header[3]) = (b'E', b'L', b'F');
+    // `ELFCLASS32`, `ELFDATA2LSB`, `EV_CURRENT`
+    (header[4], header[5], header[6]) = (1, 1, 1);
+    header
+};
+
+/// A pipe under the allocator's name, in a folder that the loader searches first: it waits for the pipe to be opened.
+struct Barrier(TempDir);
+
+impl Barrier {
+    #[track_caller]
+    fn new() -> Self {
+        let directory = tempfile::tempdir().expect("there is a directory for temporary files");
+        let mode = Mode::RUSR | Mode::WUSR;
+        rustix::fs::mkfifoat(CWD, directory.path().join(ALLOCATOR), mode).expect("the directory is ours");
+        Self(directory)
+    }
+
+    /// Waits until a tracer has stopped the process, then has its loader search on. The result must live until it has.
+    #[track_caller]
+    fn open_when_held(&self, pid: u32) -> File {
+        let deadline = Instant::now() + HELD_WITHIN;
+        while !is_held(pid) && Instant::now() < deadline {
+            thread::sleep(CHECK_EVERY);
+        }
+        let deadline = Instant::now() + READY_WITHIN;
+        // Without a reader, opening it would wait.
+        let flags = OFlags::WRONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let path = self.0.path().join(ALLOCATOR);
+        loop {
+            let opened = rustix::fs::open(&path, flags, Mode::empty()).map(File::from);
+            match opened.map_err(io::Error::from).and_then(|mut pipe| pipe.write_all(&OTHER_CLASS).map(|()| pipe)) {
+                Ok(pipe) => return pipe,
+                Err(error) => {
+                    assert!(Instant::now() < deadline, "the loader does not open {}: {error}", path.display())
+                }
+            }
+            thread::sleep(CHECK_EVERY);
+        }
+    }
+}
+
+/// Whether a tracer has stopped the process.
+fn is_held(pid: u32) -> bool {
+    let status = fs::read_to_string(format!("/proc/{pid}/status"));
+    status.is_ok_and(|status| status.lines().any(|line| line.starts_with("State:\tt")))
 }
 
 impl Redis {
@@ -74,13 +132,20 @@ impl Redis {
     /// Starts it under this name and waits until it answers.
     #[track_caller]
     pub fn start_as(name: &str) -> Self {
-        Self::spawn(Command::new("redis-server").arg0(name))
+        let redis = Self::spawn(Command::new("redis-server").arg0(name));
+        wait_until_ready(redis.directory.path());
+        redis
     }
 
-    /// The same with a loader that works for some milliseconds before it maps the allocator.
+    /// The same with a loader that waits, before it maps the allocator, until a tracer has stopped the process.
     #[track_caller]
-    pub fn start_slowly_as(name: &str) -> Self {
-        Self::spawn(Command::new("redis-server").arg0(name).env("LD_LIBRARY_PATH", missing_directories()))
+    pub fn start_held_as(name: &str) -> Self {
+        let barrier = Barrier::new();
+        let mut command = Command::new("redis-server");
+        let redis = Self::spawn(command.arg0(name).env("LD_LIBRARY_PATH", barrier.0.path()));
+        let _pipe = barrier.open_when_held(redis.pid());
+        wait_until_ready(redis.directory.path());
+        redis
     }
 
     #[track_caller]
@@ -95,7 +160,6 @@ impl Redis {
             .stdout(Stdio::null())
             .spawn()
             .unwrap_or_else(|error| panic!("redis-server: {error}: `apt-get install redis` has it"));
-        wait_until_ready(directory.path());
         Self { child, directory }
     }
 
