@@ -55,7 +55,7 @@ fn try_again(first: &Outcome, mut test: impl FnMut(&[&str]) -> Result<Outcome>) 
     eprintln!("\n{} failed: a second try, one at a time", counted(failed.len()));
     let mut passed = 0;
     for target in targets {
-        let mut words: Vec<&str> = target.split_ascii_whitespace().collect();
+        let mut words = selecting(target);
         words.extend(["--", "--exact", "--test-threads=1"]);
         words.extend(failed.iter().map(String::as_str));
         let outcome = test(&words)?;
@@ -73,6 +73,16 @@ fn try_again(first: &Outcome, mut test: impl FnMut(&[&str]) -> Result<Outcome>) 
     eprintln!("\n{} failed at first and passed when run again, alone:", counted(failed.len()));
     failed.iter().for_each(|name| eprintln!("    {name}"));
     Ok(())
+}
+
+/// cargo's words for a test program, from those that it prints. Integration tests stay selected in the whole workspace: for their
+/// package alone, cargo enables fewer features of libraries, and compiles these and heapbpf again.
+fn selecting(target: &str) -> Vec<&str> {
+    let words: Vec<&str> = target.split_ascii_whitespace().collect();
+    match words[..] {
+        ["-p", _, "--test", program] => vec!["--workspace", "--test", program],
+        _ => words,
+    }
 }
 
 fn counted(count: usize) -> String {
@@ -200,6 +210,12 @@ mod tests {
         assert_eq!(many, "6 tests failed, which is too many for a second try");
         assert!(check(&failed("", &["-p x --lib"]), true, 0).is_err(), "a test program was killed");
         assert!(check(&failed("", &[]), true, 0).is_err(), "nothing was compiled");
+    }
+
+    #[test]
+    fn a_second_try_compiles_nothing() {
+        assert_eq!(selecting("-p heapbpf-tests --test startup"), ["--workspace", "--test", "startup"]);
+        assert_eq!(selecting("-p heapbpf --lib"), ["-p", "heapbpf", "--lib"]);
     }
 
     #[test]
