@@ -136,70 +136,79 @@ fn seen_through_memray(process: &Process) -> Sums {
 }
 
 /// memray's hooks and heapbpf observe the same calls: stacks, numbers and bytes are equal, of about 60 stacks.
-#[test]
-fn stacks_equal_those_of_memray() {
+#[track_caller]
+fn compare_with_memray(version: &'static str) {
     #[derive(Deserialize)]
     struct Sum {
         stack: Stack,
         count: u64,
         bytes: u64,
     }
-    // The symbols of memray take seconds to read: one version of each kind of interpreter state.
-    for version in ["3.9", "3.11", "3.14"] {
-        let python = Python::of(version);
-        let (inside, output) = python.output();
-        let mut command = python.script_with_memray(&script("encoding.py"));
-        let mut target = Target::spawn(command.arg(inside).env("PYTHONMALLOC", "malloc").stderr(Stdio::null()));
-        let mut heapbpf = Heapbpf::of(target.pid(), "--interval 1 -o out.json");
-        let session = heapbpf.start();
-        target.run_command("work");
-        session.interrupt().expect_code(0);
-        target.run_command("describe");
-        let text = fs::read_to_string(&output).expect("the target has written it");
-        let described: Vec<Sum> = serde_json::from_str(&text).expect("the target writes JSON");
-        // memray has plain names, also since 3.11.
-        let plain = |name: &str| name.rsplit('.').next().unwrap_or_default().to_owned();
-        // Not all callers are in memray's stacks: those of the function that starts it.
-        let up_to_work = |mut stack: Stack| {
-            let end = stack.iter().position(|(name, ..)| name == "work")?;
-            stack.truncate(end + 1);
-            Some(stack)
-        };
-        let mut expected = Sums::new();
-        for Sum { stack, count, bytes } in described {
-            if let Some(stack) = up_to_work(stack) {
-                add(&mut expected, stack, [count, bytes]);
-            }
+    let python = Python::of(version);
+    let (inside, output) = python.output();
+    let mut command = python.script_with_memray(&script("encoding.py"));
+    let mut target = Target::spawn(command.arg(inside).env("PYTHONMALLOC", "malloc").stderr(Stdio::null()));
+    let mut heapbpf = Heapbpf::of(target.pid(), "--interval 1 -o out.json");
+    let session = heapbpf.start();
+    target.run_command("work");
+    session.interrupt().expect_code(0);
+    target.run_command("describe");
+    let text = fs::read_to_string(&output).expect("the target has written it");
+    let described: Vec<Sum> = serde_json::from_str(&text).expect("the target writes JSON");
+    // memray has plain names, also since 3.11.
+    let plain = |name: &str| name.rsplit('.').next().unwrap_or_default().to_owned();
+    // Not all callers are in memray's stacks: those of the function that starts it.
+    let up_to_work = |mut stack: Stack| {
+        let end = stack.iter().position(|(name, ..)| name == "work")?;
+        stack.truncate(end + 1);
+        Some(stack)
+    };
+    let mut expected = Sums::new();
+    for Sum { stack, count, bytes } in described {
+        if let Some(stack) = up_to_work(stack) {
+            add(&mut expected, stack, [count, bytes]);
         }
-        let report = heapbpf.report("out.json");
-        let mut recorded = Sums::new();
-        for (stack, sum) in seen_through_memray(report.process(target.pid())) {
-            let stack = stack.into_iter().map(|(name, file, line)| (plain(&name), file, line)).collect();
-            let Some(mut stack) = up_to_work(stack) else { continue };
-            // memray learns of a function after its frame object has been allocated, and counts that for the caller.
-            if !expected.contains_key(&stack) {
-                stack.remove(0);
-            }
-            if !stack.is_empty() {
-                add(&mut recorded, stack, sum);
-            }
-        }
-        assert!(expected.len() > 20, "{version}: {} stacks", expected.len());
-        let encoder = expected.keys().find(|stack| stack[0].0 == "iterencode" && stack[0].1.ends_with("encoder.py"));
-        assert!(encoder.is_some(), "{version}: the C encoder was called");
-        let differing: Vec<_> = expected
-            .iter()
-            .map(|(stack, sum)| (stack, sum, recorded.get(stack)))
-            .filter(|&(_, sum, recorded)| recorded != Some(sum))
-            .collect();
-        assert!(
-            differing.is_empty(),
-            "{version}: {} of {} stacks differ: {differing:#?}",
-            differing.len(),
-            expected.len()
-        );
-        assert_eq!(recorded.len(), expected.len(), "{version}");
     }
+    let report = heapbpf.report("out.json");
+    let mut recorded = Sums::new();
+    for (stack, sum) in seen_through_memray(report.process(target.pid())) {
+        let stack = stack.into_iter().map(|(name, file, line)| (plain(&name), file, line)).collect();
+        let Some(mut stack) = up_to_work(stack) else { continue };
+        // memray learns of a function after its frame object has been allocated, and counts that for the caller.
+        if !expected.contains_key(&stack) {
+            stack.remove(0);
+        }
+        if !stack.is_empty() {
+            add(&mut recorded, stack, sum);
+        }
+    }
+    assert!(expected.len() > 20, "{version}: {} stacks", expected.len());
+    let encoder = expected.keys().find(|stack| stack[0].0 == "iterencode" && stack[0].1.ends_with("encoder.py"));
+    assert!(encoder.is_some(), "{version}: the C encoder was called");
+    let differing: Vec<_> = expected
+        .iter()
+        .map(|(stack, sum)| (stack, sum, recorded.get(stack)))
+        .filter(|&(_, sum, recorded)| recorded != Some(sum))
+        .collect();
+    assert!(differing.is_empty(), "{version}: {} of {} stacks differ: {differing:#?}", differing.len(), expected.len());
+    assert_eq!(recorded.len(), expected.len(), "{version}");
+}
+
+// The symbols of memray take seconds to read: one version of each kind of interpreter state.
+
+#[test]
+fn stacks_of_3_9_equal_those_of_memray() {
+    compare_with_memray("3.9");
+}
+
+#[test]
+fn stacks_of_3_11_equal_those_of_memray() {
+    compare_with_memray("3.11");
+}
+
+#[test]
+fn stacks_of_3_14_equal_those_of_memray() {
+    compare_with_memray("3.14");
 }
 
 /// What a process claims about its interpreter is not trusted: cycles, wild pointers and lengths end, and harm nobody.
