@@ -181,8 +181,8 @@ impl LineTable {
 pub const FRAME_WORDS: usize = 16;
 /// Maximum number of words that identify a code object: from its flags to its line table.
 pub const CODE_WORDS: usize = 12;
-/// Words of the end of its file's name that identify a body.
-pub const FILE_WORDS: usize = 4;
+/// Maximum number of words of the end of its file's name, which identify a body.
+pub const FILE_WORDS: usize = 16;
 
 /// Where a process's interpreter keeps its frames. Offsets are in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -241,7 +241,7 @@ pub const COUNTS_BYTES: u8 = 1;
 pub const USES_MUSL: u8 = 2;
 /// The lower half of the first identifying word has the flags of the code object (`co_flags`), of which the lowest bit
 /// (`CO_OPTIMIZED`) is set for functions. Without it, the code is the body of a module or class, which is freed when it has run, so
-/// that one often replaces another: it is identified by the name of its file too. Not since 3.12: numbers distinguish all code.
+/// that one often replaces another: it is identified by the name of its file too.
 pub const OPTIMIZED_BELOW: u8 = 4;
 /// The same, where the upper half has the flags.
 pub const OPTIMIZED_ABOVE: u8 = 8;

@@ -241,17 +241,22 @@ fn identify(state: &mut InterpreterWalk, interpreter: &Interpreter, seed: u64, c
     hasher.add(code);
     for index in 0..CODE_WORDS {
         if index < usize::from(interpreter.code_words) {
-            hasher.add(state.code_words[index]);
+            let word = state.code_words[index];
+            hasher.add(if CHANGING.contains(&index) { word & 0xffff_ffff } else { word });
         }
     }
     if is_body(state.code_words[0], interpreter.flags) {
-        read_file(state, interpreter);
-        for index in CODE_WORDS..CODE_ROOM {
+        hasher.add(read_file(state, interpreter));
+        for index in CODE_WORDS..CODE_WORDS + FILE_WORDS {
             hasher.add(state.code_words[index]);
         }
     }
     hasher.finish()
 }
+
+/// Identifying words of which the upper half does not count. Of the first, 3.11 has the number of calls there (`co_warmup`). Of the
+/// other, versions since 3.12 have `co_version`: code that `eval` compiles again and again would have an identity each time.
+const CHANGING: [usize; 2] = [0, 5];
 
 /// Whether the code object with this first word is identified by the name of its file too.
 #[inline(always)]
@@ -259,23 +264,19 @@ fn is_body(first: u64, flags: u8) -> bool {
     flags & OPTIMIZED_BELOW != 0 && first & 1 == 0 || flags & OPTIMIZED_ABOVE != 0 && first >> 32 & 1 == 0
 }
 
-/// Reads the end of the file's name, behind the identifying words. Of a shorter name, parts of the text object precede it, from its
-/// length on.
+/// Reads the end of the file's name, behind the identifying words. Returns the number of its characters.
 #[inline(always)]
-fn read_file(state: &mut InterpreterWalk, interpreter: &Interpreter) {
+fn read_file(state: &mut InterpreterWalk, interpreter: &Interpreter) -> u64 {
+    const BYTES: usize = FILE_WORDS * 8;
     let object = code_word(state, interpreter.code_file);
-    let words: *mut u64 = (&raw mut state.code_words).cast::<u64>().wrapping_add(CODE_WORDS);
-    // Its length, hash and state.
-    // SAFETY: within the array; the helper checks the source.
-    let failed = unsafe { read_user(words.cast(), 24, object.wrapping_add(TEXT_LENGTH as u64) as *const _) };
-    let [characters, kind] = [state.code_words[CODE_WORDS], state.code_words[CODE_WORDS + 2]];
-    let end =
-        object.wrapping_add(text_start(kind as u32, interpreter)).wrapping_add(text_bytes(characters, kind as u32));
-    let from = end.wrapping_sub(FILE_WORDS as u64 * 8);
-    // SAFETY: as above.
-    if failed != 0 || unsafe { read_user(words.cast(), FILE_WORDS as u32 * 8, from as *const _) } != 0 {
-        asm::zero(&mut state.code_words[CODE_WORDS..]);
-    }
+    asm::zero(&mut state.code_words[CODE_WORDS..CODE_WORDS + FILE_WORDS]);
+    let characters = user_word(object.wrapping_add(TEXT_LENGTH as u64)).unwrap_or(0);
+    let kind = user_word(object.wrapping_add(TEXT_STATE as u64)).unwrap_or(0) as u32;
+    let length = text_bytes(characters, kind);
+    let skipped = if length > BYTES as u64 { length - BYTES as u64 } else { 0 };
+    let start = object.wrapping_add(text_start(kind, interpreter)).wrapping_add(skipped);
+    copy::<BYTES>((&raw mut state.code_words).cast::<u64>().wrapping_add(CODE_WORDS).cast(), start, length);
+    characters
 }
 
 /// Number of the code unit that is executed.

@@ -112,8 +112,8 @@ pub(crate) const FRAME_WINDOW_WORDS: usize = 128;
 /// Room for the beginning of a body of CRuby.
 pub(crate) const BODY_ROOM: usize = 32;
 
-/// Words that identify a code object of CPython, and those of its file's name.
-pub(crate) const CODE_ROOM: usize = CODE_WORDS + FILE_WORDS;
+/// Room for the words that identify a code object of CPython, and those of its file's name.
+pub(crate) const CODE_ROOM: usize = 32;
 
 /// State of the walk along the frames of an interpreter.
 #[repr(C)]
@@ -232,5 +232,6 @@ pub(crate) struct RawRecord {
 
 const _: () = assert!(FRAME_WINDOW_WORDS.is_power_of_two() && FRAME_WINDOW_WORDS > FRAME_WORDS);
 const _: () = assert!(OBJECT_WORDS.is_power_of_two() && BODY_ROOM.is_power_of_two());
-const _: () = assert!(CODE_ROOM.is_power_of_two() && BLOB_WORDS.is_power_of_two());
+const _: () = assert!(CODE_ROOM.is_power_of_two() && CODE_ROOM >= CODE_WORDS + FILE_WORDS);
+const _: () = assert!(BLOB_WORDS.is_power_of_two());
 const _: () = assert!(STACK_FRAMES_MAX.is_power_of_two() && WINDOW_WORDS.is_power_of_two());

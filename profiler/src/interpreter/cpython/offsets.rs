@@ -2,7 +2,7 @@
 //! (`Include/internal/pycore_runtime.h`, `pycore_frame.h`, `cpython/pystate.h`, `cpython/code.h`).
 
 use profiler_common::interpreter::{
-    CODE_WORDS, COUNTS_BYTES, FrameChain, Interpreter, LineTable, OPTIMIZED_ABOVE, OPTIMIZED_BELOW,
+    COUNTS_BYTES, FrameChain, Interpreter, LineTable, OPTIMIZED_ABOVE, OPTIMIZED_BELOW,
 };
 use thiserror::Error;
 
@@ -164,10 +164,6 @@ const SHIMS: Interpreter = Interpreter {
     frame_previous: 8,
     frame_code: 0,
     frame_owner: 70,
-    code_first: 64,
-    code_words: 10,
-    code_file: 6,
-    flags: 0,
     code_bytecode: 192,
     code_line: 68,
     text_ascii: 40,
@@ -282,28 +278,20 @@ fn read_published(
     interpreter.code_bytecode = offset(positions.bytecode)?;
     interpreter.text_ascii = offset(positions.ascii_size)?;
     interpreter.text_wide = interpreter.text_ascii.checked_add(WIDE_BYTES).ok_or(Unsupported::Malformed)?;
-    let words = identifying(interpreter.code_line, offset(positions.filename)?, offset(positions.line_table)?);
-    (interpreter.code_first, interpreter.code_words, interpreter.code_file) = words.ok_or(Unsupported::Malformed)?;
-    Ok(())
-}
-
-/// The words that identify a code object, which the kernel side reads at once: the offset of the first, which contains the first line,
-/// their number, and the index of the one that refers to the file. Name, qualified name and line table follow the file.
-fn identifying(first_line: u16, file: u16, line_table: u16) -> Option<(u16, u8, u8)> {
-    let first = first_line & !7;
-    let bytes = file.checked_sub(first)?;
-    if bytes % 8 != 0 || line_table != file.checked_add(3 * 8)? {
-        return None;
-    }
-    let file = u8::try_from(bytes / 8).ok()?;
-    let words = file.checked_add(4).filter(|&words| usize::from(words) <= CODE_WORDS)?;
-    Some((first, words, file))
+    // From the flags on. Name, qualified name and line table follow the file.
+    let file = offset(positions.filename)?;
+    interpreter.code_first = file.checked_sub(8 * u16::from(interpreter.code_file)).ok_or(Unsupported::Malformed)?;
+    let has_line = interpreter.code_line >= interpreter.code_first && interpreter.code_line < file;
+    let is_adjacent = Some(offset(positions.line_table)?) == file.checked_add(3 * 8);
+    if has_line && is_adjacent { Ok(()) } else { Err(Unsupported::Malformed) }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use profiler_common::interpreter::CODE_WORDS;
     use proptest::prelude::*;
+
+    use super::*;
 
     const NONE: [u8; DEBUG_OFFSETS_BYTES] = [0; DEBUG_OFFSETS_BYTES];
 
@@ -389,26 +377,13 @@ mod tests {
         assert_eq!(interpreter.state_frame, 80);
     }
 
-    /// Other code at the same address has another first line, another number (`co_version`, since 3.12), or refers to other objects.
     #[test]
     fn words_that_identify_code_include_its_first_line_and_all_texts() {
         for known in &VERSIONS {
             let Interpreter { code_first, code_words, code_file, code_line, .. } = known.offsets;
-            let words = usize::from(code_words);
-            assert!(words <= CODE_WORDS && code_file + 3 <= code_words, "3.{}", known.minor);
-            let end = code_first + u16::from(code_words) * 8;
-            assert!(code_first % 8 == 0 && (code_first..end).contains(&code_line), "3.{}", known.minor);
-        }
-        assert_eq!(identifying(68, 112, 136), Some((64, 10, 6)), "3.13");
-        assert_eq!(identifying(112, 112, 136), Some((112, 4, 0)));
-        for (first_line, file, line_table, why) in [
-            (120, 112, 136, "the line is behind the file"),
-            (68, 108, 132, "the file is no word"),
-            (68, 112, 144, "the line table is elsewhere"),
-            (0, 104, 128, "too many words"),
-            (0, 65528, 16, "beyond 64 KiB"),
-        ] {
-            assert_eq!(identifying(first_line, file, line_table), None, "{why}");
+            assert!(usize::from(code_words) <= CODE_WORDS && code_file + 3 <= code_words, "3.{}", known.minor);
+            let file = code_first + u16::from(code_file) * 8;
+            assert!(code_first % 8 == 0 && (code_first..file).contains(&code_line), "3.{}", known.minor);
         }
     }
 
@@ -422,6 +397,7 @@ mod tests {
         assert_eq!(refused(0, b'y'), Err(Unsupported::Malformed));
         assert_eq!(refused(FREE_THREADED, 1), Err(Unsupported::FreeThreaded));
         assert_eq!(refused(304, 144), Err(Unsupported::Malformed), "the line table is elsewhere");
+        assert_eq!(refused(312, 112), Err(Unsupported::Malformed), "the first line is behind the file");
         assert_eq!(refused(186, 1), Err(Unsupported::Malformed), "beyond 64 KiB");
     }
 
