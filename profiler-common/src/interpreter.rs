@@ -179,10 +179,8 @@ impl LineTable {
 
 /// Words that are read of a frame at once.
 pub const FRAME_WORDS: usize = 16;
-/// Maximum number of words that identify a code object: from its flags to its line table.
-pub const CODE_WORDS: usize = 12;
-/// Maximum number of words of the end of its file's name, which identify a body.
-pub const FILE_WORDS: usize = 16;
+/// Words that identify a code object: its file, name, qualified name and line table.
+pub const CODE_WORDS: usize = 4;
 
 /// Where a process's interpreter keeps its frames. Offsets are in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -223,11 +221,11 @@ pub struct Interpreter {
     pub chain: u8,
     /// Lowest owner of frames without code.
     pub entry_owner: u8,
-    /// At most [`CODE_WORDS`]; the last refers to the line table, the one before to the name.
+    /// At most [`CODE_WORDS`]; the last refers to the line table, the first to the file.
     pub code_words: u8,
-    /// Which of the words refers to the file. Since 3.11, the plain name follows.
-    pub code_file: u8,
-    /// [`COUNTS_BYTES`], [`USES_MUSL`], [`OPTIMIZED_BELOW`] and [`OPTIMIZED_ABOVE`].
+    /// Which of the words refers to the name.
+    pub code_name: u8,
+    /// [`COUNTS_BYTES`] and [`USES_MUSL`].
     pub flags: u8,
     /// A [`LineTable`], for the agent.
     pub line_table: u8,
@@ -239,12 +237,6 @@ const _: () = assert!(size_of::<Interpreter>() == 88);
 pub const COUNTS_BYTES: u8 = 1;
 /// The C library, which keeps thread-specific data, is musl; without the flag, glibc.
 pub const USES_MUSL: u8 = 2;
-/// The lower half of the first identifying word has the flags of the code object (`co_flags`), of which the lowest bit
-/// (`CO_OPTIMIZED`) is set for functions. Without it, the code is the body of a module or class, which is freed when it has run, so
-/// that one often replaces another: it is identified by the name of its file too.
-pub const OPTIMIZED_BELOW: u8 = 4;
-/// The same, where the upper half has the flags.
-pub const OPTIMIZED_ABOVE: u8 = 8;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[repr(C)]

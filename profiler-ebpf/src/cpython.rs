@@ -14,9 +14,9 @@ use aya_ebpf::helpers::{bpf_get_current_pid_tgid, bpf_probe_read_kernel, bpf_pro
 use profiler_common::arch::{GLIBC_BLOCK_KEYS, THREAD_DATA};
 use profiler_common::counter::Counter;
 use profiler_common::interpreter::{
-    CODE_NAME_BYTES, CODE_WORDS, COUNTS_BYTES, CodeId, CodeKind, CodeRecord, CodeText, FILE_WORDS, FRAME_WORDS,
-    FrameChain, INSTRUCTION_UNKNOWN, InterpretedFrame, Interpreter, OPTIMIZED_ABOVE, OPTIMIZED_BELOW,
-    SHORT_TABLE_BYTES, TABLE_BYTES, TABLE_LENGTH, TEXT_LENGTH, TEXT_STATE, USES_MUSL, runtime_index,
+    CODE_NAME_BYTES, CODE_WORDS, COUNTS_BYTES, CodeId, CodeKind, CodeRecord, CodeText, FRAME_WORDS, FrameChain,
+    INSTRUCTION_UNKNOWN, InterpretedFrame, Interpreter, SHORT_TABLE_BYTES, TABLE_BYTES, TABLE_LENGTH, TEXT_LENGTH,
+    TEXT_STATE, USES_MUSL, runtime_index,
 };
 use profiler_common::limits::{INTERPRETED_CODE_BYTES_MAX, PAGE_BYTES, STACK_FRAMES_MAX};
 use profiler_common::record::{RecordHeader, RecordKind};
@@ -25,7 +25,7 @@ use profiler_common::stack::StackHasher;
 use crate::asm::masked;
 use crate::code::{drop_code, may_send};
 use crate::interpreter::{DONE, NEW_CODE, NEXT};
-use crate::layout::{CODE_ROOM, FRAME_WINDOW_WORDS, InterpreterWalk, Scratch, Walk};
+use crate::layout::{FRAME_WINDOW_WORDS, InterpreterWalk, Scratch, Walk};
 use crate::maps::{EVENTS, INTERPRETERS, SCRATCH, count};
 use crate::seen::is_new;
 use crate::window::user_word;
@@ -217,8 +217,7 @@ fn add_frame(scratch: *mut Scratch, interpreter: &Interpreter) -> bool {
     let id = state.code_id;
     let instruction = instruction(state, interpreter, code);
     // The frame that cleans up after `__init__` (`_Py_InitCleanup` since 3.13): its file has the name of the function.
-    let file = code_word(state, interpreter.code_file);
-    if file != 0 && file == code_word(state, interpreter.code_file.wrapping_add(1)) {
+    if state.code_words[0] != 0 && state.code_words[0] == state.code_words[1] {
         return false;
     }
     let frame = InterpretedFrame { kind: CodeKind::Cpython, code: CodeId(id).in_frames(), instruction };
@@ -229,7 +228,7 @@ fn add_frame(scratch: *mut Scratch, interpreter: &Interpreter) -> bool {
 /// The id of the code object, of which the identifying words are read.
 #[inline(always)]
 fn identify(state: &mut InterpreterWalk, interpreter: &Interpreter, seed: u64, code: u64) -> u64 {
-    let bytes = masked::<{ 2 * CODE_ROOM as u64 * 8 - 1 }>(u64::from(interpreter.code_words) * 8);
+    let bytes = masked::<{ 2 * CODE_WORDS as u64 * 8 - 1 }>(u64::from(interpreter.code_words) * 8);
     let from = code.wrapping_add(u64::from(interpreter.code_first));
     // SAFETY: at most the array's length; the helper checks the source.
     if bytes > CODE_WORDS as u64 * 8
@@ -241,42 +240,10 @@ fn identify(state: &mut InterpreterWalk, interpreter: &Interpreter, seed: u64, c
     hasher.add(code);
     for index in 0..CODE_WORDS {
         if index < usize::from(interpreter.code_words) {
-            let word = state.code_words[index];
-            hasher.add(if CHANGING.contains(&index) { word & 0xffff_ffff } else { word });
-        }
-    }
-    if is_body(state.code_words[0], interpreter.flags) {
-        hasher.add(read_file(state, interpreter));
-        for index in CODE_WORDS..CODE_WORDS + FILE_WORDS {
             hasher.add(state.code_words[index]);
         }
     }
     hasher.finish()
-}
-
-/// Identifying words of which the upper half does not count. Of the first, 3.11 has the number of calls there (`co_warmup`). Of the
-/// other, versions since 3.12 have `co_version`: code that `eval` compiles again and again would have an identity each time.
-const CHANGING: [usize; 2] = [0, 5];
-
-/// Whether the code object with this first word is identified by the name of its file too.
-#[inline(always)]
-fn is_body(first: u64, flags: u8) -> bool {
-    flags & OPTIMIZED_BELOW != 0 && first & 1 == 0 || flags & OPTIMIZED_ABOVE != 0 && first >> 32 & 1 == 0
-}
-
-/// Reads the end of the file's name, behind the identifying words. Returns the number of its characters.
-#[inline(always)]
-fn read_file(state: &mut InterpreterWalk, interpreter: &Interpreter) -> u64 {
-    const BYTES: usize = FILE_WORDS * 8;
-    let object = code_word(state, interpreter.code_file);
-    asm::zero(&mut state.code_words[CODE_WORDS..CODE_WORDS + FILE_WORDS]);
-    let characters = user_word(object.wrapping_add(TEXT_LENGTH as u64)).unwrap_or(0);
-    let kind = user_word(object.wrapping_add(TEXT_STATE as u64)).unwrap_or(0) as u32;
-    let length = text_bytes(characters, kind);
-    let skipped = if length > BYTES as u64 { length - BYTES as u64 } else { 0 };
-    let start = object.wrapping_add(text_start(kind, interpreter)).wrapping_add(skipped);
-    copy::<BYTES>((&raw mut state.code_words).cast::<u64>().wrapping_add(CODE_WORDS).cast(), start, length);
-    characters
 }
 
 /// Number of the code unit that is executed.
@@ -309,7 +276,7 @@ pub(crate) extern "C" fn cpython_code(area: u32) -> u32 {
     if !may_send(state.code_id) {
         return 0;
     }
-    let table = code_word(state, interpreter.code_words.wrapping_sub(1));
+    let table = state_word(state, interpreter.code_words.wrapping_sub(1));
     let length = user_word(table.wrapping_add(TABLE_LENGTH as u64)).unwrap_or(0);
     if length <= SHORT_TABLE_BYTES as u64 {
         send::<SHORT_TABLE_BYTES>(state, interpreter, table, length)
@@ -319,8 +286,8 @@ pub(crate) extern "C" fn cpython_code(area: u32) -> u32 {
 }
 
 #[inline(always)]
-fn code_word(state: &InterpreterWalk, number: u8) -> u64 {
-    let index = masked::<{ CODE_ROOM as u64 - 1 }>(u64::from(number));
+fn state_word(state: &InterpreterWalk, number: u8) -> u64 {
+    let index = masked::<{ CODE_WORDS as u64 - 1 }>(u64::from(number));
     // SAFETY: within the array, whose length is a power of two.
     unsafe { *state.code_words.as_ptr().add(index as usize) }
 }
@@ -335,11 +302,11 @@ fn send<const TABLE: usize>(state: &InterpreterWalk, interpreter: &Interpreter, 
     let line = state.code.wrapping_add(u64::from(interpreter.code_line));
     // SAFETY: the helper checks the address.
     let first_line = unsafe { bpf_probe_read_user(line as *const u32) }.unwrap_or(0);
-    let name = text(code_word(state, interpreter.code_words.wrapping_sub(2)), interpreter, unsafe {
+    let name = text(state_word(state, interpreter.code_name), interpreter, unsafe {
         // SAFETY: within the reserved record.
         (&raw mut (*record).name_bytes).cast()
     });
-    let file = text(code_word(state, interpreter.code_file), interpreter, unsafe {
+    let file = text(state_word(state, 0), interpreter, unsafe {
         // SAFETY: within the reserved record.
         (&raw mut (*record).file_bytes).cast()
     });
@@ -371,24 +338,19 @@ fn text(object: u64, interpreter: &Interpreter, target: *mut u8) -> CodeText {
     let characters = user_word(object.wrapping_add(TEXT_LENGTH as u64)).unwrap_or(0);
     // SAFETY: the helper checks the address.
     let state = unsafe { bpf_probe_read_user(object.wrapping_add(TEXT_STATE as u64) as *const u32) }.unwrap_or(0);
-    let (start, length) = (text_start(state, interpreter), text_bytes(characters, state));
+    let start = u64::from(if is_ascii(state) { interpreter.text_ascii } else { interpreter.text_wide });
+    // Characters of 1, 2 or 4 bytes.
+    let length = characters.wrapping_mul(u64::from(state >> 2 & 7));
     // The end of a path matters most.
     let skipped = if length > CODE_NAME_BYTES as u64 { length - CODE_NAME_BYTES as u64 } else { 0 };
     let bytes = copy::<CODE_NAME_BYTES>(target, object.wrapping_add(start).wrapping_add(skipped), length);
     CodeText { characters, state, bytes }
 }
 
-/// Offset of a text object's characters. The bits of `PyASCIIObject.state`: interned 2, kind 3, compact, ascii.
+/// The bits of `PyASCIIObject.state`: interned 2, kind 3, compact, ascii.
 #[inline(always)]
-fn text_start(state: u32, interpreter: &Interpreter) -> u64 {
-    let is_ascii = state >> 6 & 1 != 0;
-    u64::from(if is_ascii { interpreter.text_ascii } else { interpreter.text_wide })
-}
-
-/// Bytes of its characters, which have 1, 2 or 4 each.
-#[inline(always)]
-fn text_bytes(characters: u64, state: u32) -> u64 {
-    characters.wrapping_mul(u64::from(state >> 2 & 7))
+fn is_ascii(state: u32) -> bool {
+    state >> 6 & 1 != 0
 }
 
 /// Copies up to `MAX` bytes. Returns the number of copied ones.

@@ -4,7 +4,7 @@ use core::mem::MaybeUninit;
 
 use profiler_common::arch::HAS_LINK;
 use profiler_common::hotspot::BLOB_WORDS;
-use profiler_common::interpreter::{AddressRange, CODE_WORDS, CodePlace, FILE_WORDS, FRAME_WORDS};
+use profiler_common::interpreter::{AddressRange, CODE_WORDS, CodePlace, FRAME_WORDS};
 use profiler_common::limits::{INFLIGHT_WAYS, PAGE_BYTES, RAW_STACK_PAGES_MAX, STACK_FRAMES_MAX};
 use profiler_common::live::LiveBlock;
 use profiler_common::php;
@@ -112,9 +112,6 @@ pub(crate) const FRAME_WINDOW_WORDS: usize = 128;
 /// Room for the beginning of a body of CRuby.
 pub(crate) const BODY_ROOM: usize = 32;
 
-/// Room for the words that identify a code object of CPython, and those of its file's name.
-pub(crate) const CODE_ROOM: usize = 32;
-
 /// State of the walk along the frames of an interpreter.
 #[repr(C)]
 pub(crate) struct InterpreterWalk {
@@ -134,7 +131,7 @@ pub(crate) struct InterpreterWalk {
     /// The current frame's code object, its id, and the words that identify it.
     pub(crate) code: u64,
     pub(crate) code_id: u64,
-    pub(crate) code_words: [u64; CODE_ROOM],
+    pub(crate) code_words: [u64; CODE_WORDS],
     /// CRuby: behind the outermost frame.
     pub(crate) end: u64,
     /// CRuby: the method of the current frame.
@@ -232,6 +229,5 @@ pub(crate) struct RawRecord {
 
 const _: () = assert!(FRAME_WINDOW_WORDS.is_power_of_two() && FRAME_WINDOW_WORDS > FRAME_WORDS);
 const _: () = assert!(OBJECT_WORDS.is_power_of_two() && BODY_ROOM.is_power_of_two());
-const _: () = assert!(CODE_ROOM.is_power_of_two() && CODE_ROOM >= CODE_WORDS + FILE_WORDS);
-const _: () = assert!(BLOB_WORDS.is_power_of_two());
+const _: () = assert!(CODE_WORDS.is_power_of_two() && BLOB_WORDS.is_power_of_two());
 const _: () = assert!(STACK_FRAMES_MAX.is_power_of_two() && WINDOW_WORDS.is_power_of_two());

@@ -149,17 +149,6 @@ pub struct Health {
     pub guardrails: Guardrails,
     pub scope: Option<Scope>,
     pub inline_engine: Option<InlineEngine>,
-    pub interpreters: Option<Interpreters>,
-}
-
-#[derive(Debug, Deserialize)]
-pub struct Interpreters {
-    pub languages: BTreeMap<String, Language>,
-}
-
-#[derive(Debug, Deserialize)]
-pub struct Language {
-    pub functions: u64,
 }
 
 #[derive(Debug, Deserialize)]

@@ -143,11 +143,10 @@ def imported():
     """Of a module whose code is freed when it has been imported."""
     with tempfile.TemporaryDirectory() as folder:
         sys.path.insert(0, folder)
-        # Code of one replaces that of another, of which pairs have the same lines.
-        for number in range(20):
+        for number in range(3):
             name = f"imported_{number}"
             with open(os.path.join(folder, f"{name}.py"), "w", encoding="utf-8") as file:
-                file.write("import __main__\n" * (number // 2) + "import __main__\n__main__.block()\n\nclass Inside:\n    __main__.block()\n")
+                file.write("import __main__\n" * number + "import __main__\n__main__.block()\n\nclass Inside:\n    __main__.block()\n")
             # Its folder may have the same time of modification as before, by which the importer recognises new files.
             importlib.invalidate_caches()
             importlib.import_module(name)
@@ -160,9 +159,6 @@ def long(lines):
     source = "def long_function(value):\n" + "".join(f"    value += {i}; value -= {i}\n" for i in range(lines)) + "    block()\n"
     names = {"block": block}
     exec(compile(source, f"<{lines} lines>", "exec"), names)
-    if lines > 1000:
-        # Its table is so long that heapbpf reads it later.
-        KEPT.append(names)
     names["long_function"](1)
 
 

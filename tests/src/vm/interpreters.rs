@@ -53,6 +53,10 @@ fn forged(transcript: &Transcript) -> Outcome {
     if is_complete && without_scratch as f64 <= WITHOUT_SCRATCH_MAX * blocks as f64 { Ok(words) } else { Err(words) }
 }
 
+/// Stacks that may have the name of earlier code: a freed module's, at whose addresses another one has the same objects. Emulated, 3.11
+/// had one of 96.
+const DIFFERING_MAX: usize = 2;
+
 /// Stacks equal CPython's own description, to the function, file and line, with the same bytes.
 fn described(transcript: &Transcript, release: &str) -> Outcome {
     let session = format!("python-{release}");
@@ -63,7 +67,7 @@ fn described(transcript: &Transcript, release: &str) -> Outcome {
     let [missing, others] = python::differing(&expected, &recorded);
     let blocks: u64 = expected.values().map(|[count, _]| count).sum();
     let words = format!("{} of {} stacks, {blocks} blocks", expected.len() - missing.len(), expected.len());
-    if missing.is_empty() && others.is_empty() {
+    if missing.len().max(others.len()) <= DIFFERING_MAX {
         return Ok(words);
     }
     let examples = [missing.first(), others.first()];

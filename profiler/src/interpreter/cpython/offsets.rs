@@ -1,9 +1,7 @@
 //! Offsets in CPython's structures, on 64-bit systems, by version: those of a release's headers are fixed
 //! (`Include/internal/pycore_runtime.h`, `pycore_frame.h`, `cpython/pystate.h`, `cpython/code.h`).
 
-use profiler_common::interpreter::{
-    COUNTS_BYTES, FrameChain, Interpreter, LineTable, OPTIMIZED_ABOVE, OPTIMIZED_BELOW,
-};
+use profiler_common::interpreter::{COUNTS_BYTES, FrameChain, Interpreter, LineTable};
 use thiserror::Error;
 
 use super::super::version::Version;
@@ -89,16 +87,16 @@ const OBJECTS: Interpreter = Interpreter {
     frame_code: 32,
     frame_instruction: 104,
     frame_owner: 0,
-    code_first: 32,
+    code_first: 104,
     code_bytecode: 0,
     code_line: 40,
     text_ascii: 48,
     text_wide: 72,
     chain: FrameChain::One as u8,
     entry_owner: 0,
-    code_words: 12,
-    code_file: 9,
-    flags: COUNTS_BYTES | OPTIMIZED_ABOVE,
+    code_words: 3,
+    code_name: 1,
+    flags: COUNTS_BYTES,
     line_table: LineTable::Deltas as u8,
     ..ZERO
 };
@@ -113,16 +111,16 @@ const FRAMES: Interpreter = Interpreter {
     frame_code: 32,
     frame_instruction: 56,
     frame_owner: 68,
-    code_first: 48,
+    code_first: 112,
     code_bytecode: 184,
     code_line: 72,
     text_ascii: 48,
     text_wide: 72,
     chain: FrameChain::Entry as u8,
     entry_owner: 0,
-    code_words: 12,
-    code_file: 8,
-    flags: OPTIMIZED_BELOW,
+    code_words: 4,
+    code_name: 2,
+    flags: 0,
     line_table: LineTable::Locations as u8,
     ..ZERO
 };
@@ -151,7 +149,7 @@ const ZERO: Interpreter = {
         chain: 0,
         entry_owner: 0,
         code_words: 0,
-        code_file: 0,
+        code_name: 0,
         flags: 0,
         line_table: 0,
     }
@@ -184,7 +182,7 @@ const VERSIONS: [Known; 7] = [
         offsets: Interpreter {
             frame_bytes: 104,
             frame_instruction: 96,
-            flags: OPTIMIZED_ABOVE,
+            flags: 0,
             line_table: LineTable::Ranges as u8,
             ..OBJECTS
         },
@@ -274,24 +272,20 @@ fn read_published(
     interpreter.frame_instruction = offset(positions.instruction)?;
     interpreter.frame_bytes = offset(positions.locals)?;
     interpreter.frame_owner = offset(positions.owner)?;
+    interpreter.code_first = offset(positions.filename)?;
     interpreter.code_line = offset(positions.first_line)?;
     interpreter.code_bytecode = offset(positions.bytecode)?;
     interpreter.text_ascii = offset(positions.ascii_size)?;
     interpreter.text_wide = interpreter.text_ascii.checked_add(WIDE_BYTES).ok_or(Unsupported::Malformed)?;
-    // From the flags on. Name, qualified name and line table follow the file.
-    let file = offset(positions.filename)?;
-    interpreter.code_first = file.checked_sub(8 * u16::from(interpreter.code_file)).ok_or(Unsupported::Malformed)?;
-    let has_line = interpreter.code_line >= interpreter.code_first && interpreter.code_line < file;
-    let is_adjacent = Some(offset(positions.line_table)?) == file.checked_add(3 * 8);
-    if has_line && is_adjacent { Ok(()) } else { Err(Unsupported::Malformed) }
+    // The kernel side reads file, name, qualified name and line table at once.
+    let is_adjacent = offset(positions.line_table)? == interpreter.code_first.wrapping_add(3 * 8);
+    if is_adjacent { Ok(()) } else { Err(Unsupported::Malformed) }
 }
 
 #[cfg(test)]
 mod tests {
-    use profiler_common::interpreter::CODE_WORDS;
-    use proptest::prelude::*;
-
     use super::*;
+    use proptest::prelude::*;
 
     const NONE: [u8; DEBUG_OFFSETS_BYTES] = [0; DEBUG_OFFSETS_BYTES];
 
@@ -378,16 +372,6 @@ mod tests {
     }
 
     #[test]
-    fn words_that_identify_code_include_its_first_line_and_all_texts() {
-        for known in &VERSIONS {
-            let Interpreter { code_first, code_words, code_file, code_line, .. } = known.offsets;
-            assert!(usize::from(code_words) <= CODE_WORDS && code_file + 3 <= code_words, "3.{}", known.minor);
-            let file = code_first + u16::from(code_file) * 8;
-            assert!(code_first % 8 == 0 && (code_first..file).contains(&code_line), "3.{}", known.minor);
-        }
-    }
-
-    #[test]
     fn malformed_and_free_threaded_ones_are_refused() {
         let refused = |at: usize, value: u8| {
             let mut bytes = published();
@@ -397,7 +381,6 @@ mod tests {
         assert_eq!(refused(0, b'y'), Err(Unsupported::Malformed));
         assert_eq!(refused(FREE_THREADED, 1), Err(Unsupported::FreeThreaded));
         assert_eq!(refused(304, 144), Err(Unsupported::Malformed), "the line table is elsewhere");
-        assert_eq!(refused(312, 112), Err(Unsupported::Malformed), "the first line is behind the file");
         assert_eq!(refused(186, 1), Err(Unsupported::Malformed), "beyond 64 KiB");
     }
 
