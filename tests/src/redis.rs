@@ -1,6 +1,6 @@
 //! A private redis-server with jemalloc: a real program.
 
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use rustix::fs::{CWD, Mode, OFlags};
 use tempfile::TempDir;
 
+use crate::kernel::tracer;
 use crate::target::run;
 
 /// Timeout until it listens.
@@ -64,10 +65,10 @@ pub struct Redis {
 /// The allocator, which the loader maps after some other libraries.
 const ALLOCATOR: &str = "libjemalloc.so.2";
 
-/// Timeout until the loader's process is held. After that it runs on.
+/// Timeout until a tracer is attached. Then the loader continues without one.
 const HELD_WITHIN: Duration = Duration::from_secs(10);
 
-/// Pauses between two checks of the process, which is held for some milliseconds.
+/// Interval between two checks of the process, which is traced for some milliseconds.
 const CHECK_EVERY: Duration = Duration::from_micros(200);
 
 /// Identification of a program of 32 bits: the loader ignores the file, and searches on.
@@ -92,11 +93,11 @@ impl Barrier {
         Self(directory)
     }
 
-    /// Waits until a tracer has stopped the process, then has its loader search on. The result must live until it has.
+    /// Waits until a tracer is attached to the process, then has its loader search on. Keep the pipe until the loader has read it.
     #[track_caller]
     fn open_when_held(&self, pid: u32) -> File {
         let deadline = Instant::now() + HELD_WITHIN;
-        while !is_held(pid) && Instant::now() < deadline {
+        while tracer(pid).is_none() && Instant::now() < deadline {
             thread::sleep(CHECK_EVERY);
         }
         let deadline = Instant::now() + READY_WITHIN;
@@ -104,6 +105,8 @@ impl Barrier {
         let flags = OFlags::WRONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let path = self.0.path().join(ALLOCATOR);
         loop {
+            // The tracer attaches first, and stops the process then.
+            thread::sleep(CHECK_EVERY);
             let opened = rustix::fs::open(&path, flags, Mode::empty()).map(File::from);
             match opened.map_err(io::Error::from).and_then(|mut pipe| pipe.write_all(&OTHER_CLASS).map(|()| pipe)) {
                 Ok(pipe) => return pipe,
@@ -111,15 +114,8 @@ impl Barrier {
                     assert!(Instant::now() < deadline, "the loader does not open {}: {error}", path.display())
                 }
             }
-            thread::sleep(CHECK_EVERY);
         }
     }
-}
-
-/// Whether a tracer has stopped the process.
-fn is_held(pid: u32) -> bool {
-    let status = fs::read_to_string(format!("/proc/{pid}/status"));
-    status.is_ok_and(|status| status.lines().any(|line| line.starts_with("State:\tt")))
 }
 
 impl Redis {
@@ -137,7 +133,7 @@ impl Redis {
         redis
     }
 
-    /// The same with a loader that waits, before it maps the allocator, until a tracer has stopped the process.
+    /// The same with a loader that waits, before it maps the allocator, until a tracer is attached to the process.
     #[track_caller]
     pub fn start_held_as(name: &str) -> Self {
         let barrier = Barrier::new();

@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn a_second_try_compiles_nothing() {
+    fn integration_tests_stay_selected_in_the_workspace() {
         assert_eq!(selecting("-p heapbpf-tests --test startup"), ["--workspace", "--test", "startup"]);
         assert_eq!(selecting("-p heapbpf --lib"), ["-p", "heapbpf", "--lib"]);
     }
