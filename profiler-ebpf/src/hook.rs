@@ -5,7 +5,7 @@ use core::mem::MaybeUninit;
 use aya_ebpf::helpers::bpf_probe_read_user;
 use profiler_common::arch::DATA_ADDRESS;
 use profiler_common::counter::Counter;
-use profiler_common::hook::{CallShape, Site};
+use profiler_common::hook::CallShape;
 use profiler_common::interval::Interval;
 use profiler_common::live::LiveBlock;
 use profiler_common::record::RecordKind;
@@ -30,8 +30,8 @@ pub(crate) fn entry(call: &Call<impl Store>) -> bool {
         }
         shape if remap::is_shape(shape) => remap::entry(call, shape),
         shape => {
-            if config::stubs() && call.cookie.site() == Site::Function as u8 {
-                sample::count_trapped(call);
+            if config::stubs() {
+                sample::count_stub_call(call);
             }
             if shape == REALLOC || shape == RESIZE { realloc(call, shape) } else { alloc(call, shape) }
         }

@@ -57,10 +57,10 @@ pub(crate) static NESTED: Array<NestedCallers> = Array::with_max_entries(HOOKS_M
 #[map]
 pub(crate) static TARGETS: HashMap<u32, u32> = HashMap::with_max_entries(TARGETS_MAX, 0);
 
-/// Calls of allocating functions that met a probe in the function, by process: for targets of the inline engine, which the agent
-/// inserts.
+/// Allocating calls by process, for targets of the inline engine, which the agent inserts: see
+/// [`TRAPPED_CALLS`](profiler_common::target::TRAPPED_CALLS).
 #[map]
-pub(crate) static TRAPPED: HashMap<u32, u64> = HashMap::with_max_entries(TARGETS_MAX, BPF_F_NO_PREALLOC);
+pub(crate) static STUB_CALLS: HashMap<u32, [u64; 2]> = HashMap::with_max_entries(TARGETS_MAX, BPF_F_NO_PREALLOC);
 
 /// `mm` of each process after its last exec. Marks the exec as handled for the other copies of the program.
 #[map]

@@ -6,10 +6,10 @@ use profiler_common::counter::Counter;
 use profiler_common::hook::{ProbeScope, Site};
 use profiler_common::interval::Interval;
 use profiler_common::sampling::SamplingRate;
-use profiler_common::target::{BORROWS_MEMORY, REPORTS_FREES, SHARES_PROBES};
+use profiler_common::target::{BORROWS_MEMORY, REPORTS_FREES, SAMPLED_CALLS, SHARES_PROBES, TRAPPED_CALLS};
 
 use crate::call::{Call, Store};
-use crate::maps::{RATES, TARGETS, TRAPPED, count};
+use crate::maps::{RATES, STUB_CALLS, TARGETS, count};
 use crate::{asm, inflight};
 
 /// Samples a call at the current rate of its heap. Returns the interval's code if the call is sampled.
@@ -44,13 +44,23 @@ pub(crate) enum Chance {
     Random,
 }
 
-/// Counts a call that met a probe in the function although its process has stubs. Nested ones are internal to the allocator.
+/// Counts a call of a process with stubs: one that met a probe in the function, or that a stub has sampled. Nested ones are internal
+/// to the allocator.
 #[inline(always)]
-pub(crate) fn count_trapped(call: &Call<impl Store>) {
-    if let Some(calls) = TRAPPED.get_ptr_mut(&call.tgid())
-        && !inflight::nested(call)
+pub(crate) fn count_stub_call(call: &Call<impl Store>) {
+    let field = if call.cookie.site() == FUNCTION {
+        TRAPPED_CALLS
+    // Without an interval, a stub passes a block that may be tracked to the probe.
+    } else if call.register(STUB_INTERVAL.number()) as u32 != 0 {
+        SAMPLED_CALLS
+    } else {
+        return;
+    };
+    if let Some(calls) = STUB_CALLS.get_ptr_mut(&call.tgid())
+        && (field == SAMPLED_CALLS || !inflight::nested(call))
     {
-        asm::atomic_add(calls, 1);
+        // SAFETY: both fields are in the map's value.
+        asm::atomic_add(unsafe { calls.cast::<u64>().add(field) }, 1);
     }
 }
 
@@ -126,3 +136,4 @@ pub(crate) fn is_foreign_alloc(call: &Call<impl Store>) -> bool {
 const ANY: u8 = ProbeScope::Any as u8;
 const SHARED: u8 = ProbeScope::Shared as u8;
 const STUB_ENTRY: u8 = Site::StubEntry as u8;
+const FUNCTION: u8 = Site::Function as u8;

@@ -179,7 +179,7 @@ mod tests {
             "PROBES",
             "NESTED",
             "TARGETS",
-            "TRAPPED",
+            "STUB_CALLS",
             "STACKS",
             "EXECS",
             "RATES",

@@ -5,7 +5,7 @@ use std::time::Duration;
 use aya::maps::{HashMap, MapData, MapError};
 use aya::programs::RawTracePoint;
 use profiler_common::counter::Counter;
-use profiler_common::target::{REPORTS_FREES, SHARES_PROBES};
+use profiler_common::target::{REPORTS_FREES, SAMPLED_CALLS, SHARES_PROBES, TRAPPED_CALLS};
 use profiler_common::unwind::ProcessMappings;
 use thiserror::Error;
 
@@ -17,7 +17,7 @@ use crate::ids::Pid;
 use crate::linux::bpf::recursion_misses;
 
 const TARGETS: &str = "TARGETS";
-const TRAPPED: &str = "TRAPPED";
+const STUB_CALLS: &str = "STUB_CALLS";
 pub(super) const PROCESSES: &str = "PROCESSES";
 /// Programs and their tracepoint. Several are copies with a recursion guard each: see `profiler-ebpf/src/process.rs`.
 const FORK: (&[&str], &str) = (&["process_fork"], "sched_wakeup_new");
@@ -26,6 +26,15 @@ const EXEC: (&[&str], &str) =
 const EXIT: (&[&str], &str) = (&["process_exit_0", "process_exit_1"], "sched_process_exit");
 /// Time that a preempted program gets to count an exec.
 const EXEC_PATIENCE: Duration = Duration::from_millis(5);
+
+/// Allocating calls of a process with stubs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct StubCalls {
+    /// Number of calls that met a probe in the function.
+    pub trapped: u64,
+    /// Number of sampled calls that met the probe in a stub.
+    pub sampled: u64,
+}
 
 #[derive(Debug, Error)]
 pub enum TracepointError {
@@ -140,27 +149,31 @@ impl Kernel {
         Ok(())
     }
 
-    /// Counts the allocating calls of a process that meet probes in functions, from 0.
-    pub fn count_trapped(&mut self, pid: Pid) -> Result<(), LoadError> {
-        self.trapped()?.insert(pid.0, 0, 0).map_err(failed)
+    /// Counts the allocating calls of a process with stubs, from 0.
+    pub fn count_stub_calls(&mut self, pid: Pid) -> Result<(), LoadError> {
+        self.stub_calls_mut()?.insert(pid.0, [0, 0], 0).map_err(failed)
     }
 
     /// 0 for processes that are not counted.
-    pub fn trapped_calls(&self, pid: Pid) -> Result<u64, LoadError> {
-        let failed = |source| LoadError::Map { name: TRAPPED, source };
-        let calls: HashMap<_, u32, u64> = HashMap::try_from(self.map(TRAPPED)?).map_err(failed)?;
+    pub fn stub_calls(&self, pid: Pid) -> Result<StubCalls, LoadError> {
+        let failed = |source| LoadError::Map { name: STUB_CALLS, source };
+        let calls: HashMap<_, u32, [u64; 2]> = HashMap::try_from(self.map(STUB_CALLS)?).map_err(failed)?;
         match calls.get(&pid.0, 0) {
-            Err(error) if is_missing(&error) => Ok(0),
-            result => result.map_err(failed),
+            Err(error) if is_missing(&error) => Ok(StubCalls::default()),
+            result => {
+                let calls = result.map_err(failed)?;
+                Ok(StubCalls { trapped: calls[TRAPPED_CALLS], sampled: calls[SAMPLED_CALLS] })
+            }
         }
     }
 
-    pub fn forget_trapped(&mut self, pid: Pid) -> Result<(), LoadError> {
-        self.trapped()?.remove(&pid.0).or_else(|error| if is_missing(&error) { Ok(()) } else { Err(failed(error)) })
+    pub fn forget_stub_calls(&mut self, pid: Pid) -> Result<(), LoadError> {
+        let removed = self.stub_calls_mut()?.remove(&pid.0);
+        removed.or_else(|error| if is_missing(&error) { Ok(()) } else { Err(failed(error)) })
     }
 
-    fn trapped(&mut self) -> Result<HashMap<&mut MapData, u32, u64>, LoadError> {
-        HashMap::try_from(self.map_mut(TRAPPED)?).map_err(|source| LoadError::Map { name: TRAPPED, source })
+    fn stub_calls_mut(&mut self) -> Result<HashMap<&mut MapData, u32, [u64; 2]>, LoadError> {
+        HashMap::try_from(self.map_mut(STUB_CALLS)?).map_err(|source| LoadError::Map { name: STUB_CALLS, source })
     }
 
     fn targets(&mut self) -> Result<HashMap<&mut MapData, u32, u32>, LoadError> {

@@ -113,6 +113,11 @@ pub(crate) struct CallCosts {
 impl CallCosts {
     /// Of the inline engine's stubs (docs/overhead.md, "Engines").
     pub(crate) const STUBS: Self = Self { alloc_ns: 2.0, free_ns: 1.0 };
+
+    /// Of calls of which this share meets probes instead.
+    pub(crate) fn with_trapped(self, trapped: Self, share: f64) -> Self {
+        Self { alloc_ns: self.alloc_ns + share * trapped.alloc_ns, free_ns: self.free_ns + share * trapped.free_ns }
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -118,6 +118,11 @@ impl Keeper {
         let _ = companion.channel().map(|channel| channel.send_value(&Request::Adopt(plan), &[]));
     }
 
+    /// Restores the slots of a process whose recording goes on. On errors, its calls still pass the stubs.
+    pub(super) fn hand_back(&self, pid: Pid) -> Result<(), KeeperError> {
+        self.request(&Request::HandBack(pid), &[]).map(drop)
+    }
+
     /// Does not wait for completion.
     pub(crate) fn remove_stubs(&self, pid: Pid) {
         let companion = self.lock();

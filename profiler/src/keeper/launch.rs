@@ -140,6 +140,13 @@ impl Launch {
         }
     }
 
+    fn restore(&self, plan: Installation) -> Result<(), KeeperError> {
+        match self.ask_held(&Command::Restore(plan), &[])? {
+            Answer::Restored => Ok(()),
+            other => Err(refused(other)),
+        }
+    }
+
     fn rseq_offset(&self) -> Result<Option<i32>, KeeperError> {
         match self.ask_held(&Command::FindRseq, &[])? {
             Answer::Rseq(offset) => Ok(offset),
@@ -265,6 +272,14 @@ impl Stopper<'_> {
                 keeper.adopt_stubs(plan.clone());
                 Ok(installed)
             }
+        }
+    }
+
+    /// Restores all slots of a process whose recording goes on. On errors, its calls still pass the stubs.
+    pub(crate) fn restore(self, plan: &Installation) -> Result<(), KeeperError> {
+        match self {
+            Self::Keeper(keeper) => keeper.hand_back(plan.pid),
+            Self::Launch(_, launch) => launch.restore(plan.clone()),
         }
     }
 

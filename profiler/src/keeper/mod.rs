@@ -1,7 +1,9 @@
 //! The process that owns uprobe links, ptrace stops and injections (ARCHITECTURE.md, "Why the keeper exists").
 
 mod client;
+pub(crate) mod control;
 mod launch;
+mod links;
 mod protocol;
 mod serve;
 mod stubs;
@@ -9,5 +11,6 @@ mod stubs;
 pub(crate) use client::{Keeper, KeeperError, Link, stop};
 pub(crate) use launch::{Launch, Stopper};
 pub use protocol::COMMAND;
-pub(crate) use protocol::{Installation, Patch, Site, SlotChange};
+pub(crate) use protocol::{FunctionPlace, Installation, Patch, Site, SlotChange};
 pub use serve::serve;
+pub(crate) use stubs::file_of;

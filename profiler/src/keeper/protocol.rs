@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use super::control;
 use crate::bpf::load::LinkKind;
 use crate::collect::ThreadState;
 use crate::ids::Pid;
@@ -36,14 +37,14 @@ pub(crate) struct Installation {
     /// Of the code; countdowns and filter follow.
     pub address: u64,
     pub code_bytes: u64,
-    /// Countdowns: initial ones, and those that never sample. Whole pages.
+    /// Initial countdowns, and the words that switch stubs on and off. Empty if they are in the process.
     pub data: Vec<u8>,
-    pub neutral: Vec<u8>,
+    /// Whole pages.
+    pub data_bytes: u64,
     pub filter_bytes: u64,
     /// The list of stubs in the code, by which it is recognized.
     pub list: Patch,
-    /// Jumps to the functions, which make the stubs neutral.
-    pub bypasses: Vec<Patch>,
+    pub functions: Vec<FunctionPlace>,
     /// The same code is mapped there already.
     pub is_mapped: bool,
     /// Those of freeing functions first.
@@ -62,12 +63,24 @@ impl Installation {
     }
 
     pub(crate) fn filter_address(&self) -> u64 {
-        self.data_address() + self.data_bytes()
+        self.data_address() + self.data_bytes
     }
 
-    pub(crate) fn data_bytes(&self) -> u64 {
-        self.neutral.len() as u64
+    /// Of the words that switch stubs on and off.
+    pub(crate) fn control_address(&self) -> u64 {
+        self.filter_address() - control::BYTES as u64
     }
+}
+
+/// What a stub takes for granted of its function: where it is mapped from, and the code that the stub executes in its place.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct FunctionPlace {
+    pub address: u64,
+    /// From the entry to the end of the probed instruction: as in the file, and with a breakpoint.
+    pub codes: [Vec<u8>; 2],
+    /// The mapping that contains it, and its file's device and inode, if they may be read.
+    pub mapping: (u64, u64),
+    pub file: Option<(u64, u64)>,
 }
 
 /// Bytes at an address.
@@ -112,6 +125,8 @@ pub(super) enum Request {
     RemoveLeft(Installation),
     /// Restore the slots of a process. Has no reply.
     Remove(Pid),
+    /// The same for a process whose recording goes on; the reply is [`Reply::Settled`].
+    HandBack(Pid),
     /// Wait until all links to be detached are closed.
     Settle,
     /// Start a tracing thread; the reply is [`Reply::Settled`]. The descriptor is its channel.
@@ -159,6 +174,7 @@ pub(super) enum Command {
     Reap,
     /// As the requests; all threads of the program are held. Answered by [`Answer::Installed`] and [`Answer::Rseq`].
     Install(Installation),
+    Restore(Installation),
     FindRseq,
 }
 
@@ -172,6 +188,7 @@ pub(super) enum Answer {
     Failed(String),
     NewCode { at_exec: bool },
     Installed(Installed),
+    Restored,
     Rseq(Option<i32>),
     Launch { is_traced: bool, status: Option<i32>, outcome: Outcome },
 }

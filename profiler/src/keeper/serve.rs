@@ -1,11 +1,9 @@
 //! The keeper process and its tracing threads. When the agent exits at any point, a thread completes the current
 //! command, ends copies and resumes the process.
 
-use std::collections::BTreeMap;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::process::ExitStatusExt;
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
@@ -15,19 +13,16 @@ use rustix::io::retry_on_intr;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
+use super::links::Links;
 use super::protocol::{
-    Answer, COMMAND_BYTES_MAX, Command, Installation, Installed, LinkId, Outcome, REQUEST_BYTES_MAX, Reply, Request,
-    Site,
+    Answer, COMMAND_BYTES_MAX, Command, Installation, Installed, Outcome, REQUEST_BYTES_MAX, Reply, Request,
 };
 use super::stubs::{self, Stubs};
-use crate::bpf::load::LinkKind;
 use crate::collect::CollectError;
 use crate::collect::fork::ForkCopy;
 use crate::collect::process::{Release, StoppedThread};
 use crate::collect::stop::Stopped;
 use crate::ids::Pid;
-use crate::linux::bpf::{AttachType, MultiLink, link_multi, open_uprobe};
-use crate::linux::bpf_feature::run_at;
 use crate::linux::companion::{self, Channel};
 use crate::linux::pidfd::PidFd;
 use crate::linux::proc::maps::Region;
@@ -62,6 +57,7 @@ pub fn serve() -> io::Result<()> {
             Request::RemoveLeft(plan) => {
                 stubs::remove(plan.pid, &plan).map(|()| Reply::Settled).map_err(io::Error::other)
             }
+            Request::HandBack(pid) => stubs.hand_back(pid).map(|()| Reply::Settled).map_err(io::Error::other),
             Request::Remove(pid) => {
                 stubs.remove(pid);
                 continue;
@@ -177,6 +173,7 @@ impl Worker {
             Command::Fork(code) => self.fork(&code, descriptors),
             Command::Resume => Ok(Answer::Resumed(self.stopped.take().map_or(Duration::ZERO, Stopped::release))),
             Command::Install(plan) => self.install(&plan, &descriptors),
+            Command::Restore(plan) => self.restore(&plan),
             Command::FindRseq => self.find_rseq(),
             command => Ok(self.execute_launch(&command, descriptors)),
         };
@@ -185,17 +182,25 @@ impl Worker {
 
     fn stop(&mut self, pid: Pid) -> Result<Answer, CollectError> {
         self.stopped = None;
-        let stopped = Stopped::new_while(pid, self.held(pid), &|| self.agent.is_connected())?;
+        let stopped = self.stop_others(pid)?;
         let answer = Answer::Stopped { living: stopped.living_thread(), threads: stopped.states()? };
         self.stopped = Some(stopped);
         Ok(answer)
     }
 
-    /// Stops no thread: those of the program are held.
+    /// Stops all threads that are not held already: none of a program that is held.
+    fn stop_others(&self, pid: Pid) -> Result<Stopped, CollectError> {
+        Stopped::new_while(pid, self.held(pid), &|| self.agent.is_connected())
+    }
+
     fn install(&self, plan: &Installation, descriptors: &[OwnedFd]) -> Result<Answer, CollectError> {
-        let stopped = Stopped::new_while(plan.pid, self.held(plan.pid), &|| self.agent.is_connected())?;
+        let stopped = self.stop_others(plan.pid)?;
         let slots = stubs::install_held(&stopped, plan, descriptors)?;
         Ok(Answer::Installed(Installed { slots, stopped: stopped.release() }))
+    }
+
+    fn restore(&self, plan: &Installation) -> Result<Answer, CollectError> {
+        stubs::restore_held(&self.stop_others(plan.pid)?, plan).map(|()| Answer::Restored)
     }
 
     fn find_rseq(&self) -> Result<Answer, CollectError> {
@@ -371,130 +376,4 @@ impl Agent {
         }
         self.channel.receive_value(bytes_max).ok().flatten()
     }
-}
-
-const CLOSER_STACK_BYTES: usize = 64 << 10;
-
-/// All links, by the request that created them.
-#[derive(Debug, Default)]
-struct Links {
-    attached: BTreeMap<LinkId, Vec<OwnedFd>>,
-    next: u64,
-    closing: Vec<JoinHandle<()>>,
-}
-
-impl Links {
-    /// Attaches all sites or none. `descriptors` are the file's and the programs'.
-    fn attach(
-        &mut self,
-        kind: LinkKind,
-        sites: &[Site],
-        pid: Option<Pid>,
-        descriptors: &[OwnedFd],
-    ) -> io::Result<LinkId> {
-        let (file, programs) = descriptors.split_first().ok_or(io::ErrorKind::InvalidInput)?;
-        let path = path_of(file);
-        let mut links = Vec::new();
-        let attached = match (kind, programs) {
-            // Frees first, so that the free of every recorded block is recorded.
-            (LinkKind::Session, [session, free]) => {
-                let (returning, freeing): (Vec<Site>, Vec<Site>) = sites.iter().partition(|site| site.returns);
-                multi(free, AttachType::UprobeMulti, &path, &freeing, pid, false, &mut links)
-                    .and_then(|()| multi(session, AttachType::UprobeSession, &path, &returning, pid, false, &mut links))
-            }
-            // Return probes first: the return of every recorded entry is then recorded as well.
-            (LinkKind::Multi, [entry, at_return]) => {
-                let returning: Vec<Site> = sites.iter().filter(|site| site.returns).copied().collect();
-                multi(at_return, AttachType::UprobeMulti, &path, &returning, pid, true, &mut links)
-                    .and_then(|()| multi(entry, AttachType::UprobeMulti, &path, sites, pid, false, &mut links))
-            }
-            (LinkKind::Perf, [entry, at_return]) => perf(entry, at_return, &path, sites, pid, &mut links),
-            _ => Err(io::ErrorKind::InvalidInput.into()),
-        };
-        if let Err(error) = attached {
-            self.close(links);
-            return Err(error);
-        }
-        self.next += 1;
-        let id = LinkId(self.next);
-        self.attached.insert(id, links);
-        Ok(id)
-    }
-
-    fn detach(&mut self, id: LinkId) {
-        let links = self.attached.remove(&id).unwrap_or_default();
-        self.close(links);
-    }
-
-    fn settle(&mut self) {
-        for closer in self.closing.drain(..) {
-            // A thread that only closes descriptors does not panic.
-            let _ = closer.join();
-        }
-    }
-
-    fn detach_all(&mut self) {
-        let all = std::mem::take(&mut self.attached);
-        self.close(all.into_values().flatten().collect());
-        self.settle();
-    }
-
-    /// Each on its own thread: a close waits up to 100 ms until no CPU runs the probe handler, and the waits overlap.
-    fn close(&mut self, links: Vec<OwnedFd>) {
-        self.closing.retain(|closer| !closer.is_finished());
-        for link in links {
-            let closer = thread::Builder::new().stack_size(CLOSER_STACK_BYTES);
-            // If no thread can be started, the link is closed here.
-            self.closing.extend(closer.spawn(move || drop(link)));
-        }
-    }
-}
-
-/// A path to an open file. The file's own path may be in another mount namespace, or name another file by now.
-fn path_of(file: &OwnedFd) -> PathBuf {
-    PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()))
-}
-
-/// Attaches all sites with one link. Requires Linux 6.6, for sessions 6.13.
-fn multi(
-    program: &OwnedFd,
-    attach_type: AttachType,
-    path: &Path,
-    sites: &[Site],
-    pid: Option<Pid>,
-    at_return: bool,
-    links: &mut Vec<OwnedFd>,
-) -> io::Result<()> {
-    if sites.is_empty() {
-        return Ok(());
-    }
-    let offsets: Vec<u64> = sites.iter().map(|site| site.offset).collect();
-    let cookies: Vec<u64> = sites.iter().map(|site| site.cookie.unwrap_or(0)).collect();
-    let link = MultiLink { path, offsets: &offsets, cookies: &cookies, pid, at_return };
-    links.push(link_multi(program, attach_type, link)?);
-    Ok(())
-}
-
-/// Links with cookies require Linux 5.15 (`bpf_cookie` in `BPF_LINK_CREATE`); works without tracefs. Return probes also fire
-/// in other processes that have a probe on the function (`uretprobe_perf_func` has no filter, up to 7.2 at least), so
-/// the programs match by thread and ignore a return without a recorded entry.
-fn perf(
-    entry: &OwnedFd,
-    at_return: &OwnedFd,
-    path: &Path,
-    sites: &[Site],
-    pid: Option<Pid>,
-    links: &mut Vec<OwnedFd>,
-) -> io::Result<()> {
-    // An event for all processes would be required on each CPU.
-    let pid = pid.ok_or(io::ErrorKind::Unsupported)?;
-    for site in sites {
-        // The return first, as above.
-        let returning = site.returns.then_some((at_return, true));
-        for (program, is_return) in returning.into_iter().chain([(entry, false)]) {
-            let event = open_uprobe(path, site.offset, pid, is_return)?;
-            links.push(run_at(event, program, site.cookie)?);
-        }
-    }
-    Ok(())
 }

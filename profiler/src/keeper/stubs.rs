@@ -6,20 +6,20 @@ use std::collections::btree_map::Entry;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::time::Duration;
 
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 
-use super::protocol::{Installation, Installed};
-use crate::address::TargetAddr;
+use super::control;
+use super::protocol::{FunctionPlace, Installation, Installed};
 use crate::collect::CollectError;
 use crate::collect::inject::InjectedThread;
 use crate::collect::stop::Stopped;
 use crate::ids::{Pid, Tid};
 use crate::linux::arch::RED_ZONE_BYTES;
 use crate::linux::pidfd::PidFd;
-use crate::linux::proc::maps::{Region, region_of, regions};
+use crate::linux::proc::maps::regions;
 use crate::linux::proc::process::{entry_path, thread_name};
 use crate::linux::proc::stat;
 use crate::linux::process_memory::read_words;
@@ -61,6 +61,15 @@ impl Stubs {
         }
     }
 
+    /// Removes the stubs of a process whose recording goes on. On errors, everything stays as it is.
+    pub(super) fn hand_back(&mut self, pid: Pid) -> Result<(), CollectError> {
+        if let Some(plan) = self.0.get(&pid) {
+            remove(pid, plan)?;
+            self.0.remove(&pid);
+        }
+        Ok(())
+    }
+
     pub(super) fn remove_all(&mut self) {
         let pids: Vec<Pid> = self.0.keys().copied().collect();
         pids.into_iter().for_each(|pid| self.remove(pid));
@@ -98,24 +107,53 @@ pub(super) fn install_held(
     change_slots(stopped, plan)
 }
 
+/// Changes slots only from values that are entry addresses of functions, which must be what their stubs take them for. So each new
+/// value is equivalent to the old one, whatever the memory with the slot is by now.
 fn change_slots(stopped: &Stopped, plan: &Installation) -> Result<usize, CollectError> {
-    let memory = open(stopped.living_thread()).map_err(CollectError::refused(plan.pid, "change pointers of"))?;
-    // It may have executed another program.
-    let mut list = vec![0; plan.list.bytes.len()];
-    if memory.read_exact_at(&mut list, plan.list.address).is_err() || list != plan.list.bytes {
+    let thread = stopped.living_thread();
+    let memory = open(thread).map_err(CollectError::refused(plan.pid, "change pointers of"))?;
+    // It may have executed another program, or unloaded the allocator.
+    if !has_stubs(&memory, plan) || !plan.functions.iter().all(|function| is_unchanged(thread, &memory, function)) {
         return Ok(0);
     }
+    switch(&memory, plan, true).map_err(CollectError::refused(plan.pid, "change data of"))?;
     let addresses: Vec<u64> = plan.slots.iter().map(|slot| slot.address).collect();
-    let values = read_words(stopped.living_thread(), &addresses);
+    let values = read_words(thread, &addresses);
     let unchanged = plan.slots.iter().zip(values).filter(|(slot, value)| *value == Some(slot.before));
     let changed = unchanged.filter(|(slot, _)| memory.write_all_at(&slot.after.to_ne_bytes(), slot.address).is_ok());
     Ok(changed.count())
 }
 
+/// Whether a function is in the same mapping of the same file, and has the code that its stub executes.
+fn is_unchanged(thread: Pid, memory: &File, function: &FunctionPlace) -> bool {
+    let mut code = vec![0; function.codes[0].len()];
+    let is_read = memory.read_exact_at(&mut code, function.address).is_ok();
+    is_read && function.codes.contains(&code) && file_of(thread, function.mapping) == function.file
+}
+
+/// Device and inode of the file that is mapped at exactly these addresses.
+pub(crate) fn file_of(pid: Pid, (start, end): (u64, u64)) -> Option<(u64, u64)> {
+    let metadata = std::fs::metadata(entry_path(pid, &format!("map_files/{start:x}-{end:x}"))).ok()?;
+    Some((metadata.dev(), metadata.ino()))
+}
+
+/// Switches all stubs of a process on or off: off, they continue at their functions' entries, where other probes are. The code of
+/// stubs never changes, because a thread may stand anywhere in it, also behind the signal handler that it executes now.
+fn switch(memory: &File, plan: &Installation, on: bool) -> io::Result<()> {
+    let field = |offset: usize| plan.control_address() + offset as u64;
+    let mut countdowns = [0; WORD_BYTES];
+    memory.read_exact_at(&mut countdowns, field(if on { control::LIVE } else { control::IDLE }))?;
+    if !(plan.data_address()..plan.control_address()).contains(&u64::from_ne_bytes(countdowns)) {
+        return Err(io::ErrorKind::InvalidData.into());
+    }
+    memory.write_all_at(&countdowns, field(control::BASE))?;
+    memory.write_all_at(&u64::from(!on).to_ne_bytes(), field(control::BYPASSED))
+}
+
 /// What no slot leads to.
 fn unmap(plan: &Installation) {
     let unmapped = Stopped::one_thread(plan.pid).and_then(|stopped| {
-        let whole = plan.code_bytes + plan.data_bytes() + plan.filter_bytes;
+        let whole = plan.code_bytes + plan.data_bytes + plan.filter_bytes;
         stopped.inject(&regions(stopped.living_thread())?, &mut |thread| {
             thread.checked(libc::SYS_munmap, [plan.address, whole, 0, 0, 0, 0]).map(drop)
         })?;
@@ -126,39 +164,29 @@ fn unmap(plan: &Installation) {
     }
 }
 
-/// Restores all slots that still lead to stubs. Stubs stay mapped, because the process may have copied their addresses, but
-/// jump to their functions at once. Makes no system calls in the process, which would crash if this were killed meanwhile; so
-/// the filter stays mapped too.
+/// Restores all slots that still lead to stubs. Stubs stay mapped, because the process may have copied their addresses, but are
+/// switched off. Makes no system calls in the process, which would crash if this were killed meanwhile; so the filter stays mapped
+/// too.
 pub(super) fn remove(pid: Pid, plan: &Installation) -> Result<(), CollectError> {
     let _urgent = RealTime::begin();
     let stopped = Stopped::new_while(pid, Vec::new(), &|| true)?;
-    let mapped = regions(stopped.living_thread())?;
-    // It may have executed another program.
-    if !has_stubs(&mapped, plan) {
-        return Ok(());
-    }
-    let memory = open(pid).map_err(CollectError::refused(pid, "change pointers of"))?;
-    for slot in plan.slots.iter().rev() {
-        replace(&memory, slot.address, slot.after, slot.restored);
-    }
-    bypass(&stopped, &memory, plan)?;
-    let _ = memory.write_all_at(&plan.neutral, plan.data_address());
+    restore_held(&stopped, plan)?;
     stopped.release();
     Ok(())
 }
 
-/// Has stubs jump to their functions' entries, where other probes are. A stub stays as it is while a thread is between the
-/// replaced instructions.
-fn bypass(stopped: &Stopped, memory: &File, plan: &Installation) -> Result<(), CollectError> {
-    let instructions: Vec<u64> = stopped.states()?.iter().map(|thread| thread.instruction.0).collect();
-    for jump in &plan.bypasses {
-        let within = jump.address + 1..jump.address + jump.bytes.len() as u64;
-        let is_inside = (plan.address..plan.data_address()).contains(&jump.address);
-        if is_inside && !instructions.iter().any(|instruction| within.contains(instruction)) {
-            let _ = memory.write_all_at(&jump.bytes, jump.address);
-        }
+/// The same for a process whose threads are all held.
+pub(super) fn restore_held(stopped: &Stopped, plan: &Installation) -> Result<(), CollectError> {
+    let refused = CollectError::refused(plan.pid, "change pointers of");
+    let memory = open(stopped.living_thread()).map_err(refused)?;
+    // It may have executed another program.
+    if !has_stubs(&memory, plan) {
+        return Ok(());
     }
-    Ok(())
+    for slot in plan.slots.iter().rev() {
+        replace(&memory, slot.address, slot.after, slot.restored);
+    }
+    switch(&memory, plan, false).map_err(CollectError::refused(plan.pid, "change data of"))
 }
 
 const STOP_WAIT: Duration = Duration::from_secs(1);
@@ -188,8 +216,9 @@ pub(super) fn rseq_offset_of(tracee: &Tracee) -> io::Result<Option<i32>> {
     Ok(offset.and_then(|offset| i32::try_from(offset).ok()))
 }
 
-fn has_stubs(mapped: &[Region], plan: &Installation) -> bool {
-    region_of(mapped, TargetAddr(plan.address)).is_some_and(Region::is_stubs)
+fn has_stubs(memory: &File, plan: &Installation) -> bool {
+    let mut list = vec![0; plan.list.bytes.len()];
+    memory.read_exact_at(&mut list, plan.list.address).is_ok() && list == plan.list.bytes
 }
 
 fn open(pid: Pid) -> io::Result<File> {
@@ -223,22 +252,24 @@ fn map(stopped: &Stopped, plan: &Installation, code: &OwnedFd, filter: &OwnedFd)
 }
 
 fn map_parts(thread: &mut InjectedThread, plan: &Installation, code: u64, filter: u64) -> io::Result<()> {
-    let Installation { address, code_bytes, filter_bytes, is_mapped, .. } = *plan;
-    let data_bytes = plan.data_bytes();
-    let reserve = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED_NOREPLACE;
-    if !is_mapped {
-        thread.map(address, code_bytes + data_bytes + filter_bytes, libc::PROT_NONE, reserve, None)?;
+    let Installation { address, code_bytes, data_bytes, filter_bytes, is_mapped, .. } = *plan;
+    let map_filter = |thread: &mut InjectedThread| {
+        let shared = libc::MAP_SHARED | libc::MAP_FIXED;
+        thread.map(plan.filter_address(), filter_bytes, libc::PROT_READ, shared, Some(filter))
+    };
+    // Code and countdowns may be in use: the process may have copied addresses of stubs.
+    if is_mapped {
+        return map_filter(thread);
     }
+    let reserve = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED_NOREPLACE;
+    thread.map(address, code_bytes + data_bytes + filter_bytes, libc::PROT_NONE, reserve, None)?;
     let private = libc::MAP_PRIVATE | libc::MAP_FIXED;
+    let writable = libc::PROT_READ | libc::PROT_WRITE;
     let mapped = thread
-        .map(plan.data_address(), data_bytes, libc::PROT_READ | libc::PROT_WRITE, private | libc::MAP_ANONYMOUS, None)
-        .and_then(|()| {
-            let shared = libc::MAP_SHARED | libc::MAP_FIXED;
-            thread.map(plan.filter_address(), filter_bytes, libc::PROT_READ, shared, Some(filter))
-        })
+        .map(plan.data_address(), data_bytes, writable, private | libc::MAP_ANONYMOUS, None)
+        .and_then(|()| map_filter(thread))
         .and_then(|()| thread.map(address, code_bytes, libc::PROT_READ | libc::PROT_EXEC, private, Some(code)));
-    // What was mapped before may be in use.
-    if mapped.is_err() && !is_mapped {
+    if mapped.is_err() {
         thread.checked(libc::SYS_munmap, [address, code_bytes + data_bytes + filter_bytes, 0, 0, 0, 0])?;
     }
     mapped

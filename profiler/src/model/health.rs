@@ -121,6 +121,9 @@ pub enum Loss {
     #[strum(message = "the kernel skipped a program because a preempted task was running it on the same CPU")]
     #[strum(detailed_message = "please report this")]
     ProbeMissed,
+    #[strum(message = "calls that a stub of the inline engine has sampled, but no probe has seen")]
+    #[strum(detailed_message = "their blocks are missing; please report this")]
+    StubMissed,
     #[strum(message = "callsites whose frames were dropped")]
     #[strum(detailed_message = "their blocks are counted, under `[stack lost]`; raise `--ring-size` or `--interval`")]
     StackLost,

@@ -14,16 +14,6 @@ use super::image::Image;
 use crate::address::{FileOffset, LinkAddr};
 use crate::arch::aarch64::Word;
 
-/// A slot that refers to a function by name.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Import {
-    /// Of eight bytes, aligned.
-    pub slot: LinkAddr,
-    pub function: &'static str,
-    /// It may point into the module's own procedure linkage table until the first call.
-    pub lazy: bool,
-}
-
 /// Of relocations, symbols or names. Chromium's are 40 MiB.
 const TABLE_BYTES_MAX: u64 = 256 << 20;
 const SLOT_BYTES: u64 = 8;
@@ -103,16 +93,14 @@ impl Relocations {
     }
 }
 
-/// Returns the slots of functions with these names. A module without a dynamic section has none.
-pub(crate) fn imports(image: &Image, elf: &Elf, names: &[&'static str]) -> Result<Vec<Import>, ObjectError> {
+/// Returns the slots that refer to functions with these names: words of eight bytes, aligned. A module without a dynamic section has
+/// none.
+pub(crate) fn slots(image: &Image, elf: &Elf, names: &[&str]) -> Result<Vec<LinkAddr>, ObjectError> {
     let relocations = Relocations::read(image, elf)?;
-    let import = |(entry, tail): (&Rela64<LE>, &[u8])| {
-        let function =
-            names.iter().find(|name| tail.strip_prefix(name.as_bytes()).and_then(<[u8]>::first) == Some(&0))?;
-        let lazy = entry.r_type(LE, false) == Kinds::of(elf.machine).lazy;
-        Some(Import { slot: LinkAddr(entry.r_offset.get(LE)), function, lazy })
-    };
-    Ok(relocations.named()?.filter_map(import).collect())
+    let is_wanted =
+        |tail: &[u8]| names.iter().any(|name| tail.strip_prefix(name.as_bytes()).and_then(<[u8]>::first) == Some(&0));
+    let named = relocations.named()?.filter(|(_, tail)| is_wanted(tail));
+    Ok(named.map(|(entry, _)| LinkAddr(entry.r_offset.get(LE))).collect())
 }
 
 /// A stub of the procedure linkage table (PLT): code that jumps to a function of another module.

@@ -20,7 +20,7 @@ use super::arch::{InstructionSet, Native};
 use crate::address::{FileOffset, LinkAddr};
 use crate::allocator::resolve::ResolvedHook;
 use crate::ids::ModuleId;
-use crate::object::imports::imports;
+use crate::object::imports::slots as slots_of;
 use crate::object::module::{Module, ModuleStore};
 
 /// Instructions that are followed for one function: some milliseconds.
@@ -159,7 +159,7 @@ impl<'a> ModuleCode<'a> {
             .chain(crate::allocator::functions::C.iter().map(|spec| spec.function))
             .collect();
         let slots = |names: &[&'static str]| -> FxHashSet<u64> {
-            imports(image, elf, names).unwrap_or_default().iter().map(|import| import.slot.0).collect()
+            slots_of(image, elf, names).unwrap_or_default().iter().map(|slot| slot.0).collect()
         };
         Some(Self {
             module,

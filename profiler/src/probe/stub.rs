@@ -17,21 +17,6 @@ pub(crate) const BREAKPOINT: &[u8] = Native::BREAKPOINT;
 /// How far jumps of stubs reach, in bytes.
 pub(crate) const REACH_BYTES: u64 = <Native as StubSet>::REACH_BYTES;
 
-/// The address behind a stub's first instruction, and a jump to its function, which makes the stub neutral.
-pub(crate) fn bypass(stub: u64, function: u64) -> (u64, Vec<u8>) {
-    Native::bypass(stub, function)
-}
-
-/// Countdowns that never reach 0.
-pub(crate) fn neutral(size_bytes: usize) -> Vec<u8> {
-    let mut countdowns = vec![0; size_bytes];
-    for line in countdowns.chunks_exact_mut(slot::BYTES) {
-        put(line, slot::COUNTDOWN, &i64::MAX.to_ne_bytes());
-        put(line, slot::INTERVAL, &u64::MAX.to_ne_bytes());
-    }
-    countdowns
-}
-
 /// Writes a field of a countdown.
 pub(crate) fn put(line: &mut [u8], at: i32, bytes: &[u8]) {
     let at = at.unsigned_abs() as usize;
@@ -51,15 +36,16 @@ pub(crate) struct StubCode<S = Native> {
 const ALIGNMENT: usize = 64;
 
 impl StubCode {
-    /// `filter` is the address of the live set's filter in the process.
-    pub(crate) fn new(address: u64, filter: u64, index: SlotIndex) -> Result<Self, StubError> {
-        Self::of(address, filter, index)
+    /// `filter` is the address of the live set's filter in the process, `control` that of the words by which stubs are switched on
+    /// and off.
+    pub(crate) fn new(address: u64, filter: u64, control: u64, index: SlotIndex) -> Result<Self, StubError> {
+        Self::of(address, filter, control, index)
     }
 }
 
 impl<S: StubSet> StubCode<S> {
-    fn of(address: u64, filter: u64, index: SlotIndex) -> Result<Self, StubError> {
-        let common = Common { filter, index, draw: 0, page_bytes: page_bytes() };
+    fn of(address: u64, filter: u64, control: u64, index: SlotIndex) -> Result<Self, StubError> {
+        let common = Common { filter, control, index, draw: 0, page_bytes: page_bytes() };
         let mut code = Self { address, common, bytes: Vec::new(), routines: Vec::new(), processor: PhantomData };
         code.bytes.resize(usize::try_from(HEADER_BYTES).unwrap_or(0), 0);
         let table = code.end();

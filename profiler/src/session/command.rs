@@ -60,6 +60,11 @@ impl Command {
         Launched(self.launch.pid())
     }
 
+    /// Its PID while another thread of the keeper traces it.
+    pub(super) fn traced(&self) -> Option<Pid> {
+        (!self.launch.is_over()).then(|| self.launch.pid())
+    }
+
     pub(super) fn release(&mut self) {
         self.followed_until = None;
         if let Err(error) = self.launch.release() {

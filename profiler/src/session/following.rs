@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 use tracing::{debug, info, warn};
 
+use super::command::Command;
 use super::config::Hold;
 use super::lifecycle::{ProcessChange, UNREACHED};
 use super::session::Session;
@@ -150,9 +151,11 @@ impl Session {
         }
         self.probes.choose_scope(self.processes.running_mut(), std::iter::empty());
         self.probes.check_foreign(false);
-        for target in self.processes.running().filter(|target| target.was_recorded()) {
+        let traced = self.command.as_ref().and_then(Command::traced);
+        for target in self.processes.running().filter(|target| target.was_recorded() && Some(target.pid) != traced) {
             self.probes.poll_stubs(target, &self.rates);
         }
+        self.poll_stubs_of_command();
         if self.config.policy.is_some() {
             self.skip_refused();
         }

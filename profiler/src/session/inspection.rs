@@ -127,9 +127,9 @@ pub(crate) fn call_rate(pid: Pid, placement: PlacementMode) -> Result<CallRate> 
     probes.attach(&mut target, &mut Rates::new(&config))?;
     let cpu_ns = || clock::process_cpu_ns(pid).context("the process has ended");
     let (pointers, before) = (probes.count_pointers(&target), cpu_ns()?);
-    probes.kernel.count_trapped(pid)?;
+    probes.kernel.count_stub_calls(pid)?;
     thread::sleep(COUNTING);
-    let (allocations, after) = (probes.kernel.trapped_calls(pid)?, cpu_ns()?);
+    let (allocations, after) = (probes.kernel.stub_calls(pid)?.trapped, cpu_ns()?);
     probes.release(&mut target);
     Ok(CallRate { allocations, cpu_ns: after.saturating_sub(before), pointers })
 }

@@ -172,6 +172,24 @@ impl Session {
         Ok(())
     }
 
+    /// Changes the stubs of the command while it is traced: only its tracer can stop it.
+    pub(super) fn poll_stubs_of_command(&mut self) {
+        let Some(pid) = self.command.as_ref().and_then(Command::traced) else { return };
+        let Some(target) = self.processes.get(pid).filter(|target| target.was_recorded()) else { return };
+        let Some(change) = self.probes.stub_change(target) else { return };
+        let Some(command) = &mut self.command else { return };
+        let changed = command.launch.stop().and_then(|is_stopped| {
+            if is_stopped {
+                self.probes.change_stubs(change, target, Some(&command.launch), &self.rates);
+            }
+            command.launch.follow_execs()
+        });
+        if let Err(error) = changed {
+            warn!("{error}");
+            command.release();
+        }
+    }
+
     pub(super) fn inspect_command(&mut self, method: Method, listener: &mut dyn Listener) {
         let Some(mut command) = self.command.take() else { return };
         match command.launch.stop() {

@@ -1,5 +1,7 @@
 //! Kernel side shared by all targets; the session decides when to attach and detach.
 
+mod inline;
+
 use std::collections::{BTreeSet, HashMap};
 
 use anyhow::{Result, bail};
@@ -21,13 +23,12 @@ use super::target::Target;
 use super::unwinding::{Tables, Unwinding};
 use crate::bpf::counters::Counters;
 use crate::bpf::load::{Kernel, KernelConfig, LinkKind};
-use crate::guardrail::CallCosts;
 use crate::ids::{HookId, Pid};
-use crate::keeper::{Keeper, Launch, Stopper};
+use crate::keeper::Keeper;
 use crate::ledger::LiveAllocation;
 use crate::linux::proc::maps::{self, FileIdentity};
 use crate::linux::{clock, memory};
-use crate::model::{InlineEngine, Origin, ProbeScope};
+use crate::model::{Origin, ProbeScope};
 use crate::probe::cost::{self, CostError, Costs};
 use crate::probe::leftover::{self, CodeLocation};
 use crate::probe::plan::{Plan, PlannedHook};
@@ -138,60 +139,6 @@ impl Probes {
         }
         self.install_stubs(target, rates);
         Ok(())
-    }
-
-    fn install_stubs(&mut self, target: &Target, rates: &Rates) {
-        let stopper = Stopper::Keeper(&self.links.keeper);
-        self.stubs.install(target, &mut self.kernel, stopper, &self.discovery, rates);
-    }
-
-    /// Returns whether targets are to have stubs.
-    pub(super) fn has_stubs(&self) -> bool {
-        self.stubs.is_enabled()
-    }
-
-    /// Before an exit: afterwards they cannot be read.
-    pub(super) fn count_stub_calls(&mut self, pid: Pid) {
-        self.stubs.count_calls(pid);
-    }
-
-    /// Installs stubs in a launched program. All its threads must be held.
-    pub(super) fn install_stubs_in(&mut self, launch: &Launch, target: &Target, rates: &Rates) {
-        let stopper = Stopper::Launch(&self.links.keeper, launch);
-        self.stubs.install(target, &mut self.kernel, stopper, &self.discovery, rates);
-    }
-
-    pub(super) fn poll_stubs(&mut self, target: &Target, rates: &Rates) {
-        if self.stubs.is_waiting(target.pid) {
-            self.install_stubs(target, rates);
-        }
-        self.stubs.check(target, &self.kernel, &self.links.keeper, &self.discovery);
-    }
-
-    /// Why a target has no stubs although it is to have them.
-    pub(super) fn stubs_refused(&self, target: &Target) -> Option<&str> {
-        self.stubs.refused(target.pid).filter(|_| !target.traps_only)
-    }
-
-    /// Costs of the unsampled calls of one of this number of targets. `None` when nothing is attached.
-    pub(super) fn call_costs(&self, target: &Target, costs: &Costs, targets: usize) -> Option<CallCosts> {
-        if self.stubs.is_installed(target.pid) {
-            return Some(CallCosts::STUBS);
-        }
-        let alone = target.hooks.call_costs(&self.discovery.plan, costs)?;
-        Some(self.links.scope.costs_among(targets, alone))
-    }
-
-    pub(super) fn count_pointers(&mut self, target: &Target) -> usize {
-        self.stubs.count_pointers(target, &self.discovery)
-    }
-
-    pub(super) fn inline_engine(&self) -> Option<InlineEngine> {
-        self.stubs.facts(&self.kernel)
-    }
-
-    pub(super) fn update_intervals(&mut self, rates: &Rates) {
-        self.stubs.update(rates);
     }
 
     /// Forgets what is known of a process's program, whose stubs are removed unless an exec has done so.

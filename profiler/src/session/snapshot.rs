@@ -196,6 +196,7 @@ impl Session {
         let stacks_lost = self.processes.all().into_iter().map(|target| target.ledger.stacks_lost()).sum();
         health.add_loss(Loss::StackLost, stacks_lost);
         health.add_loss(Loss::ProbeMissed, self.probes.kernel.probes_missed());
+        health.add_loss(Loss::StubMissed, self.probes.stub_calls_missed());
         health
     }
 

@@ -1,14 +1,14 @@
 //! The inline engine: stubs of targets, the slots that lead to them, and their sampling intervals.
 
+mod countdowns;
 mod image;
+mod installed;
 mod previous;
 mod slots;
 
-use std::fs::File;
 use std::os::fd::AsFd;
-use std::os::unix::fs::{FileExt, MetadataExt};
-use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::os::unix::fs::MetadataExt;
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use profiler_common::hook::CallShape;
@@ -16,8 +16,10 @@ use profiler_common::interval::Interval;
 use rustc_hash::FxHashMap;
 use tracing::{debug, info, warn};
 
+use self::countdowns::Countdowns;
 use self::image::{Assembled, Layout, ReplaceableHook, assemble, place, replaceable, sealed};
-use self::previous::{Previous, patches};
+use self::installed::{Installed, Pace};
+use self::previous::{Previous, list_of};
 use self::slots::{Replaced, Slots};
 use super::config::Engine;
 use super::discovery::Discovery;
@@ -25,13 +27,12 @@ use super::rates::Rates;
 use super::target::Target;
 use crate::bpf::load::{Kernel, LinkKind};
 use crate::ids::{HeapId, Pid, Tid};
-use crate::keeper::{Installation, Keeper, Link, Stopper};
+use crate::keeper::{Installation, Keeper, SlotChange, Stopper};
 use crate::linux::proc::maps::Mapping;
-use crate::linux::proc::process::{self, entry_path};
+use crate::linux::proc::process;
 use crate::linux::proc::stat;
-use crate::linux::process_memory;
 use crate::model::InlineEngine;
-use crate::probe::stub::{self, SlotIndex, slot};
+use crate::probe::stub::SlotIndex;
 use crate::report::text::printable;
 
 #[derive(Debug)]
@@ -41,46 +42,41 @@ pub(super) struct Stubs {
     targets: FxHashMap<Pid, State>,
     /// Counts of targets that have ended.
     past: InlineEngine,
+    past_missed: u64,
     cpus: u32,
-    random: u64,
+    countdowns: Countdowns,
 }
 
 #[derive(Debug)]
 enum State {
-    /// Another thread of the keeper traces it. With the stubs that a child has copied from its parent.
-    Waiting(Option<Box<Installed>>),
+    /// To be installed when it can be: see `Waiting`.
+    Waiting(Waiting),
     Installed(Box<Installed>),
-    /// Recorded by the trap engine, for this reason.
-    Refused(String),
+    /// Recorded by the trap engine, for this reason. With the stubs that slots have led to before.
+    Refused(String, Option<Box<Installed>>),
 }
 
-#[derive(Clone, Debug)]
-struct Installed {
-    /// Its coverage will be known some time and some calls after this.
-    since: Instant,
-    calls_since: u64,
-    trapped_since: u64,
-    is_checked: bool,
-    /// Calls that have passed the stubs, counted last.
-    calls: u64,
-    /// Calls that a forked child has inherited the count of.
-    calls_before: u64,
-    _link: Arc<Link>,
-    /// Of the file with the stubs.
-    inode: u64,
-    plan: Installation,
-    /// Address of the countdowns, and the interval that was written last.
-    heaps: Vec<(HeapId, u64, Interval)>,
-    slots_per_heap: u32,
-    functions: Vec<Replaced>,
+/// Another thread of the keeper traces the process, or it has not resolved pointers to its allocator.
+#[derive(Debug)]
+struct Waiting {
+    /// Stubs that a child has copied from its parent.
+    copied: Option<Box<Installed>>,
+    search: Pace,
+}
+
+/// A change of a process, for which it is stopped.
+#[derive(Debug)]
+pub(super) enum Change {
+    Install,
+    /// Change these slots, too.
+    Extend(Vec<SlotChange>),
+    /// Restore all slots, for this reason.
+    HandBack(String),
 }
 
 const MULTI: &str = "it requires links of many probes: Linux 6.6, and not `--backend perf`";
+const UNRESOLVED: &str = "it has not resolved the pointers to its allocator";
 const THREAD_SLOTS_BITS: u32 = 8;
-/// Time and calls after which a target's share of trapped calls is known.
-const CHECK_AFTER: Duration = Duration::from_millis(100);
-const CHECK_CALLS_MIN: u64 = 1000;
-const TRAPPED_PERCENT_MAX: f64 = 1.0;
 
 impl Stubs {
     pub(super) fn new(engine: Engine, random: u64) -> Self {
@@ -90,8 +86,9 @@ impl Stubs {
             slots: Slots::default(),
             targets: FxHashMap::default(),
             past: InlineEngine::default(),
+            past_missed: 0,
             cpus,
-            random,
+            countdowns: Countdowns::new(random),
         }
     }
 
@@ -132,11 +129,8 @@ impl Stubs {
 
     /// A target that has, or had a copy of, these stubs.
     fn owner(&self, mapping: &Mapping) -> Option<&Installed> {
-        let installed = self.targets.values().filter_map(|state| match state {
-            State::Installed(installed) | State::Waiting(Some(installed)) => Some(&**installed),
-            State::Waiting(None) | State::Refused(_) => None,
-        });
-        installed.into_iter().find(|own| (own.inode, own.plan.address) == (mapping.inode, mapping.start.0))
+        let mut installed = self.targets.values().filter_map(State::installed);
+        installed.find(|own| (own.inode, own.plan.address) == (mapping.inode, mapping.start.0))
     }
 
     /// Installs stubs in a new target, and changes slots of modules that a target has mapped meanwhile.
@@ -153,19 +147,22 @@ impl Stubs {
             return;
         }
         let copied = match self.targets.remove(&pid) {
-            Some(refused @ State::Refused(_)) => return drop(self.targets.insert(pid, refused)),
+            Some(refused @ State::Refused(..)) => return drop(self.targets.insert(pid, refused)),
             Some(State::Installed(installed)) => {
                 self.targets.insert(pid, State::Installed(installed));
-                self.extend(target, stopper, discovery);
-                return;
+                return self.extend_all(target, stopper, discovery);
             }
-            Some(State::Waiting(copied)) => copied,
-            None => self.copied(target),
+            Some(State::Waiting(waiting)) => waiting.copied,
+            None => self.copied(target, kernel),
         };
-        if tracer_of(pid).is_some_and(
+        let is_traced = tracer_of(pid).is_some_and(
             |tracer| matches!(stopper, Stopper::Keeper(keeper) if process::of_thread(tracer) == Some(keeper.pid())),
-        ) {
-            self.targets.insert(pid, State::Waiting(copied));
+        );
+        let is_resolved = copied.is_some() || self.is_resolved(target, discovery);
+        if is_traced || !is_resolved {
+            let mut search = Pace::new();
+            search.found_nothing();
+            self.targets.insert(pid, State::Waiting(Waiting { copied, search }));
             return;
         }
         let installed = match copied {
@@ -174,127 +171,154 @@ impl Stubs {
                 debug!("process {pid}: {} pointers lead to stubs, as in its parent", copied.plan.slots.len());
                 Ok(copied)
             }
-            None => self.install_new(target, kernel, stopper, discovery, rates).map(Box::new),
+            // Counted from before the first call that passes a stub.
+            None => kernel
+                .count_stub_calls(pid)
+                .map_err(anyhow::Error::from)
+                .and_then(|()| self.install_new(target, kernel, stopper, discovery, rates).map(Box::new)),
         };
-        let installed = installed.and_then(|installed| {
-            kernel.count_trapped(pid)?;
-            Ok(installed)
-        });
-        let state = installed.map_or_else(|error| refuse(target, format!("{error:#}")), State::Installed);
+        let state = installed.map_or_else(|error| refuse(target, format!("{error:#}"), None), State::Installed);
         let is_installed = matches!(state, State::Installed(_));
         self.targets.insert(pid, state);
         if is_installed {
-            self.extend(target, stopper, discovery);
+            self.extend_all(target, stopper, discovery);
         }
+    }
+
+    /// Whether slots lead to functions with stubs, or none ever will: then the installation fails with the reason.
+    fn is_resolved(&mut self, target: &Target, discovery: &Discovery) -> bool {
+        let space = &*target.mappings.space;
+        let has_slots = self.slots.are_in(space, &discovery.modules, discovery.names());
+        !has_slots || self.count_pointers(target, discovery) > 0 || !self.previous(target).is_neutral()
     }
 
     /// Records a target by the trap engine.
     pub(super) fn refuse(&mut self, target: &Target, reason: &str) {
         if self.engine == Engine::Inline {
-            self.targets.insert(target.pid, refuse(target, reason.to_owned()));
+            self.targets.insert(target.pid, refuse(target, reason.to_owned(), None));
         }
     }
 
     /// The stubs that a process has copied from a target.
-    fn copied(&self, target: &Target) -> Option<Box<Installed>> {
+    fn copied(&self, target: &Target, kernel: &mut Kernel) -> Option<Box<Installed>> {
         let mut mappings = target.mappings.space.mappings().iter().filter(|mapped| mapped.mapping.is_stubs());
-        let mut copied = mappings.find_map(|mapped| self.owner(&mapped.mapping))?.clone();
-        copied.plan.pid = target.pid;
-        copied.count_calls();
-        copied.calls_before = copied.calls_before.wrapping_add(std::mem::take(&mut copied.calls));
-        (copied.since, copied.is_checked) = (Instant::now(), true);
-        Some(Box::new(copied))
+        let owner = mappings.find_map(|mapped| self.owner(&mapped.mapping))?;
+        // Before the calls are read that it has inherited the count of, so that no sampled call is taken for a missed one.
+        if let Err(error) = kernel.count_stub_calls(target.pid) {
+            debug!("process {}: {error}", target.pid);
+        }
+        Some(Box::new(owner.of_child(target.pid, kernel)))
     }
 
     pub(super) fn remove(&mut self, pid: Pid, kernel: &mut Kernel, keeper: &Keeper) {
         let Some(mut state) = self.targets.remove(&pid) else { return };
-        if let State::Installed(installed) = &mut state {
-            installed.count_calls();
+        if let Some(installed) = state.installed_mut() {
+            installed.count(kernel);
+            self.past_missed = self.past_missed.saturating_add(installed.missed());
         }
-        self.past.add(&state, kernel.trapped_calls(pid).unwrap_or(0));
+        self.past.add(&state);
         if let State::Installed(_) = state {
             keeper.remove_stubs(pid);
         }
-        if let Err(error) = kernel.forget_trapped(pid) {
+        if let Err(error) = kernel.forget_stub_calls(pid) {
             debug!("process {pid}: {error}");
         }
     }
 
-    pub(super) fn count_calls(&mut self, pid: Pid) {
-        if let Some(State::Installed(installed)) = self.targets.get_mut(&pid) {
-            installed.count_calls();
+    pub(super) fn count_calls(&mut self, pid: Pid, kernel: &Kernel) {
+        if let Some(installed) = self.targets.get_mut(&pid).and_then(State::installed_mut) {
+            installed.count(kernel);
         }
     }
 
-    pub(super) fn is_installed(&self, pid: Pid) -> bool {
-        matches!(self.targets.get(&pid), Some(State::Installed(_)))
+    /// Share of a target's calls that do not pass its stubs; `None` without stubs.
+    pub(super) fn trapped_share(&self, pid: Pid) -> Option<f64> {
+        let Some(State::Installed(installed)) = self.targets.get(&pid) else { return None };
+        Some(installed.trapped_share())
     }
 
     pub(super) fn refused(&self, pid: Pid) -> Option<&str> {
-        let Some(State::Refused(reason)) = self.targets.get(&pid) else { return None };
+        let Some(State::Refused(reason, _)) = self.targets.get(&pid) else { return None };
         Some(reason)
     }
 
-    pub(super) fn is_waiting(&self, pid: Pid) -> bool {
-        matches!(self.targets.get(&pid), Some(State::Waiting(_)))
+    /// What is to be changed in a target by now. The process need not be stopped.
+    pub(super) fn due(&mut self, target: &Target, kernel: &Kernel, discovery: &Discovery) -> Option<Change> {
+        match self.targets.get_mut(&target.pid)? {
+            State::Refused(..) => None,
+            State::Waiting(waiting) => {
+                if !waiting.search.is_due() {
+                    return None;
+                }
+                waiting.search.found_nothing();
+                (waiting.copied.is_some() || self.is_resolved(target, discovery)).then_some(Change::Install)
+            }
+            State::Installed(installed) => {
+                installed.count(kernel);
+                if installed.is_search_due() {
+                    let slots = find(&mut self.slots, installed, target, discovery);
+                    installed.searched();
+                    if !slots.is_empty() {
+                        return Some(Change::Extend(slots));
+                    }
+                }
+                installed.excess().map(|percent| {
+                    Change::HandBack(format!("{percent:.0} % of its calls do not pass through the global offset table"))
+                })
+            }
+        }
     }
 
-    /// Decides whether the calls of a new target pass its stubs, when it has made enough.
-    pub(super) fn check(&mut self, target: &Target, kernel: &Kernel, keeper: &Keeper, discovery: &Discovery) {
-        let Some(State::Installed(installed)) = self.targets.get_mut(&target.pid) else { return };
-        installed.count_calls();
-        if installed.is_checked {
-            return;
+    /// Makes a change that is due. What fails is tried again: until then, each call is counted as before.
+    pub(super) fn change(
+        &mut self,
+        change: Change,
+        target: &Target,
+        kernel: &mut Kernel,
+        stopper: Stopper<'_>,
+        discovery: &Discovery,
+        rates: &Rates,
+    ) {
+        match change {
+            Change::Install => self.install(target, kernel, stopper, discovery, rates),
+            Change::Extend(slots) => self.extend(target.pid, slots, stopper),
+            Change::HandBack(reason) => self.hand_back(target, reason, stopper),
         }
-        // The dynamic linker may have written more slots.
-        let is_extended = self.extend(target, Stopper::Keeper(keeper), discovery);
-        let Some(State::Installed(installed)) = self.targets.get_mut(&target.pid) else { return };
-        let trapped = kernel.trapped_calls(target.pid).unwrap_or(0);
-        if is_extended {
-            (installed.since, installed.calls_since, installed.trapped_since) =
-                (Instant::now(), installed.calls, trapped);
-        }
-        let trapped = trapped.saturating_sub(installed.trapped_since);
-        let calls = installed.calls.saturating_sub(installed.calls_since).saturating_add(trapped);
-        if installed.since.elapsed() < CHECK_AFTER || calls < CHECK_CALLS_MIN {
-            return;
-        }
-        installed.is_checked = true;
-        let percent = percent(trapped, calls);
-        if percent > TRAPPED_PERCENT_MAX {
-            keeper.remove_stubs(target.pid);
-            let reason = format!("{percent:.0} % of its calls do not pass through the global offset table");
-            self.targets.insert(target.pid, refuse(target, reason));
-        }
+    }
+
+    fn hand_back(&mut self, target: &Target, reason: String, stopper: Stopper<'_>) {
+        let Some(State::Installed(installed)) = self.targets.remove(&target.pid) else { return };
+        let state = match stopper.restore(&installed.plan) {
+            Ok(()) => refuse(target, reason, Some(installed)),
+            Err(error) => {
+                debug!("process {} keeps its stubs for now: {error:#}", target.pid);
+                State::Installed(installed)
+            }
+        };
+        self.targets.insert(target.pid, state);
     }
 
     /// `None` with the trap engine.
-    pub(super) fn facts(&self, kernel: &Kernel) -> Option<InlineEngine> {
+    pub(super) fn facts(&self) -> Option<InlineEngine> {
         if self.engine == Engine::Trap {
             return None;
         }
         let mut facts = self.past.clone();
-        for (pid, state) in &self.targets {
-            facts.add(state, kernel.trapped_calls(*pid).unwrap_or(0));
-        }
+        self.targets.values().for_each(|state| facts.add(state));
         Some(facts)
     }
 
-    /// Passes changed intervals on to the stubs, which use them from their next samples on.
+    /// Number of calls that stubs have sampled and no probe has met.
+    pub(super) fn missed(&self) -> u64 {
+        let installed = self.targets.values().filter_map(State::installed);
+        installed.map(Installed::missed).fold(self.past_missed, u64::saturating_add)
+    }
+
+    /// Passes changed intervals on to the stubs.
     pub(super) fn update(&mut self, rates: &Rates) {
-        for (pid, state) in &mut self.targets {
-            let State::Installed(installed) = state else { continue };
-            for (heap, address, written) in &mut installed.heaps {
-                let now = rates.current(*heap);
-                if now == *written {
-                    continue;
-                }
-                let Ok(memory) = File::options().write(true).open(entry_path(*pid, "mem")) else { continue };
-                for number in 0..u64::from(installed.slots_per_heap) {
-                    let at = *address + number * slot::BYTES as u64 + u64::from(slot::NEXT_CODE.unsigned_abs());
-                    let _ = memory.write_all_at(&now.code().to_ne_bytes(), at);
-                }
-                *written = now;
+        for state in self.targets.values_mut() {
+            if let State::Installed(installed) = state {
+                installed.update(rates);
             }
         }
     }
@@ -339,130 +363,96 @@ impl Stubs {
         heaps.dedup();
         let previous = self.previous(target);
         let layout = Layout::new(hooks.len(), heaps.len(), slots_per_heap);
-        let (layout, is_mapped, Assembled { image, functions, sites }) =
+        let (layout, mapped, Assembled { image, functions, places, sites }) =
             place(pid, layout, &previous, hooks[0].function, |layout| assemble(pid, &hooks, &heaps, layout, index))?;
         let heaps: Vec<(HeapId, u64, Interval)> =
             (0..).zip(heaps).map(|(number, heap)| (heap, layout.heap_address(number), rates.current(heap))).collect();
-        let (list, bypasses) = patches(layout.address, &image);
-        let data = self.countdowns(layout.data_bytes, &heaps, slots_per_heap);
         let plan = Installation {
             pid,
             address: layout.address,
             code_bytes: layout.code_bytes,
-            neutral: stub::neutral(data.len()),
-            data,
+            data: layout.data(&self.countdowns.first(layout.countdown_bytes, &heaps, slots_per_heap)),
+            data_bytes: layout.data_bytes,
             filter_bytes: Layout::FILTER_BYTES,
-            list,
-            bypasses,
-            is_mapped,
+            list: list_of(layout.address, &image),
+            functions: places,
+            is_mapped: mapped.is_some(),
             slots: self.slots.leading_to(&functions, &previous, space, &discovery.modules, discovery.names()),
         };
         ensure!(!plan.slots.is_empty(), "no module calls the allocator through the global offset table");
-        let file = sealed(&image, layout.code_bytes)?;
-        let link = Arc::new(stopper.keeper().attach(LinkKind::Multi, &[program, program], &file, sites, None)?);
+        let file = mapped.map_or_else(|| sealed(&image, layout.code_bytes), Ok)?;
+        let link = stopper.keeper().attach(LinkKind::Multi, &[program, program], &file, sites, None)?;
         let done = stopper.install(&plan, &[file.as_fd(), kernel.filter_map()?])?;
         self.past.stop_ns_max = self.past.stop_ns_max.max(nanos(done.stopped));
         debug!("process {pid}: {} of {} pointers lead to stubs", done.slots, plan.slots.len());
-        Ok(Installed {
-            since: Instant::now(),
-            calls_since: 0,
-            trapped_since: 0,
-            is_checked: false,
-            calls: 0,
-            calls_before: 0,
-            _link: link,
-            inode: file.metadata()?.ino(),
-            plan,
-            heaps,
-            slots_per_heap,
-            functions,
-        })
+        let inode = file.metadata()?.ino();
+        Ok(Installed::new(link, inode, plan, functions, heaps, slots_per_heap, target.beginning.from_first_call))
     }
 
     /// Changes slots of modules that were mapped meanwhile.
-    fn extend(&mut self, target: &Target, stopper: Stopper<'_>, discovery: &Discovery) -> bool {
-        let Some(State::Installed(installed)) = self.targets.get_mut(&target.pid) else { return false };
-        let (space, modules) = (&*target.mappings.space, &discovery.modules);
-        let found =
-            self.slots.leading_to(&installed.functions, &Previous::default(), space, modules, discovery.names());
-        if found.is_empty() {
-            return false;
+    fn extend_all(&mut self, target: &Target, stopper: Stopper<'_>, discovery: &Discovery) {
+        let Some(State::Installed(installed)) = self.targets.get_mut(&target.pid) else { return };
+        let slots = find(&mut self.slots, installed, target, discovery);
+        if !slots.is_empty() {
+            self.extend(target.pid, slots, stopper);
         }
-        let plan = Installation { slots: found.clone(), is_mapped: true, ..installed.plan.clone() };
+    }
+
+    fn extend(&mut self, pid: Pid, slots: Vec<SlotChange>, stopper: Stopper<'_>) {
+        let Some(State::Installed(installed)) = self.targets.get_mut(&pid) else { return };
+        let plan = Installation { slots: slots.clone(), ..installed.plan.clone() };
         match stopper.install(&plan, &[]) {
-            Ok(done) => self.past.stop_ns_max = self.past.stop_ns_max.max(nanos(done.stopped)),
-            Err(error) => {
-                debug!("process {}: {error:#}", target.pid);
-                // It will be tried again.
-                installed.is_checked = false;
-                return false;
+            Ok(done) => {
+                self.past.stop_ns_max = self.past.stop_ns_max.max(nanos(done.stopped));
+                debug!("process {pid}: {} more pointers lead to stubs", done.slots);
+                installed.add_slots(slots, done.stopped);
             }
+            // The slots are found again.
+            Err(error) => debug!("process {pid}: {error:#}"),
         }
-        installed.plan.add_slots(found);
-        true
-    }
-
-    /// First countdowns of all heaps, whose slots are next to each other.
-    fn countdowns(&mut self, size_bytes: u64, heaps: &[(HeapId, u64, Interval)], slots_per_heap: u32) -> Vec<u8> {
-        let mut data = vec![0; usize::try_from(size_bytes).unwrap_or(0)];
-        for (number, line) in data.chunks_exact_mut(slot::BYTES).enumerate() {
-            let heap = heaps.get(number / slots_per_heap as usize);
-            self.fill(line, heap.map_or(Interval::EXACT, |(.., interval)| *interval));
-        }
-        data
-    }
-
-    /// Draws the first countdown of a slot.
-    #[expect(clippy::cast_precision_loss, clippy::cast_possible_truncation, reason = "a random number of bytes")]
-    fn fill(&mut self, line: &mut [u8], interval: Interval) {
-        let uniform = (self.random() >> 11) as f64 / (1_u64 << 53) as f64;
-        let countdown = (-(1.0 - uniform).ln() * f64::from(interval.bytes())).floor() as i64;
-        stub::put(line, slot::COUNTDOWN, &countdown.to_ne_bytes());
-        stub::put(line, slot::INTERVAL, &u64::from(interval.bytes()).to_ne_bytes());
-        stub::put(line, slot::CODE, &interval.code().to_ne_bytes());
-        stub::put(line, slot::NEXT_CODE, &interval.code().to_ne_bytes());
-        stub::put(line, slot::RANDOM, &self.random().to_ne_bytes());
-    }
-
-    /// `SplitMix64`.
-    fn random(&mut self) -> u64 {
-        self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mixed = (self.random ^ self.random >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ mixed >> 31
     }
 }
 
-impl Installed {
-    /// Counts the calls that have passed the stubs. After the end of the process, the count stays.
-    fn count_calls(&mut self) {
-        let mut data = vec![0; self.plan.data.len()];
-        if process_memory::read(self.plan.pid, &[(self.plan.data_address(), data.len())], &mut data).is_ok() {
-            let lines = data.chunks_exact(slot::BYTES);
-            let calls = lines.filter_map(|line| line[slot::CALLS.unsigned_abs() as usize..].first_chunk::<8>());
-            let sum = calls.map(|calls| u64::from_ne_bytes(*calls)).fold(0, u64::wrapping_add);
-            self.calls = sum.wrapping_sub(self.calls_before);
+impl State {
+    fn installed(&self) -> Option<&Installed> {
+        match self {
+            Self::Installed(installed) => Some(installed),
+            Self::Waiting(Waiting { copied: installed, .. }) | Self::Refused(_, installed) => installed.as_deref(),
         }
     }
+
+    fn installed_mut(&mut self) -> Option<&mut Installed> {
+        match self {
+            Self::Installed(installed) => Some(installed),
+            Self::Waiting(Waiting { copied: installed, .. }) | Self::Refused(_, installed) => installed.as_deref_mut(),
+        }
+    }
+}
+
+/// Slots that lead to functions with stubs by now.
+fn find(slots: &mut Slots, installed: &Installed, target: &Target, discovery: &Discovery) -> Vec<SlotChange> {
+    let (space, modules) = (&*target.mappings.space, &discovery.modules);
+    slots.leading_to(&installed.functions, &Previous::default(), space, modules, discovery.names())
 }
 
 impl InlineEngine {
-    fn add(&mut self, state: &State, trapped: u64) {
+    fn add(&mut self, state: &State) {
         match state {
-            State::Waiting(_) => {}
+            State::Waiting(Waiting { copied: Some(_), .. }) => {}
+            State::Waiting(_) => *self.refused.entry(UNRESOLVED.to_owned()).or_default() += 1,
             State::Installed(installed) => {
                 self.targets += 1;
-                self.passed_calls = self.passed_calls.saturating_add(installed.calls);
-                self.trapped_calls = self.trapped_calls.saturating_add(trapped);
+                self.passed_calls = self.passed_calls.saturating_add(installed.passed());
+                self.trapped_calls = self.trapped_calls.saturating_add(installed.trapped());
             }
-            State::Refused(reason) => *self.refused.entry(reason.clone()).or_default() += 1,
+            State::Refused(reason, _) => *self.refused.entry(reason.clone()).or_default() += 1,
         }
     }
 }
 
-fn refuse(target: &Target, reason: String) -> State {
+fn refuse(target: &Target, reason: String, left: Option<Box<Installed>>) -> State {
     info!("process {} ({}) is recorded by the trap engine: {reason}", target.pid, printable(&target.comm));
-    State::Refused(reason)
+    State::Refused(reason, left)
 }
 
 fn nanos(duration: Duration) -> u64 {
@@ -491,9 +481,4 @@ fn restore(target: &Target, previous: &Previous, discovery: &Discovery, keeper: 
         keeper.remove_left_stubs(removal)?;
     }
     Ok(left.len())
-}
-
-#[expect(clippy::cast_precision_loss, reason = "a share")]
-fn percent(part: u64, whole: u64) -> f64 {
-    100.0 * part as f64 / whole.max(1) as f64
 }

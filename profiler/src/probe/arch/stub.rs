@@ -2,7 +2,8 @@
 //!
 //! A stub runs in place of a function: it counts allocated bytes down, or searches the filter for the block that is freed, and
 //! continues in the function *behind* the instruction that has a probe, which it executes itself. Only sampled calls, and
-//! frees that the filter does not exclude, reach a `nop` in the stub, on which the kernel side has a probe.
+//! frees that the filter does not exclude, reach a `nop` in the stub, on which the kernel side has a probe. A stub that is
+//! switched off continues at the function's entry, where other probes are.
 
 use gimli::Encoding;
 use gimli::write::{CallFrameInstruction, CommonInformationEntry};
@@ -30,6 +31,8 @@ pub(crate) mod slot {
     pub(crate) const RANDOM: i32 = 24;
     /// Calls so far (u64).
     pub(crate) const CALLS: i32 = 32;
+    /// Sampled calls that have executed the probed instruction (u64).
+    pub(crate) const SAMPLES: i32 = 40;
 }
 
 /// How a stub finds its countdown.
@@ -55,8 +58,8 @@ pub(crate) struct StubFunction<'a> {
     pub address: u64,
     /// From the entry to the end of the probed instruction; empty without a probe.
     pub prefix: &'a [u8],
-    /// Address of its heap's first countdown.
-    pub slots: u64,
+    /// Distance of its heap's first countdown from those of the first heap, in bytes.
+    pub heap_offset: u64,
     /// For `realloc` of null, the stub of `malloc`; for `reallocarray`, the stub of `realloc`: they may be nested calls.
     pub simpler: Option<u64>,
 }
@@ -66,6 +69,8 @@ pub(crate) struct StubFunction<'a> {
 pub(crate) struct Common {
     /// Address of the live set's filter in the process.
     pub(crate) filter: u64,
+    /// Address of the words by which stubs are switched on and off.
+    pub(crate) control: u64,
     pub(crate) index: SlotIndex,
     /// Address of the routine that draws countdowns.
     pub(crate) draw: u64,
@@ -106,9 +111,6 @@ pub(crate) trait StubSet {
     fn draw(address: u64, table: u64) -> Result<Routine, StubError>;
 
     fn stub(address: u64, function: &StubFunction<'_>, common: &Common) -> Result<Routine, StubError>;
-
-    /// The address behind a stub's first instruction, a landing pad, and a jump to its function, which makes the stub neutral.
-    fn bypass(stub: u64, function: u64) -> (u64, Vec<u8>);
 }
 
 /// Entries of the table of logarithms: 2 to the power of this many, and one more.

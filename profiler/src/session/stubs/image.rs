@@ -13,7 +13,8 @@ use tracing::debug;
 use super::previous::Previous;
 use super::slots::Replaced;
 use crate::ids::{HeapId, Pid};
-use crate::keeper::Site;
+use crate::keeper::control;
+use crate::keeper::{FunctionPlace, Site, file_of};
 use crate::linux::memory::{self, page_bytes};
 use crate::linux::proc::maps::{Region, STUBS_NAME, regions};
 use crate::probe::code::Code;
@@ -28,8 +29,7 @@ pub(super) struct ReplaceableHook<'a> {
     pub(super) planned: &'a PlannedHook,
     /// Address of the function.
     pub(super) function: u64,
-    /// Its code from the entry to the end of the probed instruction.
-    prefix: Vec<u8>,
+    pub(super) place: FunctionPlace,
 }
 
 impl ReplaceableHook<'_> {
@@ -40,7 +40,6 @@ impl ReplaceableHook<'_> {
             heap: self.planned.heap,
             names: std::iter::once(hook.spec.function).chain(hook.aliases.iter().copied()).collect(),
             frees: hook.spec.shape == CallShape::Free,
-            reached: hook.reached_by_default,
             address: self.function,
             stub: 0,
         }
@@ -62,14 +61,20 @@ pub(super) fn replaceable<'a>(
     if !has_stub || is_nested {
         return None;
     }
-    let function = space.mappings().iter().filter(|mapped| mapped.module == Some(hook.module)).find_map(|mapped| {
-        let inside = hook.offset.0.checked_sub(mapped.mapping.offset.0)?;
-        let address = mapped.mapping.start.0.checked_add(inside)?;
-        (address < mapped.mapping.end.0).then_some(address)
-    })?;
+    let (address, mapping) =
+        space.mappings().iter().filter(|mapped| mapped.module == Some(hook.module)).find_map(|mapped| {
+            let mapping = &mapped.mapping;
+            let address = mapping.start.0.checked_add(hook.offset.0.checked_sub(mapping.offset.0)?)?;
+            (address < mapping.end.0).then_some((address, (mapping.start.0, mapping.end.0)))
+        })?;
     let code = Code::read(discovery.modules.get(hook.module), hook.offset, hook.size_bytes).ok()?;
-    let prefix = code.up_to(planned.placement.as_ref().ok()?.offset_in_function)?.to_vec();
-    Some(ReplaceableHook { planned, function, prefix })
+    let probe = planned.placement.as_ref().ok()?.offset_in_function;
+    let code = code.up_to(probe)?.to_vec();
+    let mut probed = code.clone();
+    let breakpoint = probed.get_mut(usize::try_from(probe).ok()?..)?.iter_mut().zip(stub::BREAKPOINT);
+    breakpoint.for_each(|(byte, new)| *byte = *new);
+    let place = FunctionPlace { address, codes: [code, probed], mapping, file: file_of(space.pid(), mapping) };
+    Some(ReplaceableHook { planned, function: address, place })
 }
 
 /// Places of the parts, one behind the other, each of whole pages.
@@ -79,6 +84,8 @@ pub(super) struct Layout {
     pub(super) code_bytes: u64,
     pub(super) data_bytes: u64,
     pub(super) heap_bytes: u64,
+    /// Of the countdowns of all heaps. Live ones come first, then idle ones.
+    pub(super) countdown_bytes: u64,
 }
 
 /// Upper bounds: of the header, the table of logarithms and the routine for drawing; of a stub and its unwind rules.
@@ -91,11 +98,13 @@ impl Layout {
     /// Without an address.
     pub(super) fn new(stubs: usize, heaps: usize, slots_per_heap: u32) -> Self {
         let heap_bytes = u64::from(slots_per_heap) * slot::BYTES as u64;
+        let countdown_bytes = heap_bytes * heaps as u64;
         Self {
             address: 0,
             code_bytes: (COMMON_BYTES + STUB_BYTES * stubs as u64).next_multiple_of(page_bytes()),
-            data_bytes: (heap_bytes * heaps as u64).next_multiple_of(page_bytes()),
+            data_bytes: (2 * countdown_bytes + control::BYTES as u64).next_multiple_of(page_bytes()),
             heap_bytes,
+            countdown_bytes,
         }
     }
 
@@ -107,9 +116,28 @@ impl Layout {
         self.address + self.code_bytes + self.data_bytes
     }
 
+    fn control_address(&self) -> u64 {
+        self.filter_address() - control::BYTES as u64
+    }
+
     /// Of the countdowns of the heap with this number.
     pub(super) fn heap_address(&self, number: u64) -> u64 {
         self.address + self.code_bytes + number * self.heap_bytes
+    }
+
+    /// The data with these live countdowns. Stubs are switched off.
+    pub(super) fn data(&self, live: &[u8]) -> Vec<u8> {
+        let mut data = vec![0; usize::try_from(self.data_bytes).unwrap_or(0)];
+        data[..live.len()].copy_from_slice(live);
+        let live = self.heap_address(0);
+        let idle = live + self.countdown_bytes;
+        let at = data.len().saturating_sub(control::BYTES);
+        for (field, value) in
+            [(control::BASE, idle), (control::BYPASSED, 1), (control::LIVE, live), (control::IDLE, idle)]
+        {
+            data[at + field..at + field + 8].copy_from_slice(&value.to_ne_bytes());
+        }
+        data
     }
 }
 
@@ -117,6 +145,7 @@ pub(super) struct Assembled {
     /// The code, in whole pages.
     pub(super) image: Vec<u8>,
     pub(super) functions: Vec<Replaced>,
+    pub(super) places: Vec<FunctionPlace>,
     pub(super) sites: Vec<Site>,
 }
 
@@ -128,10 +157,10 @@ pub(super) fn assemble(
     layout: Layout,
     index: SlotIndex,
 ) -> Result<Assembled> {
-    let mut code = StubCode::new(layout.address, layout.filter_address(), index)?;
-    let (mut functions, mut sites): (Vec<Replaced>, Vec<Site>) = (Vec::new(), Vec::new());
+    let mut code = StubCode::new(layout.address, layout.filter_address(), layout.control_address(), index)?;
+    let (mut functions, mut places, mut sites) = (Vec::<Replaced>::new(), Vec::new(), Vec::<Site>::new());
     for replaceable in hooks {
-        let ReplaceableHook { planned, function, prefix } = replaceable;
+        let ReplaceableHook { planned, function, place } = replaceable;
         let (spec, heap) = (&planned.hook.spec, planned.heap);
         let stub_of = |name: &str| {
             functions.iter().find(|other| other.names.contains(&name) && other.heap == heap).map(|it| it.stub)
@@ -153,11 +182,11 @@ pub(super) fn assemble(
             page_rounded: spec.page_rounded,
             throw_safe_bytes: spec.may_throw.then(memory::throw_safe_bytes),
             address: *function,
-            prefix,
-            slots: layout.heap_address(number),
+            prefix: &place.codes[0],
+            heap_offset: number * layout.heap_bytes,
             simpler,
         };
-        let (stub, places) = match code.add_stub(&replaced) {
+        let (stub, stub_sites) = match code.add_stub(&replaced) {
             Ok(added) => added,
             Err(error) => {
                 debug!("process {pid}: `{}`: {error}", spec.function);
@@ -172,41 +201,44 @@ pub(super) fn assemble(
             scope: ProbeScope::Any,
             ..planned.cookie().map_err(Clone::clone)?
         };
-        let site = |place: stub::StubSite| {
-            let cookie = HookCookie { site: place.site, ..cookie }.pack();
-            Site { offset: place.offset, cookie: Some(cookie), returns: false }
+        let site = |found: stub::StubSite| {
+            let cookie = HookCookie { site: found.site, ..cookie }.pack();
+            Site { offset: found.offset, cookie: Some(cookie), returns: false }
         };
-        sites.extend(places.into_iter().map(site));
+        sites.extend(stub_sites.into_iter().map(site));
         functions.push(Replaced { stub, ..replaceable.unplaced() });
+        places.push(place.clone());
     }
     let entries: Vec<[u64; 2]> = functions.iter().map(|function| [function.stub, function.address]).collect();
     let mut image = code.finish(&entries)?;
     let size_bytes = usize::try_from(layout.code_bytes)?;
     ensure!(image.len() <= size_bytes, "internal error: the stubs are larger than expected; please report it");
     image.resize(size_bytes, 0);
-    Ok(Assembled { image, functions, sites })
+    Ok(Assembled { image, functions, places, sites })
 }
 
-/// Finds a place for stubs: that of equal ones if the process has them, whose addresses it may have copied. Returns whether it
-/// has.
+/// Finds a place for stubs: that of equal ones if the process has them, whose addresses it may have copied. Then returns their file.
 pub(super) fn place(
     pid: Pid,
     layout: Layout,
     previous: &Previous,
     near: u64,
     assembled: impl Fn(Layout) -> Result<Assembled>,
-) -> Result<(Layout, bool, Assembled)> {
+) -> Result<(Layout, Option<File>, Assembled)> {
     for address in previous.addresses() {
         let layout = Layout { address, ..layout };
         let again = assembled(layout).ok();
-        let is_same = |it: &Assembled| previous.has(address, &it.image, layout.data_bytes, Layout::FILTER_BYTES);
-        if let Some(again) = again.filter(is_same) {
-            return Ok((layout, true, again));
+        let same = again.and_then(|it| {
+            let file = previous.file(address, &it.image, layout.data_bytes, Layout::FILTER_BYTES)?;
+            Some((it, file.try_clone().ok()?))
+        });
+        if let Some((again, file)) = same {
+            return Ok((layout, Some(file), again));
         }
     }
     let address = free_range(&regions(pid)?, near, layout.size_bytes());
     let layout = Layout { address: address.context("it has no free addresses near the allocator")?, ..layout };
-    Ok((layout, false, assembled(layout)?))
+    Ok((layout, None, assembled(layout)?))
 }
 
 /// Preferred distance of the stubs from the allocator, so that modules that are loaded later are mapped in between.

@@ -9,11 +9,13 @@ use tracing::debug;
 use crate::address::TargetAddr;
 use crate::bpf::load::LinkKind;
 use crate::ids::Pid;
+use crate::keeper::control;
 use crate::keeper::{Installation, Keeper, KeeperError, Patch, SlotChange};
 use crate::linux::proc::maps::{Mapping, Region, regions};
 use crate::linux::proc::process::entry_path;
 use crate::linux::process_memory;
-use crate::probe::{leftover, stub};
+use crate::probe::leftover;
+use crate::probe::stub;
 use crate::process::address_space::AddressSpace;
 
 /// All of one process.
@@ -32,8 +34,8 @@ struct MappedStubs {
     file: File,
     /// Offsets of probes: a running session's, or those that a killed one could not remove.
     breakpoints: Vec<u64>,
-    /// All stubs jump to their functions at once.
-    is_bypassed: bool,
+    /// All stubs continue at their functions' entries.
+    is_switched_off: bool,
 }
 
 impl Previous {
@@ -85,7 +87,7 @@ impl Previous {
 
     /// Whether nothing is to be removed.
     pub(super) fn is_neutral(&self) -> bool {
-        self.mapped.iter().all(|stubs| stubs.is_bypassed)
+        self.mapped.iter().all(|stubs| stubs.is_switched_off)
     }
 
     pub(super) fn function(&self, stub: u64) -> Option<u64> {
@@ -96,29 +98,28 @@ impl Previous {
         self.mapped.iter().map(|stubs| stubs.address)
     }
 
-    /// Whether these stubs are mapped at this address, so that they can be mapped again: the process may have copied their
-    /// addresses.
-    pub(super) fn has(&self, address: u64, image: &[u8], data_bytes: u64, filter_bytes: u64) -> bool {
-        self.mapped.iter().any(|stubs| {
+    /// The file of these stubs if they are mapped at this address: the process may have copied their addresses.
+    pub(super) fn file(&self, address: u64, image: &[u8], data_bytes: u64, filter_bytes: u64) -> Option<&File> {
+        let is_same = |stubs: &&MappedStubs| {
             let places = (stubs.address, stubs.data_bytes, stubs.filter_bytes);
             places == (address, data_bytes, filter_bytes) && stubs.image == image
-        })
+        };
+        self.mapped.iter().find(is_same).map(|stubs| &stubs.file)
     }
 
-    /// What makes them neutral, and restores these slots.
+    /// What switches them off, and restores these slots.
     pub(super) fn removals(&self, pid: Pid, slots: &[SlotChange]) -> Vec<Installation> {
         let removal = |stubs: &MappedStubs| {
             let code = stubs.address..stubs.address + stubs.image.len() as u64;
-            let (list, bypasses) = patches(stubs.address, &stubs.image);
             Installation {
                 pid,
                 address: stubs.address,
                 code_bytes: stubs.image.len() as u64,
                 data: Vec::new(),
-                neutral: stub::neutral(usize::try_from(stubs.data_bytes).unwrap_or(0)),
+                data_bytes: stubs.data_bytes,
                 filter_bytes: stubs.filter_bytes,
-                list,
-                bypasses,
+                list: list_of(stubs.address, &stubs.image),
+                functions: Vec::new(),
                 is_mapped: true,
                 slots: slots.iter().filter(|slot| code.contains(&slot.after)).copied().collect(),
             }
@@ -140,34 +141,35 @@ impl MappedStubs {
         let file = File::open(entry_path(pid, &range))?;
         (&file).take(code.size_bytes()).read_to_end(&mut image)?;
         let read = process_memory::read(pid, &[(code.start.0, memory.len())], &mut memory)?;
-        let inside = |address: u64| usize::try_from(address.wrapping_sub(code.start.0)).unwrap_or(usize::MAX);
-        let mut bypasses = Vec::new();
-        let mut is_bypassed = true;
-        for (stub, function) in stub::entries(&image) {
-            let (at, jump) = stub::bypass(stub, function);
-            let is_jump = memory.get(inside(at)..).is_some_and(|code| code.starts_with(&jump));
-            is_bypassed &= is_jump;
-            // Any byte of a jump may look like a breakpoint.
-            bypasses.extend(is_jump.then(|| inside(at)..inside(at) + jump.len()));
+        if stub::entries(&image).next().is_none() {
+            return Ok(None);
         }
         let size_bytes = stub::BREAKPOINT.len();
         let instructions = memory[..read].chunks_exact(size_bytes).zip(image.chunks_exact(size_bytes)).enumerate();
         let changed = instructions.filter(|(_, (now, before))| now != before && *now == stub::BREAKPOINT);
-        let breakpoints = changed.map(|(number, _)| number * size_bytes);
-        let breakpoints = breakpoints.filter(|at| !bypasses.iter().any(|bypass| bypass.contains(at)));
-        let breakpoints = breakpoints.map(|at| at as u64).collect();
+        let breakpoints = changed.map(|(number, _)| (number * size_bytes) as u64).collect();
+        let mut words = [0; control::BYTES];
+        let at = filter.start.0 - control::BYTES as u64;
+        let is_read = process_memory::read(pid, &[(at, words.len())], &mut words)? == words.len();
+        let word = |field: usize| words[field..].first_chunk::<8>().copied();
+        let is_switched_off = is_read
+            && word(control::BASE) == word(control::IDLE)
+            && word(control::BYPASSED) == Some(1_u64.to_ne_bytes());
         let (TargetAddr(address), data_bytes) = (code.start, data.size_bytes());
-        Ok(Some(Self { address, image, data_bytes, filter_bytes: filter.size_bytes(), file, breakpoints, is_bypassed }))
+        Ok(Some(Self {
+            address,
+            image,
+            data_bytes,
+            filter_bytes: filter.size_bytes(),
+            file,
+            breakpoints,
+            is_switched_off,
+        }))
     }
 }
 
-/// Fields of an installation: what identifies an image at this address, and what makes it neutral.
-pub(super) fn patches(address: u64, image: &[u8]) -> (Patch, Vec<Patch>) {
+/// What identifies an image at this address.
+pub(super) fn list_of(address: u64, image: &[u8]) -> Patch {
     let (offset, list) = stub::list(image);
-    let bypass = |(stub, function)| {
-        let (address, jump) = stub::bypass(stub, function);
-        Patch { address, bytes: jump.to_vec() }
-    };
-    let list = Patch { address: address + offset, bytes: list.to_vec() };
-    (list, stub::entries(image).map(bypass).collect())
+    Patch { address: address + offset, bytes: list.to_vec() }
 }

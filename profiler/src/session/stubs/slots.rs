@@ -6,16 +6,17 @@ use rustc_hash::FxHashMap;
 use tracing::debug;
 
 use super::previous::Previous;
+use crate::address::LinkAddr;
 use crate::ids::{HeapId, ModuleId};
 use crate::keeper::SlotChange;
 use crate::linux::process_memory::read_words;
-use crate::object::imports::{Import, imports};
+use crate::object::imports::slots;
 use crate::object::module::{Module, ModuleStore};
 use crate::process::address_space::AddressSpace;
 
 /// Slots of functions of interest by module.
 #[derive(Debug, Default)]
-pub(super) struct Slots(FxHashMap<ModuleId, Arc<[Import]>>);
+pub(super) struct Slots(FxHashMap<ModuleId, Arc<[LinkAddr]>>);
 
 /// A function with a stub.
 #[derive(Clone, Debug)]
@@ -23,22 +24,14 @@ pub(super) struct Replaced {
     pub(super) heap: HeapId,
     pub(super) names: Vec<&'static str>,
     pub(super) frees: bool,
-    /// Modules that import it by name reach it.
-    pub(super) reached: bool,
     pub(super) address: u64,
     pub(super) stub: u64,
 }
 
-struct Candidate {
-    address: u64,
-    module: ModuleId,
-    import: Import,
-    value: u64,
-}
-
 impl Slots {
-    /// Slots that lead to one of the functions, or to a former stub of it: those of freeing functions first. `names` are those of
-    /// all functions that may have stubs.
+    /// Slots whose value is the entry address of one of the functions, or a former stub of it: those of freeing functions first. What
+    /// other values will become, as those that the dynamic linker has not resolved yet, is not known. `names` are those of all
+    /// functions that may have stubs.
     pub(super) fn leading_to(
         &mut self,
         functions: &[Replaced],
@@ -48,20 +41,20 @@ impl Slots {
         names: &[&'static str],
     ) -> Vec<SlotChange> {
         let mut found: Vec<(bool, SlotChange)> = Vec::new();
-        for Candidate { address, module, import, value } in self.candidates(space, modules, names) {
-            let is_unresolved = || import.lazy && in_module(space, module, value);
+        for (address, value) in self.values(space, modules, names) {
             let restored = previous.function(value).unwrap_or(value);
-            let function = functions.iter().find(|function| function.address == restored).or_else(|| {
-                let named = |function: &&Replaced| function.reached && function.names.contains(&import.function);
-                functions.iter().find(named).filter(|_| is_unresolved())
-            });
-            if let Some(function) = function {
+            if let Some(function) = functions.iter().find(|function| function.address == restored) {
                 let change = SlotChange { address, before: value, after: function.stub, restored };
                 found.push((!function.frees, change));
             }
         }
         found.sort_by_key(|&(allocates, _)| allocates);
         found.into_iter().map(|(_, change)| change).collect()
+    }
+
+    /// Whether modules of the process import functions with these names through slots, resolved or not.
+    pub(super) fn are_in(&mut self, space: &AddressSpace, modules: &ModuleStore, names: &[&'static str]) -> bool {
+        !self.addresses(space, modules, names).is_empty()
     }
 
     /// Slots that lead to former stubs, to be restored.
@@ -72,30 +65,31 @@ impl Slots {
         modules: &ModuleStore,
         names: &[&'static str],
     ) -> Vec<SlotChange> {
-        let candidates = self.candidates(space, modules, names).into_iter();
-        candidates
-            .filter_map(|Candidate { address, value, .. }| {
+        let values = self.values(space, modules, names).into_iter();
+        values
+            .filter_map(|(address, value)| {
                 let function = previous.function(value)?;
                 Some(SlotChange { address, before: function, after: value, restored: function })
             })
             .collect()
     }
 
-    fn candidates(&mut self, space: &AddressSpace, modules: &ModuleStore, names: &[&'static str]) -> Vec<Candidate> {
-        let mut candidates = Vec::new();
+    /// Addresses and values of all slots that can be read.
+    fn values(&mut self, space: &AddressSpace, modules: &ModuleStore, names: &[&'static str]) -> Vec<(u64, u64)> {
+        let addresses = self.addresses(space, modules, names);
+        let values = read_words(space.pid(), &addresses);
+        addresses.into_iter().zip(values).filter_map(|(address, value)| Some((address, value?))).collect()
+    }
+
+    fn addresses(&mut self, space: &AddressSpace, modules: &ModuleStore, names: &[&'static str]) -> Vec<u64> {
+        let mut addresses = Vec::new();
         for id in space.modules() {
             let module = modules.get(id);
             let Some(bias) = bias(space, id, module) else { continue };
-            let found = self.0.entry(id).or_insert_with(|| imports_of(module, names));
-            candidates.extend(found.iter().map(|import| {
-                let address = import.slot.0.wrapping_add(bias);
-                Candidate { address, module: id, import: import.clone(), value: 0 }
-            }));
+            let slots = self.0.entry(id).or_insert_with(|| slots_of(module, names));
+            addresses.extend(slots.iter().map(|slot| slot.0.wrapping_add(bias)));
         }
-        let addresses: Vec<u64> = candidates.iter().map(|candidate| candidate.address).collect();
-        let values = read_words(space.pid(), &addresses);
-        let with_value = candidates.into_iter().zip(values);
-        with_value.filter_map(|(candidate, value)| Some(Candidate { value: value?, ..candidate })).collect()
+        addresses
     }
 }
 
@@ -104,14 +98,8 @@ fn bias(space: &AddressSpace, id: ModuleId, module: &Module) -> Option<u64> {
     module.bias(first.mapping.start, first.mapping.offset)
 }
 
-/// Whether an address is near the module's code: its procedure linkage table.
-fn in_module(space: &AddressSpace, id: ModuleId, address: u64) -> bool {
-    let mut mapped = space.mappings().iter().filter(|mapped| mapped.module == Some(id));
-    mapped.any(|mapped| (mapped.mapping.start.0..mapped.mapping.end.0).contains(&address))
-}
-
-fn imports_of(module: &Module, names: &[&'static str]) -> Arc<[Import]> {
+fn slots_of(module: &Module, names: &[&'static str]) -> Arc<[LinkAddr]> {
     let (Ok(image), Ok(elf)) = (module.image(), module.elf()) else { return Arc::default() };
-    let found = imports(image, elf, names);
+    let found = slots(image, elf, names);
     found.inspect_err(|error| debug!("module {}: {error}", module.path())).unwrap_or_default().into()
 }

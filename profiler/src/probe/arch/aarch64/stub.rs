@@ -20,7 +20,7 @@ use profiler_common::live::{FILTER_GRANULE_BITS, FILTER_ONE, FILTER_RATIO, FILTE
 use self::prefix::continue_in;
 use self::routine::{Stub, usize_of};
 use super::Aarch64;
-use crate::arch::aarch64::INSTRUCTION_BYTES;
+use crate::keeper::control;
 use crate::probe::arch::stub::{
     Common, LN_2, RANDOM_INCREMENT, RANDOM_MIXES, Routine, SlotIndex, StubError, StubFunction, StubSet, TABLE_BITS,
     slot,
@@ -64,23 +64,19 @@ impl StubSet for Aarch64 {
         }
         stub.finish()
     }
-
-    fn bypass(stub: u64, function: u64) -> (u64, Vec<u8>) {
-        const JUMP: u32 = 0x1400_0000;
-        const DISTANCE: u64 = 0x03ff_ffff;
-        let at = stub + INSTRUCTION_BYTES;
-        let distance = (function.wrapping_sub(at) / INSTRUCTION_BYTES) & DISTANCE;
-        (at, (JUMP | u32::try_from(distance).unwrap_or(0)).to_le_bytes().to_vec())
-    }
 }
 
 impl Stub {
     fn free(&mut self, function: &StubFunction<'_>, common: &Common) -> Result<(), StubError> {
-        let untracked = self.asm.new_dynamic_label();
+        let [untracked, bypass] = std::array::from_fn(|_| self.asm.new_dynamic_label());
+        self.load_address(9, common.control + control::BYPASSED as u64);
+        dynasm!(self.asm ; .arch aarch64 ; ldr x9, [x9] ; cbnz x9, =>bypass);
         self.search_filter(argument(function.pointer.unwrap_or(0)), untracked, common);
         self.site(Site::StubEntry);
         dynasm!(self.asm ; .arch aarch64 ; =>untracked);
-        continue_in(self, function)
+        continue_in(self, function)?;
+        dynasm!(self.asm ; .arch aarch64 ; =>bypass ; b extern usize_of(function.address));
+        Ok(())
     }
 
     /// Jumps to `excluded` if the block is certainly not live. Changes x9 to x12.
@@ -122,28 +118,11 @@ impl Stub {
     }
 
     fn alloc(&mut self, function: &StubFunction<'_>, common: &Common) -> Result<(), StubError> {
-        let size = argument(function.size);
-        let [sampled, probe, enter, unsampled] = std::array::from_fn(|_| self.asm.new_dynamic_label());
+        let [sampled, probe, enter, unsampled, resized, followed, bypass] =
+            std::array::from_fn(|_| self.asm.new_dynamic_label());
         let old = function.pointer.filter(|_| function.shape == CallShape::Realloc).map(argument);
-        match (old, function.simpler, function.count) {
-            (Some(old), Some(malloc), None) => dynasm!(self.asm
-                ; .arch aarch64
-                ; cbnz X(old), >has_old
-                ; mov x0, X(size)
-                ; b extern usize_of(malloc)
-                ; has_old:
-            ),
-            (Some(_), Some(realloc), Some(count)) => {
-                self.product(size, argument(count), enter);
-                dynasm!(self.asm
-                    ; .arch aarch64
-                    ; mov x1, x10
-                    ; b extern usize_of(realloc)
-                    ; =>enter
-                );
-                return continue_in(self, function);
-            }
-            _ => {}
+        if self.redirect(function, old, enter) {
+            return continue_in(self, function);
         }
         let missed = if old.is_some() { unsampled } else { enter };
         self.find_countdown(function, common);
@@ -152,12 +131,17 @@ impl Stub {
         if let Some(old) = old {
             dynasm!(self.asm ; .arch aarch64 ; =>unsampled);
             self.search_filter(old, enter, common);
-            dynasm!(self.asm ; .arch aarch64 ; mov w16, wzr ; b =>probe);
+            dynasm!(self.asm ; .arch aarch64 ; mov w16, wzr ; b =>resized);
         }
         dynasm!(self.asm ; .arch aarch64 ; =>enter);
         continue_in(self, function)?;
 
-        dynasm!(self.asm ; .arch aarch64 ; =>sampled);
+        dynasm!(self.asm
+            ; .arch aarch64
+            ; =>sampled
+            ; ldr x12, [x11, slot::INTERVAL.unsigned_abs()]
+            ; cbz x12, =>bypass
+        );
         if let Some(bytes) = function.throw_safe_bytes {
             self.load(12, bytes);
             dynasm!(self.asm ; .arch aarch64 ; cmp x10, x12 ; b.hs =>enter);
@@ -170,7 +154,8 @@ impl Stub {
             ; =>probe
         );
         self.site(Site::StubEntry);
-        dynasm!(self.asm ; .arch aarch64 ; stp x29, x30, [sp, -FRAME_BYTES]!);
+        self.count(slot::SAMPLES);
+        dynasm!(self.asm ; .arch aarch64 ; =>followed ; stp x29, x30, [sp, -FRAME_BYTES]!);
         self.frame([
             CallFrameInstruction::CfaOffset(FRAME_BYTES),
             CallFrameInstruction::Offset(Dwarf::X29, -FRAME_BYTES),
@@ -189,7 +174,55 @@ impl Stub {
         ]);
         self.site(Site::StubReturn);
         dynasm!(self.asm ; .arch aarch64 ; ret);
+        if old.is_some() {
+            dynasm!(self.asm ; .arch aarch64 ; =>resized);
+            self.site(Site::StubEntry);
+            dynasm!(self.asm ; .arch aarch64 ; b =>followed);
+        }
+        dynasm!(self.asm ; .arch aarch64 ; =>bypass ; b extern usize_of(function.address));
         Ok(())
+    }
+
+    /// Leads what a simpler function can do to its stub: `realloc` of null, and all of `reallocarray`, unless the size overflows.
+    /// Then, returns true, and the call continues at `overflows`.
+    fn redirect(&mut self, function: &StubFunction<'_>, old: Option<u8>, overflows: DynamicLabel) -> bool {
+        let size = argument(function.size);
+        match (old, function.simpler, function.count) {
+            (Some(old), Some(malloc), None) => {
+                dynasm!(self.asm
+                    ; .arch aarch64
+                    ; cbnz X(old), >has_old
+                    ; mov x0, X(size)
+                    ; b extern usize_of(malloc)
+                    ; has_old:
+                );
+                false
+            }
+            (Some(_), Some(realloc), Some(count)) => {
+                self.product(size, argument(count), overflows);
+                dynasm!(self.asm
+                    ; .arch aarch64
+                    ; mov x1, x10
+                    ; b extern usize_of(realloc)
+                    ; =>overflows
+                );
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// Counts a call in this field of the countdown at x11. Changes x9, x12 and x13.
+    fn count(&mut self, field: i32) {
+        dynasm!(self.asm
+            ; .arch aarch64
+            ; add x9, x11, field.unsigned_abs()
+            ; again:
+            ; ldxr x12, [x9]
+            ; add x12, x12, 1
+            ; stxr w13, x12, [x9]
+            ; cbnz w13, <again
+        );
     }
 
     /// Loads the address of the countdown into x11, and counts the call. Changes x9, x10, x12 and x13.
@@ -206,17 +239,13 @@ impl Stub {
                 dynasm!(self.asm ; .arch aarch64 ; mul w9, w9, w10 ; lsr w9, w9, 32 - bits);
             }
         }
-        self.load_address(11, function.slots);
-        dynasm!(self.asm
-            ; .arch aarch64
-            ; add x11, x11, x9, lsl slot::BYTES.ilog2()
-            ; add x9, x11, slot::CALLS.unsigned_abs()
-            ; again:
-            ; ldxr x12, [x9]
-            ; add x12, x12, 1
-            ; stxr w13, x12, [x9]
-            ; cbnz w13, <again
-        );
+        self.load_address(11, common.control + control::BASE as u64);
+        dynasm!(self.asm ; .arch aarch64 ; ldr x11, [x11] ; add x11, x11, x9, lsl slot::BYTES.ilog2());
+        if function.heap_offset > 0 {
+            self.load(12, function.heap_offset);
+            dynasm!(self.asm ; .arch aarch64 ; add x11, x11, x12);
+        }
+        self.count(slot::CALLS);
     }
 
     /// Loads the bytes that a call requests into x10. Jumps to `fails` if it will fail. Changes x12.

@@ -18,6 +18,7 @@ use profiler_common::limits::{LIVE_FILTER_SLOTS, PAGE_BYTES};
 use profiler_common::live::{FILTER_GRANULE_BITS, FILTER_ONE, FILTER_RATIO, FILTER_SPREAD, FILTER_SPREAD_SHIFT};
 
 use super::X86_64;
+use crate::keeper::control;
 use crate::probe::arch::stub::{
     Common, LN_2, RANDOM_INCREMENT, RANDOM_MIXES, Routine, SlotIndex, StubError, StubFunction, StubSet, StubSite,
     TABLE_BITS, slot,
@@ -27,8 +28,6 @@ const ARGUMENTS: [AsmRegister64; 6] = [rdi, rsi, rdx, rcx, r8, r9];
 /// Of one byte. Linux 6.18 replaces one of five bytes by a call, which is a third cheaper, of a page that forked children lack:
 /// they crash (`create_uprobe_trampoline` in arch/x86/kernel/uprobes.c maps it with `VM_DONTCOPY`).
 const NOP: [u8; 1] = [0x90];
-/// Offset of the first instruction behind `endbr64`.
-const LANDING_BYTES: u64 = 4;
 const RETURN_ADDRESS_BYTES: i32 = 8;
 
 impl From<IcedError> for StubError {
@@ -67,14 +66,6 @@ impl StubSet for X86_64 {
             _ => return Err(StubError::Prefix("no stub exists for functions of its kind")),
         }
         assemble(asm, address, &mut sites)
-    }
-
-    fn bypass(stub: u64, function: u64) -> (u64, Vec<u8>) {
-        const JUMP: u8 = 0xe9;
-        const JUMP_BYTES: u64 = 5;
-        let at = stub + LANDING_BYTES;
-        let [a, b, c, d, ..] = function.wrapping_sub(at + JUMP_BYTES).to_le_bytes();
-        (at, vec![JUMP, a, b, c, d])
     }
 }
 
@@ -121,13 +112,20 @@ fn free(
     sites: &mut Vec<(CodeLabel, Site)>,
 ) -> Result<(), StubError> {
     let pointer = ARGUMENTS[function.pointer.unwrap_or(0)];
-    let (mut untracked, mut probe) = (asm.create_label(), asm.create_label());
+    let (mut untracked, mut probe, mut bypass) = (asm.create_label(), asm.create_label(), asm.create_label());
+    let bypassed =
+        MemoryOperand::with_base_displ(Register::RIP, (common.control + control::BYPASSED as u64).cast_signed());
+    asm.add_instruction(Instruction::with2(Code::Cmp_rm64_imm8, bypassed, 0)?)?;
+    asm.jne(bypass)?;
     search_filter(common, asm, pointer, untracked)?;
     asm.set_label(&mut probe)?;
     asm.db(&NOP)?;
     sites.push((probe, Site::StubEntry));
     asm.set_label(&mut untracked)?;
-    continue_in(asm, function)
+    continue_in(asm, function)?;
+    asm.set_label(&mut bypass)?;
+    asm.jmp(function.address)?;
+    Ok(())
 }
 
 /// Jumps to `excluded` if the block is certainly not live. Changes rax, r10 and r11.
@@ -173,30 +171,13 @@ fn alloc(
     function: &StubFunction<'_>,
     sites: &mut Vec<(CodeLabel, Site)>,
 ) -> Result<(), StubError> {
-    let size = ARGUMENTS[function.size];
     let (mut sampled, mut probe, mut returned) = (asm.create_label(), asm.create_label(), asm.create_label());
-    let mut enter = asm.create_label();
+    let (mut enter, mut bypass) = (asm.create_label(), asm.create_label());
+    let (mut resized, mut followed) = (asm.create_label(), asm.create_label());
     let old = function.pointer.filter(|_| function.shape == CallShape::Realloc).map(|number| ARGUMENTS[number]);
     let mut unsampled = if old.is_some() { asm.create_label() } else { enter };
-    match (old, function.simpler, function.count) {
-        (Some(old), Some(malloc), None) => {
-            let mut has_old = asm.create_label();
-            asm.test(old, old)?;
-            asm.jnz(has_old)?;
-            asm.mov(rdi, size)?;
-            asm.jmp(malloc)?;
-            asm.set_label(&mut has_old)?;
-        }
-        (Some(_), Some(realloc), Some(count)) => {
-            asm.mov(r10, size)?;
-            product(asm, count)?;
-            asm.jo(enter)?;
-            asm.mov(rsi, r10)?;
-            asm.jmp(realloc)?;
-            asm.set_label(&mut enter)?;
-            return continue_in(asm, function);
-        }
-        _ => {}
+    if redirect(asm, function, old, &mut enter)? {
+        return continue_in(asm, function);
     }
     find_countdown(common, asm, function)?;
     size_of_call(asm, function, unsampled)?;
@@ -208,12 +189,14 @@ fn alloc(
         asm.set_label(&mut unsampled)?;
         search_filter(common, asm, old, enter)?;
         asm.xor(r10d, r10d)?;
-        asm.jmp(probe)?;
+        asm.jmp(resized)?;
     }
     asm.set_label(&mut enter)?;
     continue_in(asm, function)?;
 
     asm.set_label(&mut sampled)?;
+    asm.cmp(qword_ptr(r11 + slot::INTERVAL), 0)?;
+    asm.je(bypass)?;
     if let Some(bytes) = function.throw_safe_bytes {
         asm.mov(rax, bytes)?;
         asm.cmp(r10, rax)?;
@@ -223,6 +206,8 @@ fn alloc(
     asm.set_label(&mut probe)?;
     asm.db(&NOP)?;
     sites.push((probe, Site::StubEntry));
+    asm.inc(qword_ptr(r11 + slot::SAMPLES))?;
+    asm.set_label(&mut followed)?;
     // Keeps the stack aligned.
     asm.sub(rsp, 8)?;
     asm.call(enter)?;
@@ -231,7 +216,47 @@ fn alloc(
     asm.db(&NOP)?;
     sites.push((returned, Site::StubReturn));
     asm.ret()?;
+    if old.is_some() {
+        asm.set_label(&mut resized)?;
+        asm.db(&NOP)?;
+        sites.push((resized, Site::StubEntry));
+        asm.jmp(followed)?;
+    }
+    asm.set_label(&mut bypass)?;
+    asm.jmp(function.address)?;
     Ok(())
+}
+
+/// Leads what a simpler function can do to its stub: `realloc` of null, and all of `reallocarray`, unless the size overflows. Then,
+/// returns true, and the call continues at `overflows`.
+fn redirect(
+    asm: &mut CodeAssembler,
+    function: &StubFunction<'_>,
+    old: Option<AsmRegister64>,
+    overflows: &mut CodeLabel,
+) -> Result<bool, StubError> {
+    let size = ARGUMENTS[function.size];
+    match (old, function.simpler, function.count) {
+        (Some(old), Some(malloc), None) => {
+            let mut has_old = asm.create_label();
+            asm.test(old, old)?;
+            asm.jnz(has_old)?;
+            asm.mov(rdi, size)?;
+            asm.jmp(malloc)?;
+            asm.set_label(&mut has_old)?;
+            Ok(false)
+        }
+        (Some(_), Some(realloc), Some(count)) => {
+            asm.mov(r10, size)?;
+            product(asm, count)?;
+            asm.jo(*overflows)?;
+            asm.mov(rsi, r10)?;
+            asm.jmp(realloc)?;
+            asm.set_label(overflows)?;
+            Ok(true)
+        }
+        _ => Ok(false),
+    }
 }
 
 /// Loads the address of the countdown into r11, and counts the call. Changes rax.
@@ -248,8 +273,12 @@ fn find_countdown(common: &Common, asm: &mut CodeAssembler, function: &StubFunct
         }
     }
     asm.shl(eax, slot::BYTES.ilog2())?;
-    load_address(asm, function.slots)?;
+    let base = MemoryOperand::with_base_displ(Register::RIP, (common.control + control::BASE as u64).cast_signed());
+    asm.add_instruction(Instruction::with2(Code::Mov_r64_rm64, Register::R11, base)?)?;
     asm.add(r11, rax)?;
+    if function.heap_offset > 0 {
+        asm.add(r11, i32::try_from(function.heap_offset).map_err(|_| StubError::Encode("too many heaps".to_owned()))?)?;
+    }
     asm.inc(qword_ptr(r11 + slot::CALLS))?;
     Ok(())
 }

@@ -22,7 +22,8 @@ struct Made {
 
 /// Stubs of `malloc` with these instructions before the probe, and of `free`.
 fn make<S: StubSet>(prefix: &[u8]) -> Made {
-    let mut code = StubCode::<S>::of(ADDRESS, ADDRESS + 0x10_0000, SlotIndex::Rseq(-32)).expect("it is encoded");
+    let mut code =
+        StubCode::<S>::of(ADDRESS, ADDRESS + 0x10_0000, ADDRESS + 0x8000, SlotIndex::Rseq(-32)).expect("it is encoded");
     let malloc = StubFunction {
         shape: CallShape::Alloc,
         size: 0,
@@ -32,7 +33,7 @@ fn make<S: StubSet>(prefix: &[u8]) -> Made {
         throw_safe_bytes: None,
         address: ADDRESS + 0x100_0000,
         prefix,
-        slots: ADDRESS + 0x8000,
+        heap_offset: 0,
         simpler: None,
     };
     let free = StubFunction { shape: CallShape::Free, pointer: Some(0), prefix: &[], ..malloc };

@@ -72,7 +72,8 @@ impl Stub {
 
     /// Loads an address within 4 GiB.
     pub(super) fn load_address(&mut self, register: u8, address: u64) {
-        let page = usize_of(address);
+        // Of another address, the assembler takes the next page.
+        let page = usize_of(address & !0xfff);
         dynasm!(self.asm
             ; .arch aarch64
             ; adrp X(register), extern page

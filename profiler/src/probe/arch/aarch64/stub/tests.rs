@@ -17,6 +17,7 @@ const TABLE: u64 = CODE;
 const DRAW: u64 = CODE + 0x1000;
 const STUB: u64 = CODE + 0x2000;
 const SLOTS: u64 = CODE + 0x1_0000;
+const CONTROL: u64 = CODE + 0x2_0000;
 const FILTER: u64 = CODE + 0x10_0000;
 const FUNCTION: u64 = CODE + 0x700_0000;
 const SIMPLER: u64 = CODE + 0x3000;
@@ -41,17 +42,22 @@ const MALLOC: StubFunction<'static> = StubFunction {
     throw_safe_bytes: None,
     address: FUNCTION,
     prefix: &[],
-    slots: SLOTS,
+    heap_offset: 0,
     simpler: None,
 };
 const FREE: StubFunction<'static> = StubFunction { shape: CallShape::Free, pointer: Some(0), ..MALLOC };
 const REALLOC: StubFunction<'static> =
     StubFunction { shape: CallShape::Realloc, size: 1, pointer: Some(0), simpler: Some(SIMPLER), ..MALLOC };
 
+fn common(index: SlotIndex) -> Common {
+    Common { filter: FILTER, control: CONTROL, index, draw: DRAW, page_bytes: PAGE_BYTES }
+}
+
 /// A call of a stub.
 struct Call {
     machine: Machine,
-    entry: u64,
+    /// Probed instructions before the call of the function.
+    entries: Vec<u64>,
     returned: Option<u64>,
 }
 
@@ -61,7 +67,7 @@ impl Call {
     }
 
     fn with_index(function: &StubFunction<'_>, arguments: &[u64], index: SlotIndex) -> Self {
-        let common = Common { filter: FILTER, index, draw: DRAW, page_bytes: PAGE_BYTES };
+        let common = common(index);
         let routine = Aarch64::stub(STUB, function, &common).expect("it is encoded");
         let mut machine = Machine::at(STUB);
         machine.thread_pointer = THREAD;
@@ -73,8 +79,10 @@ impl Call {
         machine.write(THREAD.wrapping_add_signed(RSEQ.into()), &CPU.to_le_bytes());
         machine.x[..arguments.len()].copy_from_slice(arguments);
         (machine.x[30], machine.x[31]) = (CALLER, STACK);
-        let site = |wanted| routine.sites.iter().find(|site| site.site == wanted).map(|site| STUB + site.offset);
-        Self { machine, entry: site(Site::StubEntry).unwrap_or(0), returned: site(Site::StubReturn) }
+        machine.write(CONTROL + control::BASE as u64, &SLOTS.to_le_bytes());
+        let sites =
+            |wanted| routine.sites.iter().filter(move |site| site.site == wanted).map(|site| STUB + site.offset);
+        Self { machine, entries: sites(Site::StubEntry).collect(), returned: sites(Site::StubReturn).next() }
     }
 
     fn with_countdown(mut self, countdown: i64, interval: Interval) -> Self {
@@ -88,11 +96,12 @@ impl Call {
     /// Whether the call reaches the probe; otherwise it continues in the function. Either way, it finds what the caller has passed.
     fn is_probed(&mut self) -> bool {
         let before = self.machine.x;
-        let reached = self.machine.run_to(&[self.entry, FUNCTION]);
+        let ends: Vec<u64> = self.entries.iter().copied().chain([FUNCTION]).collect();
+        let reached = self.machine.run_to(&ends);
         for register in ARGUMENTS.map(|register| usize::from(register.number())).into_iter().chain([18, 29, 30, 31]) {
             assert_eq!(self.machine.x[register], before[register], "x{register}");
         }
-        reached == self.entry
+        reached != FUNCTION
     }
 
     fn countdown(&self) -> i64 {
@@ -293,7 +302,7 @@ fn other_code_is_refused() {
     let refusal = |word: u32| {
         let bytes = code(&[0xd503_201f, word]);
         let function = StubFunction { prefix: &bytes, ..FREE };
-        let common = Common { filter: FILTER, index: SlotIndex::Thread(4), draw: DRAW, page_bytes: PAGE_BYTES };
+        let common = common(SlotIndex::Thread(4));
         Aarch64::stub(STUB, &function, &common).expect_err("it cannot be moved").to_string()
     };
     // bl, ret, blr, ldr of a literal, branch backwards, invalid
@@ -308,18 +317,25 @@ fn other_code_is_refused() {
         assert!(refusal(word).contains(reason), "{word:#010x}: {}", refusal(word));
     }
     let far = StubFunction { address: STUB + Aarch64::REACH_BYTES + 8, ..FREE };
-    let common = Common { filter: FILTER, index: SlotIndex::Thread(4), draw: DRAW, page_bytes: PAGE_BYTES };
+    let common = common(SlotIndex::Thread(4));
     assert!(matches!(Aarch64::stub(STUB, &far, &common), Err(StubError::Encode(_))));
 }
 
+/// Data alone switches stubs off: they continue at the function's entry instead of behind its probe.
 #[test]
-fn neutral_stubs_jump_to_their_functions() {
-    for function in [FUNCTION, STUB - 0x10_0000] {
-        let (address, jump) = Aarch64::bypass(STUB, function);
-        let mut machine = Machine::at(STUB);
-        // bti c
-        machine.write(STUB, &0xd503_245f_u32.to_le_bytes());
-        machine.write(address, &jump);
-        assert_eq!(machine.run_to(&[function]), function);
+fn stubs_that_are_switched_off_continue_at_the_entry_of_their_function() {
+    const IDLE: u64 = SLOTS + 0x1000;
+    let prefix = code(&[0xd503_201f]);
+    for function in [MALLOC, FREE, REALLOC] {
+        let function = StubFunction { prefix: &prefix, ..function };
+        for (base, bypassed, continues_at) in [(SLOTS, 0_u64, FUNCTION + 4), (IDLE, 1, FUNCTION)] {
+            let mut call = Call::new(&function, &[4096, 64]).with_countdown(i64::MAX, Interval::from_code(0x4fff));
+            call.machine.write(CONTROL + control::BASE as u64, &base.to_le_bytes());
+            call.machine.write(CONTROL + control::BYPASSED as u64, &bypassed.to_le_bytes());
+            let before = call.machine.x[..8].to_vec();
+            let ends: Vec<u64> = call.entries.iter().copied().chain([FUNCTION, FUNCTION + 4]).collect();
+            assert_eq!(call.machine.run_to(&ends), continues_at, "{:?}", function.shape);
+            assert_eq!(call.machine.x[..8], before, "{:?}", function.shape);
+        }
     }
 }

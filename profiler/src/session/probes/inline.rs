@@ -1,0 +1,90 @@
+//! Stubs of the inline engine, as the session sees them.
+
+use super::Probes;
+use crate::guardrail::CallCosts;
+use crate::ids::Pid;
+use crate::keeper::{Launch, Stopper};
+use crate::model::InlineEngine;
+use crate::probe::cost::Costs;
+use crate::session::rates::Rates;
+use crate::session::stubs::Change;
+use crate::session::target::Target;
+
+impl Probes {
+    pub(in crate::session) fn install_stubs(&mut self, target: &Target, rates: &Rates) {
+        let stopper = Stopper::Keeper(&self.links.keeper);
+        self.stubs.install(target, &mut self.kernel, stopper, &self.discovery, rates);
+    }
+
+    /// Returns whether targets are to have stubs.
+    pub(in crate::session) fn has_stubs(&self) -> bool {
+        self.stubs.is_enabled()
+    }
+
+    /// Before an exit: afterwards they cannot be read.
+    pub(in crate::session) fn count_stub_calls(&mut self, pid: Pid) {
+        self.stubs.count_calls(pid, &self.kernel);
+    }
+
+    /// Installs stubs in a launched program. All its threads must be held.
+    pub(in crate::session) fn install_stubs_in(&mut self, launch: &Launch, target: &Target, rates: &Rates) {
+        let stopper = Stopper::Launch(&self.links.keeper, launch);
+        self.stubs.install(target, &mut self.kernel, stopper, &self.discovery, rates);
+    }
+
+    /// What is to be changed in a process with stubs by now.
+    pub(in crate::session) fn stub_change(&mut self, target: &Target) -> Option<Change> {
+        self.stubs.due(target, &self.kernel, &self.discovery)
+    }
+
+    /// Changes a process with stubs. With `launch`, all its threads must be held.
+    pub(in crate::session) fn change_stubs(
+        &mut self,
+        change: Change,
+        target: &Target,
+        launch: Option<&Launch>,
+        rates: &Rates,
+    ) {
+        let keeper = &self.links.keeper;
+        let stopper = launch.map_or(Stopper::Keeper(keeper), |launch| Stopper::Launch(keeper, launch));
+        self.stubs.change(change, target, &mut self.kernel, stopper, &self.discovery, rates);
+    }
+
+    pub(in crate::session) fn poll_stubs(&mut self, target: &Target, rates: &Rates) {
+        if let Some(change) = self.stub_change(target) {
+            self.change_stubs(change, target, None, rates);
+        }
+    }
+
+    /// Why a target has no stubs although it is to have them.
+    pub(in crate::session) fn stubs_refused(&self, target: &Target) -> Option<&str> {
+        self.stubs.refused(target.pid).filter(|_| !target.traps_only)
+    }
+
+    /// Costs of the unsampled calls of one of this number of targets. `None` when nothing is attached.
+    pub(in crate::session) fn call_costs(&self, target: &Target, costs: &Costs, targets: usize) -> Option<CallCosts> {
+        let alone = target.hooks.call_costs(&self.discovery.plan, costs)?;
+        let trapped = self.links.scope.costs_among(targets, alone);
+        Some(match self.stubs.trapped_share(target.pid) {
+            Some(share) => CallCosts::STUBS.with_trapped(trapped, share),
+            None => trapped,
+        })
+    }
+
+    pub(in crate::session) fn count_pointers(&mut self, target: &Target) -> usize {
+        self.stubs.count_pointers(target, &self.discovery)
+    }
+
+    pub(in crate::session) fn inline_engine(&self) -> Option<InlineEngine> {
+        self.stubs.facts()
+    }
+
+    /// Number of calls that stubs have sampled and no probe has met.
+    pub(in crate::session) fn stub_calls_missed(&self) -> u64 {
+        self.stubs.missed()
+    }
+
+    pub(in crate::session) fn update_intervals(&mut self, rates: &Rates) {
+        self.stubs.update(rates);
+    }
+}
