@@ -58,8 +58,12 @@ impl Target {
         Self::spawn(&mut Command::new(build(source)))
     }
 
-    /// Starts a command that follows the targets' protocol and waits until it is ready.
+    /// Starts a command that follows the targets' protocol and waits until it is ready. Its dynamic linker resolves all pointers at
+    /// the start, so that tests with stubs know which calls pass them; `LD_BIND_NOW` without a value leaves this to the first calls.
     pub fn spawn(command: &mut Command) -> Self {
+        if command.get_envs().all(|(name, _)| name != "LD_BIND_NOW") {
+            command.env("LD_BIND_NOW", "1");
+        }
         let mut child = command
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
