@@ -144,6 +144,18 @@ pub(crate) enum CollectError {
 }
 
 impl CollectError {
+    /// As a reason why a process keeps the trap engine: nothing was to be inspected.
+    pub(crate) fn of_engine(self) -> Self {
+        let reason = match self {
+            Self::Ended(pid) => format!("process `{pid}` exited"),
+            Self::Interrupted(_) => "heapbpf exits".to_owned(),
+            Self::Is32Bit(pid) => format!("process `{pid}` runs 32-bit code; stubs are for 64-bit programs"),
+            Self::Itself(pid) => format!("process `{pid}` is heapbpf itself, which cannot stop itself"),
+            other => return other,
+        };
+        Self::Keeper(reason)
+    }
+
     pub(crate) fn refused(pid: Pid, what: &'static str) -> impl Fn(io::Error) -> Self {
         move |source| match source.raw_os_error() {
             Some(libc::ESRCH) => Self::Ended(pid),

@@ -172,9 +172,9 @@ impl Worker {
             Command::Stop(pid) => self.stop(pid),
             Command::Fork(code) => self.fork(&code, descriptors),
             Command::Resume => Ok(Answer::Resumed(self.stopped.take().map_or(Duration::ZERO, Stopped::release))),
-            Command::Install(plan) => self.install(&plan, &descriptors),
-            Command::Restore(plan) => self.restore(&plan),
-            Command::FindRseq => self.find_rseq(),
+            Command::Install(plan) => self.install(&plan, &descriptors).map_err(CollectError::of_engine),
+            Command::Restore(plan) => self.restore(&plan).map_err(CollectError::of_engine),
+            Command::FindRseq => self.find_rseq().map_err(CollectError::of_engine),
             command => Ok(self.execute_launch(&command, descriptors)),
         };
         answer.unwrap_or_else(|error| Answer::Failed(error.to_string()))

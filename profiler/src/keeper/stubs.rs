@@ -36,7 +36,7 @@ pub(super) struct Stubs(BTreeMap<Pid, Installation>);
 
 impl Stubs {
     pub(super) fn install(&mut self, plan: Installation, descriptors: &[OwnedFd]) -> io::Result<Installed> {
-        let installed = install(&plan, descriptors).map_err(io::Error::other)?;
+        let installed = install(&plan, descriptors).map_err(|error| io::Error::other(error.of_engine()))?;
         match self.0.entry(plan.pid) {
             Entry::Occupied(mut known) if descriptors.is_empty() => known.get_mut().add_slots(plan.slots),
             Entry::Occupied(mut known) => *known.get_mut() = plan,
