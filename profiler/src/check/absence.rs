@@ -20,6 +20,9 @@ pub(crate) fn explain(snapshot: &HeapSnapshot) -> Option<String> {
         Absence::Unused => format!(
             "process `{pid}` has not allocated any memory: its C library's allocator was never called, so there are no blocks to check"
         ),
+        Absence::Empty => format!(
+            "process `{pid}` has no allocated memory now: it has freed every block, so there are no blocks to check"
+        ),
         Absence::Changing => format!(
             "the heap of process `{pid}` was being changed in each heap snapshot: {gaps}; try again when it is less busy"
         ),
@@ -41,7 +44,8 @@ pub(crate) fn explain(snapshot: &HeapSnapshot) -> Option<String> {
 fn state(snapshot: &HeapSnapshot, scene: &Scene<'_>) -> Absence {
     let absence = walk::absence(scene, &snapshot.walks);
     // The C library's allocator is not called where another one replaces it.
-    if absence == Absence::Unused && allocator_count(snapshot) > 1 { Absence::Unknown } else { absence }
+    let may_be_unused = matches!(absence, Absence::Unused | Absence::Empty);
+    if may_be_unused && allocator_count(snapshot) > 1 { Absence::Unknown } else { absence }
 }
 
 /// Number of mapped modules that define `malloc`, without the dynamic linker, which has one for itself.

@@ -156,6 +156,7 @@ fn absence(scene: &Scene<'_>, walks: &[Walk], heaps: &[(String, HeapId)]) -> Opt
     let reason = match walk::absence(scene, walks) {
         Absence::Starting => "its dynamic linker is still loading it".to_owned(),
         // The C library's allocator is not called where another one replaces it.
+        Absence::Empty => return None,
         Absence::Unused if heaps.iter().any(|(name, _)| name == glibc::HEAP) => return None,
         Absence::Changing => format!("its heap was being changed: {}", gaps.join("; ")),
         Absence::Damaged => format!("its heap is damaged: {}", gaps.join("; ")),

@@ -44,11 +44,14 @@ pub(crate) fn absence(scene: &Scene<'_>, walks: &[Walk]) -> Absence {
         return Absence::Starting;
     }
     let has_gaps = |walk: &&Walk| walk.heap == glibc::HEAP && !walk.gaps.is_empty();
-    match walks.iter().find(has_gaps) {
-        Some(walk) if walk.busy && scene.threads.iter().any(|thread| !thread.in_syscall) => Absence::Changing,
+    // A thread that runs may be in the middle of a change, which needs no lock in a process with one thread.
+    let is_changing = || scene.threads.iter().any(|thread| !thread.in_syscall);
+    let absence = match walks.iter().find(has_gaps) {
         Some(_) => Absence::Damaged,
+        None if walks.iter().any(|walk| walk.heap == glibc::HEAP) => Absence::Empty,
         None => glibc::absence(scene).unwrap_or(Absence::Unknown),
-    }
+    };
+    if absence == Absence::Damaged && is_changing() { Absence::Changing } else { absence }
 }
 
 /// Whether this is code of a dynamic linker that is not the C library as well, as that of musl is.

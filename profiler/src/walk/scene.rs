@@ -44,6 +44,8 @@ pub(crate) enum Absence {
     Starting,
     /// Its allocator has not been called.
     Unused,
+    /// Its allocator has no block in use.
+    Empty,
     /// A thread was changing its allocator's data structures.
     Changing,
     /// Its allocator's data structures are overwritten.

@@ -2,6 +2,8 @@
  * Processes in unusual states, by the first argument. They print `ready` and wait, without the C library's buffers:
  *
  *   idle       has never called malloc
+ *   freed      has freed every block
+ *   churns     allocates and frees one block after another, and does not wait
  *   size       has written beyond a block: the next one's size is overwritten
  *   lists      has written to freed blocks: the lists that they are in are broken
  *   spinner    a thread that never allocates runs the C library's code, with an address of the allocator's data in a register
@@ -82,6 +84,12 @@ NOINLINE static void hold_by_secret(void) {
     put(mapping, make_block());
 }
 
+NOINLINE static void make_and_free(size_t size) {
+    void *volatile block = malloc(size);
+    if (block == NULL) give_up("no memory");
+    free(block);
+}
+
 int main(int count, char **arguments) {
     const char *what = count > 1 ? arguments[1] : "";
     if (strcmp(what, "size") == 0) overwrite_size();
@@ -90,10 +98,12 @@ int main(int count, char **arguments) {
     else if (strcmp(what, "gs") == 0) hold_by_segment();
     else if (strcmp(what, "secret") == 0) hold_by_secret();
     else if (strcmp(what, "none") == 0) make_block();
+    else if (strcmp(what, "freed") == 0 || strcmp(what, "churns") == 0) make_and_free(BYTES);
     else if (strcmp(what, "idle") != 0) give_up("unknown state");
     static char line[16];
     sweep();
     print("ready\n", 6);
+    for (size_t i = 0; strcmp(what, "churns") == 0; i++) make_and_free(100 + i * 37 % 5000);
     while (read_line(line, sizeof line)) {}
     _exit(0);
 }
