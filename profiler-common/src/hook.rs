@@ -25,12 +25,15 @@ pub enum CallShape {
     Remap = 7,
     /// Moves the program break by a signed size and returns the previous one, or −1 (`sbrk`).
     Break = 8,
+    /// Is recorded at its entry, and its return is not probed. Takes the block as its pointer; without one, the call counts as an
+    /// allocation that is never live.
+    Entry = 9,
 }
 
 impl CallShape {
     /// Whether the call's return must be handled.
     pub const fn allocates(self) -> bool {
-        !matches!(self, Self::Free)
+        !matches!(self, Self::Free | Self::Entry)
     }
 
     /// The shape with this number; invalid numbers give [`Break`](Self::Break).
@@ -44,6 +47,7 @@ impl CallShape {
             5 => Self::Map,
             6 => Self::Unmap,
             7 => Self::Remap,
+            9 => Self::Entry,
             _ => Self::Break,
         }
     }
@@ -375,7 +379,7 @@ mod tests {
 
         #[test]
         fn cookies_round_trip(
-            shape in (0u8..9).prop_map(CallShape::from_number),
+            shape in (0u8..10).prop_map(CallShape::from_number),
             size in register(),
             count in proptest::option::of(register()),
             pointer in proptest::option::of(register()),

@@ -90,11 +90,15 @@ impl RecordHeader {
     }
 }
 
+/// No block has this address.
+pub const UNKNOWN_ADDRESS: u64 = 0;
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub struct AllocRecord {
     /// Kind `Alloc` or `Restore`.
     pub header: RecordHeader,
+    /// [`UNKNOWN_ADDRESS`] if the hook knows none: then the block is not in the live set.
     pub address: u64,
     pub tid: u32,
     /// Hook of the call: an index into the session's list.

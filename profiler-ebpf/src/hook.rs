@@ -8,7 +8,7 @@ use profiler_common::counter::Counter;
 use profiler_common::hook::CallShape;
 use profiler_common::interval::Interval;
 use profiler_common::live::LiveBlock;
-use profiler_common::record::RecordKind;
+use profiler_common::record::{RecordKind, UNKNOWN_ADDRESS};
 
 use crate::call::{Call, Store};
 use crate::layout::Inflight;
@@ -18,6 +18,7 @@ use crate::{config, emit, inflight, live, remap, sample, stack};
 const FREE: u8 = CallShape::Free as u8;
 const REALLOC: u8 = CallShape::Realloc as u8;
 const RESIZE: u8 = CallShape::Resize as u8;
+const ENTRY: u8 = CallShape::Entry as u8;
 const ALLOC_OUT: u8 = CallShape::AllocOut as u8;
 
 /// Handles the entry of a hooked function. Returns whether its return must be handled.
@@ -28,6 +29,10 @@ pub(crate) fn entry(call: &Call<impl Store>) -> bool {
             free(call);
             false
         }
+        ENTRY => {
+            entered(call);
+            false
+        }
         shape if remap::is_shape(shape) => remap::entry(call, shape),
         shape => {
             if config::stubs() {
@@ -35,6 +40,32 @@ pub(crate) fn entry(call: &Call<impl Store>) -> bool {
             }
             if shape == REALLOC || shape == RESIZE { realloc(call, shape) } else { alloc(call, shape) }
         }
+    }
+}
+
+/// Records a call whose return is not probed. It is not stored, so a hooked function that it calls is sampled separately.
+#[inline(always)]
+fn entered(call: &Call<impl Store>) {
+    if sample::is_foreign_alloc(call) || inflight::nested(call) {
+        return;
+    }
+    let Some(size_bytes) = call.size_bytes() else {
+        return;
+    };
+    let address = if call.cookie.has_pointer() { call.pointer() } else { UNKNOWN_ADDRESS };
+    if call.cookie.has_pointer() && address == 0 {
+        return;
+    }
+    let sampled = sampled(call, size_bytes);
+    if sampled.interval_code == 0 {
+        return;
+    }
+    let interval = Interval::from_code(sampled.interval_code);
+    let block = LiveBlock::new(size_bytes, emit::now_ns(), sampled.stack_id, interval, call.cookie.heap());
+    if address == UNKNOWN_ADDRESS {
+        live::report(call, RecordKind::Alloc, address, block);
+    } else {
+        live::enter(call, RecordKind::Alloc, address, block);
     }
 }
 

@@ -28,6 +28,12 @@ pub(crate) fn enter(call: &Call<impl Store>, kind: RecordKind, address: u64, blo
             return;
         }
     }
+    report(call, kind, address, block);
+}
+
+/// Writes a record of a block.
+#[inline(always)]
+pub(crate) fn report(call: &Call<impl Store>, kind: RecordKind, address: u64, block: LiveBlock) {
     emit::record(AllocRecord {
         header: RecordHeader::new(kind, call.tgid()),
         address,

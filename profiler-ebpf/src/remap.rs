@@ -19,11 +19,12 @@ use crate::{emit, inflight, sample, stack};
 const MAP: u8 = CallShape::Map as u8;
 const UNMAP: u8 = CallShape::Unmap as u8;
 const REMAP: u8 = CallShape::Remap as u8;
+const BREAK: u8 = CallShape::Break as u8;
 
 /// Whether calls of this shape are handled here.
 #[inline(always)]
 pub(crate) const fn is_shape(shape: u8) -> bool {
-    shape >= MAP
+    shape >= MAP && shape <= BREAK
 }
 
 /// Flags of mmap (`include/uapi/linux/mman.h`, `include/uapi/asm-generic/mman-common.h`).

@@ -3,6 +3,8 @@
 
 #[path = "hooks/built_in.rs"]
 mod built_in;
+#[path = "hooks/entry.rs"]
+mod entry;
 #[path = "hooks/errors.rs"]
 mod errors;
 

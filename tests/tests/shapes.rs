@@ -103,6 +103,7 @@ impl Watched {
             all_execs: false,
             throw_safe_bytes: THROW_SAFE_BYTES,
             stubs: false,
+            entries: false,
         };
         let mut kernel = Kernel::load(config, links).expect("this kernel has links of this kind");
         let ring = kernel.take_ring().expect("not taken yet");

@@ -1,6 +1,6 @@
 //! User-defined functions: `[HEAP=]LIB:FUNCTION(KEY=VALUE, …)[@INTERVAL]` (docs/hooks.md).
 //! The presence of `size`, `ptr` and `old` determines the shape: a function that takes a block frees it, one that returns one
-//! allocates, one that does both reallocates.
+//! allocates, one that does both reallocates. `entry` keeps the return alone: the block is an argument, or not known.
 
 use std::fmt;
 use std::ops::Range;
@@ -9,6 +9,7 @@ use std::str::FromStr;
 use profiler_common::arch::ARGUMENTS;
 use profiler_common::hook::CallShape;
 
+use super::no_return;
 use super::selection::{ALL, MMAP, interval_bytes};
 use super::spec::HookSpec;
 use crate::process::pattern::ModulePattern;
@@ -37,9 +38,11 @@ pub struct HookError {
 /// Maximum characters of a text in an error, and maximum before the position.
 const SHOWN_MAX: usize = 160;
 const SHOWN_BEFORE_MAX: usize = 80;
+/// Maximum characters of a reason, which may contain a mangled name.
+const REASON_MAX: usize = 280;
 
-fn start_of(text: &str) -> String {
-    match text.char_indices().nth(SHOWN_MAX) {
+fn start_of(text: &str, count_max: usize) -> String {
+    match text.char_indices().nth(count_max) {
         Some((end, _)) => format!("{}…", &text[..end]),
         None => text.to_owned(),
     }
@@ -51,12 +54,12 @@ impl fmt::Display for HookError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let columns = |range: Range<usize>| self.text.get(range).map_or(0, |part| part.chars().count());
         let (before, width) = (columns(0..self.at.start), columns(self.at.clone()).max(1));
-        writeln!(f, "{}", start_of(&self.reason))?;
+        writeln!(f, "{}", start_of(&self.reason, REASON_MAX))?;
         // Show only the part of a long text around the position: a formatter's width is limited.
         let cut_before = before.saturating_sub(SHOWN_BEFORE_MAX);
         let (mark, mark_width) = if cut_before > 0 { ("…", 1) } else { ("", 0) };
         let from = self.text.char_indices().nth(cut_before).map_or(0, |(at, _)| at);
-        writeln!(f, "  {mark}{}", start_of(&self.text[from..]))?;
+        writeln!(f, "  {mark}{}", start_of(&self.text[from..], SHOWN_MAX))?;
         write!(f, "  {}{}", " ".repeat(before - cut_before + mark_width), "^".repeat(width.min(SHOWN_MAX)))
     }
 }
@@ -209,10 +212,13 @@ struct Keys {
     old: Option<usize>,
     out: Option<usize>,
     returned: bool,
+    /// Argument that is the block.
+    block: Option<usize>,
     flags: Vec<&'static str>,
 }
 
-const FLAGS: [&str; 4] = ["pages", "leaf", "throws", "frees-on-failure"];
+const FLAGS: [&str; 5] = ["pages", "leaf", "throws", "frees-on-failure", ENTRY];
+const ENTRY: &str = "entry";
 
 impl Keys {
     fn take(&mut self, part: Part<'_>) -> Result<(), HookError> {
@@ -223,15 +229,20 @@ impl Keys {
             "size" => &mut self.size,
             "count" => &mut self.count,
             "old" => &mut self.old,
-            "ptr" if self.returned || self.out.is_some() => return Err(key.error("duplicate `ptr`")),
+            "ptr" if self.returned || self.out.is_some() || self.block.is_some() => {
+                return Err(key.error("duplicate `ptr`"));
+            }
             "ptr" if value.str() == "ret" => {
                 self.returned = true;
                 return Ok(());
             }
             "ptr" => {
+                if value.str().starts_with("arg") {
+                    self.block = Some(argument_number(value)?);
+                    return Ok(());
+                }
                 let Some(argument) = value.str().strip_prefix('*') else {
-                    let reason =
-                        "is not a location of a block; use `ret` for the result or `*arg1` for a pointer argument";
+                    let reason = "is not a location of a block; use `ret` for the result, `*arg1` for a pointer argument, or `arg1` with `entry`";
                     return Err(value.error(format!("`{}` {reason}", value.str())));
                 };
                 let (_, argument) = value.cut(value.str().len() - argument.len(), 0);
@@ -250,7 +261,7 @@ impl Keys {
 
     fn take_flag(&mut self, part: Part<'_>) -> Result<(), HookError> {
         let Some(flag) = FLAGS.iter().find(|flag| **flag == part.str()) else {
-            let reason = "is neither `KEY=VALUE` nor one of `pages`, `leaf`, `throws` and `frees-on-failure`";
+            let reason = "is neither `KEY=VALUE` nor one of `pages`, `leaf`, `throws`, `frees-on-failure` and `entry`";
             return Err(part.error(format!("`{}` {reason}", part.str())));
         };
         self.flags.push(flag);
@@ -259,9 +270,19 @@ impl Keys {
 
     fn spec(&self, name: &str, inside: Part<'_>) -> Result<HookSpec, HookError> {
         let has = |flag: &str| self.flags.contains(&flag);
+        if has(ENTRY) {
+            return self.entry_spec(name, inside);
+        }
+        if let Some(block) = self.block {
+            let argument = format!("arg{}", block + 1);
+            return Err(inside.error(format!(
+                "`ptr={argument}` requires `entry`, by which {argument} is the block; if the block is stored where {argument} points, write `ptr=*{argument}`"
+            )));
+        }
         let need_size =
             || self.size.ok_or_else(|| inside.error("missing `size`: which argument is the size of the block?"));
-        let shaped = |function: &'static str| match (self.old, self.out, self.returned) {
+        let shaped = |function: &'static str| {
+            match (self.old, self.out, self.returned) {
             (Some(old), None, true) => Ok(HookSpec::realloc(function, old, need_size()?)),
             (None, None, true) => Ok(HookSpec::alloc(function, need_size()?)),
             (None, Some(out), false) => Ok(HookSpec::alloc_out(function, out, need_size()?)),
@@ -275,17 +296,23 @@ impl Keys {
                 Err(inside.error("`old` requires `ptr=ret`; a block stored by `ptr=*arg` cannot be reallocated"))
             }
             (None, None, false) => {
-                Err(inside.error("missing block: specify `ptr=ret` or `ptr=*argN`, or `old=argN` if it frees one"))
+                Err(inside.error("missing block: specify `ptr=ret` or `ptr=*argN`, `old=argN` if it frees one, or `entry` if it has none"))
             }
             (_, Some(_), true) => Err(inside.error("duplicate `ptr`")),
+        }
         };
         let spec = shaped("")?;
         let reallocates = spec.shape == CallShape::Realloc;
         if has("frees-on-failure") && !reallocates {
             return Err(inside.error("`frees-on-failure` requires `old` and `ptr=ret`"));
         }
+        if spec.shape.allocates()
+            && let Some(reason) = no_return::reason(name)
+        {
+            return Err(inside.error(no_return::refusal(name, reason)));
+        }
         Ok(HookSpec {
-            function: Box::leak(name.to_owned().into_boxed_str()),
+            function: leaked(name),
             count: self.count,
             page_rounded: has("pages"),
             delegates: spec.delegates && !has("leaf"),
@@ -294,6 +321,32 @@ impl Keys {
             ..spec
         })
     }
+
+    /// A hook whose return is left alone.
+    fn entry_spec(&self, name: &str, inside: Part<'_>) -> Result<HookSpec, HookError> {
+        if self.returned || self.out.is_some() {
+            let reason = "with `entry`, the block must be an argument: `ptr=argN`, or no `ptr` if it is not known";
+            return Err(inside.error(format!("the result is not known at the entry; {reason}")));
+        }
+        if self.old.is_some() {
+            return Err(inside
+                .error("`old` cannot be combined with `entry`; a hook with only `old` is always one of the entry"));
+        }
+        if let Some(flag) = self.flags.iter().find(|flag| !matches!(**flag, ENTRY | "pages")) {
+            return Err(
+                inside.error(format!("`{flag}` concerns the return, which `entry` leaves alone; remove one of them"))
+            );
+        }
+        let size = self.size.ok_or_else(|| inside.error("missing `size`: which argument is the size of the block?"))?;
+        let function = leaked(name);
+        let spec =
+            self.block.map_or(HookSpec::entry(function, size), |block| HookSpec::entry_of(function, block, size));
+        Ok(HookSpec { count: self.count, page_rounded: self.flags.contains(&"pages"), ..spec })
+    }
+}
+
+fn leaked(name: &str) -> &'static str {
+    Box::leak(name.to_owned().into_boxed_str())
 }
 
 /// Parses `argN`; `arg1` is argument 0.
@@ -310,6 +363,7 @@ fn function_text(spec: &HookSpec) -> String {
     let mut keys = Vec::new();
     match (spec.shape, spec.pointer) {
         (CallShape::AllocOut, Some(out)) => keys.push(argument("ptr=*", out)),
+        (CallShape::Entry, block) => keys.extend(block.map(|block| argument("ptr=", block))),
         (CallShape::Free, Some(old)) => keys.push(argument("old=", old)),
         (_, Some(old)) => keys.extend([argument("old=", old), "ptr=ret".to_owned()]),
         (_, None) => keys.push("ptr=ret".to_owned()),
@@ -318,8 +372,9 @@ fn function_text(spec: &HookSpec) -> String {
         keys.push(argument("size=", spec.size));
     }
     keys.extend(spec.count.map(|count| argument("count=", count)));
-    let leaf = !spec.delegates && spec.shape != CallShape::Free;
-    let flags = [spec.page_rounded, leaf, spec.may_throw, spec.frees_on_failure];
+    let is_entry = spec.shape == CallShape::Entry;
+    let leaf = !spec.delegates && !is_entry && spec.shape != CallShape::Free;
+    let flags = [spec.page_rounded, leaf, spec.may_throw, spec.frees_on_failure, is_entry];
     keys.extend(FLAGS.iter().zip(flags).filter(|(_, is_set)| *is_set).map(|(flag, _)| (*flag).to_owned()));
     format!("{}({})", spec.function, keys.join(", "))
 }

@@ -12,6 +12,7 @@ use super::selection::interval_bytes;
 use super::spec::HookSpec;
 use crate::linux::files;
 use crate::process::pattern::ModulePattern;
+use profiler_common::hook::CallShape;
 
 const BUILT_IN: &[(&str, &str)] =
     &[("cpython", include_str!("../../specs/cpython.toml")), ("cuda", include_str!("../../specs/cuda.toml"))];
@@ -92,6 +93,10 @@ impl HookSet {
             spec: hook.spec,
             required: true,
         });
+    }
+
+    pub(crate) fn has_entries(&self) -> bool {
+        self.functions.iter().any(|function| function.spec.shape == CallShape::Entry)
     }
 
     /// Adds the built-in spec with this name or, if there is none, the file at this path.
@@ -190,7 +195,6 @@ impl HookSet {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use profiler_common::hook::CallShape;
 
     const ARENA: &str = r#"
         [[heap]]

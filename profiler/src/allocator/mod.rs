@@ -6,6 +6,7 @@ pub(crate) mod functions;
 pub(crate) mod hook_set;
 mod jemalloc;
 mod mimalloc;
+pub(crate) mod no_return;
 pub(crate) mod resolve;
 pub(crate) mod selection;
 pub(crate) mod spec;

@@ -84,6 +84,10 @@ pub(crate) struct ResolvedHook {
     pub module: ModuleId,
     /// The module's path in the target.
     pub path: String,
+    /// The module is a Go program.
+    pub is_go: bool,
+    /// The user has defined it.
+    pub is_custom: bool,
     pub offset: FileOffset,
     /// 0 if unknown.
     pub size_bytes: u64,
@@ -246,6 +250,8 @@ impl<'a> Found<'a> {
             spec,
             module: self.candidate.module,
             path: self.candidate.path.to_string(),
+            is_go: self.candidate.is_go,
+            is_custom: false,
             offset: function.offset,
             size_bytes: function.size_bytes,
             heap: role.heap.to_owned(),
@@ -294,6 +300,7 @@ impl Resolution<'_> {
                 }
             }
         }
+        found.hooks.iter_mut().for_each(|hook| hook.is_custom = true);
     }
 
     /// A module's malloc family, if it has one, and other functions without a prefix that belong to it.

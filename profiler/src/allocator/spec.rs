@@ -131,6 +131,16 @@ impl HookSpec {
         Self { shape: CallShape::Free, pointer: Some(block), delegates: false, ..Self::alloc(function, 0) }
     }
 
+    /// `function(size)`, recorded at its entry
+    pub const fn entry(function: &'static str, size: usize) -> Self {
+        Self { shape: CallShape::Entry, ..Self::alloc(function, size) }
+    }
+
+    /// `function(block, size)`, recorded at its entry
+    pub const fn entry_of(function: &'static str, block: usize, size: usize) -> Self {
+        Self { pointer: Some(block), ..Self::entry(function, size) }
+    }
+
     /// `function(…, size, …, flags, …) -> start`
     pub const fn map(function: &'static str, size: usize, flags: usize) -> Self {
         Self { shape: CallShape::Map, count: Some(flags), ..Self::alloc(function, size) }

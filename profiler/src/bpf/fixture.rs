@@ -22,6 +22,7 @@ pub(super) fn kernel_that(links: LinkKind, differs: impl FnOnce(&mut KernelConfi
         all_execs: false,
         throw_safe_bytes: u64::MAX,
         stubs: false,
+        entries: false,
     };
     differs(&mut config);
     Kernel::load(config, links).expect("tests run as root, on a kernel with BPF")

@@ -55,6 +55,8 @@ pub struct KernelConfig {
     pub throw_safe_bytes: u64,
     /// Load the program for stubs of the inline engine, which requires links of kind multi (Linux 6.6).
     pub stubs: bool,
+    /// There are hooks of the shape [`Entry`](profiler_common::hook::CallShape::Entry), or may be.
+    pub entries: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, strum::IntoStaticStr)]
@@ -173,7 +175,7 @@ impl Kernel {
         let object = adapt(object()?, features).ok_or_else(|| LoadError::Relocation("it is malformed".to_owned()))?;
         let mut ebpf = loader.load(&object).map_err(refused)?;
         start_log(&mut ebpf);
-        let programs = Programs::load(&object, &ebpf, links)?;
+        let programs = Programs::load(&object, &ebpf, links, config.entries)?;
         let stub = if config.stubs {
             Some(RelocatedObject::new(&object, &ebpf)?.load(STUB, AttachType::UprobeMulti)?)
         } else {
@@ -269,7 +271,7 @@ impl Kernel {
         }
     }
 
-    /// The programs for probes: for session links and for entries of functions that free, or for entries and for returns.
+    /// The programs for probes: for session links and for hooks without a return, or for entries and for returns.
     pub fn hook_programs(&self) -> Result<Vec<BorrowedFd<'_>>, LoadError> {
         Ok(match &self.programs {
             Programs::Session { session, free } => vec![session.as_fd(), free.as_fd()],
@@ -306,11 +308,13 @@ const FREE: &str = "hook_free";
 const STUB: &str = "hook_stub";
 
 impl Programs {
-    fn load(object: &[u8], ebpf: &Ebpf, links: LinkKind) -> Result<Self, LoadError> {
+    fn load(object: &[u8], ebpf: &Ebpf, links: LinkKind, entries: bool) -> Result<Self, LoadError> {
         let object = RelocatedObject::new(object, ebpf)?;
         if links == LinkKind::Session {
             let session = object.load(SESSION, AttachType::UprobeSession)?;
-            return Ok(Self::Session { session, free: object.load(FREE, AttachType::UprobeMulti)? });
+            // Frees need a small program, and other entries what stubs do: a stack.
+            let name = if entries { STUB } else { FREE };
+            return Ok(Self::Session { session, free: object.load(name, AttachType::UprobeMulti)? });
         }
         if links == LinkKind::Perf {
             let entry = object.load(ENTRY, AttachType::PerfEvent)?;

@@ -366,6 +366,10 @@ impl EventNames {
                     Movement::In(weight) | Movement::Opening(weight) => {
                         events.allocate(*target, callsite, weight.bytes.rounded())?
                     }
+                    Movement::Passed(weight) => {
+                        events.allocate(*target, callsite, weight.bytes.rounded())?;
+                        events.free(*target, callsite, weight.bytes.rounded())?;
+                    }
                     Movement::Out(weight) => events.free(*target, callsite, weight.bytes.rounded())?,
                     Movement::Back(weight) => events.free(*target, callsite, weight.bytes.rounded().wrapping_neg())?,
                     Movement::Reweighed { from, to } => {

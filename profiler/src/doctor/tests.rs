@@ -99,6 +99,8 @@ fn hooks() -> Vec<PlannedHook> {
             spec,
             module: ModuleId(0),
             path: "/lib/pool\nA.so".to_owned(),
+            is_go: false,
+            is_custom: false,
             offset: FileOffset(0x1000 + plan.heaps().len() as u64 + u64::from(function.as_bytes()[0])),
             size_bytes: 16,
             heap: "libc".to_owned(),

@@ -1,6 +1,7 @@
 //! The state of a ledger, and what events change in it.
 
 use profiler_common::interval::Interval;
+use profiler_common::record::UNKNOWN_ADDRESS;
 use rustc_hash::{FxHashMap, FxHashSet};
 use serde::{Deserialize, Serialize};
 
@@ -160,10 +161,23 @@ impl Ledger {
 
     fn allocate(&mut self, allocation: &Allocation) {
         self.advance(allocation.time);
+        if allocation.address.0 == UNKNOWN_ADDRESS {
+            return self.pass(allocation);
+        }
         // Two live blocks cannot share an address: the free record of the old one was dropped.
         self.remove(allocation.address);
         self.insert(&allocation.into(), allocation.time, Some(allocation.tid));
         self.threads.allocate(allocation.tid, allocation.heap, allocation.address);
+    }
+
+    /// Counts a block of which only the allocation is known.
+    fn pass(&mut self, allocation: &Allocation) {
+        let callsite = self.callsite(allocation.stack, allocation.heap, Some(allocation.tid));
+        let weight = Amounts::of(allocation.size_bytes, allocation.interval);
+        self.callsites[callsite as usize].sizes.add(allocation.size_bytes, weight.count);
+        self.change(callsite, Movement::Passed(weight), allocation.time);
+        // Whether the block is temporary is not known.
+        self.sampled.insert(allocation.heap);
     }
 
     /// The address must be free. `time` is that of a resulting peak.
@@ -310,6 +324,7 @@ impl Ledger {
         let inherited = callsite.inherited;
         let change = |totals: &mut Totals| match movement {
             Movement::In(weight) => totals.allocate(weight, time),
+            Movement::Passed(weight) => totals.pass(weight),
             Movement::Opening(weight) => totals.open(weight, time),
             Movement::Out(weight) => totals.free(weight),
             Movement::Back(weight) => totals.restore(weight, time),

@@ -73,6 +73,12 @@ fn blocks_that_are_not_freed_are_live() {
 }
 
 #[test]
+fn blocks_without_an_address_are_never_live() {
+    // They count as freed, and raise no peak.
+    check([alloc(0, 100, 7), alloc(1, 10, 7), alloc(0, 1000, 8), free(0)], [10, 1, 1110, 1100, 10]);
+}
+
+#[test]
 fn an_address_can_be_reused() {
     check([alloc(1, 100, 7), free(1), alloc(1, 30, 8)], [30, 1, 130, 100, 100]);
 }

@@ -10,6 +10,8 @@ use crate::units::{Amounts, Cubes, EstimatedBytes, EstimatedCount, MonotonicNano
 pub enum Movement {
     /// A block was allocated, or memory mapped.
     In(Amounts),
+    /// A block was allocated that is not followed: it is never live.
+    Passed(Amounts),
     /// A block turned out to be live since before the recording.
     Opening(Amounts),
     /// A block was freed, or memory unmapped; a part of a mapping counts as no block unless it is the last.
@@ -186,6 +188,16 @@ impl Totals {
         self.live_samples += block.samples;
         self.live_variance += block.variance;
         self.raise_peak(time);
+    }
+
+    /// The block is not followed: what is not known to be live is not counted as live.
+    pub fn pass(&mut self, block: Amounts) {
+        self.alloc_count += block.count;
+        self.alloc_bytes += block.bytes;
+        self.alloc_samples += block.samples;
+        self.alloc_variance += block.variance;
+        self.free_count += block.count;
+        self.free_bytes += block.bytes;
     }
 
     /// The block has been live since the start.

@@ -17,7 +17,7 @@ pub(crate) use interpreter_frames::{InterpreterFrames, LanguageFunctions};
 pub(crate) use memory::{
     Inventory, MemoryAccount, MemoryClass, MemoryFacts, MemoryGrowth, MemoryMapping, MemoryPart, MemoryPoint, Runtime,
 };
-pub(crate) use process::{Beginning, HookStatus, Origin, Others, Skipped, TargetFacts};
+pub(crate) use process::{Beginning, HookKind, HookStatus, Origin, Others, Skipped, TargetFacts};
 pub(crate) use profile::{
     CallsiteProfile, Change, Frame, FrameId, FrameKind, HeapProfile, History, LeakCandidate, Leaks, MappingProfile,
     ModuleProfile, SourcePiece, ThreadProfile, TimelinePoint, TypeEvidence, TypeName, base_name,

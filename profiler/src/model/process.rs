@@ -118,6 +118,22 @@ pub struct HookStatus {
     pub required: bool,
     /// Why it was not attached.
     pub error: Option<String>,
+    /// What else reports of the running session need.
+    #[serde(skip)]
+    pub kind: HookKind,
+}
+
+/// Kinds of hooks that reports distinguish.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum HookKind {
+    #[default]
+    Other,
+    /// The user has defined it, and it replaces the function's return address.
+    CustomReturn,
+    /// It records allocations whose addresses are not known.
+    WithoutAddress,
+    /// It frees blocks.
+    Freeing,
 }
 
 impl HookStatus {

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::health::Health;
 use super::memory::MemoryAccount;
-use super::process::{HookStatus, Others, TargetFacts};
+use super::process::{HookKind, HookStatus, Others, TargetFacts};
 use crate::ids::Tid;
 pub use crate::ledger::curve::CurvePoint;
 use crate::ledger::details::Details;
@@ -332,6 +332,12 @@ impl Profile {
 }
 
 impl HeapProfile {
+    /// Whether only allocations are known, because no hook that allocates knows an address.
+    pub fn has_allocations_only(&self) -> bool {
+        let mut allocating = self.hooks.iter().filter(|hook| hook.kind != HookKind::Freeing).peekable();
+        allocating.peek().is_some() && allocating.all(|hook| hook.kind == HookKind::WithoutAddress)
+    }
+
     pub fn is_exact(&self) -> bool {
         self.interval_bytes <= 1 && self.interval_bytes_max <= 1
     }

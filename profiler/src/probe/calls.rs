@@ -151,7 +151,7 @@ const PAGE_BYTES: u64 = 4096;
 impl<'a> ModuleCode<'a> {
     fn new<'h>(module: &'a Module, hooks: impl Iterator<Item = &'h ResolvedHook>) -> Option<Self> {
         let (elf, image) = (module.elf().ok()?, module.image().ok()?);
-        let allocating: Vec<&ResolvedHook> = hooks.filter(|hook| hook.spec.shape.allocates()).collect();
+        let allocating: Vec<&ResolvedHook> = hooks.filter(|hook| hook.spec.shape != CallShape::Free).collect();
         let hooked = allocating.iter().filter_map(|hook| Some(elf.link_addr(hook.offset)?.0)).collect();
         let names: Vec<&'static str> = allocating
             .iter()

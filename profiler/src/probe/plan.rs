@@ -136,6 +136,8 @@ mod tests {
             spec,
             module: ModuleId(module),
             path: String::new(),
+            is_go: false,
+            is_custom: false,
             offset: FileOffset(number as u64),
             size_bytes: 16,
             heap: heap.to_owned(),

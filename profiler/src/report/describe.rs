@@ -350,6 +350,15 @@ pub(super) fn nothing(profile: &Profile, view: View) -> Vec<String> {
     let about = about(profile.is_exact());
     if totals.alloc_count.rounded() > 0 {
         let allocated = text::size(totals.alloc_bytes.rounded());
+        let mut heaps = profile.targets.iter().flat_map(|target| &target.heaps).peekable();
+        if heaps.peek().is_some() && heaps.all(HeapProfile::has_allocations_only) {
+            return vec![
+                format!(
+                    "{about}{allocated} were allocated during the recording. What is live is unknown: no hook has an address."
+                ),
+                format!("The view `{}` shows what was allocated.", View::AllocBytes),
+            ];
+        }
         return vec![
             format!("There are no {what}: {about}{allocated} were allocated during the recording, all of it freed."),
             format!("The view `{}` shows what was allocated.", View::AllocBytes),

@@ -39,6 +39,7 @@ mod pprof;
 mod speedscope;
 
 mod cuts;
+mod deaths;
 pub(crate) mod describe;
 mod dumps;
 mod format;

@@ -13,7 +13,7 @@ use super::{describe, text};
 use crate::ids::Pid;
 use crate::ledger::details::Ages;
 use crate::ledger::totals::Totals;
-use crate::model::{LeakCandidate, Leaks, Profile, TargetProfile};
+use crate::model::{HeapProfile, LeakCandidate, Leaks, Profile, TargetProfile};
 use crate::units::{Amounts, EstimatedBytes, EstimatedCount};
 
 pub(super) mod health;
@@ -119,6 +119,10 @@ impl Page {
             row("live", totals.live_bytes(), blocks(totals.live_count())),
             row("peak", totals.peak_bytes, after.unwrap_or_default()),
         ];
+        if !target.heaps.is_empty() && target.heaps.iter().all(HeapProfile::has_allocations_only) {
+            rows.truncate(1);
+            rows.push(vec!["live".to_owned(), "unknown".to_owned(), String::new()]);
+        }
         if totals.opening_count > EstimatedCount::ZERO {
             let name = match target.memory.inventory() {
                 _ if profile.window.is_some() => "at the start",

@@ -7,12 +7,13 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use profiler_common::hook::{HookCookie, ProbeScope};
+use profiler_common::hook::{CallShape, HookCookie, ProbeScope};
 use rustc_hash::FxHashMap;
 use tracing::warn;
 
 use super::rates::Rates;
 use super::scope::Scope;
+use crate::allocator::no_return;
 use crate::allocator::resolve::ResolvedHook;
 use crate::bpf::load::{Kernel, LinkKind};
 use crate::guardrail::CallCosts;
@@ -20,8 +21,8 @@ use crate::ids::{HeapId, HookId, ModuleId, Pid};
 use crate::keeper::{Keeper, Link};
 use crate::ledger::totals::Totals;
 use crate::linux::memory;
-use crate::linux::proc::stat::Stat;
-use crate::model::HookStatus;
+use crate::linux::proc::stat::{Stat, living_thread};
+use crate::model::{HookKind, HookStatus};
 use crate::object::module::ModuleStore;
 use crate::probe::attach::{AttachError, Probe, addresses, attach};
 use crate::probe::code::{Code, PlaceError};
@@ -65,6 +66,7 @@ enum State {
     Failed(String),
 }
 
+const NO_FIRST_THREAD: &str = "its main thread has exited, by which the kernel finds the memory of the process; start it with `heapbpf -- COMMAND`, or record it with `--scope inode`";
 const THROWS: &str = "it may throw a C++ exception, which only session links survive (Linux 6.13)";
 
 impl Hooks {
@@ -127,6 +129,8 @@ impl Hooks {
         let kind = kernel.link_kind();
         self.backend = kind.into();
         let limits = OnceCell::new();
+        let has_first_thread = || links.scope.is_shared() || Stat::read(pid).is_ok_and(|stat| !stat.has_ended());
+        let no_first_thread = (!has_first_thread() && living_thread(pid).is_some()).then_some(NO_FIRST_THREAD);
         let wanted = self.states.iter().filter(|hook| hook.state == State::Wanted);
         for id in modules_of(wanted, plan) {
             let module = modules.get(id);
@@ -134,7 +138,11 @@ impl Hooks {
             let (mut hooks, mut probes) = (Vec::new(), Vec::new());
             let wanted = self.states.iter_mut().filter(|hook| hook.state == State::Wanted);
             for hook in wanted.filter(|hook| plan.hook(hook.id).hook.module == id) {
-                match probe(plan.hook(hook.id), kind, &limits, pid) {
+                let probe = match no_first_thread {
+                    Some(reason) => Err(reason.to_owned()),
+                    None => probe(plan.hook(hook.id), kind, &limits, pid),
+                };
+                match probe {
                     Ok(probe) => {
                         probes.push((hook.id, probe));
                         hooks.push(hook);
@@ -336,8 +344,18 @@ impl Hooks {
             emulated: placement.map(|placement| placement.class == Class::Emulated),
             required: hook.required,
             error: error.clone(),
+            kind: kind(found),
         };
         std::iter::once(found.spec.function).chain(found.aliases.iter().copied()).map(status).collect()
+    }
+}
+
+fn kind(hook: &ResolvedHook) -> HookKind {
+    match (hook.spec.shape, hook.spec.pointer) {
+        (CallShape::Entry, None) => HookKind::WithoutAddress,
+        (CallShape::Free, _) => HookKind::Freeing,
+        (shape, _) if hook.is_custom && shape.allocates() => HookKind::CustomReturn,
+        _ => HookKind::Other,
     }
 }
 
@@ -361,6 +379,9 @@ fn probe(planned: &PlannedHook, kind: LinkKind, limits: &OnceCell<Option<String>
         if let Some(limit) = limits.get_or_init(|| memory::memory_limit_reason(pid)) {
             return Err(format!("it may throw a C++ exception, which a probe does not survive, and {limit}"));
         }
+    }
+    if planned.hook.is_go && planned.hook.spec.shape.allocates() && no_return::is_go(planned.hook.spec.function) {
+        return Err(no_return::refusal(planned.hook.spec.function, no_return::GO));
     }
     let cookie = planned.cookie().map_err(PlaceError::to_string)?;
     Ok(Probe { offset: planned.offset(), cookie })

@@ -62,6 +62,7 @@ impl Probes {
             all_execs: config.selection.matches_new(),
             throw_safe_bytes: memory::throw_safe_bytes(),
             stubs: config.engine == Engine::Inline && links != LinkKind::Perf,
+            entries: config.functions.has_entries(),
         };
         let scope = Scope::new(config, links)?;
         // The keeper starts while the kernel verifies the programs.

@@ -34,7 +34,7 @@ fn errors_in_hooks_are_reported() {
     check("x.so:f(size=arg1, size=arg2, ptr=ret)", &["duplicate `size`"]);
     check("x.so:f(size=arg1)", &["missing block"]);
     check("x.so:f(ptr=ret)", &["missing `size`"]);
-    check("x.so:f(size=arg1, ptr=arg2)", &["`arg2` is not a location of a block"]);
+    check("x.so:f(size=arg1, ptr=arg2)", &["`ptr=arg2` requires `entry`", "`ptr=*arg2`"]);
     check("x.so:f(size=arg1, ptr=*arg9)", &["`arg9` is not a valid argument"]);
     check("x.so:f(size=arg1, ptr=ret, fast)", &["`fast` is neither"]);
     check("x.so:f(old=arg1, size=arg2)", &["a function that frees has only `old`"]);

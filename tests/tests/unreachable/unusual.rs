@@ -33,6 +33,9 @@ fn a_process_whose_first_thread_has_exited() {
         truth.assert_is(&check, Known::Walked);
         assert!(check.command.ends_with("/departed"), "{}", check.command);
     }
+    // The kernel does not find the memory to probe by the first thread.
+    let text = Heapbpf::of(target.pid(), "--duration 100ms --scope process").run().expect_error(FAILED);
+    assert!(text.contains("its main thread has exited") && text.contains("`--scope inode`"), "{text}");
     target.begin_exit(5);
     assert_eq!(target.wait().code(), Some(5));
 }
@@ -41,6 +44,22 @@ fn a_process_whose_first_thread_has_exited() {
 fn a_program_that_has_never_allocated() {
     let text = refusal(unusual("idle").pid());
     assert!(text.contains("has not allocated any memory"), "{text}");
+}
+
+#[test]
+fn a_program_that_has_freed_everything() {
+    let text = refusal(unusual("freed").pid());
+    assert!(text.contains("has freed every block") && !text.contains("damaged"), "{text}");
+}
+
+/// Whatever it is doing when it is stopped, its heap is whole.
+#[test]
+fn a_busy_heap_is_not_called_damaged() {
+    let target = unusual("churns");
+    for snapshot in ["read", "fork"].repeat(5) {
+        let outcome = Heapbpf::new(["leaks", "--pid", &target.pid().to_string(), "--snapshot", snapshot]).run();
+        assert!(!outcome.stderr.contains("damaged"), "{snapshot}: {}", outcome.stderr);
+    }
 }
 
 #[test]

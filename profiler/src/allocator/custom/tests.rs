@@ -35,6 +35,17 @@ fn the_keys_determine_the_shape() {
 }
 
 #[test]
+fn hooks_of_the_entry_need_no_block() {
+    check("co:pool_report(size=arg1, entry)", "co", "co", HookSpec::entry("pool_report", 0));
+    check("co:pool_add(size=arg1,ptr=arg2,entry)", "co", "co", HookSpec::entry_of("pool_add", 1, 0));
+    let counted = HookSpec::entry("f", 0).times(2).page_rounded();
+    check("h=*:f(entry, size=arg1, count=arg3, pages)", "h", "*", counted);
+    // Nothing is known against the entry of these, or against their frees.
+    check("*:swapcontext(size=arg1,entry)", "custom", "*", HookSpec::entry("swapcontext", 0));
+    check("*:vfork(old=arg1)", "custom", "*", HookSpec::free("vfork", 0));
+}
+
+#[test]
 fn an_interval_may_be_given() {
     assert_eq!(parsed("*:f(old=arg1)@1MiB").interval_bytes, Some(1 << 20));
     assert_eq!(parsed("*:f(old=arg1)").interval_bytes, None);
@@ -72,7 +83,15 @@ fn errors_mark_the_wrong_part() {
     check_error("*:f(old=arg0)", "arg0", "not a valid argument");
     check_error("*:f(bogus=arg1)", "bogus", "unknown key");
     check_error("*:f(size=arg1,size=arg2,ptr=ret)", "size", "duplicate");
-    check_error("*:f(size=arg1,ptr=arg2)", "arg2", "not a location of a block");
+    check_error("*:f(size=arg1,ptr=stack)", "stack", "not a location of a block");
+    check_error("*:f(size=arg1,ptr=arg2)", "size=arg1,ptr=arg2", "write `ptr=*arg2`");
+    check_error("*:f(size=arg1,ptr=arg7,entry)", "arg7", "not a valid argument");
+    check_error("*:f(size=arg1,ptr=ret,entry)", "size=arg1,ptr=ret,entry", "not known at the entry");
+    check_error("*:f(size=arg1,ptr=*arg2,entry)", "size=arg1,ptr=*arg2,entry", "not known at the entry");
+    check_error("*:f(old=arg1,entry)", "old=arg1,entry", "`old` cannot be combined");
+    check_error("*:f(ptr=arg1,entry)", "ptr=arg1,entry", "missing `size`");
+    check_error("*:f(size=arg1,entry,throws)", "size=arg1,entry,throws", "`throws` concerns the return");
+    check_error("*:swapcontext(size=arg1,ptr=ret)", "size=arg1,ptr=ret", "switches stacks");
     check_error("*:f(size=arg1,ptr=*x)", "x", "not a valid argument");
     check_error("*:f(fast)", "fast", "neither");
     check_error("*:f(ptr=ret)", "ptr=ret", "missing `size`");
@@ -97,13 +116,15 @@ fn functions_of_spec_files_have_no_module() {
 }
 
 fn spec() -> impl Strategy<Value = HookSpec> {
-    let shapes = (0usize..4, 0usize..6, 0usize..6, proptest::option::of(0usize..6), any::<[bool; 4]>());
+    let shapes = (0usize..6, 0usize..6, 0usize..6, proptest::option::of(0usize..6), any::<[bool; 4]>());
     ("[A-Za-z_][A-Za-z0-9_.$]{0,20}", shapes).prop_map(|(name, (shape, size, pointer, count, flags))| {
         let name: &'static str = Box::leak(name.into_boxed_str());
         let spec = match shape {
             0 => return HookSpec { page_rounded: flags[0], ..HookSpec::free(name, pointer) },
             1 => HookSpec::alloc(name, size),
             2 => HookSpec::alloc_out(name, pointer, size),
+            3 => return HookSpec { count, page_rounded: flags[0], ..HookSpec::entry(name, size) },
+            4 => return HookSpec { count, page_rounded: flags[0], ..HookSpec::entry_of(name, pointer, size) },
             _ => HookSpec { frees_on_failure: flags[3], ..HookSpec::realloc(name, pointer, size) },
         };
         HookSpec { count, page_rounded: flags[0], delegates: flags[1], may_throw: flags[2], ..spec }

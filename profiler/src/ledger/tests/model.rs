@@ -185,12 +185,12 @@ fn step() -> impl Strategy<Value = Step> {
     let lost = || prop_oneof![9 => Just(false), 1 => Just(true)];
     let interval = prop_oneof![Just(1u32), Just(4096), 2u32..100_000];
     prop_oneof![
-        12 => (0u64..12, 1u64..10_000, 0u64..4, interval, lost()).prop_map(
+        12 => (1u64..12, 1u64..10_000, 0u64..4, interval, lost()).prop_map(
             |(address, size_bytes, stack, interval_bytes, lost)| Step::Alloc { address, size_bytes, stack, interval_bytes, lost }
         ),
-        9 => (0u64..12, lost()).prop_map(|(address, lost)| Step::Free { address, lost }),
-        1 => (0u64..12).prop_map(|address| Step::UnknownFree { address }),
-        2 => (0u64..12, lost(), lost())
+        9 => (1u64..12, lost()).prop_map(|(address, lost)| Step::Free { address, lost }),
+        1 => (1u64..12).prop_map(|address| Step::UnknownFree { address }),
+        2 => (1u64..12, lost(), lost())
             .prop_map(|(address, free_lost, restore_lost)| Step::FailedRealloc { address, free_lost, restore_lost }),
         1 => Just(Step::Reconcile),
         1 => Just(Step::Fork),

@@ -62,6 +62,8 @@ impl Refined {
                 spec,
                 module: id,
                 path: path.display().to_string(),
+                is_go: false,
+                is_custom: false,
                 offset: function.offset,
                 size_bytes: function.size_bytes,
                 heap: "pool".to_owned(),

@@ -52,6 +52,8 @@ fn hooks(functions: &HookSet, id: ModuleId, modules: &ModuleStore) -> Vec<Resolv
             spec,
             module: id,
             path: modules.get(id).path().to_string(),
+            is_go: false,
+            is_custom: false,
             offset: found[0].offset,
             size_bytes: found[0].size_bytes,
             heap: custom.heap.clone(),

@@ -15,6 +15,7 @@ fn told(bytes: &[u8], span: Span) -> (EstimatedBytes, usize, Vec<u64>) {
         times.push(at_ns);
         let (more, less) = match flow.movement {
             Movement::In(weight) | Movement::Opening(weight) => (weight, Amounts::default()),
+            Movement::Passed(_) => (Amounts::default(), Amounts::default()),
             Movement::Out(weight) => (Amounts::default(), weight),
             Movement::Back(weight) => (weight, Amounts::default()),
             Movement::Reweighed { from, to } => (to, from),

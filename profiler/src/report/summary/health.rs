@@ -11,7 +11,7 @@ use crate::model::{
 use crate::report::cuts::cuts;
 use crate::report::page::{HEADING, PLAIN, Page, WARNING};
 use crate::report::presentation::View;
-use crate::report::{describe, languages, nameless, text};
+use crate::report::{deaths, describe, languages, nameless, text};
 
 const HOOKS_MAX: usize = 5;
 const MODULES_MAX: usize = 3;
@@ -26,6 +26,7 @@ impl Page {
         let style = if profile.incomplete() { WARNING } else { HEADING };
         self.line(style, &format!("health: {}", describe::verdict(profile)));
         self.losses(profile);
+        self.entry_hooks(profile);
         self.guardrails(profile);
         let accuracy = describe::accuracy(profile, view);
         if !accuracy.is_empty() {
@@ -60,6 +61,27 @@ impl Page {
         if health.resyncs > 0 {
             let times = text::counted(health.resyncs, "time");
             self.line(PLAIN, &format!("  the ledger was resynced with the kernel's live set {times}"));
+        }
+    }
+
+    /// Heaps of which only allocations are known, and targets that may have died of a replaced return address.
+    fn entry_hooks(&mut self, profile: &Profile) {
+        let mut heaps: Vec<&str> = Vec::new();
+        for target in &profile.targets {
+            let only = target.heaps.iter().filter(|heap| heap.has_allocations_only()).map(|heap| &*heap.name);
+            heaps.extend(only);
+            if let Some(line) = deaths::of_return(profile, target) {
+                self.line(WARNING, &format!("  {line}"));
+            }
+        }
+        heaps.sort_unstable();
+        heaps.dedup();
+        for heap in heaps {
+            let heap = text::printable(heap);
+            self.line(
+                PLAIN,
+                &format!("  heap {heap}: allocations only, because its hooks have no address: they count as freed"),
+            );
         }
     }
 

@@ -12,10 +12,10 @@ use crate::ledger::details::Details;
 use crate::ledger::totals::Totals;
 use crate::model::{
     Beginning, CallsiteProfile, ChangeReason, Download, Frame, FrameId, FrameKind, Guardrails, Health, HeapProfile,
-    History, HookStatus, InlineEngine, InlinedHeap, InterpreterFrames, IntervalChange, Inventory, LanguageFunctions,
-    Loss, MemoryAccount, MemoryClass, MemoryFacts, MemoryMapping, MemoryPart, MemoryPoint, NamesFrom, Origin, Others,
-    Profile, Runtime, Skipped, SymbolSource, Symbolization, SymbolizationFailure, TargetFacts, TargetProfile,
-    UnfoundHook, UnnamedModule,
+    History, HookKind, HookStatus, InlineEngine, InlinedHeap, InterpreterFrames, IntervalChange, Inventory,
+    LanguageFunctions, Loss, MemoryAccount, MemoryClass, MemoryFacts, MemoryMapping, MemoryPart, MemoryPoint,
+    NamesFrom, Origin, Others, Profile, Runtime, Skipped, SymbolSource, Symbolization, SymbolizationFailure,
+    TargetFacts, TargetProfile, UnfoundHook, UnnamedModule,
 };
 use crate::units::{Amounts, MappedAmounts, MonotonicNanos};
 
@@ -384,6 +384,7 @@ pub(super) fn heap(name: &str, hooks: &[(&str, Option<&str>)]) -> HeapProfile {
         emulated: error.is_none().then_some(true),
         required: true,
         error: error.map(str::to_owned),
+        kind: HookKind::default(),
     });
     let hooks = hooks.collect();
     HeapProfile { name: name.to_owned(), interval_bytes: 1, interval_bytes_max: 1, hooks, totals: Totals::default() }
