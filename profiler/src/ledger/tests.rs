@@ -138,7 +138,7 @@ proptest! {
     /// up to the target, and freeing the rest leaves exactly nothing, at any interval.
     #[test]
     fn totals_balance(
-        operations in proptest::collection::vec((0u64..20, 0u64..10_000, 0u64..4, any::<bool>()), 0..300),
+        operations in proptest::collection::vec((1u64..20, 0u64..10_000, 0u64..4, any::<bool>()), 0..300),
         interval_bytes in prop_oneof![Just(1u32), 2u32..100_000],
     ) {
         let mut ledger = Ledger::new(PID);

@@ -123,9 +123,9 @@ enum Act {
 
 fn act() -> impl Strategy<Value = Act> {
     prop_oneof![
-        4 => (0..4u64, 0..12u64, 1..1000u64)
+        4 => (0..4u64, 1..12u64, 1..1000u64)
             .prop_map(|(stack, address, size_bytes)| Act::Allocate { stack, address, size_bytes }),
-        2 => (0..12u64).prop_map(|address| Act::Free { address }),
+        2 => (1..12u64).prop_map(|address| Act::Free { address }),
         3 => Just(Act::Look),
         1 => Just(Act::Dump),
         1 => Just(Act::Mark),

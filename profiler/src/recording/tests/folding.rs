@@ -12,7 +12,7 @@ fn traffic(count: u64) -> impl Iterator<Item = Entry> {
     // No address and no size follows from the one before.
     let mix = |i: u64| i.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 16;
     (0..count).flat_map(move |i| {
-        let address = mix(i);
+        let address = mix(i + 1);
         let made = Event::Alloc(allocation(address, mix(i * 3) % 9000, 1000 + i * 1000));
         let gone = (i % 1000 != 0).then(|| free(address, 1500 + i * 1000));
         std::iter::once(made).chain(gone).map(Entry::Event)
