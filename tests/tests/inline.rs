@@ -17,6 +17,8 @@ mod refusals;
 mod repeated;
 #[path = "inline/stacks.rs"]
 mod stacks;
+#[path = "inline/stacks_untouched.rs"]
+mod stacks_untouched;
 
 use std::fs;
 

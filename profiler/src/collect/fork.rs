@@ -8,7 +8,7 @@
 use std::io;
 use std::time::{Duration, Instant};
 
-use super::inject::{InjectedThread, inject};
+use super::inject::{Held, InjectedThread, inject};
 use super::process::{ForkError, StoppedThread};
 use crate::ids::{Pid, Tid};
 use crate::linux::pidfd::PidFd;
@@ -33,12 +33,12 @@ pub(crate) struct ForkCopy {
 }
 
 impl ForkCopy {
-    /// `threads` are some of the threads, all of which are held, also afterwards. Takes 10 ms per GiB, for page tables.
+    /// `threads` are all threads, which are held, also afterwards. Takes 10 ms per GiB, for page tables.
     pub(crate) fn make(pid: Pid, threads: &[StoppedThread], mapped: &[Region]) -> Result<Self, ForkError> {
         if is_first_of_namespace(pid) {
             return Err(ForkError::Impossible(pid, ADOPTS));
         }
-        inject(pid, threads, mapped, &mut |thread| copy_with(pid, thread))
+        inject(pid, Held::All(threads), mapped, &mut |thread| copy_with(pid, thread))
     }
 
     pub(crate) fn pid(&self) -> Pid {

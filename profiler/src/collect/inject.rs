@@ -1,9 +1,7 @@
 //! System calls that a stopped thread makes for this process. Its registers, signal mask and interrupted system call are restored,
-//! by itself if this process is killed meanwhile.
+//! by itself if this process is killed meanwhile. Nothing else in the process changes: see [`place`] and [`own`].
 
-use std::fs::File;
 use std::io;
-use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Signal, kill_process};
@@ -11,25 +9,43 @@ use rustix::process::{Signal, kill_process};
 use super::process::{ForkError, Release, StoppedThread};
 use crate::address::TargetAddr;
 use crate::ids::{Pid, Tid};
-use crate::linux::arch::{
-    self, ADDRESS_END, FRAME_ALIGNMENT, INSTRUCTION_ALIGNMENT, RED_ZONE_BYTES, RETURN_FROM_SIGNAL, Registers,
-    SYSCALL_AND_RETURN, SYSCALL_INSTRUCTION,
-};
+use crate::linux::arch::{self, ADDRESS_END, INSTRUCTION_ALIGNMENT, Registers, SYSCALL_INSTRUCTION};
 use crate::linux::pidfd::raw_pid;
 use crate::linux::proc::maps::{Region, RegionKind, region_of};
 use crate::linux::process_memory;
 use crate::linux::ptrace::{Options, Stop, SyscallPhase, Tracee};
 
 mod interrupted;
+mod own;
+pub(super) mod place;
+mod way_back;
 
-/// Has one of the threads, all of which are held, make system calls.
+pub(super) use way_back::WayBack;
+
+/// Threads of a process that are held.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Held<'a> {
+    /// All of them, so that no memory of the process changes.
+    All(&'a [StoppedThread]),
+    /// Some, while the others run.
+    Some(&'a [StoppedThread]),
+}
+
+impl<'a> Held<'a> {
+    fn of(self) -> &'a [StoppedThread] {
+        let (Self::All(threads) | Self::Some(threads)) = self;
+        threads
+    }
+}
+
+/// Has one of these threads make system calls.
 pub(super) fn inject<T>(
     pid: Pid,
-    threads: &[StoppedThread],
+    threads: Held<'_>,
     mapped: &[Region],
     work: &mut dyn FnMut(&mut InjectedThread) -> Result<T, ForkError>,
 ) -> Result<T, ForkError> {
-    let stopped = choose(pid, threads)?;
+    let stopped = choose(pid, threads.of())?;
     let failed = |error| ForkError::Trace(pid, error);
     let way_back = WayBack::find(pid, &stopped.tracee, mapped).map_err(failed)?;
     let instruction = match &way_back {
@@ -42,9 +58,10 @@ pub(super) fn inject<T>(
     }
     let mut thread =
         InjectedThread::take(pid, &stopped.tracee, instruction).map_err(failed)?.ok_or(ForkError::Ended(pid))?;
-    let prepared = way_back.as_ref().map_or(Ok(()), |way_back| thread.prepare_way_back(way_back));
-    let worked = prepared.map_err(failed).and_then(|()| work(&mut thread));
-    let restored = thread.restore();
+    let find = |size_bytes: u64| place::find(stopped, &threads, mapped, size_bytes);
+    let entered = thread.enter(way_back.as_ref(), &find);
+    let worked = entered.and_then(|()| work(&mut thread));
+    let restored = thread.leave();
     if stopped.release == Release::Detach {
         stopped.tracee.set_options(Options::default()).map_err(failed)?;
     }
@@ -95,45 +112,6 @@ const CALL_WAIT: Duration = Duration::from_secs(20);
 
 pub(super) const ALL_SIGNALS: u64 = u64::MAX;
 
-/// Space below the stack pointer that is left for what callers write there.
-const SCRATCH_BYTES: u64 = 1024;
-
-/// Code of the process by which a thread restores itself after a system call if its tracer is killed: it returns to the end of a
-/// signal handler, with a frame that contains its former state.
-pub(super) struct WayBack {
-    pub(super) instruction: u64,
-    restorer: u64,
-}
-
-impl WayBack {
-    /// `None` without such code, and for threads with a shadow stack, on which the return would fail.
-    pub(super) fn find(pid: Pid, tracee: &Tracee, mapped: &[Region]) -> io::Result<Option<Self>> {
-        let status = std::fs::read_to_string(format!("/proc/{pid}/task/{}/status", tracee.tid().0))?;
-        if arch::has_shadow_stack(&status, tracee) {
-            return Ok(None);
-        }
-        let is_code = |region: &&Region| {
-            region.executable && region.readable && !region.writable && region.end.0 < ADDRESS_END && !region.is_stubs()
-        };
-        let is_libc = |region: &&Region| match &region.kind {
-            RegionKind::File { path } => path
-                .file_name()
-                .and_then(|name| name.to_str())
-                .is_some_and(|name| ["libc.", "libc-", "ld-musl"].iter().any(|prefix| name.starts_with(prefix))),
-            _ => false,
-        };
-        let (libc, mut others): (Vec<&Region>, Vec<&Region>) = mapped.iter().filter(is_code).partition(is_libc);
-        // The kernel's code is short, and has the end of signal handlers on some processors.
-        others.sort_by_key(|region| region.kind != RegionKind::Kernel);
-        let mut left_bytes = BYTES_MAX;
-        let mut find = |code: &[u8]| {
-            libc.iter().chain(&others).find_map(|region| search(tracee.pid(), region, code, &mut left_bytes))
-        };
-        let (instruction, restorer) = (find(&SYSCALL_AND_RETURN), find(&RETURN_FROM_SIGNAL));
-        Ok(instruction.zip(restorer).map(|(instruction, restorer)| Self { instruction, restorer }))
-    }
-}
-
 /// Makes system calls by an existing instruction; registers, signal mask and an interrupted system call are restored.
 #[derive(Debug)]
 pub(crate) struct InjectedThread {
@@ -146,6 +124,10 @@ pub(crate) struct InjectedThread {
     blocked: u64,
     /// Address of the frame with which it restores itself when it returns, and of the code to return to.
     way_back: Option<(u64, u64)>,
+    /// Address and size of the frame for the first and the last call.
+    outer: Option<(u64, u64)>,
+    /// Address and size of the mapping with the other frame and space for arguments.
+    own: Option<(u64, u64)>,
     /// It is held at the exit of the system call that it was interrupted in.
     at_exit: bool,
     has_blocked: bool,
@@ -168,6 +150,8 @@ impl InjectedThread {
             extended: Vec::new(),
             blocked,
             way_back: None,
+            outer: None,
+            own: None,
             at_exit: false,
             has_blocked: false,
             ran: false,
@@ -179,32 +163,6 @@ impl InjectedThread {
         }
         taken.extended = arch::extended_words(tracee).unwrap_or_default();
         Ok(Some(taken))
-    }
-
-    #[cfg(test)]
-    pub(super) fn has_way_back(&self) -> bool {
-        self.way_back.is_some()
-    }
-
-    /// Writes the frame below the stack, where nothing is in use.
-    pub(super) fn prepare_way_back(&mut self, way_back: &WayBack) -> io::Result<()> {
-        let frame = |address| self.saved.signal_frame(address, way_back.restorer, self.blocked, &self.extended);
-        let Some(size_bytes) = frame(0).map(|words| 8 * words.len() as u64) else { return Ok(()) };
-        let below = self.saved.stack_pointer().saturating_sub(RED_ZONE_BYTES + SCRATCH_BYTES + size_bytes);
-        let address = below & !(FRAME_ALIGNMENT - 1);
-        let Some(words) = frame(address) else { return Ok(()) };
-        let bytes: Vec<u8> = words.into_iter().flat_map(u64::to_ne_bytes).collect();
-        let memory = File::options().write(true).open(format!("/proc/{}/mem", self.tracee.pid()))?;
-        match memory.write_all_at(&bytes, address) {
-            Ok(()) => self.way_back = Some((address, way_back.restorer)),
-            // The stack may end there.
-            Err(error) => tracing::debug!("process {}: no way back: {error}", self.pid),
-        }
-        Ok(())
-    }
-
-    pub(crate) fn stack_pointer(&self) -> u64 {
-        self.saved.stack_pointer()
     }
 
     /// Makes a system call. Fails with its error.
@@ -235,6 +193,8 @@ impl InjectedThread {
             extended: Vec::new(),
             // A created process has no way back: nothing may continue it. It inherits the signal mask.
             way_back: None,
+            outer: None,
+            own: None,
             at_exit: false,
             has_blocked: true,
             ran: false,
@@ -296,7 +256,7 @@ impl InjectedThread {
     }
 
     /// Held as before. The kernel restarts an interrupted call only after a `PTRACE_INTERRUPT` stop: it gets one.
-    fn restore(mut self) -> io::Result<()> {
+    fn restore(&mut self) -> io::Result<()> {
         if let Some(argument) = self.saved.first_argument()
             && self.at_exit
             && !self.runs

@@ -18,7 +18,7 @@ pub(crate) mod roots;
 pub(crate) mod stop;
 
 pub use process::ThreadState;
-pub(crate) use process::{CollectError, ProcessCopy, StoppedProcess};
+pub(crate) use process::{CollectError, ForkError, ProcessCopy, StoppedProcess};
 
 use memory::{Copy, ForkMemory, Reserved, left_out};
 use pages::Touched;

@@ -172,6 +172,10 @@ pub(crate) enum ForkError {
         "process `{0}` cannot be made to fork now: none of its threads is in a state that allows it (the process is stopped, exits, or runs in 32-bit mode); use `--snapshot read`"
     )]
     NoThread(Pid),
+    #[error(
+        "process `{0}` cannot be made to make system calls now: none of its threads waits on a stack that is known to have unused space; use `--snapshot read`"
+    )]
+    NoStack(Pid),
     #[error("process `{0}` cannot be made to fork: {1}; use `--snapshot read`")]
     Impossible(Pid, &'static str),
     #[error(

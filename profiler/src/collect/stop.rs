@@ -10,7 +10,7 @@ use rustc_hash::FxHashSet;
 use rustix::process::{WaitId, WaitIdOptions, waitid};
 
 use super::fork::ForkCopy;
-use super::inject::{self, InjectedThread};
+use super::inject::{self, Held, InjectedThread};
 use super::process::{CollectError, ForkError, Release, StoppedThread, ThreadState};
 use crate::address::TargetAddr;
 use crate::ids::{Pid, Tid};
@@ -40,6 +40,8 @@ pub(crate) struct Stopped {
     /// Running while there are several threads, until all have stopped.
     reaper: Option<Reaper>,
     since: Instant,
+    /// Others run.
+    is_one_thread: bool,
 }
 
 impl Stopped {
@@ -58,7 +60,7 @@ impl Stopped {
         living_thread(pid)?;
         let is_child = stat::status(pid, Tid(pid.0)).is_some_and(|status| status.parent.0 == std::process::id());
         let (running, ended, since) = (Vec::new(), Vec::new(), Instant::now());
-        let mut stopped = Self { pid, held, running, ended, is_child, reaper: None, since };
+        let mut stopped = Self { pid, held, running, ended, is_child, reaper: None, since, is_one_thread: false };
         stopped.stop_all(stopped.since + Duration::from_secs(STOP_SECONDS_MAX), is_wanted)?;
         Ok(stopped)
     }
@@ -67,7 +69,7 @@ impl Stopped {
     pub(crate) fn one_thread(pid: Pid) -> Result<Self, CollectError> {
         let first = Tid(living_thread(pid)?.0);
         let (held, running, ended, since) = (Vec::new(), Vec::new(), Vec::new(), Instant::now());
-        let mut stopped = Self { pid, held, running, ended, is_child: false, reaper: None, since };
+        let mut stopped = Self { pid, held, running, ended, is_child: false, reaper: None, since, is_one_thread: true };
         stopped.seize(first)?;
         stopped.interrupt_running();
         stopped.wait(since + Duration::from_secs(STOP_SECONDS_MAX), &|| true)?;
@@ -121,7 +123,8 @@ impl Stopped {
         mapped: &[Region],
         work: &mut dyn FnMut(&mut InjectedThread) -> io::Result<()>,
     ) -> Result<(), ForkError> {
-        inject::inject(self.pid, &self.held, mapped, &mut |thread| {
+        let held = if self.is_one_thread { Held::Some(&self.held) } else { Held::All(&self.held) };
+        inject::inject(self.pid, held, mapped, &mut |thread| {
             work(thread).map_err(|error| ForkError::Trace(self.pid, error))
         })
     }

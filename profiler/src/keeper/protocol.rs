@@ -203,14 +203,21 @@ pub(super) enum Outcome {
     Failed(String),
 }
 
-/// Selects the code among all mappings of a process, without the names, which a process may make long.
+/// Selects what an injection reads of all mappings of a process: code, without the names, which a process may make long, and the
+/// first thread's stack with the mapping below it.
 pub(super) fn code_regions(mapped: &[Region]) -> Vec<Region> {
-    let code = mapped.iter().filter(|region| region.executable && region.readable);
+    let code = mapped.iter().filter(|region| region.executable && region.readable && region.kind != RegionKind::Stack);
     let (kernel, others): (Vec<_>, Vec<_>) = code.partition(|region| region.kind == RegionKind::Kernel);
     let unnamed = |region: &Region| Region { kind: RegionKind::Anonymous { name: None }, ..region.clone() };
     // Mappings of the kernel are last, at the highest addresses, and are the best choice.
-    let mut code: Vec<Region> = others.into_iter().take(CODE_MAX).map(unnamed).collect();
-    code.extend(kernel.into_iter().cloned());
-    code.sort_unstable_by_key(|region| region.start);
-    code
+    let mut selected: Vec<Region> = others.into_iter().take(CODE_MAX).map(unnamed).collect();
+    selected.extend(kernel.into_iter().cloned());
+    if let Some(stack) = mapped.iter().position(|region| region.kind == RegionKind::Stack) {
+        let below = mapped[stack.saturating_sub(1)..stack].iter();
+        let missing = below.filter(|below| selected.iter().all(|region| region.start != below.start)).map(unnamed);
+        selected.extend(missing.collect::<Vec<_>>());
+        selected.push(mapped[stack].clone());
+    }
+    selected.sort_unstable_by_key(|region| region.start);
+    selected
 }

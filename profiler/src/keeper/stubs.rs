@@ -13,11 +13,10 @@ use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg}
 
 use super::control;
 use super::protocol::{FunctionPlace, Installation, Installed};
-use crate::collect::CollectError;
 use crate::collect::inject::InjectedThread;
 use crate::collect::stop::Stopped;
+use crate::collect::{CollectError, ForkError};
 use crate::ids::{Pid, Tid};
-use crate::linux::arch::RED_ZONE_BYTES;
 use crate::linux::pidfd::PidFd;
 use crate::linux::proc::maps::regions;
 use crate::linux::proc::process::{entry_path, thread_name};
@@ -26,8 +25,6 @@ use crate::linux::process_memory::read_words;
 use crate::linux::ptrace::Tracee;
 use crate::linux::scheduling::RealTime;
 
-/// Space below the stack of the thread that makes the system calls.
-const SCRATCH_BYTES: usize = 256;
 const WORD_BYTES: usize = 8;
 
 /// Installed stubs by process.
@@ -80,7 +77,7 @@ impl Stubs {
 /// run; all are stopped only while slots change, so that no module is unmapped meanwhile.
 pub(super) fn install(plan: &Installation, descriptors: &[OwnedFd]) -> Result<Installed, CollectError> {
     if let [code, filter] = descriptors {
-        map(&Stopped::one_thread(plan.pid)?, plan, code, filter)?;
+        with_held(plan.pid, &|stopped| map(stopped, plan, code, filter))?;
     }
     let urgent = RealTime::begin();
     let stopped = Stopped::new_while(plan.pid, Vec::new(), &|| true);
@@ -150,9 +147,21 @@ fn switch(memory: &File, plan: &Installation, on: bool) -> io::Result<()> {
     memory.write_all_at(&u64::from(!on).to_ne_bytes(), field(control::BYPASSED))
 }
 
+/// Stops one thread to make system calls, or all of them if it is on a stack of which nothing is known, as in a Go program: no other
+/// may be on the first thread's stack meanwhile.
+fn with_held(pid: Pid, work: &dyn Fn(&Stopped) -> Result<(), CollectError>) -> Result<(), CollectError> {
+    match Stopped::one_thread(pid).and_then(|stopped| work(&stopped)) {
+        Err(CollectError::Fork(ForkError::NoStack(_) | ForkError::NoThread(_))) => {
+            let _urgent = RealTime::begin();
+            work(&Stopped::new_while(pid, Vec::new(), &|| true)?)
+        }
+        result => result,
+    }
+}
+
 /// What no slot leads to.
 fn unmap(plan: &Installation) {
-    let unmapped = Stopped::one_thread(plan.pid).and_then(|stopped| {
+    let unmapped = with_held(plan.pid, &|stopped| {
         let whole = plan.code_bytes + plan.data_bytes + plan.filter_bytes;
         stopped.inject(&regions(stopped.living_thread())?, &mut |thread| {
             thread.checked(libc::SYS_munmap, [plan.address, whole, 0, 0, 0, 0]).map(drop)
@@ -234,14 +243,9 @@ fn replace(memory: &File, address: u64, before: u64, after: u64) -> bool {
 
 fn map(stopped: &Stopped, plan: &Installation, code: &OwnedFd, filter: &OwnedFd) -> Result<(), CollectError> {
     let pid = plan.pid;
-    let memory = open(pid).map_err(CollectError::refused(pid, "write to"))?;
+    let memory = open(stopped.living_thread()).map_err(CollectError::refused(pid, "write to"))?;
     stopped.inject(&regions(stopped.living_thread())?, &mut |thread| {
-        let scratch = thread.stack_pointer().saturating_sub(RED_ZONE_BYTES + SCRATCH_BYTES as u64) & !63;
-        let mut saved = [0; SCRATCH_BYTES];
-        memory.read_exact_at(&mut saved, scratch)?;
-        let passed = pass(pid, thread, &memory, scratch, [code.as_fd(), filter.as_fd()]);
-        memory.write_all_at(&saved, scratch)?;
-        let [code, filter] = passed?;
+        let [code, filter] = pass(pid, thread, &memory, [code.as_fd(), filter.as_fd()])?;
         let mapped = map_parts(thread, plan, code, filter);
         for descriptor in [code, filter] {
             thread.checked(libc::SYS_close, [descriptor, 0, 0, 0, 0, 0])?;
@@ -280,9 +284,9 @@ fn pass(
     pid: Pid,
     thread: &mut InjectedThread,
     memory: &File,
-    scratch: u64,
     descriptors: [std::os::fd::BorrowedFd<'_>; 2],
 ) -> io::Result<[u64; 2]> {
+    let scratch = thread.scratch();
     let kind = (libc::SOCK_DGRAM | libc::SOCK_CLOEXEC).unsigned_abs();
     thread.checked(libc::SYS_socketpair, [libc::AF_UNIX.unsigned_abs().into(), kind.into(), 0, scratch, 0, 0])?;
     let mut pair = [0; WORD_BYTES];

@@ -6,7 +6,7 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
 use super::*;
 use crate::address::TargetAddr;
-use crate::collect::inject::{ALL_SIGNALS, WayBack};
+use crate::collect::inject::{ALL_SIGNALS, WayBack, place};
 use crate::collect::memory::{ForkMemory, left_out};
 use crate::collect::process::Release;
 use crate::collect::tests::fixture::collect_here;
@@ -339,16 +339,25 @@ fn masks(pid: Pid) -> Vec<String> {
     stat::threads(pid).expect("it runs").into_iter().map(mask).collect()
 }
 
-/// Has each thread of the process begin or make a system call. Then the tracing thread ends, so that the kernel detaches.
+/// Has each thread of the process begin or make a system call, and one of them the first one. Then the tracing thread ends, so that
+/// the kernel detaches.
 fn abandon(pid: Pid, round: u32) {
     let all = All::hold(pid);
     let mapped = regions(pid).expect("it runs");
-    for StoppedThread { tracee, .. } in &all.0 {
+    let first = usize::try_from(round).expect("small") % all.0.len();
+    for (index, held) in all.0.iter().enumerate() {
+        let tracee = &held.tracee;
         let way_back = WayBack::find(pid, tracee, &mapped).expect("readable").expect("glibc has this code");
         let taken = InjectedThread::take(pid, tracee, way_back.instruction);
         let mut thread = taken.expect("held").expect("it runs");
-        thread.prepare_way_back(&way_back).expect("held");
-        assert!(thread.has_way_back());
+        let find = |size_bytes: u64| place::find(held, &Held::All(&all.0), &mapped, size_bytes);
+        if index == first {
+            thread.prepare_way_back(&way_back, &find).expect("there is room");
+        } else if index < first {
+            thread.enter(Some(&way_back), &find).expect("held");
+        } else {
+            continue;
+        }
         match round % 3 {
             0 => thread.prepare(libc::SYS_getppid, [0; 6]).expect("held"),
             1 => {
