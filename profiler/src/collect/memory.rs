@@ -14,7 +14,7 @@ use super::process::{CollectError, ForkError, ProcessCopy};
 use crate::address::TargetAddr;
 use crate::ids::Pid;
 use crate::linux::proc::ProcError;
-use crate::linux::proc::maps::{Region, regions};
+use crate::linux::proc::maps::{Region, region_of, regions};
 use crate::linux::{memory, process_memory};
 use crate::memory::{Memory, Span, joined, without};
 
@@ -355,9 +355,12 @@ impl Memory for ForkMemory {
 /// Private, readable mappings that the copy lacks (`MADV_DONTFORK`, `MADV_WIPEONFORK`), joined. Takes as long as
 /// copying, so call it when the process runs again.
 pub(super) fn left_out(copy: Pid, mapped: &[Region]) -> Result<Vec<Span>, ForkError> {
-    let copied: BTreeSet<_> = regions(copy)?.into_iter().map(|region| (region.start, region.end)).collect();
-    let wiped = wiped(copy)?;
-    let is_copied = |region: &Region| copied.contains(&(region.start, region.end)) && !wiped.contains(&region.start);
+    let (copied, wiped) = (regions(copy)?, wiped(copy)?);
+    // The first thread's stack may have been extended since.
+    let is_copied = |region: &Region| {
+        region_of(&copied, region.start)
+            .is_some_and(|copied| region.end <= copied.end && !wiped.contains(&copied.start))
+    };
     let left_out = mapped.iter().filter(|region| region.readable && !region.shared && !is_copied(region));
     Ok(joined(left_out.map(|region| region.start..region.end).collect()))
 }

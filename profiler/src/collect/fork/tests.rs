@@ -345,18 +345,19 @@ fn abandon(pid: Pid, round: u32) {
     let all = All::hold(pid);
     let mapped = regions(pid).expect("it runs");
     let first = usize::try_from(round).expect("small") % all.0.len();
-    for (index, held) in all.0.iter().enumerate() {
+    // Its frame stays where the others have had theirs.
+    let mut order: Vec<&StoppedThread> = all.0.iter().collect();
+    order.swap(first, all.0.len() - 1);
+    for (index, held) in order.into_iter().enumerate() {
         let tracee = &held.tracee;
         let way_back = WayBack::find(pid, tracee, &mapped).expect("readable").expect("glibc has this code");
         let taken = InjectedThread::take(pid, tracee, way_back.instruction);
         let mut thread = taken.expect("held").expect("it runs");
         let find = |size_bytes: u64| place::find(held, &Held::All(&all.0), &mapped, size_bytes);
-        if index == first {
+        if index + 1 == all.0.len() {
             thread.prepare_way_back(&way_back, &find).expect("there is room");
-        } else if index < first {
-            thread.enter(Some(&way_back), &find).expect("held");
         } else {
-            continue;
+            thread.enter(Some(&way_back), &find).expect("held");
         }
         match round % 3 {
             0 => thread.prepare(libc::SYS_getppid, [0; 6]).expect("held"),

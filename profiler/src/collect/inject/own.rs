@@ -67,7 +67,8 @@ impl InjectedThread {
         let frame_bytes = self.outer.map_or(0, |(_, size_bytes)| size_bytes);
         let size_bytes = (SCRATCH_BYTES as u64 + frame_bytes).next_multiple_of(page_bytes());
         let protection = (libc::PROT_READ | libc::PROT_WRITE).unsigned_abs().into();
-        let flags = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS).unsigned_abs().into();
+        // A private mapping could become a part of the one beside it.
+        let flags = (libc::MAP_SHARED | libc::MAP_ANONYMOUS).unsigned_abs().into();
         let address = self.checked(libc::SYS_mmap, [0, size_bytes, protection, flags, u64::MAX, 0])?;
         self.own = Some((address, size_bytes));
         if let Some((_, restorer)) = self.way_back {

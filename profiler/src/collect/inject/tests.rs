@@ -4,7 +4,8 @@ use rustix::process::Signal;
 
 use crate::collect::stop::Stopped;
 use crate::collect::tests::fixture::Subject;
-use crate::linux::proc::maps::regions;
+use crate::ids::Pid;
+use crate::linux::proc::maps::{RegionKind, regions};
 
 /// Makes a call that waits. Writes its result, whether it was interrupted, and whether the handler of SIGUSR1 has run.
 const WAITS: &str = r#"
@@ -75,4 +76,51 @@ fn a_call_with_a_timeout_continues_with_the_time_that_is_left() {
         let call = std::fs::read_to_string(format!("/proc/{}/syscall", subject.pid())).expect("it lives");
         assert!(call.starts_with(&format!("{} ", libc::SYS_restart_syscall)), "{call}");
     }
+}
+
+/// Goes deep into its stack, and returns.
+const DEEP: &str = r#"
+__attribute__((noinline)) static int deepens(int left) {
+    volatile char frame[4096];
+    memset((void *)frame, 1, sizeof frame);
+    return left == 0 ? 0 : deepens(left - 1) + frame[left];
+}
+int main(void) {
+    say("%d", deepens(100));
+    wait_for_word();
+    say("on");
+}
+"#;
+
+/// Start and contents of the first thread's stack.
+fn stack(pid: Pid) -> (u64, Vec<u8>) {
+    let mapped = regions(pid).expect("it lives");
+    let stack = mapped.iter().find(|region| region.kind == RegionKind::Stack).expect("it has one");
+    (stack.start.0, super::read(pid, stack.start.0, stack.size_bytes()))
+}
+
+#[test]
+fn a_stack_without_unused_memory_is_extended_once() {
+    let mut subject = Subject::start_with(DEEP, &[], "gcc");
+    assert_eq!(subject.line(), "100");
+    subject.wait_for("State", "S");
+    let (start, bytes) = stack(subject.pid());
+    copy(&subject, || ());
+    let extended = stack(subject.pid());
+    let added = usize::try_from(start - extended.0).expect("it is lower");
+    assert!(added > 0 && added < 65_536, "{added}");
+    assert_eq!((extended.1[..added].iter().all(|&byte| byte == 0), &extended.1[added..]), (true, &bytes[..]));
+    for _ in 0..3 {
+        copy(&subject, || ());
+        assert_eq!(stack(subject.pid()), extended);
+    }
+    subject.check_answers();
+}
+
+#[test]
+fn a_copy_changes_no_mapping() {
+    let subject = waiting(&["pause"]);
+    let (mapped, before) = (regions(subject.pid()).expect("it lives"), stack(subject.pid()));
+    copy(&subject, || ());
+    assert_eq!((regions(subject.pid()).expect("it lives"), stack(subject.pid())), (mapped, before));
 }
