@@ -98,7 +98,7 @@ static void *thread(void *area) {
     return 0;
 }
 
-static void handle(int number) { serve(); }
+static void handle(int number) { (void)number; serve(); }
 
 static void handle_on(struct area *area) {
     stack_t stack = { .ss_sp = area->stack, .ss_size = STACK };
@@ -110,6 +110,7 @@ static void handle_on(struct area *area) {
 }
 
 static void *serves(void *none) {
+    (void)none;
     struct area *area = prepare(mmap(0, sizeof *area, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
     on(area, serve);
     return 0;
