@@ -9,13 +9,15 @@ mod receiver;
 
 use std::fs;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use heapbpf_tests::heapbpf::{Heapbpf, Session, binary};
 use heapbpf_tests::kernel::{assert_no_probes, changed_code, wait_until};
+use heapbpf_tests::recipe::Recipe;
+use heapbpf_tests::stubs::slots_to_stubs;
 use heapbpf_tests::target::{Target, build, copy_program, run};
 use rustix::process::Signal;
 use tempfile::TempDir;
@@ -67,9 +69,13 @@ struct Named {
 
 impl Named {
     fn start(source: &str, name: &str) -> Self {
+        Self::start_program(&build(source), name)
+    }
+
+    fn start_program(program: &Path, name: &str) -> Self {
         let folder = tempfile::tempdir().expect("there is a directory for temporary files");
         let path = folder.path().join(name);
-        copy_program(build(source), &path);
+        copy_program(program, &path);
         let target = Target::spawn(&mut Command::new(&path));
         thread::sleep(Duration::from_millis(1200));
         Self { target, name: name.to_owned(), _folder: folder }
@@ -115,6 +121,31 @@ fn it_records_for_a_part_of_each_period_and_leaves_nothing_in_between() {
     // It writes no files.
     assert_eq!(agent.heapbpf.files(), Vec::<String>::new());
     assert_no_probes(target.pid());
+}
+
+/// With its default engine: the target verifies that each call of its libraries, which are loaded at one address in turn, reaches
+/// their own functions.
+#[test]
+fn calls_of_reloaded_libraries_reach_their_functions() {
+    let program = Recipe::of("reloading.c").flags("-rdynamic").libraries("-ldl").build();
+    let mut target = Named::start_program(&program, "agent-reloading").target;
+    let build = |size: &str| Recipe::of("reloaded.c").flags(&format!("-shared -fPIC -O2 {size}")).build();
+    let libraries = [build(""), build("-DLARGE")];
+    let mut agent = Agent::new("agent-reloading", "[duty]\nrecord = \"1m\"\nevery = \"1m\"\n");
+    let mut session = agent.start();
+    session.wait_for("heapbpf: info: recording ");
+    wait_until("its slots lead to stubs", || slots_to_stubs(target.pid()).is_ok_and(|slots| !slots.is_empty()));
+    for library in libraries.iter().cycle().take(8) {
+        target.work(&format!("now {}", library.display()));
+        let prefix = format!("{}+", library.display());
+        let leads = |slots: Vec<String>| slots.iter().any(|slot| slot.starts_with(&prefix));
+        target.work("call 100");
+        wait_until("the library's slots lead to stubs", || slots_to_stubs(target.pid()).is_ok_and(leads));
+        target.work("call 100");
+        target.work("unload");
+    }
+    let _ = session.terminate().expect_code(0);
+    target.exit(0);
 }
 
 #[test]

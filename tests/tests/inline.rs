@@ -15,6 +15,8 @@ mod processes;
 mod refusals;
 #[path = "inline/repeated.rs"]
 mod repeated;
+#[path = "inline/reloaded.rs"]
+mod reloaded;
 #[path = "inline/stacks.rs"]
 mod stacks;
 #[path = "inline/stacks_untouched.rs"]
