@@ -5,6 +5,8 @@
 
 #[path = "inline/estimates.rs"]
 mod estimates;
+#[path = "inline/interposed.rs"]
+mod interposed;
 #[path = "inline/killed.rs"]
 mod killed;
 #[path = "inline/modules.rs"]
