@@ -7,6 +7,8 @@
 mod estimates;
 #[path = "inline/interposed.rs"]
 mod interposed;
+#[path = "inline/interrupted.rs"]
+mod interrupted;
 #[path = "inline/killed.rs"]
 mod killed;
 #[path = "inline/modules.rs"]
