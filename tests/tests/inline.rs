@@ -5,6 +5,8 @@
 
 #[path = "inline/estimates.rs"]
 mod estimates;
+#[path = "inline/handed_over.rs"]
+mod handed_over;
 #[path = "inline/interposed.rs"]
 mod interposed;
 #[path = "inline/interrupted.rs"]
@@ -17,10 +19,10 @@ mod modules;
 mod processes;
 #[path = "inline/refusals.rs"]
 mod refusals;
-#[path = "inline/repeated.rs"]
-mod repeated;
 #[path = "inline/reloaded.rs"]
 mod reloaded;
+#[path = "inline/repeated.rs"]
+mod repeated;
 #[path = "inline/stacks.rs"]
 mod stacks;
 #[path = "inline/stacks_untouched.rs"]
