@@ -1,12 +1,28 @@
-//! `cargo xtask faults`: configures the integration test `faults`, and writes its table into docs/.
+//! `cargo xtask faults`: configures the integration test `faults`, and writes its table into docs/. With `--engine inline`: the
+//! differential attack.
+
+mod attack;
+mod kills;
+mod memory;
+mod profiler;
+mod programs;
+mod random;
+mod server;
+mod subject;
+mod tally;
+
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context as _, Result, bail};
 use heapbpf_tests::faults::{Backend, Mode, Role};
 
 use crate::bench::figures;
 use crate::command::{self, Privilege, Repository};
+use crate::packages;
 
 const PAGE: &str = "docs/reliability.md";
+/// Kills of the attack.
+const ATTACK_KILLS: usize = 500;
 
 /// Kills heapbpf or its target at random points in time, and checks that nothing else is harmed.
 ///
@@ -17,7 +33,9 @@ const PAGE: &str = "docs/reliability.md";
   cargo xtask faults                                   60 kills of all kinds
   cargo xtask faults --long --write                    1,600 kills; counts go to docs/reliability.md
   cargo xtask faults --mode leaks-fork --role agent    one mode
-  cargo xtask faults --mode record --backend perf --role agent --at detach+50000us --kills 20")]
+  cargo xtask faults --mode record --backend perf --role agent --at detach+50000us --kills 20
+  cargo xtask faults --engine inline                   2,000 cycles and 500 kills with programs of many kinds
+  cargo xtask faults --engine inline --cycles 50 --kills 0 --programs go-cgo,preload-jemalloc")]
 pub(crate) struct Arguments {
     /// Number of kills, of all roles together.
     #[arg(long, value_name = "N", conflicts_with = "long")]
@@ -51,6 +69,25 @@ pub(crate) struct Arguments {
     /// Write the table into docs/reliability.md.
     #[arg(long)]
     write: bool,
+
+    /// Attack this engine: programs of many kinds compute results while heapbpf attaches and detaches at random times. Reports
+    /// results that differ from those without heapbpf, deaths, changed memory, and slots that lead to stubs.
+    #[arg(long, value_enum, value_name = "NAME", conflicts_with_all = ["mode", "backend", "role", "at", "long", "write"])]
+    engine: Option<Engine>,
+
+    /// Number of times that heapbpf attaches, of all programs together.
+    #[arg(long, value_name = "N", default_value_t = 2000, requires = "engine")]
+    cycles: usize,
+
+    /// Programs to attack, separated by commas. Without it: all.
+    #[arg(long, value_name = "NAMES", value_delimiter = ',', requires = "engine")]
+    programs: Vec<String>,
+}
+
+/// An engine that can be attacked.
+#[derive(Clone, Copy, Debug, clap::ValueEnum)]
+enum Engine {
+    Inline,
 }
 
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
@@ -58,6 +95,9 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         bail!("profiling other processes requires root: run it as root");
     }
     let repository = Repository::find()?;
+    if let Some(Engine::Inline) = arguments.engine {
+        return attack(arguments, &repository);
+    }
     let binary = repository.heapbpf()?;
     let folder = tempfile::tempdir()?;
     let table = folder.path().join("table.md");
@@ -86,4 +126,34 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         }
     }
     outcome
+}
+
+/// Fails on any difference. Programs that cannot be run are listed.
+fn attack(arguments: &Arguments, repository: &Repository) -> Result<()> {
+    // Without packages, programs that are missing are reported as not run.
+    if let Err(error) = packages::install(packages::FAULTS) {
+        eprintln!("packages are missing: {error:#}");
+    }
+    // The run prints its seed.
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(1, |now| now.as_secs());
+    let seed = arguments.seed.unwrap_or(now);
+    let plan = attack::Plan {
+        binary: repository.heapbpf()?,
+        sources: repository.root.join("tests/targets"),
+        cycles: arguments.cycles,
+        kills: arguments.kills.unwrap_or(ATTACK_KILLS),
+        seed,
+        programs: arguments.programs.clone(),
+    };
+    eprintln!("faults: {} cycles and {} kills, seed {seed}", plan.cycles, plan.kills);
+    let tally = attack::run(&plan)?;
+    println!("{tally}");
+    let not_run = tally.not_run();
+    if !not_run.is_empty() {
+        println!("not run: {}", not_run.join(", "));
+    }
+    if tally.faults() > 0 {
+        bail!("{} faults; seed {seed}", tally.faults());
+    }
+    Ok(())
 }

@@ -33,6 +33,7 @@ const PACKAGES: &[Package] = &[
     ("perl", "perl", "a target: an interpreter"),
     ("nodejs", "node", "a target: an interpreter that generates code"),
     ("php-cli", "php", "a target: an interpreter with an allocator of its own"),
+    ("php-fpm", "/usr/sbin/php-fpm8.2", "a target: a server that interprets"),
     ("ruby", "ruby", "a target: an interpreter with a stack of its own"),
     ("default-jdk-headless", "javac", "a target: a virtual machine that generates code"),
     ("sqlite3", "sqlite3", "a target: a database in one process"),
@@ -85,6 +86,8 @@ pub(crate) const TESTS: &str = "gcc libc6-dev g++ binutils libjemalloc2 libtcmal
     libgoogle-perftools-dev libmimalloc-dev musl-tools musl-dev redis-server redis-tools python3 php-cli perl ruby nodejs sqlite3 git \
     postgresql nginx-light valgrind strace tmux golang-go default-jdk-headless curl openssl prometheus systemd memcached \
     debuginfod dwz xz-utils";
+pub(crate) const FAULTS: &str = "gcc libc6-dev g++ libjemalloc2 libtcmalloc-minimal4 libmimalloc2.0 libjemalloc-dev redis-server \
+    redis-tools python3 php-fpm ruby nodejs postgresql nginx-light golang-go default-jdk-headless";
 pub(crate) const VIEWERS: &str =
     "chromium golang-go golang-1.19-src google-perftools graphviz heaptrack python3-venv valgrind";
 pub(crate) const BENCH_UNWIND: &str =
@@ -189,6 +192,7 @@ mod tests {
             RUST,
             LLVM,
             TESTS,
+            FAULTS,
             VIEWERS,
             BENCH_UNWIND,
             BENCH_OVERHEAD,
