@@ -19,3 +19,7 @@ pub const TRAPPED_CALLS: usize = 0;
 
 /// Index of the number of calls that stubs have sampled, as far as the probes in the stubs have seen them.
 pub const SAMPLED_CALLS: usize = 1;
+
+/// Key of the counts of all processes that have none of their own: they may use the memory of a process with stubs, as a child of
+/// `vfork` does.
+pub const OTHER_PROCESSES: u32 = 0;

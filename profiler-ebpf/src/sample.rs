@@ -6,7 +6,7 @@ use profiler_common::counter::Counter;
 use profiler_common::hook::{ProbeScope, Site};
 use profiler_common::interval::Interval;
 use profiler_common::sampling::SamplingRate;
-use profiler_common::target::{BORROWS_MEMORY, REPORTS_FREES, SAMPLED_CALLS, SHARES_PROBES, TRAPPED_CALLS};
+use profiler_common::target::{BORROWS_MEMORY, OTHER_PROCESSES, REPORTS_FREES, SAMPLED_CALLS, SHARES_PROBES, TRAPPED_CALLS};
 
 use crate::call::{Call, Store};
 use crate::maps::{RATES, STUB_CALLS, TARGETS, count};
@@ -56,7 +56,9 @@ pub(crate) fn count_stub_call(call: &Call<impl Store>) {
     } else {
         return;
     };
-    if let Some(calls) = STUB_CALLS.get_ptr_mut(&call.tgid())
+    let own = STUB_CALLS.get_ptr_mut(&call.tgid());
+    let calls = if own.is_none() && field == SAMPLED_CALLS { STUB_CALLS.get_ptr_mut(&OTHER_PROCESSES) } else { own };
+    if let Some(calls) = calls
         && (field == SAMPLED_CALLS || !inflight::nested(call))
     {
         // SAFETY: both fields are in the map's value.

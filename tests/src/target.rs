@@ -176,7 +176,9 @@ impl Target {
     #[track_caller]
     fn send(&mut self, line: &str) {
         let stdin = self.stdin.as_mut().expect("stdin is piped");
-        writeln!(stdin, "{line}").unwrap_or_else(|error| panic!("the target does not listen: {error}"));
+        // In one piece: a target that reads without a buffer would take the parts for lines.
+        let written = stdin.write_all(format!("{line}\n").as_bytes());
+        written.unwrap_or_else(|error| panic!("the target does not listen: {error}"));
     }
 
     #[track_caller]

@@ -13,6 +13,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use profiler_common::hook::CallShape;
 use profiler_common::interval::Interval;
+use profiler_common::target::OTHER_PROCESSES;
 use rustc_hash::FxHashMap;
 use tracing::{debug, info, warn};
 
@@ -172,9 +173,8 @@ impl Stubs {
                 Ok(copied)
             }
             // Counted from before the first call that passes a stub.
-            None => kernel
-                .count_stub_calls(pid)
-                .map_err(anyhow::Error::from)
+            None => self
+                .count_from_here(pid, kernel)
                 .and_then(|()| self.install_new(target, kernel, stopper, discovery, rates).map(Box::new)),
         };
         let state = installed.map_or_else(|error| refuse(target, format!("{error:#}"), None), State::Installed);
@@ -183,6 +183,13 @@ impl Stubs {
         if is_installed {
             self.extend_all(target, stopper, discovery);
         }
+    }
+
+    fn count_from_here(&self, pid: Pid, kernel: &mut Kernel) -> Result<()> {
+        if self.targets.is_empty() && self.past == InlineEngine::default() {
+            kernel.count_stub_calls(Pid(OTHER_PROCESSES))?;
+        }
+        Ok(kernel.count_stub_calls(pid)?)
     }
 
     /// Whether slots lead to functions with stubs, or none ever will: then the installation fails with the reason.
@@ -308,10 +315,12 @@ impl Stubs {
         Some(facts)
     }
 
-    /// Number of calls that stubs have sampled and no probe has met.
-    pub(super) fn missed(&self) -> u64 {
+    /// Number of calls that stubs have sampled and no probe has met. A process that uses the memory of another is counted in that, and
+    /// has a PID of its own for the probes.
+    pub(super) fn missed(&self, kernel: &Kernel) -> u64 {
         let installed = self.targets.values().filter_map(State::installed);
-        installed.map(Installed::missed).fold(self.past_missed, u64::saturating_add)
+        let missed = installed.map(Installed::missed).fold(self.past_missed, u64::saturating_add);
+        missed.saturating_sub(kernel.stub_calls(Pid(OTHER_PROCESSES)).map_or(0, |others| others.sampled))
     }
 
     /// Passes changed intervals on to the stubs.

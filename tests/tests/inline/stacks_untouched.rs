@@ -12,7 +12,7 @@ use heapbpf_tests::recipe::Recipe;
 use heapbpf_tests::target::{Target, build_directory, run};
 use tempfile::TempDir;
 
-use super::{EXACT, assert_passed, assert_unharmed, engine, finish, start};
+use super::{EXACT, assert_passed, assert_unharmed, engine, start, wait_until};
 
 const WAYS: [&str; 5] = ["main", "deep", "coroutine", "local", "alternate"];
 
@@ -20,6 +20,17 @@ const WAYS: [&str; 5] = ["main", "deep", "coroutine", "local", "alternate"];
 fn waiting(way: &str) -> Target {
     let tunables = ("GLIBC_TUNABLES", "glibc.pthread.rseq=0");
     Target::spawn(Command::new(Recipe::of("untouched.c").build()).arg(way).env(tunables.0, tunables.1))
+}
+
+/// Makes it call the allocator, and waits until all its threads wait in a system call again.
+#[track_caller]
+fn settle(target: &mut Target) {
+    target.run_command("work 10");
+    let read = |task: u32, file: &str| {
+        fs::read_to_string(format!("/proc/{}/task/{task}/{file}", target.pid())).unwrap_or_default()
+    };
+    let waits = |task: u32| read(task, "stat").contains(") Z ") || read(task, "syscall").starts_with("0 ");
+    wait_until("its threads wait", || tasks(target.pid()).into_iter().all(waits));
 }
 
 /// Addresses of mappings of a process whose lines in `maps` are wanted.
@@ -62,7 +73,7 @@ fn changes(pid: u32, ranges: &[Range<u64>], before: &[Vec<u8>]) -> Vec<(u64, u64
 fn nothing_but_slots_changes_in_an_idle_program() {
     for way in WAYS {
         let mut target = waiting(way);
-        target.run_command("work 10");
+        settle(&mut target);
         let pid = target.pid();
         let ranges = mappings(pid, is_writable);
         let before = contents(pid, &ranges);
@@ -97,7 +108,11 @@ fn calls_of_a_program_on_other_stacks_pass_stubs() {
         for _ in 0..2 {
             let (heapbpf, session) = start(&target, EXACT);
             target.run_command("work 5000");
-            let report = finish(&heapbpf, session, &mut target);
+            // Stacks of coroutines end in code of the C library without unwind information, which makes a profile incomplete.
+            let outcome = session.interrupt();
+            assert!(matches!(outcome.status.code(), Some(0 | 3)), "{way}: {outcome:?}");
+            assert_unharmed(&mut target);
+            let report = heapbpf.report("out.json");
             assert_passed(&report, 1);
             assert_eq!(report.process(target.pid()).exact_by_leaf()["allocates"].alloc_count, 5000, "{way}");
         }
@@ -109,6 +124,7 @@ fn copies_change_nothing_in_an_idle_program() {
     // A process whose first thread has exited is recorded by the trap engine.
     for way in WAYS.into_iter().chain(["exited"]) {
         let mut target = waiting(way);
+        settle(&mut target);
         let pid = target.pid();
         // One that has exited shows no memory.
         let thread = tasks(pid).into_iter().max().expect("it runs");

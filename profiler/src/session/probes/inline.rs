@@ -81,7 +81,7 @@ impl Probes {
 
     /// Number of calls that stubs have sampled and no probe has met.
     pub(in crate::session) fn stub_calls_missed(&self) -> u64 {
-        self.stubs.missed()
+        self.stubs.missed(&self.kernel)
     }
 
     pub(in crate::session) fn update_intervals(&mut self, rates: &Rates) {
