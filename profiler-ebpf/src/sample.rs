@@ -6,7 +6,9 @@ use profiler_common::counter::Counter;
 use profiler_common::hook::{ProbeScope, Site};
 use profiler_common::interval::Interval;
 use profiler_common::sampling::SamplingRate;
-use profiler_common::target::{BORROWS_MEMORY, OTHER_PROCESSES, REPORTS_FREES, SAMPLED_CALLS, SHARES_PROBES, TRAPPED_CALLS};
+use profiler_common::target::{
+    BORROWS_MEMORY, OTHER_PROCESSES, REPORTS_FREES, SAMPLED_CALLS, SHARES_PROBES, TRAPPED_CALLS,
+};
 
 use crate::call::{Call, Store};
 use crate::maps::{RATES, STUB_CALLS, TARGETS, count};

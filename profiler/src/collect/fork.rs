@@ -8,8 +8,8 @@
 use std::io;
 use std::time::{Duration, Instant};
 
-use super::inject::{Held, InjectedThread, inject};
-use super::process::{ForkError, StoppedThread};
+use super::inject::{InjectedThread, inject};
+use super::process::{ForkError, Held, StoppedThread};
 use crate::ids::{Pid, Tid};
 use crate::linux::pidfd::PidFd;
 use crate::linux::proc::maps::Region;

@@ -6,37 +6,22 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Signal, kill_process};
 
-use super::process::{ForkError, Release, StoppedThread};
+use self::code::{BYTES_MAX, read, search};
+use super::process::{ForkError, Held, Release, StoppedThread};
 use crate::address::TargetAddr;
 use crate::ids::{Pid, Tid};
-use crate::linux::arch::{self, ADDRESS_END, INSTRUCTION_ALIGNMENT, Registers, SYSCALL_INSTRUCTION};
+use crate::linux::arch::{self, ADDRESS_END, Registers, SYSCALL_INSTRUCTION};
 use crate::linux::pidfd::raw_pid;
 use crate::linux::proc::maps::{Region, RegionKind, region_of};
-use crate::linux::process_memory;
 use crate::linux::ptrace::{Options, Stop, SyscallPhase, Tracee};
 
+mod code;
 mod interrupted;
 mod own;
 pub(super) mod place;
 mod way_back;
 
 pub(super) use way_back::WayBack;
-
-/// Threads of a process that are held.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum Held<'a> {
-    /// All of them, so that no memory of the process changes.
-    All(&'a [StoppedThread]),
-    /// Some, while the others run.
-    Some(&'a [StoppedThread]),
-}
-
-impl<'a> Held<'a> {
-    fn of(self) -> &'a [StoppedThread] {
-        let (Self::All(threads) | Self::Some(threads)) = self;
-        threads
-    }
-}
 
 /// Has one of these threads make system calls.
 pub(super) fn inject<T>(
@@ -313,10 +298,6 @@ fn is_in_rseq(tracee: &Tracee, registers: &Registers) -> io::Result<bool> {
     Ok(registers.instruction().wrapping_sub(start) < length)
 }
 
-const BYTES_MAX: u64 = 16 << 20;
-
-const PIECE_BYTES: u64 = 64 << 10;
-
 /// Searches mappings of the kernel, the place of the thread's last system call, and all other code.
 fn find_syscall_instruction(pid: Pid, tracee: &Tracee, mapped: &[Region]) -> Result<Option<u64>, ForkError> {
     let runs = |region: &&Region| region.executable && region.readable && region.end.0 < ADDRESS_END;
@@ -339,28 +320,6 @@ fn find_syscall_instruction(pid: Pid, tracee: &Tracee, mapped: &[Region]) -> Res
         return Ok(Some(last));
     }
     Ok(others.iter().find_map(|region| search(living, region, &SYSCALL_INSTRUCTION, &mut left_bytes)))
-}
-
-fn search(pid: Pid, region: &Region, code: &[u8], left_bytes: &mut u64) -> Option<u64> {
-    let mut start = region.start.0;
-    while start < region.end.0 && *left_bytes > 0 {
-        let count = PIECE_BYTES.min(region.end.0 - start);
-        *left_bytes = left_bytes.saturating_sub(count);
-        let bytes = read(pid, start, count);
-        let mut places = bytes.windows(code.len()).enumerate().step_by(INSTRUCTION_ALIGNMENT);
-        if let Some((offset, _)) = places.find(|(_, window)| *window == code) {
-            return Some(start + offset as u64);
-        }
-        start += count;
-    }
-    None
-}
-
-fn read(pid: Pid, address: u64, count: u64) -> Vec<u8> {
-    let mut bytes = vec![0; usize::try_from(count).unwrap_or(0)];
-    let read = process_memory::read(pid, &[(address, bytes.len())], &mut bytes).unwrap_or(0);
-    bytes.truncate(read);
-    bytes
 }
 
 #[cfg(test)]

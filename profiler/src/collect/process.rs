@@ -58,6 +58,22 @@ impl ThreadState {
     }
 }
 
+/// Threads of a process that are held.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Held<'a> {
+    /// All of them, so that no memory of the process changes.
+    All(&'a [StoppedThread]),
+    /// Some, while the others run.
+    Some(&'a [StoppedThread]),
+}
+
+impl<'a> Held<'a> {
+    pub(crate) fn of(self) -> &'a [StoppedThread] {
+        let (Self::All(threads) | Self::Some(threads)) = self;
+        threads
+    }
+}
+
 #[derive(Debug)]
 pub(crate) struct StoppedThread {
     pub tracee: Tracee,

@@ -10,8 +10,8 @@ use rustc_hash::FxHashSet;
 use rustix::process::{WaitId, WaitIdOptions, waitid};
 
 use super::fork::ForkCopy;
-use super::inject::{self, Held, InjectedThread};
-use super::process::{CollectError, ForkError, Release, StoppedThread, ThreadState};
+use super::inject::{self, InjectedThread};
+use super::process::{CollectError, ForkError, Held, Release, StoppedThread, ThreadState};
 use crate::address::TargetAddr;
 use crate::ids::{Pid, Tid};
 use crate::linux::arch;

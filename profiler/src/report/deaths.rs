@@ -1,6 +1,5 @@
 //! Deaths of targets that a replaced return address may explain.
 
-use crate::linux::signals;
 use crate::model::{HookKind, Loss, Profile, TargetProfile};
 use crate::report::{describe, text};
 
@@ -8,7 +7,7 @@ use crate::report::{describe, text};
 const KILLED: i32 = 128;
 const FUNCTIONS_MAX: usize = 5;
 
-/// Explains the death of a target whose user-defined hooks replace return addresses; `None` if nothing points to them.
+/// Explains the death of a target whose user-defined hooks replace return addresses; `None` without evidence for that.
 pub(super) fn of_return(profile: &Profile, target: &TargetProfile) -> Option<String> {
     let signal = target.facts.exit_code?.checked_sub(KILLED).filter(|_| target.facts.exited)?;
     let missed: u64 = profile.health.lost.iter().filter(|(loss, _)| *loss == Loss::MissedReturn).map(|(_, n)| n).sum();
@@ -31,7 +30,7 @@ pub(super) fn of_return(profile: &Profile, target: &TargetProfile) -> Option<Str
     Some(format!(
         "{} died of {}{calls}: hooks replace the return address of {}, which functions that switch stacks, and those that generated code calls, do not survive; record at the entry instead, like `{}(size=arg1, entry)` (docs/hooks.md)",
         describe::target(target),
-        signals::name(signal),
+        if signal == libc::SIGILL { "SIGILL" } else { "SIGSEGV" },
         names.join(", "),
         text::printable(first),
     ))

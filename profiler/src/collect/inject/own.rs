@@ -16,7 +16,7 @@ const SCRATCH_BYTES: usize = 1024;
 
 impl InjectedThread {
     /// Prepares the thread for calls. `find` returns where a frame of a given size can be written.
-    pub(in crate::collect) fn enter(
+    pub(crate) fn enter(
         &mut self,
         way_back: Option<&WayBack>,
         find: &dyn Fn(u64) -> Option<u64>,
@@ -29,7 +29,7 @@ impl InjectedThread {
     }
 
     /// Writes the frame for the first call.
-    pub(in crate::collect) fn prepare_way_back(
+    pub(crate) fn prepare_way_back(
         &mut self,
         way_back: &WayBack,
         find: &dyn Fn(u64) -> Option<u64>,

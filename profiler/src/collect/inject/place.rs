@@ -5,11 +5,11 @@
 //! Nothing can be in the memory that is chosen: it is below all stack pointers, far enough to stay unused for the length of a call,
 //! and either consists of zeros, to which it is reset, or was not mapped before: the kernel extends the stack for it.
 
-use crate::collect::process::StoppedThread;
+use crate::collect::process::{Held, StoppedThread};
 use crate::linux::memory::page_bytes;
 use crate::linux::proc::maps::{Region, RegionKind};
 
-use super::{Held, read};
+use super::code::read;
 
 /// Space between the frame and a stack pointer of the stack, which the thread may use before another has returned from its call if
 /// this process is killed.
@@ -19,12 +19,7 @@ const DISTANCE_BYTES: u64 = 16 << 10;
 const GUARD_BYTES: u64 = 1 << 20;
 
 /// Returns where a frame of this size can be written while these threads are held, one of which is to make the calls.
-pub(in crate::collect) fn find(
-    chosen: &StoppedThread,
-    threads: &Held<'_>,
-    mapped: &[Region],
-    size_bytes: u64,
-) -> Option<u64> {
+pub(crate) fn find(chosen: &StoppedThread, threads: &Held<'_>, mapped: &[Region], size_bytes: u64) -> Option<u64> {
     let at = mapped.iter().position(|region| region.kind == RegionKind::Stack && region.writable && !region.shared)?;
     let stack = &mapped[at];
     let pointer =

@@ -2,7 +2,7 @@
 
 use std::io;
 
-use super::{BYTES_MAX, search};
+use super::code::{BYTES_MAX, search};
 use crate::ids::Pid;
 use crate::linux::arch::{self, ADDRESS_END, RETURN_FROM_SIGNAL, SYSCALL_AND_RETURN};
 use crate::linux::proc::maps::{Region, RegionKind};
@@ -10,14 +10,14 @@ use crate::linux::ptrace::Tracee;
 
 /// Code of the process by which a thread restores itself after a system call if its tracer is killed: it returns to the end of a
 /// signal handler, with a frame that contains its former state.
-pub(in crate::collect) struct WayBack {
-    pub(in crate::collect) instruction: u64,
+pub(crate) struct WayBack {
+    pub(crate) instruction: u64,
     pub(super) restorer: u64,
 }
 
 impl WayBack {
     /// `None` without such code, and for threads with a shadow stack, on which the return would fail.
-    pub(in crate::collect) fn find(pid: Pid, tracee: &Tracee, mapped: &[Region]) -> io::Result<Option<Self>> {
+    pub(crate) fn find(pid: Pid, tracee: &Tracee, mapped: &[Region]) -> io::Result<Option<Self>> {
         let status = std::fs::read_to_string(format!("/proc/{pid}/task/{}/status", tracee.tid().0))?;
         if arch::has_shadow_stack(&status, tracee) {
             return Ok(None);
