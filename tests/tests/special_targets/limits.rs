@@ -63,7 +63,7 @@ fn sixty_four_mebibytes_suffice_or_are_an_error_with_that_reason() {
 #[test]
 fn a_small_ring_fits_into_sixty_four_mebibytes() {
     let mut target = Target::start("service.c");
-    // Builds without optimisation use 15 to 20 MiB more, and loading the BPF programs takes some of it for a moment.
+    // Builds without optimisation use 15 to 20 MiB more, and loading the BPF programs takes some of it at the start.
     let group = memory_group(if cfg!(debug_assertions) { "92M" } else { "64M" });
     let enter = format!("echo $$ > {}", group.processes().display());
     let small = "--ring-size 256KiB --unwind-memory 4MiB --live-blocks 4096 --interval 1 -o out.json";
