@@ -5,11 +5,9 @@ use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
-use rustix::fs::{OFlags, fcntl_setfl};
 
 use super::exit::usage;
 use super::terminal;
@@ -211,7 +209,6 @@ fn write_all(file: impl Write, report: impl FnOnce(&mut dyn Write) -> Result<()>
 fn destination(path: &Path, access: Access) -> Result<Destination> {
     match fs::metadata(path) {
         Ok(metadata) if metadata.is_dir() => bail!("it is a directory; name a file in it"),
-        Ok(metadata) if metadata.file_type().is_fifo() => return Ok(Destination::Device(open_pipe(path)?)),
         Ok(metadata) if !metadata.is_file() => {
             return Ok(Destination::Device(File::options().write(true).open(path)?));
         }
@@ -224,22 +221,6 @@ fn destination(path: &Path, access: Access) -> Result<Destination> {
     let new =
         Replacement::create(path, access as u32).map_err(|error| anyhow::anyhow!("{}", explain(&error, folder)))?;
     Ok(Destination::Replacement(new))
-}
-
-/// Opening a named pipe waits for a reader, which may never come, so there must be one already. Writing waits for it.
-fn open_pipe(path: &Path) -> Result<File> {
-    #[expect(clippy::cast_possible_wrap, reason = "the flags use the low bits only")]
-    let flags = (OFlags::NONBLOCK | OFlags::CLOEXEC).bits() as i32;
-    let opened = File::options().write(true).custom_flags(flags).open(path);
-    let file = opened.map_err(|error| match error.raw_os_error() {
-        Some(libc::ENXIO) => anyhow::anyhow!(
-            "no process reads this named pipe; start its reader first, like `cat {} > FILE &`",
-            path.display()
-        ),
-        _ => error.into(),
-    })?;
-    fcntl_setfl(&file, OFlags::empty())?;
-    Ok(file)
 }
 
 fn explain_format(path: &Path, error: &str) -> String {
@@ -259,10 +240,7 @@ fn explain(error: &io::Error, folder: &Path) -> String {
 
 #[cfg(test)]
 mod tests {
-    use std::io::Read;
     use std::os::unix::fs::PermissionsExt;
-
-    use rustix::fs::{CWD, FileType, Mode, mknodat};
 
     use super::*;
 
@@ -270,23 +248,6 @@ mod tests {
         let output = Output::open(path, None, Access::All).expect("writable");
         output.write(|_, out| Ok(out.write_all(b"report")?)).expect("written");
         fs::read_to_string(path).expect("there")
-    }
-
-    #[test]
-    fn a_named_pipe_needs_a_reader() {
-        let folder = tempfile::tempdir().expect("temporary folder");
-        let path = folder.path().join("heap.svg");
-        mknodat(CWD, &path, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).expect("ours");
-        let error = Output::open(&path, None, Access::All).expect_err("nobody reads");
-        assert!(format!("{error:#}").contains("no process reads this named pipe"), "{error:#}");
-        let error = check_recording(&path).expect_err("nobody reads");
-        assert!(format!("{error:#}").contains("named pipe"), "{error:#}");
-        let reader = File::options().read(true).write(true).open(&path).expect("ours");
-        let output = Output::open(&path, None, Access::All).expect("there is a reader");
-        output.write(|_, out| Ok(out.write_all(b"report")?)).expect("written");
-        let mut bytes = [0; 6];
-        (&reader).read_exact(&mut bytes).expect("readable");
-        assert_eq!(&bytes, b"report");
     }
 
     #[test]
