@@ -48,6 +48,17 @@ globals! {
     ALL_EXECS: u32, all_execs -> bool = |value| value != 0;
     /// Requested bytes from which on a function that may throw is assumed to throw.
     THROW_SAFE_BYTES: u64, throw_safe_bytes -> u64 = |value| value;
+    /// Number of mappings that a process may have (`vm.max_map_count`).
+    MAP_COUNT_MAX: u32, map_count_max -> u64 = |value| value as u64;
+    /// Byte offset of `map_count` in `struct mm_struct`; 0 if unknown: then a function that may throw is assumed to throw. The next
+    /// four are offsets there, too.
+    MM_MAP_COUNT_OFFSET: u32, mm_map_count_offset -> u64 = |value| value as u64;
+    MM_TOTAL_VM_OFFSET: u32, mm_total_vm_offset -> u64 = |value| value as u64;
+    MM_DATA_VM_OFFSET: u32, mm_data_vm_offset -> u64 = |value| value as u64;
+    MM_DEF_FLAGS_OFFSET: u32, mm_def_flags_offset -> u64 = |value| value as u64;
+    MM_TASK_SIZE_OFFSET: u32, mm_task_size_offset -> u64 = |value| value as u64;
+    /// Byte offset of `rlim` in `struct signal_struct`.
+    SIGNAL_LIMITS_OFFSET: u32, signal_limits_offset -> u64 = |value| value as u64;
     /// 1 if links carry cookies (Linux 5.15).
     COOKIES: u32, cookies -> bool = |value| value != 0;
     /// 1 if atomic instructions may return the previous value (Linux 5.12). If 0, the agent has replaced those instructions.

@@ -13,7 +13,7 @@ use profiler_common::record::{RecordKind, UNKNOWN_ADDRESS};
 use crate::call::{Call, Store};
 use crate::layout::Inflight;
 use crate::maps::count;
-use crate::{config, emit, inflight, live, remap, sample, stack};
+use crate::{config, emit, inflight, limits, live, remap, sample, stack};
 
 const FREE: u8 = CallShape::Free as u8;
 const REALLOC: u8 = CallShape::Realloc as u8;
@@ -84,17 +84,18 @@ fn alloc(call: &Call<impl Store>, shape: u8) -> bool {
         return false;
     }
     let size_bytes = call.size_bytes();
+    let interval_code = size_bytes.and_then(|size_bytes| sample::sample(call, size_bytes));
+    // A function that calls other hooked functions is stored even if it is not sampled; otherwise these would be sampled for
+    // the same block.
+    if interval_code.is_none() && !call.cookie.delegates() {
+        return false;
+    }
     // Such a call is not stored, so a hooked function that it calls is sampled separately.
-    if call.cookie.may_throw() && is_throw_likely(size_bytes) {
+    if call.cookie.may_throw() && limits::may_refuse(size_bytes) {
         count(Counter::MayThrow);
         return false;
     }
-    let sampled = match size_bytes {
-        Some(size_bytes) => sampled(call, size_bytes),
-        None => Sampled::NO,
-    };
-    // A function that calls other hooked functions is stored even if it is not sampled; otherwise these would be sampled for
-    // the same block.
+    let sampled = captured(call, interval_code);
     if sampled.interval_code == 0 && !call.cookie.delegates() {
         return false;
     }
@@ -127,22 +128,18 @@ impl Sampled {
 /// Samples the call and captures its stack. A call by another hooked function is not sampled: its block is that function's.
 #[inline(always)]
 fn sampled(call: &Call<impl Store>, size_bytes: u64) -> Sampled {
-    match sample::sample(call, size_bytes) {
+    captured(call, sample::sample(call, size_bytes))
+}
+
+/// Captures the stack of a call that is sampled with this interval.
+#[inline(always)]
+fn captured(call: &Call<impl Store>, interval_code: Option<u32>) -> Sampled {
+    match interval_code {
         Some(interval_code) => match stack::take(call) {
             Some(stack_id) => Sampled { interval_code, stack_id },
             None => Sampled::NO,
         },
         None => Sampled::NO,
-    }
-}
-
-/// Whether a function that throws where others return null may do so for this size. An exception cannot be unwound past a
-/// return address that a probe has replaced, so the return of such a call is not probed.
-#[inline(always)]
-fn is_throw_likely(size_bytes: Option<u64>) -> bool {
-    match size_bytes {
-        Some(size_bytes) => size_bytes >= config::throw_safe_bytes(),
-        None => true,
     }
 }
 

@@ -5,7 +5,7 @@
 //! which a session probe needs to skip the return.
 //!
 //! Layers, each using only those before it: `asm`, `config`, `layout`, `arch` ← `maps`, `frames` ← `call`, `scratch`, `emit`, `inflight`, `seen` ←
-//! `sample`, `window`, `code`, `machine` ← `cpython`, `hotspot`, `v8` ← `ruby` ← `interpreter` ← `walk` ← `copy` ← `live`, `stack` ← `remap`, `process` ← `hook`.
+//! `limits`, `sample`, `window`, `code`, `machine` ← `cpython`, `hotspot`, `v8` ← `ruby` ← `interpreter` ← `walk` ← `copy` ← `live`, `stack` ← `remap`, `process` ← `hook`.
 
 #![no_std]
 #![no_main]
@@ -25,6 +25,7 @@ mod hotspot;
 mod inflight;
 mod interpreter;
 mod layout;
+mod limits;
 mod live;
 mod machine;
 mod maps;

@@ -116,13 +116,14 @@ fn is_recorded_by(scope: u8, flags: u32, chance: Chance) -> bool {
 #[inline(always)]
 pub(crate) fn is_foreign(call: &Call<impl Store>) -> bool {
     let scope = call.cookie.scope();
-    if scope == ANY {
+    // Functions that may throw have probes in processes that are not targets.
+    if scope == ANY && !call.cookie.may_throw() {
         return false;
     }
     match TARGETS.get_ptr(&call.tgid()) {
         // SAFETY: the pointer comes from a successful lookup.
         Some(flags) => !is_recorded_by(scope, unsafe { *flags }, Chance::Certain),
-        None if scope == SHARED => {
+        None if scope != PROCESS => {
             count(Counter::ForeignCalls);
             true
         }
@@ -138,6 +139,7 @@ pub(crate) fn is_foreign_alloc(call: &Call<impl Store>) -> bool {
 }
 
 const ANY: u8 = ProbeScope::Any as u8;
+const PROCESS: u8 = ProbeScope::Process as u8;
 const SHARED: u8 = ProbeScope::Shared as u8;
 const STUB_ENTRY: u8 = Site::StubEntry as u8;
 const FUNCTION: u8 = Site::Function as u8;

@@ -5,7 +5,6 @@ use crate::collect::memory as process_copies;
 use crate::ids::Pid;
 use crate::ingest::decode;
 use crate::ingest::event::Event;
-use crate::linux::memory;
 use crate::linux::proc::process::Auxv;
 use crate::linux::proc::{maps, process, stat};
 use crate::model::{Pod, Workload};
@@ -38,12 +37,7 @@ pub fn proc_file(bytes: &[u8]) {
         let _ = (process::of_epoll(line), process::of_timer(line), process::number(line));
         let _ = (Workload::of_cgroup(line), Pod::of_directory(line));
     }
-    let _ = (
-        stat::parse(&text, 4096),
-        stat::parse_status(&text),
-        memory::limit_reason(&text, ""),
-        process::parse_cgroups(&text),
-    );
+    let _ = (stat::parse(&text, 4096), stat::parse_status(&text), process::parse_cgroups(&text));
 }
 
 /// `read` copies memory. Returns the number of `biases` in the list.

@@ -16,7 +16,7 @@ use crate::linux::attempt::Attempt;
 use crate::linux::feature::KERNEL_BTF;
 
 /// Offsets in `struct task_struct` and `struct signal_struct`, in bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct TaskLayout {
     pub tgid: u32,
     pub mm: u32,
@@ -25,6 +25,19 @@ pub(crate) struct TaskLayout {
     pub live: u32,
     /// Of the thread pointer; 0 if the kernel keeps it elsewhere.
     pub thread_pointer: u32,
+    /// `None` if the kernel lacks a member.
+    pub memory: Option<MemoryLayout>,
+}
+
+/// Offsets of what a process has mapped and may map, in bytes: in `struct mm_struct`, and of `rlim` in `struct signal_struct`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct MemoryLayout {
+    pub map_count: u32,
+    pub total_vm: u32,
+    pub data_vm: u32,
+    pub def_flags: u32,
+    pub task_size: u32,
+    pub limits: u32,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
@@ -66,8 +79,22 @@ impl TaskLayout {
             signal: offset("task_struct", "signal")?,
             live: offset("signal_struct", "live")?,
             thread_pointer: thread_pointer(&offset).unwrap_or(0),
+            memory: memory(&offset).ok(),
         })
     }
+}
+
+fn memory(
+    offset: &impl Fn(&'static str, &'static str) -> Result<u32, LayoutError>,
+) -> Result<MemoryLayout, LayoutError> {
+    Ok(MemoryLayout {
+        map_count: offset("mm_struct", "map_count")?,
+        total_vm: offset("mm_struct", "total_vm")?,
+        data_vm: offset("mm_struct", "data_vm")?,
+        def_flags: offset("mm_struct", "def_flags")?,
+        task_size: offset("mm_struct", "task_size")?,
+        limits: offset("signal_struct", "rlim")?,
+    })
 }
 
 /// In `task->thread`.
@@ -212,7 +239,7 @@ mod tests {
             type_words(SIGNAL_STRUCT, BTF_KIND_STRUCT, 0, &[INT, 1, 0, LIVE, 1, 32]),
         ]);
         let expected = expected
-            .map(|(tgid, mm)| TaskLayout { tgid, mm, signal: 256, live: 4, thread_pointer: 0 })
+            .map(|(tgid, mm)| TaskLayout { tgid, mm, signal: 256, live: 4, thread_pointer: 0, memory: None })
             .map_err(|member| LayoutError::NoMember { structure: "task_struct", member });
         assert_eq!(TaskLayout::find(&bytes), expected);
     }
@@ -272,6 +299,11 @@ mod tests {
         let thread = types.structure(b"thread_struct").expect("tasks have one");
         let pointer = types.member_offset(thread, THREAD_POINTER.as_bytes(), DEPTH_MAX).expect("threads have one");
         assert_eq!(layout.thread_pointer, offset(b"thread") + pointer);
+        let memory = layout.memory.expect("Linux has all of them");
+        let mm = types.structure(b"mm_struct").expect("processes have memory");
+        let hiwater = types.member_offset(mm, b"hiwater_vm", DEPTH_MAX).expect("it is measured");
+        assert_eq!(memory.total_vm, hiwater + 8, "adjacent");
+        assert!(memory.data_vm > memory.total_vm && memory.limits > layout.live, "{memory:?}");
         if cfg!(target_arch = "x86_64") {
             assert_eq!(types.member_offset(thread, b"gsbase", DEPTH_MAX), Some(pointer + 8), "adjacent");
         }

@@ -27,7 +27,7 @@ use crate::ids::{HeapId, HookId, Pid};
 use crate::linux::bpf::{AttachType, UPROBE_SOURCE, supports};
 use crate::linux::bpf_map::{read_hash, remove_hash, write_hash};
 use crate::linux::feature;
-use crate::linux::memory::page_bytes;
+use crate::linux::memory::{map_count_max, page_bytes};
 
 /// The committed object for this processor, built by `cargo xtask build-ebpf`.
 #[cfg(target_arch = "x86_64")]
@@ -141,7 +141,10 @@ impl Kernel {
         let unwind_by_tables = u32::from(config.unwind_by_tables);
         let (raw_stacks, raw_areas) = if config.raw_stacks { (1u32, scratch_areas) } else { (0, 1) };
         let task_layout = TaskLayout::of_kernel();
-        let task = task_layout.clone().unwrap_or(TaskLayout { tgid: 0, mm: 0, signal: 0, live: 0, thread_pointer: 0 });
+        let task = task_layout.clone().unwrap_or_default();
+        // Only session links probe functions that may throw.
+        let memory = task.memory.filter(|_| links == LinkKind::Session).unwrap_or_default();
+        let mappings_max = map_count_max();
         let (all_execs, stubs) = (u32::from(config.all_execs), u32::from(config.stubs));
         let features = links.features();
         let (cookies, atomics) = (u32::from(features.cookies), u32::from(features.atomics));
@@ -161,6 +164,13 @@ impl Kernel {
             .override_global("TASK_THREAD_POINTER_OFFSET", &task.thread_pointer, true)
             .override_global("ALL_EXECS", &all_execs, true)
             .override_global("THROW_SAFE_BYTES", &config.throw_safe_bytes, true)
+            .override_global("MAP_COUNT_MAX", &mappings_max, true)
+            .override_global("MM_MAP_COUNT_OFFSET", &memory.map_count, true)
+            .override_global("MM_TOTAL_VM_OFFSET", &memory.total_vm, true)
+            .override_global("MM_DATA_VM_OFFSET", &memory.data_vm, true)
+            .override_global("MM_DEF_FLAGS_OFFSET", &memory.def_flags, true)
+            .override_global("MM_TASK_SIZE_OFFSET", &memory.task_size, true)
+            .override_global("SIGNAL_LIMITS_OFFSET", &memory.limits, true)
             .override_global("STUBS", &stubs, true)
             .override_global("COOKIES", &cookies, true)
             .override_global("ATOMICS", &atomics, true)
@@ -202,6 +212,15 @@ impl Kernel {
         let failed = |source| LoadError::Map { name: "NESTED", source };
         let mut nested: Array<&mut MapData, NestedCallers> = Array::try_from(map).map_err(failed)?;
         nested.set(u32::from(hook.0), callers, 0).map_err(failed)
+    }
+
+    /// Why the kernel side cannot compare the memory of processes with their limits.
+    pub(crate) fn limits_error(&self) -> Option<String> {
+        match &self.task_layout {
+            Ok(layout) if layout.memory.is_some() => None,
+            Ok(_) => Some("the kernel's type information lacks what processes have mapped".to_owned()),
+            Err(error) => Some(error.to_string()),
+        }
     }
 
     /// Whether links carry cookies. Else [`set_probes`](Self::set_probes) must precede hits.

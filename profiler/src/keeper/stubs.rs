@@ -144,7 +144,8 @@ fn switch(memory: &File, plan: &Installation, on: bool) -> io::Result<()> {
         return Err(io::ErrorKind::InvalidData.into());
     }
     memory.write_all_at(&countdowns, field(control::BASE))?;
-    memory.write_all_at(&u64::from(!on).to_ne_bytes(), field(control::BYPASSED))
+    let bypassed = if on { 0 } else { control::BYPASS };
+    memory.write_all_at(&bypassed.to_ne_bytes(), field(control::BYPASSED))
 }
 
 /// Stops one thread to make system calls, or all of them if it is on a stack of which nothing is known, as in a Go program: no other

@@ -23,6 +23,11 @@ pub(crate) fn throw_safe_bytes() -> u64 {
     info.totalram.saturating_mul(u64::from(info.mem_unit)) / 2
 }
 
+/// Number of mappings that a process may have. 0 when `/proc` cannot be read.
+pub(crate) fn map_count_max() -> u32 {
+    fs::read_to_string("/proc/sys/vm/max_map_count").ok().and_then(|text| text.trim().parse().ok()).unwrap_or(0)
+}
+
 /// Memory available without swapping or killing, in bytes, as the kernel estimates (`MemAvailable`).
 pub(crate) fn available_bytes() -> Option<u64> {
     procfs::Meminfo::current().ok()?.mem_available
@@ -100,29 +105,12 @@ fn left_in(group: &Path, files: &Files) -> Option<u64> {
     Some(limit.saturating_sub(used).saturating_add(reclaimable.unwrap_or(0)).min(limit))
 }
 
-/// Read limit; real files have about 1,300 bytes.
-const LIMITS_BYTES_MAX: u64 = 1 << 16;
-
-/// Why allocations may fail, as a clause after "and". Limits of control groups kill processes and fail no requests.
-pub(crate) fn memory_limit_reason(pid: Pid) -> Option<String> {
-    let overcommit = std::fs::read_to_string("/proc/sys/vm/overcommit_memory").unwrap_or_default();
-    limit_reason(&read_limits(pid).unwrap_or_default(), &overcommit)
-}
-
-fn read_limits(pid: Pid) -> Option<String> {
-    String::from_utf8(process::read(pid, "limits", LIMITS_BYTES_MAX).ok()?).ok()
-}
-
-pub(crate) fn limit_reason(limits: &str, overcommit: &str) -> Option<String> {
-    for (name, what) in [("Max address space", "ulimit -v"), ("Max data size", "ulimit -d")] {
-        let soft = limits.lines().find_map(|line| line.strip_prefix(name)?.split_whitespace().next());
-        if let Some(bytes) = soft.filter(|&soft| soft != "unlimited") {
-            return Some(format!("this process is limited to {bytes} bytes (`{what}`)"));
-        }
-    }
+/// Why allocations may fail that no limit of their process concerns, as a clause after "and". Limits of control groups kill processes
+/// and fail no requests.
+pub(crate) fn overcommit_reason() -> Option<&'static str> {
+    let overcommit = fs::read_to_string("/proc/sys/vm/overcommit_memory").unwrap_or_default();
     // `OVERCOMMIT_NEVER` (Documentation/mm/overcommit-accounting.rst).
-    (overcommit.trim() == "2")
-        .then(|| "this machine does not overcommit memory (`vm.overcommit_memory` is 2)".to_owned())
+    (overcommit.trim() == "2").then_some("this machine does not overcommit memory (`vm.overcommit_memory` is 2)")
 }
 
 /// Pages are allocated when written or [prepared](prepare). Not in core dumps, as it holds another process's memory.
@@ -154,6 +142,11 @@ mod tests {
     fn machines_have_memory() {
         let bytes = throw_safe_bytes();
         assert!((16 << 20..1 << 46).contains(&bytes), "{bytes}");
+    }
+
+    #[test]
+    fn processes_may_have_mappings() {
+        assert!(map_count_max() > 0);
     }
 }
 
@@ -203,43 +196,6 @@ mod cgroup_memory_tests {
     #[test]
     fn limits_of_this_process_are_readable() {
         assert!(available_in_cgroup_bytes().is_none_or(|bytes| bytes > 0));
-    }
-}
-
-#[cfg(test)]
-mod limits_tests {
-    use super::*;
-
-    const LIMITS: &str = "\
-Limit                     Soft Limit           Hard Limit           Units
-Max cpu time              unlimited            unlimited            seconds
-Max data size             unlimited            unlimited            bytes
-Max address space         unlimited            unlimited            bytes
-";
-
-    fn check(limits: &str, overcommit: &str, expected: Option<&str>) {
-        let reason = limit_reason(limits, overcommit);
-        assert_eq!(reason.is_some(), expected.is_some(), "{reason:?}");
-        assert!(reason.unwrap_or_default().contains(expected.unwrap_or_default()));
-    }
-
-    #[test]
-    fn memory_limits_are_reported() {
-        check(LIMITS, "0\n", None);
-        check("", "", None);
-        check(LIMITS, "2\n", Some("overcommit"));
-        check(&LIMITS.replace("address space         unlimited", "address space         1048576000"), "0", Some("-v"));
-        check(
-            &LIMITS.replace("data size             unlimited", "data size             4096"),
-            "0",
-            Some("4096 bytes"),
-        );
-    }
-
-    #[test]
-    fn limits_of_this_process_are_readable() {
-        let own = read_limits(Pid(std::process::id())).expect("there");
-        assert!(own.contains("Max address space"), "{own}");
     }
 }
 

@@ -99,9 +99,11 @@ pub enum Loss {
     #[strum(detailed_message = "a few of these are normal; their blocks are missing")]
     ResultUnreadable,
     #[strum(
-        message = "calls of `operator new` for a size so large that they may throw, which a return probe does not survive"
+        message = "calls of `operator new` that may throw, which no probe survives: of a size near a limit of the process, or with a new-handler"
     )]
-    #[strum(detailed_message = "their blocks are missing; a `malloc` of the same size would be recorded")]
+    #[strum(
+        detailed_message = "their blocks are missing; raise `ulimit -v`, `ulimit -d` or `vm.max_map_count` of the process"
+    )]
     MayThrow,
     #[strum(message = "a forked process was not followed")]
     #[strum(detailed_message = "raise `--ring-size`, or specify the process itself with `--pid`")]

@@ -240,7 +240,11 @@ impl Dynamic {
 
     /// 0 if it is missing.
     pub(super) fn get(&self, tag: i64) -> u64 {
-        self.0.iter().find(|(its, _)| *its == tag).map_or(0, |(_, value)| *value)
+        self.all(tag).next().unwrap_or(0)
+    }
+
+    pub(super) fn all(&self, tag: i64) -> impl Iterator<Item = u64> {
+        self.0.iter().filter(move |(its, _)| *its == tag).map(|(_, value)| *value)
     }
 }
 

@@ -4,7 +4,10 @@
 use std::ops::Range;
 
 use object::LittleEndian as LE;
-use object::elf::{self, DT_JMPREL, DT_PLTRELSZ, DT_RELA, DT_RELASZ, DT_STRSZ, DT_STRTAB, DT_SYMTAB, Rela64, Sym64};
+use object::elf::{
+    self, DT_JMPREL, DT_NEEDED, DT_PLTRELSZ, DT_RELA, DT_RELASZ, DT_SONAME, DT_STRSZ, DT_STRTAB, DT_SYMTAB, Rela64,
+    Sym64,
+};
 use object::pod::slice_from_all_bytes;
 use rustc_hash::FxHashMap;
 
@@ -53,17 +56,7 @@ impl Relocations {
         let Some(section) = &elf.dynamic else { return Ok(read) };
         let dynamic = Dynamic::read(image, section);
         let kinds = Kinds::of(elf.machine);
-        let table = |address: u64, size_bytes: u64| -> Result<Vec<u8>, ObjectError> {
-            if size_bytes == 0 {
-                return Ok(Vec::new());
-            }
-            let segment = elf.segments.iter().find_map(|segment| {
-                let inside = address.checked_sub(segment.address.0).filter(|&inside| inside < segment.size_bytes)?;
-                segment.offset.0.checked_add(inside)
-            });
-            let offset = segment.ok_or(ObjectError::Malformed("a dynamic table is not in the file"))?;
-            image.read(FileOffset(offset), size_bytes, TABLE_BYTES_MAX)
-        };
+        let table = |address: u64, size_bytes: u64| table(image, elf, address, size_bytes);
         for (address, size_bytes) in [(DT_JMPREL, DT_PLTRELSZ), (DT_RELA, DT_RELASZ)] {
             let bytes = table(dynamic.get(address), dynamic.get(size_bytes))?;
             let entries = slice_from_all_bytes::<Rela64<LE>>(&bytes).map_err(|()| malformed())?;
@@ -90,6 +83,40 @@ impl Relocations {
             let symbol = symbols.get(entry.r_sym(LE, false) as usize)?;
             Some((entry, self.strings.get(symbol.st_name.get(LE) as usize..)?))
         }))
+    }
+}
+
+fn table(image: &Image, elf: &Elf, address: u64, size_bytes: u64) -> Result<Vec<u8>, ObjectError> {
+    if size_bytes == 0 {
+        return Ok(Vec::new());
+    }
+    let segment = elf.segments.iter().find_map(|segment| {
+        let inside = address.checked_sub(segment.address.0).filter(|&inside| inside < segment.size_bytes)?;
+        segment.offset.0.checked_add(inside)
+    });
+    let offset = segment.ok_or(ObjectError::Malformed("a dynamic table is not in the file"))?;
+    image.read(FileOffset(offset), size_bytes, TABLE_BYTES_MAX)
+}
+
+/// Names of libraries: that of the module itself, and those that it needs, which stay loaded as long as it does.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct LibraryNames {
+    pub(crate) own: Option<Vec<u8>>,
+    pub(crate) needed: Vec<Vec<u8>>,
+}
+
+/// Malformed tables have no names.
+pub(crate) fn library_names(image: &Image, elf: &Elf) -> LibraryNames {
+    let Some(section) = &elf.dynamic else { return LibraryNames::default() };
+    let dynamic = Dynamic::read(image, section);
+    let strings = table(image, elf, dynamic.get(DT_STRTAB), dynamic.get(DT_STRSZ)).unwrap_or_default();
+    let name = |at: u64| {
+        let tail = strings.get(usize::try_from(at).ok()?..)?;
+        Some(tail.split(|&byte| byte == 0).next()?.to_vec())
+    };
+    LibraryNames {
+        own: dynamic.all(DT_SONAME).find_map(name),
+        needed: dynamic.all(DT_NEEDED).filter_map(name).collect(),
     }
 }
 
@@ -180,6 +207,15 @@ fn malformed() -> ObjectError {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn libraries_are_named_by_the_modules_that_need_them() {
+        let image = Image::new(std::fs::File::open("/proc/self/exe").expect("it runs")).expect("it is a file");
+        let elf = Elf::read(&image).expect("it is executable");
+        let names = library_names(&image, &elf);
+        assert_eq!(names.own, None);
+        assert!(names.needed.contains(&b"libc.so.6".to_vec()), "{names:?}");
+    }
 
     #[test]
     fn stubs_of_aarch64_are_found_with_and_without_landing_pads() {

@@ -7,7 +7,7 @@ use std::marker::PhantomData;
 use self::image::Frames;
 pub(crate) use self::image::{HEADER_BYTES, entries, list};
 use super::arch::stub::{Common, Routine, StubSet, TABLE_BITS, logarithm};
-pub(crate) use super::arch::stub::{SlotIndex, StubError, StubFunction, StubSite, slot};
+pub(crate) use super::arch::stub::{Nothrow, SlotIndex, StubError, StubFunction, StubSite, slot};
 use super::arch::{InstructionSet as _, Native};
 use crate::linux::memory::page_bytes;
 

@@ -1,6 +1,6 @@
 //! Hooks of one target and their state, and the links that attach their probes.
 
-use std::cell::OnceCell;
+use std::cell::LazyCell;
 use std::collections::BTreeSet;
 use std::fs::File;
 use std::sync::{Arc, Weak};
@@ -67,7 +67,6 @@ enum State {
 }
 
 const NO_FIRST_THREAD: &str = "its main thread has exited, by which the kernel finds the memory of the process; start it with `heapbpf -- COMMAND`, or record it with `--scope inode`";
-const THROWS: &str = "it may throw a C++ exception, which only session links survive (Linux 6.13)";
 
 impl Hooks {
     pub(super) fn add(
@@ -128,7 +127,7 @@ impl Hooks {
     ) -> Result<()> {
         let kind = kernel.link_kind();
         self.backend = kind.into();
-        let limits = OnceCell::new();
+        let throws = LazyCell::new(|| refusal_of_throwing(kernel));
         let has_first_thread = || links.scope.is_shared() || Stat::read(pid).is_ok_and(|stat| !stat.has_ended());
         let no_first_thread = (!has_first_thread() && living_thread(pid).is_some()).then_some(NO_FIRST_THREAD);
         let wanted = self.states.iter().filter(|hook| hook.state == State::Wanted);
@@ -140,7 +139,7 @@ impl Hooks {
             for hook in wanted.filter(|hook| plan.hook(hook.id).hook.module == id) {
                 let probe = match no_first_thread {
                     Some(reason) => Err(reason.to_owned()),
-                    None => probe(plan.hook(hook.id), kind, &limits, pid),
+                    None => probe(plan.hook(hook.id), || throws.clone()),
                 };
                 match probe {
                     Ok(probe) => {
@@ -199,7 +198,7 @@ impl Hooks {
                     probes.push((hook.id, Probe { offset: planned.offset(), cookie }));
                 }
             }
-            shared.extend(links.attach_shared(kernel, file, &probes)?);
+            shared.extend(links.attach_shared(kernel, file, &probes, ProbeScope::Shared)?);
         }
         let own = self.links.extract_if(.., |own| own.scope == ProbeScope::Process).collect();
         self.links.extend(shared);
@@ -371,14 +370,20 @@ fn modules_of<'a>(hooks: impl Iterator<Item = &'a HookState>, plan: &Plan) -> Ve
     modules
 }
 
-fn probe(planned: &PlannedHook, kind: LinkKind, limits: &OnceCell<Option<String>>, pid: Pid) -> Result<Probe, String> {
-    if planned.hook.spec.may_throw {
-        if kind != LinkKind::Session {
-            return Err(THROWS.to_owned());
-        }
-        if let Some(limit) = limits.get_or_init(|| memory::memory_limit_reason(pid)) {
-            return Err(format!("it may throw a C++ exception, which a probe does not survive, and {limit}"));
-        }
+/// Why functions that may throw cannot be probed. Where they can, the kernel side compares sampled calls with the process's limits.
+fn refusal_of_throwing(kernel: &Kernel) -> Option<String> {
+    if kernel.link_kind() != LinkKind::Session {
+        return Some("it may throw a C++ exception, which only session links survive (Linux 6.13)".to_owned());
+    }
+    let reason = kernel.limits_error().or_else(|| memory::overcommit_reason().map(str::to_owned))?;
+    Some(format!("it may throw a C++ exception, which a probe does not survive, and {reason}"))
+}
+
+fn probe(planned: &PlannedHook, throws: impl Fn() -> Option<String>) -> Result<Probe, String> {
+    if planned.hook.spec.may_throw
+        && let Some(reason) = throws()
+    {
+        return Err(reason);
     }
     if planned.hook.is_go && planned.hook.spec.shape.allocates() && no_return::is_go(planned.hook.spec.function) {
         return Err(no_return::refusal(planned.hook.spec.function, no_return::GO));
@@ -426,7 +431,8 @@ impl Links {
         self.replaced.retain(|(since, _)| since.elapsed() < REPLACED_DURATION);
     }
 
-    /// All or none. Functions that may throw always have a link per process: whether they may be probed depends on it.
+    /// All or none. Links of functions that may throw are of all processes: one of a single process lets the kernel replace returns
+    /// in others, such as forked children (`uprobe_multi_link_handler` in kernel/trace/bpf_trace.c, up to 7.3).
     fn attach(
         &mut self,
         kernel: &Kernel,
@@ -437,11 +443,11 @@ impl Links {
         let (throwing, others): (Vec<_>, Vec<_>) = hooks.iter().copied().partition(|(_, probe)| probe.cookie.may_throw);
         let mut links = Vec::new();
         if self.scope.is_shared() {
-            links = self.attach_shared(kernel, file, &others)?;
+            links = self.attach_shared(kernel, file, &others, ProbeScope::Shared)?;
         } else {
-            links.extend(self.attach_own(kernel, file, &others, pid, ProbeScope::Process)?);
+            links.extend(self.attach_own(kernel, file, &others, pid)?);
         }
-        links.extend(self.attach_own(kernel, file, &throwing, pid, ProbeScope::Any)?);
+        links.extend(self.attach_shared(kernel, file, &throwing, ProbeScope::Any)?);
         self.attached.extend(hooks.iter().map(|(id, _)| *id));
         Ok(links)
     }
@@ -452,14 +458,13 @@ impl Links {
         file: &File,
         hooks: &[(HookId, Probe)],
         pid: Pid,
-        scope: ProbeScope,
     ) -> Result<Option<OwnLink>, AttachError> {
-        let probes: Vec<Probe> = hooks.iter().map(|&(_, probe)| scoped(probe, scope)).collect();
+        let probes: Vec<Probe> = hooks.iter().map(|&(_, probe)| scoped(probe, ProbeScope::Process)).collect();
         if probes.is_empty() {
             return Ok(None);
         }
-        let link = attach(&self.keeper, kernel, file, &probes, Some(pid))?;
-        Ok(Some(OwnLink { link: Arc::new(link), scope }))
+        let link = Arc::new(attach(&self.keeper, kernel, file, &probes, Some(pid))?);
+        Ok(Some(OwnLink { link, scope: ProbeScope::Process }))
     }
 
     fn attach_shared(
@@ -467,6 +472,7 @@ impl Links {
         kernel: &Kernel,
         file: &File,
         hooks: &[(HookId, Probe)],
+        scope: ProbeScope,
     ) -> Result<Vec<OwnLink>, AttachError> {
         let mut links: Vec<Arc<Link>> = Vec::new();
         let (mut missing, mut probes) = (Vec::new(), Vec::new());
@@ -476,7 +482,7 @@ impl Links {
                 Some(link) => links.push(link),
                 None => {
                     missing.push(id);
-                    probes.push(scoped(probe, ProbeScope::Shared));
+                    probes.push(scoped(probe, scope));
                 }
             }
         }
@@ -485,7 +491,7 @@ impl Links {
             self.shared.extend(missing.into_iter().map(|id| (id, Arc::downgrade(&link))));
             links.push(link);
         }
-        Ok(links.into_iter().map(|link| OwnLink { link, scope: ProbeScope::Shared }).collect())
+        Ok(links.into_iter().map(|link| OwnLink { link, scope }).collect())
     }
 }
 

@@ -321,6 +321,7 @@ impl Probes {
     pub(super) fn counters(&self) -> Result<Counters> {
         let mut counters = Counters::read(&self.kernel)?;
         counters.add(Counter::TargetsFull, self.targets_unmarked);
+        counters.add(Counter::MayThrow, self.stubs.left_to_throw(&self.kernel));
         self.copies.correct(&mut counters);
         Ok(counters)
     }

@@ -3,6 +3,7 @@
 mod countdowns;
 mod image;
 mod installed;
+mod nothrow;
 mod previous;
 mod slots;
 
@@ -44,6 +45,7 @@ pub(super) struct Stubs {
     /// Counts of targets that have ended.
     past: InlineEngine,
     past_missed: u64,
+    past_left: u64,
     cpus: u32,
     countdowns: Countdowns,
 }
@@ -88,6 +90,7 @@ impl Stubs {
             targets: FxHashMap::default(),
             past: InlineEngine::default(),
             past_missed: 0,
+            past_left: 0,
             cpus,
             countdowns: Countdowns::new(random),
         }
@@ -178,11 +181,8 @@ impl Stubs {
                 .and_then(|()| self.install_new(target, kernel, stopper, discovery, rates).map(Box::new)),
         };
         let state = installed.map_or_else(|error| refuse(target, format!("{error:#}"), None), State::Installed);
-        let is_installed = matches!(state, State::Installed(_));
         self.targets.insert(pid, state);
-        if is_installed {
-            self.extend_all(target, stopper, discovery);
-        }
+        self.extend_all(target, stopper, discovery);
     }
 
     fn count_from_here(&self, pid: Pid, kernel: &mut Kernel) -> Result<()> {
@@ -222,6 +222,7 @@ impl Stubs {
         if let Some(installed) = state.installed_mut() {
             installed.count(kernel);
             self.past_missed = self.past_missed.saturating_add(installed.missed());
+            self.past_left = self.past_left.saturating_add(installed.left_to_throw(kernel));
         }
         self.past.add(&state);
         if let State::Installed(_) = state {
@@ -323,6 +324,12 @@ impl Stubs {
         missed.saturating_sub(kernel.stub_calls(Pid(OTHER_PROCESSES)).map_or(0, |others| others.sampled))
     }
 
+    /// Number of sampled calls that stubs have left to functions that may throw.
+    pub(super) fn left_to_throw(&self, kernel: &Kernel) -> u64 {
+        let installed = self.targets.values().filter_map(State::installed);
+        installed.map(|it| it.left_to_throw(kernel)).fold(self.past_left, u64::saturating_add)
+    }
+
     /// Passes changed intervals on to the stubs.
     pub(super) fn update(&mut self, rates: &Rates) {
         for state in self.targets.values_mut() {
@@ -335,9 +342,7 @@ impl Stubs {
     /// Number of pointers that stubs of a target's functions would change.
     pub(super) fn count_pointers(&mut self, target: &Target, discovery: &Discovery) -> usize {
         let space = &*target.mappings.space;
-        let replaceable = |id| replaceable(discovery.plan.hook(id), space, discovery);
-        let functions: Vec<Replaced> =
-            target.hooks.attached_ids().into_iter().filter_map(replaceable).map(|hook| hook.unplaced()).collect();
+        let functions: Vec<Replaced> = hooks_of(target, discovery).map(|hook| hook.unplaced()).collect();
         self.slots.leading_to(&functions, &Previous::default(), space, &discovery.modules, discovery.names()).len()
     }
 
@@ -351,12 +356,7 @@ impl Stubs {
     ) -> Result<Installed> {
         let (pid, space) = (target.pid, &*target.mappings.space);
         let program = kernel.stub_program().filter(|_| kernel.link_kind() != LinkKind::Perf).context(MULTI)?;
-        let mut hooks: Vec<ReplaceableHook<'_>> = target
-            .hooks
-            .attached_ids()
-            .into_iter()
-            .filter_map(|id| replaceable(discovery.plan.hook(id), space, discovery))
-            .collect();
+        let mut hooks: Vec<ReplaceableHook<'_>> = hooks_of(target, discovery).collect();
         // Frees first: see `Installation::slots`. `malloc` before `realloc` before `reallocarray`, whose stubs jump there.
         hooks.sort_by_key(|hook| {
             let spec = &hook.planned.hook.spec;
@@ -436,6 +436,11 @@ impl State {
             Self::Waiting(Waiting { copied: installed, .. }) | Self::Refused(_, installed) => installed.as_deref_mut(),
         }
     }
+}
+
+fn hooks_of<'a>(target: &'a Target, discovery: &'a Discovery) -> impl Iterator<Item = ReplaceableHook<'a>> {
+    let ids = target.hooks.attached_ids().into_iter();
+    ids.filter_map(|id| replaceable(discovery.plan.hook(id), &target.mappings.space, discovery))
 }
 
 /// Slots that lead to functions with stubs by now.

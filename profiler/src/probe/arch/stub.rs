@@ -33,6 +33,8 @@ pub(crate) mod slot {
     pub(crate) const CALLS: i32 = 32;
     /// Sampled calls that have executed the probed instruction (u64).
     pub(crate) const SAMPLES: i32 = 40;
+    /// Sampled calls that were left to a function that may throw (u64).
+    pub(crate) const LEFT: i32 = 48;
 }
 
 /// How a stub finds its countdown.
@@ -53,8 +55,8 @@ pub(crate) struct StubFunction<'a> {
     pub count: Option<usize>,
     pub pointer: Option<usize>,
     pub page_rounded: bool,
-    /// Requested bytes from which on it may throw.
-    pub throw_safe_bytes: Option<u64>,
+    /// If it may throw.
+    pub nothrow: Option<Nothrow>,
     pub address: u64,
     /// From the entry to the end of the probed instruction; empty without a probe.
     pub prefix: &'a [u8],
@@ -62,6 +64,17 @@ pub(crate) struct StubFunction<'a> {
     pub heap_offset: u64,
     /// For `realloc` of null, the stub of `malloc`; for `reallocarray`, the stub of `realloc`: they may be nested calls.
     pub simpler: Option<u64>,
+}
+
+/// How a stub calls a function that may throw: no exception can be unwound through a stub's frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Nothrow {
+    /// Address of the form that returns null instead.
+    pub function: u64,
+    /// Number of its argument of type `std::nothrow_t`, of the first three.
+    pub argument: usize,
+    /// Address of `std::get_new_handler`.
+    pub get_handler: u64,
 }
 
 /// What the stubs of a process have in common.

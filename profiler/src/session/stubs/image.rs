@@ -10,12 +10,13 @@ use profiler_common::limits::LIVE_FILTER_SLOTS;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 use tracing::debug;
 
+use super::nothrow::Form;
 use super::previous::Previous;
 use super::slots::Replaced;
 use crate::ids::{HeapId, Pid};
 use crate::keeper::control;
 use crate::keeper::{FunctionPlace, Site, file_of};
-use crate::linux::memory::{self, page_bytes};
+use crate::linux::memory::page_bytes;
 use crate::linux::proc::maps::{Region, STUBS_NAME, regions};
 use crate::probe::code::Code;
 use crate::probe::plan::PlannedHook;
@@ -30,6 +31,8 @@ pub(super) struct ReplaceableHook<'a> {
     /// Address of the function.
     pub(super) function: u64,
     pub(super) place: FunctionPlace,
+    /// If it may throw.
+    nothrow: Option<Form>,
 }
 
 impl ReplaceableHook<'_> {
@@ -61,6 +64,14 @@ pub(super) fn replaceable<'a>(
     if !has_stub || is_nested {
         return None;
     }
+    let place = place_of(planned, space, discovery)?;
+    // The probe in the function decides for each call whether it may be followed.
+    let nothrow = if spec.may_throw { Some(Form::find(planned, space, discovery)?) } else { None };
+    Some(ReplaceableHook { planned, function: place.address, place, nothrow })
+}
+
+pub(super) fn place_of(planned: &PlannedHook, space: &AddressSpace, discovery: &Discovery) -> Option<FunctionPlace> {
+    let hook = &planned.hook;
     let (address, mapping) =
         space.mappings().iter().filter(|mapped| mapped.module == Some(hook.module)).find_map(|mapped| {
             let mapping = &mapped.mapping;
@@ -73,8 +84,7 @@ pub(super) fn replaceable<'a>(
     let mut probed = code.clone();
     let breakpoint = probed.get_mut(usize::try_from(probe).ok()?..)?.iter_mut().zip(stub::BREAKPOINT);
     breakpoint.for_each(|(byte, new)| *byte = *new);
-    let place = FunctionPlace { address, codes: [code, probed], mapping, file: file_of(space.pid(), mapping) };
-    Some(ReplaceableHook { planned, function: address, place })
+    Some(FunctionPlace { address, codes: [code, probed], mapping, file: file_of(space.pid(), mapping) })
 }
 
 /// Places of the parts, one behind the other, each of whole pages.
@@ -133,7 +143,7 @@ impl Layout {
         let idle = live + self.countdown_bytes;
         let at = data.len().saturating_sub(control::BYTES);
         for (field, value) in
-            [(control::BASE, idle), (control::BYPASSED, 1), (control::LIVE, live), (control::IDLE, idle)]
+            [(control::BASE, idle), (control::BYPASSED, control::BYPASS), (control::LIVE, live), (control::IDLE, idle)]
         {
             data[at + field..at + field + 8].copy_from_slice(&value.to_ne_bytes());
         }
@@ -160,7 +170,7 @@ pub(super) fn assemble(
     let mut code = StubCode::new(layout.address, layout.filter_address(), layout.control_address(), index)?;
     let (mut functions, mut places, mut sites) = (Vec::<Replaced>::new(), Vec::new(), Vec::<Site>::new());
     for replaceable in hooks {
-        let ReplaceableHook { planned, function, place } = replaceable;
+        let ReplaceableHook { planned, function, place, nothrow } = replaceable;
         let (spec, heap) = (&planned.hook.spec, planned.heap);
         let stub_of = |name: &str| {
             functions.iter().find(|other| other.names.contains(&name) && other.heap == heap).map(|it| it.stub)
@@ -180,7 +190,7 @@ pub(super) fn assemble(
             count: spec.count,
             pointer: spec.pointer,
             page_rounded: spec.page_rounded,
-            throw_safe_bytes: spec.may_throw.then(memory::throw_safe_bytes),
+            nothrow: nothrow.as_ref().map(|form| form.call),
             address: *function,
             prefix: &place.codes[0],
             heap_offset: number * layout.heap_bytes,
@@ -199,6 +209,8 @@ pub(super) fn assemble(
             count: spec.count.map(register),
             pointer: spec.pointer.map(register),
             scope: ProbeScope::Any,
+            // Of the form that the stub calls.
+            may_throw: false,
             ..planned.cookie().map_err(Clone::clone)?
         };
         let site = |found: stub::StubSite| {
@@ -208,6 +220,7 @@ pub(super) fn assemble(
         sites.extend(stub_sites.into_iter().map(site));
         functions.push(Replaced { stub, ..replaceable.unplaced() });
         places.push(place.clone());
+        places.extend(nothrow.iter().flat_map(|form| form.places.iter().cloned()));
     }
     let entries: Vec<[u64; 2]> = functions.iter().map(|function| [function.stub, function.address]).collect();
     let mut image = code.finish(&entries)?;

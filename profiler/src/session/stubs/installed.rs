@@ -96,6 +96,8 @@ enum Decision {
 struct Counts {
     passed: u64,
     samples: u64,
+    /// Sampled calls that were left to functions that may throw.
+    left: u64,
     kernel: StubCalls,
 }
 
@@ -151,6 +153,7 @@ impl Installed {
         self.counts = Counts {
             passed: counts.passed.wrapping_sub(self.before.passed),
             samples: counts.samples.wrapping_sub(self.before.samples),
+            left: counts.left.wrapping_sub(self.before.left),
             kernel: counts.kernel,
         };
     }
@@ -169,9 +172,9 @@ impl Installed {
             let words = (0..lines).filter_map(|line| word(line * slot::BYTES + field.unsigned_abs() as usize));
             words.fold(0, u64::wrapping_add)
         };
-        let (passed, samples) = (sum(slot::CALLS), sum(slot::SAMPLES));
+        let [passed, samples, left] = [slot::CALLS, slot::SAMPLES, slot::LEFT].map(sum);
         // After the stubs' counts, so that it contains all that they do.
-        Some(Counts { passed, samples, kernel: kernel.stub_calls(plan.pid).ok()? })
+        Some(Counts { passed, samples, left, kernel: kernel.stub_calls(plan.pid).ok()? })
     }
 
     pub(super) fn passed(&self) -> u64 {
@@ -185,6 +188,11 @@ impl Installed {
     /// Number of calls that the stubs have sampled and no probe has met.
     pub(super) fn missed(&self) -> u64 {
         self.counts.samples.saturating_sub(self.counts.kernel.sampled)
+    }
+
+    /// Number of sampled calls that were left to functions that may throw, up to now.
+    pub(super) fn left_to_throw(&self, kernel: &Kernel) -> u64 {
+        self.read(kernel).map_or(self.counts.left, |counts| counts.left.wrapping_sub(self.before.left))
     }
 
     pub(super) fn trapped_share(&self) -> f64 {

@@ -93,7 +93,7 @@ impl Slots {
     }
 }
 
-fn bias(space: &AddressSpace, id: ModuleId, module: &Module) -> Option<u64> {
+pub(super) fn bias(space: &AddressSpace, id: ModuleId, module: &Module) -> Option<u64> {
     let first = space.mappings().iter().find(|mapped| mapped.module == Some(id))?;
     module.bias(first.mapping.start, first.mapping.offset)
 }

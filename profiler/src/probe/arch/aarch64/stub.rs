@@ -22,8 +22,8 @@ use self::routine::{Stub, usize_of};
 use super::Aarch64;
 use crate::keeper::control;
 use crate::probe::arch::stub::{
-    Common, LN_2, RANDOM_INCREMENT, RANDOM_MIXES, Routine, SlotIndex, StubError, StubFunction, StubSet, TABLE_BITS,
-    slot,
+    Common, LN_2, Nothrow, RANDOM_INCREMENT, RANDOM_MIXES, Routine, SlotIndex, StubError, StubFunction, StubSet,
+    TABLE_BITS, slot,
 };
 
 /// `bti c`
@@ -32,6 +32,8 @@ const LANDING_PAD: u32 = 34;
 const THREAD_POINTER: u32 = 0x5e82;
 /// Distance of the caller's frame while a stub calls its function: x29 and x30 are saved below.
 const FRAME_BYTES: i32 = 16;
+/// The same where the stub saves arguments and its own registers.
+const NOTHROW_BYTES: i32 = 48;
 
 impl StubSet for Aarch64 {
     const MACHINE: u16 = elf::EM_AARCH64;
@@ -52,7 +54,9 @@ impl StubSet for Aarch64 {
     }
 
     fn stub(address: u64, function: &StubFunction<'_>, common: &Common) -> Result<Routine, StubError> {
-        if function.address.wrapping_sub(address).cast_signed().unsigned_abs() >= Self::REACH_BYTES {
+        let called = [Some(function.address), function.nothrow.map(|nothrow| nothrow.function)];
+        let is_far = |called: u64| called.wrapping_sub(address).cast_signed().unsigned_abs() >= Self::REACH_BYTES;
+        if called.into_iter().flatten().any(is_far) {
             return Err(StubError::Encode("the function is beyond the reach of jumps".to_owned()));
         }
         let mut stub = Stub::new(address);
@@ -142,10 +146,6 @@ impl Stub {
             ; ldr x12, [x11, slot::INTERVAL.unsigned_abs()]
             ; cbz x12, =>bypass
         );
-        if let Some(bytes) = function.throw_safe_bytes {
-            self.load(12, bytes);
-            dynasm!(self.asm ; .arch aarch64 ; cmp x10, x12 ; b.hs =>enter);
-        }
         // The link register must have the return address at the probe.
         dynasm!(self.asm
             ; .arch aarch64
@@ -153,6 +153,11 @@ impl Stub {
             ; b extern usize_of(common.draw)
             ; =>probe
         );
+        if let Some(nothrow) = function.nothrow {
+            self.call_nothrow(nothrow, enter);
+            dynasm!(self.asm ; .arch aarch64 ; =>bypass ; b extern usize_of(function.address));
+            return Ok(());
+        }
         self.site(Site::StubEntry);
         self.count(slot::SAMPLES);
         dynasm!(self.asm ; .arch aarch64 ; =>followed ; stp x29, x30, [sp, -FRAME_BYTES]!);
@@ -167,11 +172,7 @@ impl Stub {
             ; bl =>enter
             ; ldp x29, x30, [sp], FRAME_BYTES
         );
-        self.frame([
-            CallFrameInstruction::CfaOffset(0),
-            CallFrameInstruction::Restore(Dwarf::X29),
-            CallFrameInstruction::Restore(Dwarf::X30),
-        ]);
+        self.end_frame();
         self.site(Site::StubReturn);
         dynasm!(self.asm ; .arch aarch64 ; ret);
         if old.is_some() {
@@ -181,6 +182,72 @@ impl Stub {
         }
         dynasm!(self.asm ; .arch aarch64 ; =>bypass ; b extern usize_of(function.address));
         Ok(())
+    }
+
+    /// Calls the form of a function that returns null instead of throwing. If it does, or a new-handler is set, which may throw or jump,
+    /// the call continues in the function itself, at `enter`, as one that is not sampled.
+    fn call_nothrow(&mut self, nothrow: Nothrow, enter: DynamicLabel) {
+        let left = self.asm.new_dynamic_label();
+        dynasm!(self.asm ; .arch aarch64 ; stp x29, x30, [sp, -NOTHROW_BYTES]!);
+        self.nothrow_frame();
+        self.load(9, nothrow.get_handler);
+        dynasm!(self.asm
+            ; .arch aarch64
+            ; mov x29, sp
+            ; stp x0, x1, [sp, 16]
+            ; stp x11, x16, [sp, 32]
+            ; blr x9
+            ; mov x9, x0
+            ; ldp x11, x16, [sp, 32]
+            ; ldp x0, x1, [sp, 16]
+            ; ldp x29, x30, [sp], NOTHROW_BYTES
+        );
+        self.end_frame();
+        dynasm!(self.asm ; .arch aarch64 ; cbnz x9, =>left);
+        self.site(Site::StubEntry);
+        self.count(slot::SAMPLES);
+        dynasm!(self.asm ; .arch aarch64 ; stp x29, x30, [sp, -NOTHROW_BYTES]!);
+        self.nothrow_frame();
+        dynasm!(self.asm
+            ; .arch aarch64
+            ; mov x29, sp
+            ; stp x0, x1, [sp, 16]
+            ; str x11, [sp, 32]
+            // Its value is not used, only its type.
+            ; mov X(argument(nothrow.argument)), x11
+            ; bl extern usize_of(nothrow.function)
+            ; ldr x11, [sp, 32]
+            ; ldp x10, x1, [sp, 16]
+            ; ldp x29, x30, [sp], NOTHROW_BYTES
+        );
+        self.end_frame();
+        self.site(Site::StubReturn);
+        dynasm!(self.asm
+            ; .arch aarch64
+            ; cbz x0, >failed
+            ; ret
+            ; failed:
+            ; mov x0, x10
+            ; =>left
+        );
+        self.count(slot::LEFT);
+        dynasm!(self.asm ; .arch aarch64 ; b =>enter);
+    }
+
+    fn nothrow_frame(&mut self) {
+        self.frame([
+            CallFrameInstruction::CfaOffset(NOTHROW_BYTES),
+            CallFrameInstruction::Offset(Dwarf::X29, -NOTHROW_BYTES),
+            CallFrameInstruction::Offset(Dwarf::X30, -NOTHROW_BYTES + 8),
+        ]);
+    }
+
+    fn end_frame(&mut self) {
+        self.frame([
+            CallFrameInstruction::CfaOffset(0),
+            CallFrameInstruction::Restore(Dwarf::X29),
+            CallFrameInstruction::Restore(Dwarf::X30),
+        ]);
     }
 
     /// Leads what a simpler function can do to its stub: `realloc` of null, and all of `reallocarray`, unless the size overflows.

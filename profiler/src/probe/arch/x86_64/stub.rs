@@ -20,8 +20,8 @@ use profiler_common::live::{FILTER_GRANULE_BITS, FILTER_ONE, FILTER_RATIO, FILTE
 use super::X86_64;
 use crate::keeper::control;
 use crate::probe::arch::stub::{
-    Common, LN_2, RANDOM_INCREMENT, RANDOM_MIXES, Routine, SlotIndex, StubError, StubFunction, StubSet, StubSite,
-    TABLE_BITS, slot,
+    Common, LN_2, Nothrow, RANDOM_INCREMENT, RANDOM_MIXES, Routine, SlotIndex, StubError, StubFunction, StubSet,
+    StubSite, TABLE_BITS, slot,
 };
 
 const ARGUMENTS: [AsmRegister64; 6] = [rdi, rsi, rdx, rcx, r8, r9];
@@ -115,9 +115,10 @@ fn free(
     let (mut untracked, mut probe, mut bypass) = (asm.create_label(), asm.create_label(), asm.create_label());
     let bypassed =
         MemoryOperand::with_base_displ(Register::RIP, (common.control + control::BYPASSED as u64).cast_signed());
+    // Tested only if the filter does not exclude the block, which that word prevents.
+    search_filter(common, asm, pointer, untracked, Some(bypassed))?;
     asm.add_instruction(Instruction::with2(Code::Cmp_rm64_imm8, bypassed, 0)?)?;
     asm.jne(bypass)?;
-    search_filter(common, asm, pointer, untracked)?;
     asm.set_label(&mut probe)?;
     asm.db(&NOP)?;
     sites.push((probe, Site::StubEntry));
@@ -128,12 +129,14 @@ fn free(
     Ok(())
 }
 
-/// Jumps to `excluded` if the block is certainly not live. Changes rax, r10 and r11.
+/// Jumps to `excluded` if the block is certainly not live, unless a word of memory counts more than one block. Changes rax, r10 and
+/// r11.
 fn search_filter(
     common: &Common,
     asm: &mut CodeAssembler,
     pointer: AsmRegister64,
     excluded: CodeLabel,
+    unless: Option<MemoryOperand>,
 ) -> Result<(), StubError> {
     let (granule, shift) = (FILTER_GRANULE_BITS, LIVE_FILTER_SLOTS.ilog2());
     asm.mov(rax, pointer)?;
@@ -147,6 +150,9 @@ fn search_filter(
     asm.and(eax, LIVE_FILTER_SLOTS.cast_signed() - 1)?;
     load_address(asm, common.filter)?;
     asm.mov(rax, qword_ptr(r11 + rax * 8))?;
+    if let Some(unless) = unless {
+        asm.add_instruction(Instruction::with2(Code::Or_r64_rm64, Register::RAX, unless)?)?;
+    }
     asm.mov(r10, rax)?;
     asm.shr(r10, FILTER_ONE.ilog2())?;
     asm.jz(excluded)?;
@@ -187,7 +193,7 @@ fn alloc(
     asm.js(sampled)?;
     if let Some(old) = old {
         asm.set_label(&mut unsampled)?;
-        search_filter(common, asm, old, enter)?;
+        search_filter(common, asm, old, enter, None)?;
         asm.xor(r10d, r10d)?;
         asm.jmp(resized)?;
     }
@@ -197,12 +203,13 @@ fn alloc(
     asm.set_label(&mut sampled)?;
     asm.cmp(qword_ptr(r11 + slot::INTERVAL), 0)?;
     asm.je(bypass)?;
-    if let Some(bytes) = function.throw_safe_bytes {
-        asm.mov(rax, bytes)?;
-        asm.cmp(r10, rax)?;
-        asm.jae(enter)?;
-    }
     asm.call(common.draw)?;
+    if let Some(nothrow) = function.nothrow {
+        call_nothrow(asm, nothrow, enter, sites)?;
+        asm.set_label(&mut bypass)?;
+        asm.jmp(function.address)?;
+        return Ok(());
+    }
     asm.set_label(&mut probe)?;
     asm.db(&NOP)?;
     sites.push((probe, Site::StubEntry));
@@ -224,6 +231,53 @@ fn alloc(
     }
     asm.set_label(&mut bypass)?;
     asm.jmp(function.address)?;
+    Ok(())
+}
+
+/// Calls the form of a function that returns null instead of throwing. If it does, or a new-handler is set, which may throw or jump, the
+/// call continues in the function itself, at `enter`, as one that is not sampled.
+fn call_nothrow(
+    asm: &mut CodeAssembler,
+    nothrow: Nothrow,
+    enter: CodeLabel,
+    sites: &mut Vec<(CodeLabel, Site)>,
+) -> Result<(), StubError> {
+    let (mut probe, mut returned, mut left) = (asm.create_label(), asm.create_label(), asm.create_label());
+    // An odd number keeps the stack aligned.
+    let saved = [rdi, rsi, r10, r11, rdx];
+    for register in saved {
+        asm.push(register)?;
+    }
+    // It may be beyond the reach of a call.
+    asm.mov(rax, nothrow.get_handler)?;
+    asm.call(rax)?;
+    for register in saved.into_iter().rev() {
+        asm.pop(register)?;
+    }
+    asm.test(rax, rax)?;
+    asm.jnz(left)?;
+    asm.set_label(&mut probe)?;
+    asm.db(&NOP)?;
+    sites.push((probe, Site::StubEntry));
+    asm.inc(qword_ptr(r11 + slot::SAMPLES))?;
+    for register in [rdi, rsi, r11] {
+        asm.push(register)?;
+    }
+    // Its value is not used, only its type.
+    asm.lea(ARGUMENTS[nothrow.argument], qword_ptr(probe))?;
+    asm.call(nothrow.function)?;
+    for register in [r11, rsi, rdi] {
+        asm.pop(register)?;
+    }
+    asm.set_label(&mut returned)?;
+    asm.db(&NOP)?;
+    sites.push((returned, Site::StubReturn));
+    asm.test(rax, rax)?;
+    asm.jz(left)?;
+    asm.ret()?;
+    asm.set_label(&mut left)?;
+    asm.inc(qword_ptr(r11 + slot::LEFT))?;
+    asm.jmp(enter)?;
     Ok(())
 }
 

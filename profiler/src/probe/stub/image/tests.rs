@@ -30,7 +30,7 @@ fn make<S: StubSet>(prefix: &[u8]) -> Made {
         count: None,
         pointer: None,
         page_rounded: false,
-        throw_safe_bytes: None,
+        nothrow: None,
         address: ADDRESS + 0x100_0000,
         prefix,
         heap_offset: 0,

@@ -39,7 +39,7 @@ const MALLOC: StubFunction<'static> = StubFunction {
     count: None,
     pointer: None,
     page_rounded: false,
-    throw_safe_bytes: None,
+    nothrow: None,
     address: FUNCTION,
     prefix: &[],
     heap_offset: 0,
@@ -220,9 +220,47 @@ fn sizes_are_products_and_whole_pages() {
     let pvalloc = StubFunction { page_rounded: true, ..MALLOC };
     assert_eq!(used(&pvalloc, &[1]), 16384);
     assert_eq!(used(&pvalloc, &[16385]), 32768);
-    let throwing = StubFunction { throw_safe_bytes: Some(1 << 33), ..MALLOC };
-    assert!(Call::new(&throwing, &[(1 << 33) - 1]).with_countdown(0, interval).is_probed());
-    assert!(!Call::new(&throwing, &[1 << 33]).with_countdown(0, interval).is_probed());
+}
+
+#[test]
+fn functions_that_may_throw_are_called_in_a_form_that_does_not() {
+    const NOTHROW: u64 = FUNCTION + 0x1000;
+    const GET_HANDLER: u64 = FUNCTION + 0x2000;
+    let interval = Interval::nearest(1 << 20);
+    let nothrow = Some(Nothrow { function: NOTHROW, argument: 1, get_handler: GET_HANDLER });
+    let sampled = || Call::new(&StubFunction { nothrow, ..MALLOC }, &[100, 8]).with_countdown(0, interval);
+    let with_handler = |set: u64| {
+        let mut call = sampled();
+        assert_eq!(call.machine.run_to(&[GET_HANDLER]), GET_HANDLER);
+        let back = call.machine.x[30];
+        call.machine.x[..19].fill(7);
+        (call.machine.x[0], call.machine.pc) = (set, back);
+        call
+    };
+    let end = |call: &mut Call, result: u64| {
+        assert_eq!(call.machine.run_to(&call.entries), call.entries[0]);
+        assert_eq!((call.interval_code(), call.machine.x[30]), (interval.code().into(), CALLER));
+        assert_eq!(call.machine.run_to(&[NOTHROW]), NOTHROW);
+        assert_eq!(call.machine.x[0], 100);
+        // It may change all registers that belong to the callee.
+        let back = call.machine.x[30];
+        call.machine.x[..19].fill(7);
+        (call.machine.x[0], call.machine.pc) = (result, back);
+        let end = call.machine.run_to(&[CALLER, FUNCTION]);
+        assert_eq!([30, 31].map(|register: usize| call.machine.x[register]), [CALLER, STACK]);
+        (end, call.machine.x[0], call.machine.long(at(slot::LEFT)))
+    };
+    assert_eq!(end(&mut with_handler(0), 0x5000), (CALLER, 0x5000, 0));
+    // It fails, and the function itself is called.
+    let mut failed = with_handler(0);
+    assert_eq!(end(&mut failed, 0), (FUNCTION, 100, 1));
+    assert_eq!(failed.machine.x[1], 8);
+    let mut left = with_handler(0x6000);
+    assert_eq!(left.machine.run_to(&[FUNCTION, NOTHROW]), FUNCTION);
+    assert_eq!(
+        (&left.machine.x[..2], left.machine.x[30], left.machine.long(at(slot::LEFT))),
+        (&[100, 8][..], CALLER, 1)
+    );
 }
 
 #[test]

@@ -124,8 +124,16 @@ impl Machine {
                     self.pc = word.relative(self.pc.wrapping_sub(4), 5, 14);
                 }
             }
-            // br, ret
-            _ if word.is(0xffdf_fc1f, 0xd61f_0000) || word.is(0xffff_fc1f, 0xd65f_0000) => self.pc = self.get(n),
+            // br, blr
+            _ if word.is(0xffdf_fc1f, 0xd61f_0000) => {
+                let target = self.get(n);
+                if word.bits(21, 1) == 1 {
+                    self.x[30] = self.pc;
+                }
+                self.pc = target;
+            }
+            // ret
+            _ if word.is(0xffff_fc1f, 0xd65f_0000) => self.pc = self.get(n),
             _ => return false,
         }
         true
