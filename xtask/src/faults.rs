@@ -6,7 +6,6 @@ mod kills;
 mod memory;
 mod profiler;
 mod programs;
-mod random;
 mod server;
 mod subject;
 mod tally;
@@ -66,13 +65,13 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "TIME")]
     at: Option<String>,
 
-    /// Write the table into docs/reliability.md.
+    /// Write the tables into docs/reliability.md.
     #[arg(long)]
     write: bool,
 
     /// Attack this engine: programs of many kinds compute results while heapbpf attaches and detaches at random times. Reports
     /// results that differ from those without heapbpf, deaths, changed memory, and slots that lead to stubs.
-    #[arg(long, value_enum, value_name = "NAME", conflicts_with_all = ["mode", "backend", "role", "at", "long", "write"])]
+    #[arg(long, value_enum, value_name = "NAME", conflicts_with_all = ["mode", "backend", "role", "at", "long"])]
     engine: Option<Engine>,
 
     /// Number of times that heapbpf attaches, of all programs together.
@@ -128,9 +127,9 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     outcome
 }
 
-/// Fails on any difference. Programs that cannot be run are listed.
+/// Fails on any difference, and if a program could not be run.
 fn attack(arguments: &Arguments, repository: &Repository) -> Result<()> {
-    // Without packages, programs that are missing are reported as not run.
+    // Programs that are missing are reported as not run.
     if let Err(error) = packages::install(packages::FAULTS) {
         eprintln!("packages are missing: {error:#}");
     }
@@ -148,12 +147,15 @@ fn attack(arguments: &Arguments, repository: &Repository) -> Result<()> {
     eprintln!("faults: {} cycles and {} kills, seed {seed}", plan.cycles, plan.kills);
     let tally = attack::run(&plan)?;
     println!("{tally}");
+    if arguments.write {
+        let text = format!("{} Seed {seed}.\n\n{tally}", figures::provenance()?);
+        figures::write(&repository.root.join(PAGE), "attack", &text).context("the table was not written")?;
+    }
     let not_run = tally.not_run();
-    if !not_run.is_empty() {
-        println!("not run: {}", not_run.join(", "));
+    match (tally.faults(), not_run.as_slice()) {
+        (0, []) => Ok(()),
+        (0, not_run) => bail!("not run: {}; seed {seed}", not_run.join(", ")),
+        (faults, []) => bail!("{faults} faults; seed {seed}"),
+        (faults, not_run) => bail!("{faults} faults, and not run: {}; seed {seed}", not_run.join(", ")),
     }
-    if tally.faults() > 0 {
-        bail!("{} faults; seed {seed}", tally.faults());
-    }
-    Ok(())
 }

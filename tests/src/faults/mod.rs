@@ -11,7 +11,7 @@ mod injection;
 mod kernel_log;
 mod plan;
 mod processes;
-mod random;
+pub mod random;
 mod subject;
 mod tally;
 

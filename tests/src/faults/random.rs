@@ -3,14 +3,15 @@
 use std::time::Duration;
 
 #[derive(Clone, Debug)]
-pub(super) struct Random(u64);
+pub struct Random(u64);
 
 impl Random {
-    pub(super) fn new(seed: u64) -> Self {
+    /// Equal seeds give equal numbers.
+    pub fn new(seed: u64) -> Self {
         Self(seed)
     }
 
-    pub(super) fn next(&mut self) -> u64 {
+    fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -19,17 +20,23 @@ impl Random {
     }
 
     /// Uniform below the bound, which is at least 1.
-    pub(super) fn below(&mut self, bound: u64) -> u64 {
+    pub fn below(&mut self, bound: u64) -> u64 {
         self.next() % bound.max(1)
     }
 
     /// Uniform below `longest`, in microseconds.
-    pub(super) fn duration(&mut self, longest: Duration) -> Duration {
+    pub fn duration(&mut self, longest: Duration) -> Duration {
         Duration::from_micros(self.below(u64::try_from(longest.as_micros()).unwrap_or(u64::MAX)))
     }
 
+    /// One of the elements; `None` of an empty list.
+    pub fn one_of<'a, T>(&mut self, list: &'a [T]) -> Option<&'a T> {
+        let index = usize::try_from(self.below(list.len() as u64)).ok()?;
+        list.get(index)
+    }
+
     /// Shuffles a list (Fisher-Yates).
-    pub(super) fn shuffle<T>(&mut self, list: &mut [T]) {
+    pub fn shuffle<T>(&mut self, list: &mut [T]) {
         for last in (1..list.len()).rev() {
             let other = usize::try_from(self.below(last as u64 + 1)).unwrap_or(last);
             list.swap(last, other);

@@ -7,12 +7,12 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
+use heapbpf_tests::faults::random::Random;
 
 use super::kills::{self, Role};
 use super::memory::Memory;
 use super::profiler::{Profiler, slots_left};
 use super::programs::{Line, PROGRAMS, Program, Workshop};
-use super::random::Random;
 use super::subject::{Died, Subject, Worker};
 use super::tally::{Row, Tally};
 
@@ -47,7 +47,7 @@ pub(super) struct Attack {
 pub(super) fn run(plan: &Plan) -> Result<Tally> {
     let folder = tempfile::tempdir()?;
     let workshop = Workshop::new(plan.sources.clone(), folder.path())?;
-    let mut attack = Attack { binary: plan.binary.clone(), random: Random(plan.seed), workshop, launched: 0 };
+    let mut attack = Attack { binary: plan.binary.clone(), random: Random::new(plan.seed), workshop, launched: 0 };
     let programs = selected(&plan.programs)?;
     let mut tally = Tally::default();
     for (number, program) in programs.iter().enumerate() {
@@ -146,14 +146,14 @@ impl Attack {
 
     /// Attaches to one of the processes, and detaches: mostly after attaching has succeeded, else at any time.
     fn attach(&mut self, pids: &[u32], row: &mut Row) -> Result<()> {
-        thread::sleep(self.random.milliseconds(30));
+        thread::sleep(self.random.duration(Duration::from_millis(30)));
         let pid = self.random.one_of(pids).copied().context("it has a process")?;
         let arguments = self.arguments(pid);
         let mut profiler = Profiler::spawn(&self.binary, &arguments, self.workshop.folder())?;
         if self.random.below(4) == 0 {
-            thread::sleep(self.random.milliseconds(600));
+            thread::sleep(self.random.duration(Duration::from_millis(600)));
         } else if profiler.wait_until_ready()? {
-            thread::sleep(self.random.milliseconds(150));
+            thread::sleep(self.random.duration(Duration::from_millis(150)));
         }
         row.count(profiler.end()?);
         let left = slots_left(pids);
@@ -185,7 +185,7 @@ impl Attack {
         command.current_dir(self.workshop.folder()).env("NO_COLOR", "1").env("HEAPBPF_CONFIG", "");
         row.launched += 1;
         let mut worker = Worker::spawn(&mut command)?;
-        thread::sleep(self.random.milliseconds(1500));
+        thread::sleep(self.random.duration(Duration::from_millis(1500)));
         worker.finish_launched()
     }
 
@@ -207,7 +207,7 @@ impl Attack {
         row.named += 1;
         profiler.wait_until_ready()?;
         let outcome = Worker::spawn(&mut line.renamed(&path).command(&[])).and_then(|mut worker| {
-            thread::sleep(self.random.milliseconds(1000));
+            thread::sleep(self.random.duration(Duration::from_millis(1000)));
             profiler.end()?;
             let left = slots_left(&worker.pids());
             row.slots += left;

@@ -79,7 +79,7 @@ fn kill_once(attack: &mut Attack, role: Role, subject: &mut dyn Subject, killed:
             profiler.signal(Signal::INT);
         }
     }
-    thread::sleep(attack.random.milliseconds(200));
+    thread::sleep(attack.random.duration(Duration::from_millis(200)));
     let keeper = if profiler.exists() { kernel::keeper(profiler.pid()) } else { None };
     killed.kills += 1;
     if role != Role::Agent {
