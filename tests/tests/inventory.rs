@@ -233,6 +233,24 @@ fn frees_during_the_walk_count() {
     }
 }
 
+/// The OOM killer's score is raised for the copy, and is the user's own for the rest of the recording.
+#[test]
+fn the_oom_score_is_restored() {
+    let mut target = Target::spawn(&mut aged("10000 1024"));
+    let mut command = Command::new("sh");
+    let options = format!("-v --pid {} --interval 1 -o out.json", target.pid());
+    command.args(["-c", &format!("echo 123 > /proc/self/oom_score_adj; exec {} {options}", binary().display())]);
+    let mut heapbpf = Heapbpf::with_command(command);
+    let mut session = heapbpf.start();
+    session.wait_for("blocks are older than the recording");
+    let score = || std::fs::read_to_string(format!("/proc/{}/oom_score_adj", session.pid())).expect("it runs");
+    assert_eq!(score().trim(), "123");
+    target.run_command("new 10 1000");
+    let _ = session.interrupt().expect_code(0);
+    let report = heapbpf.report("out.json");
+    assert_eq!(report.process(target.pid()).inventory.as_ref().expect("one was taken").error, None);
+}
+
 #[test]
 fn it_can_be_left_out() {
     let recorded = record(&mut aged("10000 1024"), "--interval 1 --no-inventory", &["free 2", "new 10 1000"]);

@@ -15,6 +15,7 @@ use crate::address::TargetAddr;
 use crate::ids::Pid;
 use crate::linux::proc::ProcError;
 use crate::linux::proc::maps::{Region, region_of, regions};
+use crate::linux::memory::OomPreference;
 use crate::linux::{memory, process_memory};
 use crate::memory::{Memory, Span, joined, without};
 
@@ -47,6 +48,8 @@ fn around(spans: &[Span], address: TargetAddr) -> Option<&Span> {
 #[derive(Debug)]
 pub(crate) struct Reserved {
     buffer: MmapMut,
+    /// If the kernel's estimate of free memory is too high, this process is killed, and not the target.
+    preference: OomPreference,
     allowed_bytes: u64,
 }
 
@@ -56,8 +59,6 @@ impl Reserved {
     pub(crate) fn of(pid: Pid, bytes: u64) -> Result<Self, CollectError> {
         let free = [memory::available_bytes(), memory::available_in_cgroup_bytes()].into_iter().flatten().min();
         let mut reserved = Self::empty(pid, bytes, free.map_or(u64::MAX, |bytes| bytes / 4 * 3))?;
-        // If the kernel's estimate is too high, this process is killed, and not the target.
-        memory::prefer_for_oom_kill();
         memory::prepare(&mut reserved.buffer, usize::try_from(bytes).unwrap_or(usize::MAX));
         Ok(reserved)
     }
@@ -70,13 +71,16 @@ impl Reserved {
         // Address space costs nothing, and allows the process to grow until it is stopped.
         let length = bytes.saturating_add(bytes / 2).saturating_add(64 << 20);
         let length = usize::try_from(length).unwrap_or(usize::MAX);
-        Ok(Self { buffer: memory::buffer(length).map_err(|_| too_large)?, allowed_bytes })
+        let buffer = memory::buffer(length).map_err(|_| too_large)?;
+        Ok(Self { buffer, preference: OomPreference::raise(), allowed_bytes })
     }
 }
 
 #[derive(Debug)]
 pub(crate) struct Copy {
     buffer: MmapMut,
+    /// Lowered only after the buffer has been freed.
+    _preference: OomPreference,
     pieces: Vec<Piece>,
     /// What could be read of the pieces, by rising address; adjacent spans are joined.
     spans: Vec<Span>,
@@ -96,7 +100,7 @@ impl Copy {
     pub(crate) fn take(pid: Pid, spans: &[Span], reserved: Reserved) -> Result<Self, CollectError> {
         let pieces = laid_out(spans);
         let bytes = pieces.last().map_or(0, |last| last.offset + length(last));
-        let Reserved { mut buffer, allowed_bytes } = if bytes > reserved.buffer.len() {
+        let Reserved { mut buffer, preference, allowed_bytes } = if bytes > reserved.buffer.len() {
             Reserved::empty(pid, bytes as u64, reserved.allowed_bytes)?
         } else {
             reserved
@@ -106,7 +110,7 @@ impl Copy {
         }
         let unread = copy_all(pid, jobs(&pieces, &mut buffer[..bytes]))?;
         let unread_bytes = unread.iter().map(|span| span.end.0 - span.start.0).sum();
-        Ok(Self { buffer, pieces, spans: without(joined(spans.to_vec()), &joined(unread)), unread_bytes })
+        Ok(Self { buffer, _preference: preference, pieces, spans: without(joined(spans.to_vec()), &joined(unread)), unread_bytes })
     }
 }
 

@@ -1,12 +1,14 @@
 //! Memory of the machine, of control groups and of this process, and buffers for copies of memory.
 
 use std::path::Path;
+use std::sync::{Mutex, PoisonError};
 use std::{fs, io};
 
 use memmap2::{Advice, MmapMut, MmapOptions};
 use procfs::Current;
 use procfs::process::{MMapPath, Process};
 use rustix::system::sysinfo;
+use tracing::debug;
 
 use crate::ids::Pid;
 use crate::linux::proc::process::{self, Membership};
@@ -43,9 +45,39 @@ pub(crate) fn release_freed() {
     }
 }
 
-/// Makes this process the first candidate of the OOM killer, for control groups as well.
-pub(crate) fn prefer_for_oom_kill() {
-    let _ = std::fs::write("/proc/self/oom_score_adj", "1000");
+const OWN_OOM_SCORE: &str = "/proc/self/oom_score_adj";
+
+/// Number of guards, and the score from before the first of them.
+static OOM_PREFERENCES: Mutex<(usize, Option<String>)> = Mutex::new((0, None));
+
+/// RAII guard that makes this process the first candidate of the OOM killer, for control groups as well. The last of
+/// several guards restores the score from before.
+#[derive(Debug)]
+pub(crate) struct OomPreference(());
+
+impl OomPreference {
+    pub(crate) fn raise() -> Self {
+        let mut state = OOM_PREFERENCES.lock().unwrap_or_else(PoisonError::into_inner);
+        if state.0 == 0 {
+            state.1 = fs::read_to_string(OWN_OOM_SCORE).ok();
+            let _ = fs::write(OWN_OOM_SCORE, "1000");
+        }
+        state.0 += 1;
+        Self(())
+    }
+}
+
+impl Drop for OomPreference {
+    fn drop(&mut self) {
+        let mut state = OOM_PREFERENCES.lock().unwrap_or_else(PoisonError::into_inner);
+        state.0 -= 1;
+        if state.0 == 0
+            && let Some(before) = state.1.take()
+            && let Err(error) = fs::write(OWN_OOM_SCORE, before.trim())
+        {
+            debug!("cannot restore `{OWN_OOM_SCORE}`: {error}");
+        }
+    }
 }
 
 /// Excludes BPF maps, which are mapped as files without a name. 0 when `/proc` cannot be read.
