@@ -282,6 +282,22 @@ fn large_processes_are_not_stopped() {
     assert!(error.contains("copying more than 1 MiB would stop it for long (`--inventory-max`"), "{error}");
 }
 
+/// The report has the prediction and the limit that suffices.
+#[test]
+fn processes_with_many_threads_are_not_stopped() {
+    let limited = record(&mut aged("4000 1024 16"), "--interval 1 --inventory-stop-max 1ms", &["new 10 1000"]);
+    let inventory = limited.process().inventory.as_ref().expect("the reason");
+    assert_eq!((inventory.pause_ns, inventory.blocks), (0, 0));
+    let error = inventory.error.as_deref().expect("there is none");
+    assert!(error.starts_with("stopping ") && error.contains("threads and copying"), "{error}");
+    assert!(error.contains("the limit is 1ms"), "{error}");
+    assert!(limited.outcome.stdout.contains("before the recording are not included: stopping"), "{:?}", limited.outcome);
+    let (_, option) = error.split_once("run again with `").expect("what to do");
+    let option = option.trim_end_matches('`');
+    assert!(option.starts_with("--inventory-stop-max "), "{error}");
+    record(&mut aged("4000 1024 16"), &format!("--interval 1 {option}"), &["new 10 1000"]).assert_walked(Some(1));
+}
+
 #[test]
 fn forked_children_inherit_it() {
     let recorded = {

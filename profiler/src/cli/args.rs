@@ -117,6 +117,11 @@ pub(super) struct RecordArgs {
     #[arg(help_heading = TARGETS, long, value_name = "BYTES", default_value = "1GiB", value_parser = values::size, conflicts_with = "no_inventory")]
     pub(super) inventory_max: u64,
 
+    /// Take no inventory of a process that would be stopped for longer than TIME: about 0.35 ms per thread and 0.2 s per GiB.
+    /// If the stop takes longer than predicted, it is abandoned. The report then states which TIME would suffice.
+    #[arg(help_heading = TARGETS, long, value_name = "TIME", default_value = "500ms", value_parser = values::duration, conflicts_with = "no_inventory", allow_hyphen_values = true)]
+    pub(super) inventory_stop_max: Duration,
+
     /// Stop new processes for about 10 ms until their probes are attached, so that their first allocations are recorded:
     /// `execs` stops started programs, `forks` also forked copies of targets, `never` none. With `--all`, none is stopped.
     #[arg(help_heading = TARGETS, long, value_name = "WHICH", default_value = "execs", value_parser = named(HOLD), hide_possible_values = true)]

@@ -30,6 +30,7 @@ pub(super) const SETTINGS: [(&str, &[&str]); 5] = [
             "no-follow-fork",
             "no-inventory",
             "inventory-max",
+            "inventory-stop-max",
             "view",
             "by",
             "threshold",

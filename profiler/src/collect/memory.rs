@@ -10,7 +10,7 @@ use std::sync::{Mutex, PoisonError};
 use memmap2::MmapMut;
 use profiler_common::limits::PAGE_BYTES;
 
-use super::process::{CollectError, ForkError, ProcessCopy};
+use super::process::{CollectError, ForkError, ProcessCopy, StopLimit};
 use crate::address::TargetAddr;
 use crate::ids::Pid;
 use crate::linux::proc::ProcError;
@@ -96,8 +96,14 @@ struct Piece {
 }
 
 impl Copy {
-    /// `spans` by rising address, without overlaps. Fails if the process has exited, is unreadable, or grew too much.
-    pub(crate) fn take(pid: Pid, spans: &[Span], reserved: Reserved) -> Result<Self, CollectError> {
+    /// `spans` by rising address, without overlaps. Fails if the process has exited, is unreadable, or grew too much, and
+    /// when the time is up.
+    pub(crate) fn take(
+        pid: Pid,
+        spans: &[Span],
+        reserved: Reserved,
+        limit: Option<StopLimit>,
+    ) -> Result<Self, CollectError> {
         let pieces = laid_out(spans);
         let bytes = pieces.last().map_or(0, |last| last.offset + length(last));
         let Reserved { mut buffer, preference, allowed_bytes } = if bytes > reserved.buffer.len() {
@@ -108,7 +114,7 @@ impl Copy {
         if bytes as u64 > allowed_bytes {
             return Err(CollectError::TooLarge { pid, needed_bytes: bytes as u64, allowed_bytes });
         }
-        let unread = copy_all(pid, jobs(&pieces, &mut buffer[..bytes]))?;
+        let unread = copy_all(pid, jobs(&pieces, &mut buffer[..bytes]), limit)?;
         let unread_bytes = unread.iter().map(|span| span.end.0 - span.start.0).sum();
         Ok(Self { buffer, _preference: preference, pieces, spans: without(joined(spans.to_vec()), &joined(unread)), unread_bytes })
     }
@@ -162,7 +168,7 @@ fn jobs<'a>(pieces: &[Piece], mut buffer: &'a mut [u8]) -> VecDeque<Job<'a>> {
     jobs
 }
 
-fn copy_all(pid: Pid, jobs: VecDeque<Job<'_>>) -> Result<Vec<Span>, CollectError> {
+fn copy_all(pid: Pid, jobs: VecDeque<Job<'_>>, limit: Option<StopLimit>) -> Result<Vec<Span>, CollectError> {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let threads = cores.min(THREADS_MAX).min(jobs.len());
     let (jobs, unread) = (Mutex::new(jobs), Mutex::new(Vec::new()));
@@ -171,6 +177,7 @@ fn copy_all(pid: Pid, jobs: VecDeque<Job<'_>>) -> Result<Vec<Span>, CollectError
             // No thread panics while it holds a lock.
             let next = jobs.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
             let Some(job) = next else { return Ok(()) };
+            limit.map_or(Ok(()), |limit| limit.check(pid))?;
             let holes = copy(pid, job)?;
             unread.lock().unwrap_or_else(PoisonError::into_inner).extend(holes);
         }

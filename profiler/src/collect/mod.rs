@@ -18,7 +18,7 @@ pub(crate) mod roots;
 pub(crate) mod stop;
 
 pub use process::ThreadState;
-pub(crate) use process::{CollectError, ForkError, ProcessCopy, StoppedProcess};
+pub(crate) use process::{CollectError, ForkError, ProcessCopy, StopLimit, StoppedProcess};
 
 use memory::{Copy, ForkMemory, Reserved, left_out};
 use pages::Touched;
@@ -67,13 +67,15 @@ pub(crate) fn collect(
     }
     let threads = stopped.states()?;
     while_stopped(&threads);
+    let limit = stopped.limit();
+    limit.map_or(Ok(()), |limit| limit.check(pid))?;
     let living = stopped.living_thread();
     let kernel_words = epolls.user_data(living);
     let regions = regions(living)?;
     let (memory, unread_bytes, pause): (Box<dyn Memory>, _, _) = match reserved {
         Some(reserved) => {
             let touched = Touched::of(living, &regions)?;
-            let memory = Copy::take(living, &touched.spans, reserved)?;
+            let memory = Copy::take(living, &touched.spans, reserved, limit)?;
             let unread_bytes = memory.unread_bytes.saturating_add(touched.unread_bytes);
             (Box::new(memory), unread_bytes, stopped.release()?)
         }

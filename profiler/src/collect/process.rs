@@ -2,7 +2,7 @@
 
 use std::fmt::Debug;
 use std::io;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytesize::ByteSize;
 use serde::{Deserialize, Serialize};
@@ -58,6 +58,23 @@ impl ThreadState {
     }
 }
 
+/// Limit of the time for which a process is stopped.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct StopLimit {
+    limit: Duration,
+    begun: Instant,
+}
+
+impl StopLimit {
+    pub(crate) fn begin(limit: Duration) -> Self {
+        Self { limit, begun: Instant::now() }
+    }
+
+    pub(crate) fn check(&self, pid: Pid) -> Result<(), CollectError> {
+        if self.begun.elapsed() < self.limit { Ok(()) } else { Err(CollectError::StoppedForLong(pid, self.limit)) }
+    }
+}
+
 /// Threads of a process that are held.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Held<'a> {
@@ -92,6 +109,10 @@ pub(crate) enum Release {
 /// A stopped process, whose tracing thread may belong to the keeper. Dropping it resumes the process.
 pub(crate) trait StoppedProcess {
     fn living_thread(&self) -> Pid;
+
+    fn limit(&self) -> Option<StopLimit> {
+        None
+    }
 
     fn states(&self) -> Result<Vec<ThreadState>, CollectError>;
 
@@ -139,6 +160,8 @@ pub(crate) enum CollectError {
     Stuck { pid: Pid, tid: Tid, state: char, seconds: u64 },
     #[error("process `{pid}` still created threads after {seconds} s; try again when it is less busy")]
     StillForking { pid: Pid, seconds: u64 },
+    #[error("process `{0}` was stopped for {1:?} and continues to run: there was no time left to inspect it")]
+    StoppedForLong(Pid, Duration),
     #[error("process `{0}` runs 32-bit code; only 64-bit programs can be checked")]
     Is32Bit(Pid),
     #[error(

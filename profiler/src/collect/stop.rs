@@ -11,7 +11,7 @@ use rustix::process::{WaitId, WaitIdOptions, waitid};
 
 use super::fork::ForkCopy;
 use super::inject::{self, InjectedThread};
-use super::process::{CollectError, ForkError, Held, Release, StoppedThread, ThreadState};
+use super::process::{CollectError, ForkError, Held, Release, StopLimit, StoppedThread, ThreadState};
 use crate::address::TargetAddr;
 use crate::ids::{Pid, Tid};
 use crate::linux::arch;
@@ -40,6 +40,7 @@ pub(crate) struct Stopped {
     /// Running while there are several threads, until all have stopped.
     reaper: Option<Reaper>,
     since: Instant,
+    limit: Option<StopLimit>,
     /// Others run.
     is_one_thread: bool,
 }
@@ -57,10 +58,21 @@ impl Stopped {
         held: Vec<StoppedThread>,
         is_wanted: &dyn Fn() -> bool,
     ) -> Result<Self, CollectError> {
+        Self::new_within(pid, held, None, is_wanted)
+    }
+
+    /// Fails with [`CollectError::StoppedForLong`] when the time is up, for [`states`](Self::states) too.
+    pub(crate) fn new_within(
+        pid: Pid,
+        held: Vec<StoppedThread>,
+        limit: Option<StopLimit>,
+        is_wanted: &dyn Fn() -> bool,
+    ) -> Result<Self, CollectError> {
         living_thread(pid)?;
         let is_child = stat::status(pid, Tid(pid.0)).is_some_and(|status| status.parent.0 == std::process::id());
         let (running, ended, since) = (Vec::new(), Vec::new(), Instant::now());
-        let mut stopped = Self { pid, held, running, ended, is_child, reaper: None, since, is_one_thread: false };
+        let mut stopped =
+            Self { pid, held, running, ended, is_child, reaper: None, since, limit, is_one_thread: false };
         stopped.stop_all(stopped.since + Duration::from_secs(STOP_SECONDS_MAX), is_wanted)?;
         Ok(stopped)
     }
@@ -69,7 +81,8 @@ impl Stopped {
     pub(crate) fn one_thread(pid: Pid) -> Result<Self, CollectError> {
         let first = Tid(living_thread(pid)?.0);
         let (held, running, ended, since) = (Vec::new(), Vec::new(), Vec::new(), Instant::now());
-        let mut stopped = Self { pid, held, running, ended, is_child: false, reaper: None, since, is_one_thread: true };
+        let (is_child, reaper, limit) = (false, None, None);
+        let mut stopped = Self { pid, held, running, ended, is_child, reaper, since, limit, is_one_thread: true };
         stopped.seize(first)?;
         stopped.interrupt_running();
         stopped.wait(since + Duration::from_secs(STOP_SECONDS_MAX), &|| true)?;
@@ -91,7 +104,12 @@ impl Stopped {
         self.held.iter().map(|held| self.state(held)).collect()
     }
 
+    fn check_limit(&self) -> Result<(), CollectError> {
+        self.limit.map_or(Ok(()), |limit| limit.check(self.pid))
+    }
+
     fn state(&self, held: &StoppedThread) -> Result<ThreadState, CollectError> {
+        self.check_limit()?;
         let tracee = &held.tracee;
         let registers = tracee.registers().map_err(|source| match source.raw_os_error() {
             Some(libc::EINVAL) => CollectError::Is32Bit(self.pid),
@@ -219,6 +237,7 @@ impl Stopped {
                 idle_since = Instant::now();
             }
             let Some(first) = self.running.first() else { return Ok(()) };
+            self.check_limit()?;
             let now = Instant::now();
             if now >= deadline {
                 let tid = first.tid();

@@ -17,7 +17,7 @@ use super::protocol::{
     code_regions,
 };
 use crate::bpf::load::LinkKind;
-use crate::collect::{CollectError, ProcessCopy, StoppedProcess, ThreadState};
+use crate::collect::{CollectError, ProcessCopy, StopLimit, StoppedProcess, ThreadState};
 use crate::ids::Pid;
 use crate::linux::companion::{Channel, Companion};
 use crate::linux::pidfd::PidFd;
@@ -217,13 +217,18 @@ pub(super) struct RemoteStopped {
     pid: Pid,
     living: Pid,
     threads: Vec<ThreadState>,
+    limit: Option<StopLimit>,
     is_released: bool,
 }
 
 impl RemoteStopped {
-    pub(super) fn new(tracer: Tracer, pid: Pid) -> Result<Self, CollectError> {
-        match tracer.ask(&Command::Stop(pid), &[]) {
-            Ok(Answer::Stopped { living, threads }) => Ok(Self { tracer, pid, living, threads, is_released: false }),
+    pub(super) fn new(tracer: Tracer, pid: Pid, limit: Option<Duration>) -> Result<Self, CollectError> {
+        let begun = limit.map(StopLimit::begin);
+        match tracer.ask(&Command::Stop(pid, limit), &[]) {
+            Ok(Answer::Stopped { living, threads }) => {
+                Ok(Self { tracer, pid, living, threads, limit: begun, is_released: false })
+            }
+            Ok(Answer::StoppedForLong) => Err(CollectError::StoppedForLong(pid, limit.unwrap_or_default())),
             other => Err(failed(other)),
         }
     }
@@ -232,6 +237,10 @@ impl RemoteStopped {
 impl StoppedProcess for RemoteStopped {
     fn living_thread(&self) -> Pid {
         self.living
+    }
+
+    fn limit(&self) -> Option<StopLimit> {
+        self.limit
     }
 
     fn states(&self) -> Result<Vec<ThreadState>, CollectError> {
@@ -297,6 +306,15 @@ fn failed(answer: Result<Answer, KeeperError>) -> CollectError {
 }
 
 pub(crate) fn stop(keeper: &Keeper, pid: Pid) -> Result<Box<dyn StoppedProcess>, CollectError> {
+    stop_within(keeper, pid, None)
+}
+
+/// Resumes the process when the time is up. Then this fails, or the inspection of the process.
+pub(crate) fn stop_within(
+    keeper: &Keeper,
+    pid: Pid,
+    limit: Option<Duration>,
+) -> Result<Box<dyn StoppedProcess>, CollectError> {
     let tracer = Tracer::start(keeper).map_err(|error| failed(Err(error)))?;
-    Ok(Box::new(RemoteStopped::new(tracer, pid)?))
+    Ok(Box::new(RemoteStopped::new(tracer, pid, limit)?))
 }

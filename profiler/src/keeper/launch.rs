@@ -129,7 +129,7 @@ impl Launch {
     /// The program as a stopped process. All its threads must be held.
     pub(crate) fn stopped_process(&self) -> Result<Box<dyn StoppedProcess>, CollectError> {
         let tracer = self.tracer.clone().ok_or(CollectError::Ended(self.pid))?;
-        Ok(Box::new(RemoteStopped::new(tracer, self.pid)?))
+        Ok(Box::new(RemoteStopped::new(tracer, self.pid, None)?))
     }
 
     /// As [`Keeper::install`]. All threads must be held.

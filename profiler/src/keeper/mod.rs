@@ -8,7 +8,7 @@ mod protocol;
 mod serve;
 mod stubs;
 
-pub(crate) use client::{Keeper, KeeperError, Link, stop};
+pub(crate) use client::{Keeper, KeeperError, Link, stop, stop_within};
 pub(crate) use launch::{Launch, Stopper};
 pub use protocol::COMMAND;
 pub(crate) use protocol::{FunctionPlace, Installation, Patch, Site, SlotChange};

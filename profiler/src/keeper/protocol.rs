@@ -154,7 +154,8 @@ const CODE_MAX: usize = 100_000;
 /// From the agent to the tracing thread. For commands about a program see [`Launch`](crate::process::launch::Launch).
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum Command {
-    Stop(Pid),
+    /// With a limit of the time for which the process is stopped.
+    Stop(Pid, Option<Duration>),
     /// The descriptor is one end of a pipe; the copy exits when the agent closes the other.
     Fork(Vec<Region>),
     Resume,
@@ -183,6 +184,8 @@ pub(super) enum Command {
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum Answer {
     Stopped { living: Pid, threads: Vec<ThreadState> },
+    /// The limit of a stop has passed.
+    StoppedForLong,
     Forked(Pid),
     Resumed(Duration),
     Failed(String),

@@ -18,7 +18,7 @@ use super::protocol::{
     Answer, COMMAND_BYTES_MAX, Command, Installation, Installed, Outcome, REQUEST_BYTES_MAX, Reply, Request,
 };
 use super::stubs::{self, Stubs};
-use crate::collect::CollectError;
+use crate::collect::{CollectError, StopLimit};
 use crate::collect::fork::ForkCopy;
 use crate::collect::process::{Release, StoppedThread};
 use crate::collect::stop::Stopped;
@@ -169,7 +169,7 @@ impl Worker {
 
     fn execute(&mut self, command: Command, descriptors: Vec<OwnedFd>) -> Answer {
         let answer = match command {
-            Command::Stop(pid) => self.stop(pid),
+            Command::Stop(pid, limit) => self.stop(pid, limit.map(StopLimit::begin)),
             Command::Fork(code) => self.fork(&code, descriptors),
             Command::Resume => Ok(Answer::Resumed(self.stopped.take().map_or(Duration::ZERO, Stopped::release))),
             Command::Install(plan) => self.install(&plan, &descriptors).map_err(CollectError::of_engine),
@@ -177,30 +177,33 @@ impl Worker {
             Command::FindRseq => self.find_rseq().map_err(CollectError::of_engine),
             command => Ok(self.execute_launch(&command, descriptors)),
         };
-        answer.unwrap_or_else(|error| Answer::Failed(error.to_string()))
+        answer.unwrap_or_else(|error| match error {
+            CollectError::StoppedForLong(..) => Answer::StoppedForLong,
+            error => Answer::Failed(error.to_string()),
+        })
     }
 
-    fn stop(&mut self, pid: Pid) -> Result<Answer, CollectError> {
+    fn stop(&mut self, pid: Pid, limit: Option<StopLimit>) -> Result<Answer, CollectError> {
         self.stopped = None;
-        let stopped = self.stop_others(pid)?;
+        let stopped = self.stop_others(pid, limit)?;
         let answer = Answer::Stopped { living: stopped.living_thread(), threads: stopped.states()? };
         self.stopped = Some(stopped);
         Ok(answer)
     }
 
     /// Stops all threads that are not held already: none of a program that is held.
-    fn stop_others(&self, pid: Pid) -> Result<Stopped, CollectError> {
-        Stopped::new_while(pid, self.held(pid), &|| self.agent.is_connected())
+    fn stop_others(&self, pid: Pid, limit: Option<StopLimit>) -> Result<Stopped, CollectError> {
+        Stopped::new_within(pid, self.held(pid), limit, &|| self.agent.is_connected())
     }
 
     fn install(&self, plan: &Installation, descriptors: &[OwnedFd]) -> Result<Answer, CollectError> {
-        let stopped = self.stop_others(plan.pid)?;
+        let stopped = self.stop_others(plan.pid, None)?;
         let slots = stubs::install_held(&stopped, plan, descriptors)?;
         Ok(Answer::Installed(Installed { slots, stopped: stopped.release() }))
     }
 
     fn restore(&self, plan: &Installation) -> Result<Answer, CollectError> {
-        stubs::restore_held(&self.stop_others(plan.pid)?, plan).map(|()| Answer::Restored)
+        stubs::restore_held(&self.stop_others(plan.pid, None)?, plan).map(|()| Answer::Restored)
     }
 
     fn find_rseq(&self) -> Result<Answer, CollectError> {

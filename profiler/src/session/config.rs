@@ -65,6 +65,8 @@ pub struct SessionConfig {
     /// Walk the heaps of processes that run already and have no more resident memory, so that the profile contains their live
     /// blocks. 0 leaves them out.
     pub inventory_bytes_max: u64,
+    /// Maximum time for which such a process is stopped.
+    pub inventory_stop_max: Duration,
     /// Make Java virtual machines write perf maps.
     pub jvm_perf_maps: bool,
     /// Between scans for processes that have become large or old enough.
@@ -104,6 +106,7 @@ impl Default for SessionConfig {
             older_than: None,
             limits: Limits::default(),
             inventory_bytes_max: 1 << 30,
+            inventory_stop_max: Duration::from_millis(500),
             jvm_perf_maps: false,
             scan_period: Duration::from_secs(1),
             policy: None,

@@ -28,7 +28,7 @@ use crate::ids::{HeapId, Pid};
 use crate::ingest::event::{Event, Free};
 use crate::keeper;
 use crate::ledger::LiveAllocation;
-use crate::linux::proc::stat::Stat;
+use crate::linux::proc::stat::{self, Stat};
 use crate::linux::{bpf, clock};
 use crate::model::Inventory;
 use crate::report::text;
@@ -88,6 +88,9 @@ impl Session {
                  (`--inventory-max`, `--max-memory`)"
             )));
         }
+        if let Some(reason) = too_long(pid, resident_bytes, self.config.inventory_stop_max) {
+            return self.end_inventory(failed(reason));
+        }
         self.observe_frees(pid, true);
         self.try_inventory();
     }
@@ -101,6 +104,9 @@ impl Session {
         };
         let collected = match collected {
             Ok(collected) => collected,
+            Err(error @ CollectError::StoppedForLong(_, limit)) => {
+                return self.end_inventory(failed(format!("{error}; {}", remedy(limit * 4))));
+            }
             Err(error) => return self.end_inventory(failed(error.to_string())),
         };
         let heaps = self.hooked_heaps(pid);
@@ -126,7 +132,8 @@ impl Session {
 
     fn collect_heap(&mut self, pid: Pid, method: Method) -> Result<Collected, CollectError> {
         let keeper = self.probes.keeper().clone();
-        collect(pid, method, || keeper::stop(&keeper, pid), &mut |_| {
+        let limit = Some(self.config.inventory_stop_max);
+        collect(pid, method, || keeper::stop_within(&keeper, pid, limit), &mut |_| {
             self.catch_up();
             self.remove_sampled(pid);
             let dropped = self.ring_dropped();
@@ -170,7 +177,9 @@ impl Session {
             return self.end_inventory(failed("internal error: the walk panicked; please report it".to_owned()));
         };
         let pause = pending.pause;
-        let may_try = pending.tries < TRIES_MAX && pause < PAUSES_MAX;
+        // All stops together: the next one is expected to be as long as the others.
+        let is_short = pause + pause / pending.tries.max(1) <= PAUSES_MAX.min(self.config.inventory_stop_max);
+        let may_try = pending.tries < TRIES_MAX && is_short;
         if walked.was_changing && may_try && self.inventory_target().is_some() {
             return self.try_inventory();
         }
@@ -349,6 +358,31 @@ impl Session {
 fn kernel_block(block: &LiveAllocation) -> (TargetAddr, LiveBlock) {
     let LiveAllocation { address, size_bytes, interval, stack, heap, time } = *block;
     (address, LiveBlock::new(size_bytes, time.0, stack.0, interval, heap.0))
+}
+
+/// Time for which a process with so many threads and so much memory is stopped. Measured: threads are stopped, their
+/// registers read and transferred, and the memory copied.
+fn predicted_stop(threads: usize, bytes: u64) -> Duration {
+    let threads = u64::try_from(threads).unwrap_or(u64::MAX);
+    Duration::from_nanos(threads.saturating_mul(350_000).saturating_add(bytes / 5))
+}
+
+/// Why a process would be stopped for too long; `None` if it would not be.
+fn too_long(pid: Pid, resident_bytes: u64, limit: Duration) -> Option<String> {
+    let threads = stat::threads(pid).map_or(0, |threads| threads.len());
+    let predicted = predicted_stop(threads, resident_bytes);
+    (predicted > limit).then(|| {
+        let (resident, predicted_ms) = (text::round_size(resident_bytes), predicted.as_millis());
+        format!(
+            "stopping {threads} threads and copying {resident} would take about {predicted_ms} ms, and the limit is \
+             {limit:?}; {}",
+            remedy(predicted * 2)
+        )
+    })
+}
+
+fn remedy(enough: Duration) -> String {
+    format!("to include them, run again with `--inventory-stop-max {}s`", enough.as_secs() + 1)
 }
 
 fn failed(reason: String) -> Inventory {

@@ -32,7 +32,7 @@ fn unreadable_pages_are_skipped_and_counted() {
     let start = subject.numbers()[0];
     let pid = subject.pid();
     let all = spans(&[start + 8..start + 2 * 1200 * 4096]);
-    let copy = Copy::take(pid, &all, Reserved::of(pid, 0).expect("little")).expect("it runs");
+    let copy = Copy::take(pid, &all, Reserved::of(pid, 0).expect("little"), None).expect("it runs");
     assert_eq!(copy.unread_bytes, (12 + 600) * 4096);
     assert_eq!(copy.word(TargetAddr(start)), None, "not requested");
     for page in 0..2 * 1200_u64 {
@@ -56,7 +56,7 @@ fn a_copy_above_the_limit_is_refused_with_both_sizes() {
     let room = Reserved::empty(Pid(7), 1 << 10, 1 << 20).expect("little");
     let larger = spans(&[0x1000..0x1000 + (2 << 30)]);
     assert!(
-        matches!(Copy::take(Pid(7), &larger, room), Err(CollectError::TooLarge { needed_bytes, .. }) if needed_bytes == 2 << 30)
+        matches!(Copy::take(Pid(7), &larger, room, None), Err(CollectError::TooLarge { needed_bytes, .. }) if needed_bytes == 2 << 30)
     );
 }
 
@@ -64,7 +64,7 @@ fn a_copy_above_the_limit_is_refused_with_both_sizes() {
 fn a_missing_process_is_an_error() {
     let unused = Pid(1 << 22);
     let room = Reserved::of(unused, 0).expect("little");
-    assert!(matches!(Copy::take(unused, &spans(&[4096..8192]), room), Err(CollectError::Ended(_))));
+    assert!(matches!(Copy::take(unused, &spans(&[4096..8192]), room, None), Err(CollectError::Ended(_))));
 }
 
 proptest! {

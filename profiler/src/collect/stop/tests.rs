@@ -45,6 +45,21 @@ int main(int argc, char **argv) {
 }
 "#;
 
+/// With no time left, all threads resume, whether they had stopped or not.
+#[test]
+fn a_stop_that_takes_too_long_is_abandoned() {
+    let mut subject = Subject::start_with(THREADS, &["100"], "gcc");
+    assert_eq!(subject.line(), "ready");
+    let limit = StopLimit::begin(Duration::ZERO);
+    let error = Stopped::new_within(subject.pid(), Vec::new(), Some(limit), &|| true).expect_err("no time").to_string();
+    assert!(error.contains("was stopped for 0ns and continues to run"), "{error}");
+    let tracers = |tid| stat::status(subject.pid(), tid).and_then(|status| status.tracer);
+    let listed = stat::threads(subject.pid()).expect("it runs");
+    assert_eq!((listed.len(), listed.into_iter().find_map(tracers)), (100, None));
+    assert!(!states_of_all(subject.pid()).contains(&'t'));
+    subject.check_answers();
+}
+
 /// A program with one thread that answers.
 fn answering() -> Subject {
     let mut subject = Subject::start_with(THREADS, &["1"], "gcc");
