@@ -251,6 +251,20 @@ fn the_oom_score_is_restored() {
     assert_eq!(report.process(target.pid()).inventory.as_ref().expect("one was taken").error, None);
 }
 
+/// Beyond the limit, callsites share one, and totals stay exact.
+#[test]
+fn totals_are_exact_with_few_callsites() {
+    let recorded = record(&mut aged("30000 4096"), "--interval 1 --callsites-max 1", &WORK);
+    recorded.assert_exact();
+    let others = recorded.process().callsites.iter().filter(
+        |callsite| matches!(callsite.stack.as_slice(), [only] if only.function.as_deref() == Some("[other callsites]")),
+    );
+    let count: f64 = others.map(|callsite| number(&callsite.totals.alloc_count)).sum();
+    assert!(count > 0.0, "{:?}", recorded.process().callsites);
+    let summary = &recorded.outcome.stdout;
+    assert!(summary.contains("`[other callsites]` allocated ") && summary.contains("`--callsites-max`"), "{summary}");
+}
+
 #[test]
 fn it_can_be_left_out() {
     let recorded = record(&mut aged("10000 1024"), "--interval 1 --no-inventory", &["free 2", "new 10 1000"]);
@@ -291,7 +305,11 @@ fn processes_with_many_threads_are_not_stopped() {
     let error = inventory.error.as_deref().expect("there is none");
     assert!(error.starts_with("stopping ") && error.contains("threads and copying"), "{error}");
     assert!(error.contains("the limit is 1ms"), "{error}");
-    assert!(limited.outcome.stdout.contains("before the recording are not included: stopping"), "{:?}", limited.outcome);
+    assert!(
+        limited.outcome.stdout.contains("before the recording are not included: stopping"),
+        "{:?}",
+        limited.outcome
+    );
     let (_, option) = error.split_once("run again with `").expect("what to do");
     let option = option.trim_end_matches('`');
     assert!(option.starts_with("--inventory-stop-max "), "{error}");

@@ -22,6 +22,7 @@ use crate::allocator::resolve::ALLOCATORS;
 use crate::allocator::selection::HeapInterval;
 use crate::bpf::load::{BackendChoice, LinkKind};
 use crate::ids::Pid;
+use crate::ledger::limit::CALLSITES_MAX;
 use crate::linux::files;
 use crate::model::ScopeKind;
 use crate::probe::place::PlacementMode;
@@ -218,6 +219,11 @@ pub(super) struct RecordArgs {
     /// what it recorded until then. Unlimited by default; see docs/overhead.md.
     #[arg(help_heading = LIMITS, long, value_name = "PERCENT", value_parser = values::percent)]
     pub(super) max_overhead: Option<f64>,
+
+    /// Maximum number of callsites of a process; all processes together have at most four times as many. Allocations by
+    /// further callsites are counted as `[other callsites]`: totals stay exact, and the report states how many they are.
+    #[arg(help_heading = LIMITS, long, value_name = "NUMBER", default_value_t = CALLSITES_MAX, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(super) callsites_max: u32,
 
     /// Unwind stacks with HOW: `auto` uses the modules' unwind tables (.eh_frame), and frame pointers in code without
     /// tables; `dwarf` and `fp` use one of them only.

@@ -45,6 +45,7 @@ pub(super) const SETTINGS: [(&str, &[&str]); 5] = [
             "max-memory",
             "max-cpu",
             "max-overhead",
+            "callsites-max",
             "unwind",
             "backend",
             "scope",

@@ -3,11 +3,12 @@
 use std::collections::HashSet;
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
-use std::io::{self, Write};
+use std::io::{self, Seek, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
+use jiff::Zoned;
 
 use super::exit::usage;
 use super::terminal;
@@ -15,6 +16,8 @@ use crate::linux::files::Replacement;
 use crate::report::{Format, ReportError};
 
 const RECORDING_EXTENSION: &str = "heapbpf";
+
+const NAME_CHARS_MAX: usize = 100;
 
 /// Who may read a file, as far as the umask allows it.
 #[derive(Clone, Copy, Debug)]
@@ -84,6 +87,33 @@ impl Output {
         (!matches!(self.destination, Destination::Stdout)).then_some(&*self.path)
     }
 
+    /// Writes the report like [`write`](Self::write). An interrupt meanwhile makes it start again, with what `report` writes
+    /// then; what was printed already remains.
+    pub(super) fn write_unless(
+        self,
+        is_interrupted: &dyn Fn() -> bool,
+        report: impl Fn(Format, &mut dyn Write) -> Result<()>,
+    ) -> Result<Option<PathBuf>> {
+        let is_late = is_interrupted();
+        let format = self.format;
+        let file = match &self.destination {
+            Destination::Replacement(new) if !is_late => new.file().try_clone().ok(),
+            _ => None,
+        };
+        self.write(|_, out| {
+            let written = report(format, &mut Watched { out: &mut *out, is_interrupted, is_off: is_late });
+            match (written, file) {
+                (Err(_), Some(mut file)) if is_interrupted() => {
+                    out.flush()?;
+                    file.set_len(0)?;
+                    file.rewind()?;
+                    report(format, out)
+                }
+                (written, _) => written,
+            }
+        })
+    }
+
     /// Writes the report in the output's format. Returns the path, or `None` for standard output.
     pub(super) fn write(self, report: impl FnOnce(Format, &mut dyn Write) -> Result<()>) -> Result<Option<PathBuf>> {
         let path = self.path().map(Into::into);
@@ -95,6 +125,26 @@ impl Output {
         };
         written.with_context(|| format!("cannot write `{}`", self.path.display()))?;
         Ok(path)
+    }
+}
+
+/// A writer that fails once the user has interrupted it.
+struct Watched<'a> {
+    out: &'a mut dyn Write,
+    is_interrupted: &'a dyn Fn() -> bool,
+    is_off: bool,
+}
+
+impl Write for Watched<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if !self.is_off && (self.is_interrupted)() {
+            return Err(io::Error::other("interrupted"));
+        }
+        self.out.write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.out.flush()
     }
 }
 
@@ -111,11 +161,27 @@ impl Written {
         report: impl FnOnce(Format, &mut dyn Write) -> Result<()>,
     ) -> Result<()> {
         let format = output.format;
-        match output.write(report)? {
+        self.add(format, output.write(report)?);
+        Ok(())
+    }
+
+    /// See [`Output::write_unless`].
+    pub(super) fn write_unless(
+        &mut self,
+        output: Output,
+        is_interrupted: &dyn Fn() -> bool,
+        report: impl Fn(Format, &mut dyn Write) -> Result<()>,
+    ) -> Result<()> {
+        let format = output.format;
+        self.add(format, output.write_unless(is_interrupted, report)?);
+        Ok(())
+    }
+
+    fn add(&mut self, format: Format, path: Option<PathBuf>) {
+        match path {
             Some(path) => self.files.push((path, format)),
             None => self.to_stdout = true,
         }
-        Ok(())
     }
 
     pub(super) fn list(&self, prefix: &str) -> String {
@@ -158,6 +224,13 @@ fn identity(path: &Path) -> PathBuf {
     let whole = fs::canonicalize(path).ok();
     let whole = whole.or_else(|| Some(fs::canonicalize(folder).ok()?.join(path.file_name()?)));
     whole.unwrap_or_else(|| path.to_owned())
+}
+
+/// Name of new reports about `subject`, at this time.
+pub(super) fn default_name(subject: &str) -> String {
+    let sanitize = |c: char| if c.is_ascii_alphanumeric() || "-_.".contains(c) { c } else { '_' };
+    let name: String = subject.chars().map(sanitize).take(NAME_CHARS_MAX).collect();
+    format!("heapbpf-{name}-{}", Zoned::now().strftime("%Y%m%d-%H%M%S"))
 }
 
 /// Paths in the current directory that do not exist, one per format, of one name.
@@ -265,6 +338,33 @@ mod tests {
         assert_eq!(fs::read_to_string(&path).expect("there"), "report");
         let left = fs::read_dir(folder.path()).expect("readable").count();
         assert_eq!(left, 1, "a temporary file stays behind");
+    }
+
+    /// What was written before the interrupt is not in the file.
+    #[test]
+    fn an_interrupted_report_starts_again() {
+        use std::cell::Cell;
+        let folder = tempfile::tempdir().expect("temporary folder");
+        let path = folder.path().join("heap.svg");
+        for interrupted_at in [0, 1, 500, 1001] {
+            let (count, is_raised) = (Cell::new(0), Cell::new(interrupted_at == 0));
+            let output = Output::open(&path, None, Access::All).expect("writable");
+            let report = |_: Format, out: &mut dyn Write| {
+                if is_raised.get() {
+                    return Ok(out.write_all(b"short")?);
+                }
+                for _ in 0..1000 {
+                    count.set(count.get() + 1);
+                    is_raised.set(count.get() == interrupted_at || is_raised.get());
+                    out.write_all(&[b'x'; 1000])?;
+                }
+                Ok(())
+            };
+            output.write_unless(&|| is_raised.get(), report).expect("written");
+            let text = fs::read_to_string(&path).expect("there");
+            let is_whole = text.len() == 1_000_000 && text.bytes().all(|byte| byte == b'x');
+            assert!(if interrupted_at > 1000 { is_whole } else { text == "short" }, "{interrupted_at}: {}", text.len());
+        }
     }
 
     #[test]

@@ -1,15 +1,15 @@
 //! `heapbpf record`, which is also `heapbpf` without a subcommand. A worker thread writes reports: a dump that fails
 //! affects the exit code and does not stop the recording.
 
+use std::cell::OnceCell;
 use std::collections::HashSet;
-use std::io::ErrorKind;
+use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 use bytesize::ByteSize;
-use jiff::Zoned;
 
 use super::args::RecordArgs;
 use super::exit::{self, is_broken_pipe, usage};
@@ -35,12 +35,11 @@ use crate::report::suppressions::Suppressions;
 use crate::report::{Format, Presentation, View, describe, summary};
 use crate::session::{DumpPlan, Launched, Listener, Progress, Session, SessionConfig};
 use crate::snapshot::{Scope, Snapshot};
+use crate::symbolize::Resolve;
 use crate::symbolize::profile::profile;
 use crate::symbolize::resolver::Resolver;
 use crate::symbolize::sources::Sources;
 use crate::symbolize::trim::Trim;
-
-const NAME_CHARS_MAX: usize = 100;
 
 /// Maximum number of dumps that wait to be written. Each has all callsites of its window.
 const PENDING_MAX: usize = 16;
@@ -118,6 +117,7 @@ fn config(args: &RecordArgs) -> Result<SessionConfig> {
             cpu_percent_max: args.max_cpu,
             overhead_percent_max: args.max_overhead,
         },
+        callsites_max: args.callsites_max,
         ..SessionConfig::default()
     })
 }
@@ -343,9 +343,7 @@ fn default_name(args: &RecordArgs, pids: &[Pid]) -> String {
         }
         (pids, _) => format!("{}-processes", pids.len()),
     };
-    let sanitize = |c: char| if c.is_ascii_alphanumeric() || "-_.".contains(c) { c } else { '_' };
-    let name: String = name.chars().map(sanitize).take(NAME_CHARS_MAX).collect();
-    format!("heapbpf-{name}-{}", Zoned::now().strftime("%Y%m%d-%H%M%S"))
+    output::default_name(&name)
 }
 
 struct Reports {
@@ -412,6 +410,22 @@ impl State {
         profile
     }
 
+    /// Writes a profile. After an interrupt, writes one with the largest callsites, which takes less than a second.
+    fn report<'a>(
+        &'a self,
+        snapshot: &'a Snapshot,
+        scope: Scope,
+        profile: &'a Profile,
+        presentation: &'a Presentation,
+    ) -> impl Fn(Format, &mut dyn Write) -> Result<()> + 'a {
+        let short = OnceCell::new();
+        move |format, out| {
+            let is_late = self.resolver.is_interrupted();
+            let shown = if is_late { short.get_or_init(|| self.symbolize(snapshot, scope)) } else { profile };
+            Ok(format.write(&presentation.thinned(shown), presentation, out)?)
+        }
+    }
+
     fn name_grower(&self, snapshot: &Snapshot) {
         let what = Trim { ends: true, interpreter: true };
         let profile = profile(snapshot, Scope::Whole, &self.resolver, what);
@@ -421,34 +435,35 @@ impl State {
 
     fn write_window(&mut self, snapshot: &Snapshot) {
         let Some(number) = snapshot.window_of(Scope::Window).and_then(|window| window.number) else { return };
-        let profile = self.symbolize(snapshot, Scope::Window);
         let paths = self.paths.iter().map(|path| output::window_path(path, number)).collect();
-        self.write_beside(&profile, &self.presentation.clone(), paths);
+        self.write_beside(snapshot, Scope::Window, &self.presentation.clone(), paths);
         // Keeps names between dumps, and closes the files they were read from.
         self.resolver.release();
     }
 
     fn write_peak(&mut self, snapshot: &Snapshot) {
-        let profile = self.symbolize(snapshot, Scope::Peak);
         let paths = self.paths.iter().map(|path| output::peak_path(path)).collect();
         // Allocated bytes until the peak are not recorded.
         let view = match self.presentation.view {
             View::LiveBytes | View::AllocBytes => View::LiveBytes,
             View::LiveCount | View::AllocCount => View::LiveCount,
         };
-        self.write_beside(&profile, &Presentation { view, ..self.presentation.clone() }, paths);
+        self.write_beside(snapshot, Scope::Peak, &Presentation { view, ..self.presentation.clone() }, paths);
     }
 
-    fn write_beside(&mut self, profile: &Profile, presentation: &Presentation, paths: Vec<PathBuf>) {
-        let mut written = Vec::new();
-        let shown = presentation.thinned(profile);
+    fn write_beside(&mut self, snapshot: &Snapshot, scope: Scope, presentation: &Presentation, paths: Vec<PathBuf>) {
+        let (mut written, mut errors) = (Vec::new(), Vec::new());
+        let profile = &self.symbolize(snapshot, scope);
+        let report = self.report(snapshot, scope, profile, presentation);
         for path in paths {
-            let report = |output: Output| output.write(|format, out| Ok(format.write(&shown, presentation, out)?));
-            match Output::open(&path, self.args.common.output.format, Access::All).and_then(report) {
+            let write = |output: Output| output.write_unless(&|| self.resolver.is_interrupted(), &report);
+            match Output::open(&path, self.args.common.output.format, Access::All).and_then(write) {
                 Ok(_) => written.push(path.display().to_string()),
-                Err(error) => self.fail(&error),
+                Err(error) => errors.push(error),
             }
         }
+        drop(report);
+        errors.iter().for_each(|error| self.fail(error));
         if !self.args.common.output.quiet && !written.is_empty() {
             self.line.say(&format!("heapbpf: wrote {} ({})", written.join(", "), describe::outcome(profile)));
         }
@@ -464,17 +479,14 @@ impl State {
         let profile = self.symbolize(snapshot, Scope::Whole);
         let is_recorded = recording_path(&self.args.common.output.output).is_some();
         let names = if is_recorded { names(snapshot, &self.resolver) } else { Names::default() };
-        let presentation = self.presentation.clone();
-        let shown = presentation.thinned(&profile);
-        let mut written = Written::default();
+        let (mut written, mut errors) = (Written::default(), Vec::new());
+        let report = self.report(snapshot, Scope::Whole, &profile, &self.presentation);
         for output in outputs {
             written.to_stdout |= output.path().is_none();
-            match written.write(output, |format, out| Ok(format.write(&shown, &presentation, out)?)) {
-                Err(error) if !is_broken_pipe(&error) => self.fail(&error),
-                _ => {}
-            }
+            errors.extend(written.write_unless(output, &|| self.resolver.is_interrupted(), &report).err());
         }
-        drop(shown);
+        drop(report);
+        errors.iter().filter(|error| !is_broken_pipe(error)).for_each(|error| self.fail(error));
         Reports { profile, written, failed: self.failed, names }
     }
 

@@ -13,9 +13,9 @@ use profiler_common::limits::PAGE_BYTES;
 use super::process::{CollectError, ForkError, ProcessCopy, StopLimit};
 use crate::address::TargetAddr;
 use crate::ids::Pid;
+use crate::linux::memory::OomPreference;
 use crate::linux::proc::ProcError;
 use crate::linux::proc::maps::{Region, region_of, regions};
-use crate::linux::memory::OomPreference;
 use crate::linux::{memory, process_memory};
 use crate::memory::{Memory, Span, joined, without};
 
@@ -116,7 +116,13 @@ impl Copy {
         }
         let unread = copy_all(pid, jobs(&pieces, &mut buffer[..bytes]), limit)?;
         let unread_bytes = unread.iter().map(|span| span.end.0 - span.start.0).sum();
-        Ok(Self { buffer, _preference: preference, pieces, spans: without(joined(spans.to_vec()), &joined(unread)), unread_bytes })
+        Ok(Self {
+            buffer,
+            _preference: preference,
+            pieces,
+            spans: without(joined(spans.to_vec()), &joined(unread)),
+            unread_bytes,
+        })
     }
 }
 

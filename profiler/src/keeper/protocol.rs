@@ -183,17 +183,26 @@ pub(super) enum Command {
 /// parent has not.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum Answer {
-    Stopped { living: Pid, threads: Vec<ThreadState> },
+    Stopped {
+        living: Pid,
+        threads: Vec<ThreadState>,
+    },
     /// The limit of a stop has passed.
     StoppedForLong,
     Forked(Pid),
     Resumed(Duration),
     Failed(String),
-    NewCode { at_exec: bool },
+    NewCode {
+        at_exec: bool,
+    },
     Installed(Installed),
     Restored,
     Rseq(Option<i32>),
-    Launch { is_traced: bool, status: Option<i32>, outcome: Outcome },
+    Launch {
+        is_traced: bool,
+        status: Option<i32>,
+        outcome: Outcome,
+    },
 }
 
 #[derive(Debug, Serialize, Deserialize)]

@@ -18,10 +18,10 @@ use super::protocol::{
     Answer, COMMAND_BYTES_MAX, Command, Installation, Installed, Outcome, REQUEST_BYTES_MAX, Reply, Request,
 };
 use super::stubs::{self, Stubs};
-use crate::collect::{CollectError, StopLimit};
 use crate::collect::fork::ForkCopy;
 use crate::collect::process::{Release, StoppedThread};
 use crate::collect::stop::Stopped;
+use crate::collect::{CollectError, StopLimit};
 use crate::ids::Pid;
 use crate::linux::companion::{self, Channel};
 use crate::linux::pidfd::PidFd;

@@ -9,6 +9,7 @@ use super::callsite::{BEFORE_PEAKS, Callsite, PeakEpoch};
 use super::curve::{Curve, PeakDetails};
 use super::details::AgesByCallsite;
 use super::inventory;
+use super::limit::{self, CallsiteLimit};
 use super::live::{Correction, FreedBlock, LiveAllocation, LiveBlock, LiveBlocks, Threads};
 use super::ranges::{Freed, Ranges};
 use super::totals::{Flow, HeapUsage, Movement, Totals};
@@ -36,6 +37,8 @@ pub struct Ledger {
     /// `None` until a recorder has numbered the ledger.
     #[serde(skip)]
     id: Option<LedgerId>,
+    #[serde(skip)]
+    limit: CallsiteLimit,
     #[serde(skip)]
     corrections: Vec<Correction>,
     /// Not taken yet; `None` if nothing takes them.
@@ -69,12 +72,16 @@ impl Ledger {
     }
 
     pub fn empty(&self, pid: Pid) -> Self {
-        Self { distinguished: self.distinguished.as_ref().map(|_| FxHashSet::default()), ..Self::new(pid) }
+        let distinguished = self.distinguished.as_ref().map(|_| FxHashSet::default());
+        Self { distinguished, limit: self.limit.clone(), ..Self::new(pid) }
     }
 
     /// What is live here is live in the child, as inherited. The child's first peak is its initial state.
     pub fn fork(&self, child: Pid) -> Self {
+        let mut limit = self.limit.clone();
+        limit.add(self.callsites.len());
         Self {
+            limit,
             live: self.live.clone(),
             ranges: self.ranges.clone(),
             callsites: self.callsites.iter().map(Callsite::inherit).collect(),
@@ -90,6 +97,16 @@ impl Ledger {
     /// For exec: keeps only frames. A stack at the same addresses has the same id; the kernel side sends frames once.
     pub fn succeed(&self) -> Self {
         Self { stacks: self.stacks.clone(), ..self.empty(self.pid) }
+    }
+
+    pub fn limit_callsites(&mut self, limit: &CallsiteLimit) {
+        self.limit = limit.clone();
+        self.limit.add(self.callsites.len());
+    }
+
+    /// Whether all ledgers with the same limit have more callsites than they may, which only forks cause.
+    pub fn exceeds_callsites(&self) -> bool {
+        self.limit.is_exceeded()
     }
 
     /// Creates separate callsites for the threads of later allocations.
@@ -145,7 +162,10 @@ impl Ledger {
             Event::Free(free) => self.free(&free),
             Event::Restore(allocation) => self.restore(&allocation),
             Event::Stack(_, id, stack) => {
-                self.stacks.insert(id, stack);
+                let (callsites, stacks) = (self.callsites.len(), self.stacks.len());
+                if self.limit.keeps_stack(callsites, stacks) || self.has_stack(id) {
+                    self.stacks.insert(id, stack);
+                }
             }
             Event::Remap(remap) => self.remap(&remap),
             // The session acts on these.
@@ -305,10 +325,26 @@ impl Ledger {
 
     fn callsite(&mut self, stack: StackId, heap: HeapId, thread: Option<Tid>) -> u32 {
         let thread = thread.filter(|&thread| self.is_distinguished(thread));
+        if let Some(&known) = self.callsite_ids.get(&(stack, heap, thread)) {
+            return known;
+        }
+        // There are few callsites of earlier blocks.
+        let has_room = inventory::is_inventory(stack) || self.limit.has_room(self.callsites.len());
+        let (stack, thread) = if has_room { (stack, thread) } else { (limit::OTHERS, None) };
         *self.callsite_ids.entry((stack, heap, thread)).or_insert_with(|| {
+            if has_room {
+                self.limit.add(1);
+            } else {
+                self.stacks.insert(stack, limit::stack());
+            }
             self.callsites.push(Callsite::new(stack, heap, thread));
             u32::try_from(self.callsites.len() - 1).expect("four billion callsites do not fit in memory")
         })
+    }
+
+    /// Whether a callsite is that of a stack, as far as it is known.
+    pub(super) fn is_of_stack(&self, callsite: u32, stack: StackId) -> bool {
+        [stack, limit::OTHERS].contains(&self.callsites[callsite as usize].stack)
     }
 
     fn is_distinguished(&mut self, thread: Tid) -> bool {
@@ -343,7 +379,8 @@ impl Ledger {
     /// See [`reconcile`](Self::reconcile).
     pub(super) fn is_same(&self, known: LiveBlock, block: &LiveAllocation) -> bool {
         let callsite = &self.callsites[known.callsite as usize];
-        (known.size_bytes, callsite.stack, callsite.heap) == (block.size_bytes, block.stack, block.heap)
+        (known.size_bytes, callsite.heap) == (block.size_bytes, block.heap)
+            && self.is_of_stack(known.callsite, block.stack)
             && known.interval.bytes() >= block.interval.bytes()
             && self.live.is_same_time(known.time, block.time)
     }

@@ -8,6 +8,7 @@ pub(crate) mod details;
 pub(crate) mod inventory;
 #[expect(clippy::module_inception, reason = "the type of that name")]
 mod ledger;
+pub(crate) mod limit;
 pub(crate) mod live;
 mod queries;
 mod ranges;
@@ -20,5 +21,6 @@ pub(crate) mod totals;
 mod tests;
 
 pub(crate) use ledger::Ledger;
+pub(crate) use limit::CallsiteLimit;
 pub(crate) use live::LiveAllocation;
 pub(crate) use resync::Reconciled;

@@ -89,11 +89,12 @@ impl Ledger {
     /// that [`Amounts::of`] the larger interval implies.
     pub fn thin(&mut self, block: &LiveAllocation, to: Option<Interval>) {
         let Some(known) = self.live.get(block.address) else { return };
-        let facts = |block: &LiveAllocation| (block.size_bytes, block.stack, block.heap);
+        let facts = |block: &LiveAllocation| (block.size_bytes, block.heap);
         if to.is_some_and(|to| to.bytes() <= known.interval.bytes()) {
             return;
         }
-        let is_same = facts(&self.allocation(block.address, known)) == facts(block);
+        let is_same = facts(&self.allocation(block.address, known)) == facts(block)
+            && self.is_of_stack(known.callsite, block.stack);
         if !is_same || !self.live.is_same_time(known.time, block.time) {
             return;
         }

@@ -1,9 +1,13 @@
 //! Snapshots of a ledger, and windows, peaks and selections of blocks derived from them. Addresses only.
 
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
+
 use profiler_common::interval::Interval;
 use rustc_hash::FxHashMap;
 
 use super::details::Details;
+use super::limit;
 use super::totals::Totals;
 use crate::ids::{HeapId, Pid, Tid};
 pub(crate) use crate::ingest::event::Stack;
@@ -100,6 +104,26 @@ impl TargetSnapshot {
         }
     }
 
+    /// Keeps the callsites with most bytes, allocated or live. The others of each heap become one.
+    pub fn shortened(&self, callsites_max: usize) -> Self {
+        let bytes = |callsite: &CallsiteSnapshot| callsite.totals.alloc_bytes.max(callsite.totals.live_bytes());
+        let mut order: Vec<usize> = (0..self.callsites.len()).collect();
+        order.sort_unstable_by_key(|&at| (Reverse(bytes(&self.callsites[at])), at));
+        let rest = order.split_off(callsites_max.min(order.len()));
+        order.sort_unstable();
+        let mut others: BTreeMap<HeapId, CallsiteSnapshot> = BTreeMap::new();
+        for callsite in rest.into_iter().map(|at| &self.callsites[at]) {
+            let sum = others.entry(callsite.heap).or_insert_with(|| CallsiteSnapshot::of_others(callsite.heap));
+            let at_peak = sum.totals.at_peak;
+            sum.totals.add(&callsite.totals);
+            sum.totals.at_peak = at_peak;
+            sum.totals.at_peak += callsite.totals.at_peak;
+            sum.details.add(&callsite.details);
+        }
+        let kept = order.into_iter().map(|at| self.callsites[at].clone());
+        Self { callsites: kept.chain(others.into_values()).collect(), heaps: self.heaps.clone(), ..*self }
+    }
+
     /// Requires a snapshot of the whole recording: a window omits callsites. Amounts live at the peak count as
     /// allocated and not freed, or, if inherited at a fork, as opening balance. Details are empty.
     pub fn at_peak(&self) -> Self {
@@ -135,6 +159,19 @@ pub(super) fn sorted_heaps(heaps: FxHashMap<HeapId, Totals>) -> Vec<(HeapId, Tot
 }
 
 impl CallsiteSnapshot {
+    /// With an index above those of other callsites.
+    fn of_others(heap: HeapId) -> Self {
+        Self {
+            index: u32::MAX - u32::from(u8::MAX) + u32::from(heap.0),
+            stack: Some(limit::stack()),
+            heap,
+            thread: None,
+            inherited: false,
+            totals: Totals::default(),
+            details: Details { temporary_count: Some(0), ..Details::default() },
+        }
+    }
+
     fn since(&self, base: &Self) -> Self {
         Self {
             totals: self.totals.since(&base.totals),
@@ -148,6 +185,31 @@ impl CallsiteSnapshot {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_largest_callsites_are_kept() {
+        let callsite = |index: u32, bytes: u64| {
+            let mut totals = Totals::default();
+            totals.allocate(Amounts::exact(bytes, 1), MonotonicNanos(1));
+            totals.at_peak = totals.live();
+            let heap = HeapId(u8::try_from(index % 2).expect("small"));
+            let details = Details::default();
+            CallsiteSnapshot { index, stack: None, heap, thread: None, inherited: false, totals, details }
+        };
+        let callsites = vec![callsite(0, 5), callsite(1, 50), callsite(2, 7), callsite(3, 1), callsite(4, 90)];
+        let whole = TargetSnapshot { pid: Pid(1), totals: Totals::default(), heaps: Vec::new(), callsites };
+        let facts = |snapshot: &TargetSnapshot| -> Vec<(bool, u64, u64)> {
+            let of = snapshot.callsites.iter().map(|it| {
+                let is_others = it.stack.as_ref().is_some_and(limit::is_stack);
+                (is_others, it.totals.live_bytes().rounded(), it.totals.at_peak.bytes.rounded())
+            });
+            of.collect()
+        };
+        let short = whole.shortened(2);
+        assert_eq!(facts(&short), [(false, 50, 50), (false, 90, 90), (true, 12, 12), (true, 1, 1)]);
+        assert!(short.callsites.is_sorted_by_key(|callsite| callsite.index));
+        assert_eq!(facts(&whole.shortened(5)), facts(&whole));
+    }
 
     #[test]
     fn a_selection_contains_its_blocks_alone() {

@@ -5,6 +5,7 @@ mod apart;
 mod details;
 mod earlier;
 mod journal;
+mod limits;
 mod mapped;
 mod model;
 mod orders;

@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 
 use super::cuts::cuts;
-use super::{View, languages, text};
+use super::{View, languages, others, text};
 use crate::ledger::totals::Totals;
 use crate::model::{
     Beginning, Defect, Finding, HeapProfile, HookStatus, InlinedHeap, Inventory, Origin, Profile, TargetProfile,
@@ -246,6 +246,7 @@ pub(super) fn beginnings(profile: &Profile) -> Vec<String> {
         lines.push("recorded from its first allocation on".to_owned());
     }
     lines.extend(inventories(profile));
+    lines.extend(others::callsites(profile));
     let others = &profile.others;
     lines.extend(some(others.short_lived_count, "process", "exited before probes were attached"));
     if let Some(first) = others.skipped.first() {

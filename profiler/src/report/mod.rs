@@ -32,6 +32,7 @@ mod languages;
 mod massif;
 mod memory_infra;
 mod nameless;
+mod others;
 mod otlp;
 pub(crate) mod parquet;
 mod perfetto;

@@ -22,6 +22,7 @@ use crate::bpf::load::{BackendChoice, LinkKind, possible_cpus};
 use crate::check::heap_snapshot::HeapSnapshot;
 use crate::collect::Method;
 use crate::guardrail::Limits;
+use crate::ledger::limit::CALLSITES_MAX;
 use crate::linux::memory;
 use crate::model::ScopeKind;
 use crate::probe::place::PlacementMode;
@@ -62,6 +63,8 @@ pub struct SessionConfig {
     /// Minimum age of live blocks in reports; `None` for all blocks.
     pub older_than: Option<Duration>,
     pub limits: Limits,
+    /// Maximum number of callsites of a target, and of all targets four times as many. Further ones share one per heap.
+    pub callsites_max: u32,
     /// Walk the heaps of processes that run already and have no more resident memory, so that the profile contains their live
     /// blocks. 0 leaves them out.
     pub inventory_bytes_max: u64,
@@ -105,6 +108,7 @@ impl Default for SessionConfig {
             by_thread: false,
             older_than: None,
             limits: Limits::default(),
+            callsites_max: CALLSITES_MAX,
             inventory_bytes_max: 1 << 30,
             inventory_stop_max: Duration::from_millis(500),
             jvm_perf_maps: false,

@@ -14,9 +14,9 @@ use super::target::{End, ForkedChild, Target};
 use crate::account::SampleTime;
 use crate::ids::{HeapId, Identity, LedgerId, Pid, StackId};
 use crate::ingest::event::{Event, Exec, Stack};
-use crate::ledger::Ledger;
 use crate::ledger::timeline::{SampleTrigger, TimelinePoint};
 use crate::ledger::totals::Totals;
+use crate::ledger::{CallsiteLimit, Ledger};
 use crate::linux::proc::stat::Stat;
 use crate::model::{Inventory, Others, Skipped};
 use crate::probe::plan::Plan;
@@ -40,6 +40,7 @@ pub(super) struct ProcessTable {
     early_stacks: VecDeque<Event>,
     /// Matching processes that cannot be profiled, or must not be again.
     declined: BTreeSet<Identity>,
+    callsite_limit: CallsiteLimit,
     /// Of ended targets of which only sums are kept.
     frees_unknown_folded: u64,
     pub(super) heaps_folded: BTreeSet<HeapId>,
@@ -65,9 +66,9 @@ const NAMES_READ_MAX: usize = 128;
 const NAMES_REFRESHED_MAX: usize = 10_000;
 
 impl ProcessTable {
-    pub(super) fn new() -> Result<Self> {
+    pub(super) fn new(callsites_max: u32) -> Result<Self> {
         let exits = Exits::new().context("cannot monitor processes for their exit")?;
-        Ok(Self { exits: Some(exits), ..Self::default() })
+        Ok(Self { exits: Some(exits), callsite_limit: CallsiteLimit::new(callsites_max), ..Self::default() })
     }
 
     pub(super) async fn exited(&self) -> Vec<Pid> {
@@ -140,6 +141,7 @@ impl ProcessTable {
     /// Adds a target. Returns an earlier one with its pid, which must have exited unnoticed.
     pub(super) fn add(&mut self, mut target: Target) -> Option<Target> {
         let pid = target.pid;
+        target.ledger.limit_callsites(&self.callsite_limit);
         if let (Some(exits), Some(process)) = (&self.exits, &target.process)
             && let Err(error) = exits.add(pid, process)
         {
@@ -222,10 +224,10 @@ impl ProcessTable {
         self.running.values_mut().for_each(|target| recorder.correct(&mut target.ledger));
     }
 
-    /// Records that a child starts with its parent's blocks, or with none if `blocks_max` is exceeded.
+    /// Records that a child starts with its parent's blocks, or with none if `blocks_max` or the limit of callsites is exceeded.
     pub(super) fn inherit(&mut self, parent_ledger: Option<LedgerId>, forked: &mut ForkedChild, blocks_max: usize) {
         let child = forked.fork.child;
-        let is_empty = forked.ledger.live_blocks() > blocks_max;
+        let is_empty = forked.ledger.live_blocks() > blocks_max || forked.ledger.exceeds_callsites();
         if is_empty {
             forked.ledger = forked.ledger.empty(child);
             self.others.not_inherited_count += 1;

@@ -12,8 +12,8 @@ use serde::{Deserialize, Serialize};
 use super::lacking::Lacking;
 use crate::address::{FileOffset, TargetAddr};
 use crate::ids::{HeapId, ModuleId, Tid};
-use crate::ledger::inventory;
 use crate::ledger::snapshot::{CallsiteSnapshot, Stack, TargetSnapshot};
+use crate::ledger::{inventory, limit};
 use crate::linux::proc::maps::is_stubs;
 use crate::model::{CallsiteProfile, Frame, FrameId, FrameKind, SymbolSource, Symbolization, ThreadProfile};
 use crate::object::generated::GENERATED;
@@ -66,6 +66,11 @@ pub trait Resolve {
     fn symbolization(&self) -> Symbolization {
         Symbolization::default()
     }
+
+    /// Whether the user no longer waits for names, and wants reports as soon as possible.
+    fn is_interrupted(&self) -> bool {
+        false
+    }
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -87,11 +92,14 @@ pub(crate) struct Named {
 
 /// Resolves every address once, with one request per module. Cuts stacks at the first address outside all executable
 /// mappings: the rest was not a stack. Without mappings, of targets that exited before they were read, keeps all. A
-/// callsite's heap becomes an index of the snapshot's heaps; callsites of other heaps are dropped with a warning.
+/// callsite's heap becomes an index of the snapshot's heaps; callsites of other heaps are dropped with a warning. An
+/// interrupt meanwhile leaves callsites out.
 pub(crate) fn name_profile(targets: &[Unnamed<'_>], modules: &Modules, resolver: &dyn Resolve) -> Named {
+    let may_stop = !resolver.is_interrupted();
     let places: Vec<Places> = targets.iter().map(|target| Places::of(target, modules)).collect();
     let answers = ask(&places, modules, resolver);
-    let mut named = Named { lacking: lacking(targets, &places, &answers), ..Named::default() };
+    let goes_on = || !(may_stop && resolver.is_interrupted());
+    let mut named = Named { lacking: lacking(targets, &places, &answers, &goes_on), ..Named::default() };
     for (target, places) in targets.iter().zip(&places) {
         let threads = Threads::of(target.snapshot);
         let mut writer = Writer {
@@ -105,7 +113,7 @@ pub(crate) fn name_profile(targets: &[Unnamed<'_>], modules: &Modules, resolver:
         };
         let heaps: FxHashMap<HeapId, usize> =
             target.snapshot.heaps.iter().enumerate().map(|(index, &(id, _))| (id, index)).collect();
-        let callsites = target.snapshot.callsites.iter().filter_map(|callsite| {
+        let callsites = target.snapshot.callsites.iter().take_while(|_| goes_on()).filter_map(|callsite| {
             let Some(&heap) = heaps.get(&callsite.heap) else {
                 tracing::warn!(heap = callsite.heap.0, "a callsite of an unknown heap is left out");
                 return None;
@@ -200,14 +208,14 @@ fn answer(locations: impl Iterator<Item = Location>, modules: &Modules, resolver
     }
 }
 
-fn lacking(targets: &[Unnamed<'_>], places: &[Places], answers: &Answers) -> Lacking {
+fn lacking(targets: &[Unnamed<'_>], places: &[Places], answers: &Answers, goes_on: &dyn Fn() -> bool) -> Lacking {
     let mut total_bytes: u64 = 0;
     let mut by_module: FxHashMap<ModuleId, [u64; 2]> = FxHashMap::default();
     for (target, places) in targets.iter().zip(places) {
-        for callsite in &target.snapshot.callsites {
+        for callsite in target.snapshot.callsites.iter().take_while(|_| goes_on()) {
             let bytes = callsite.totals.alloc_bytes.rounded().max(callsite.totals.live_bytes().rounded());
             total_bytes = total_bytes.saturating_add(bytes);
-            let stack = callsite.stack.iter().filter(|stack| !inventory::is_stack(stack));
+            let stack = callsite.stack.iter().filter(|stack| !stands_for_others(stack));
             let mut met: FxHashMap<ModuleId, [bool; 2]> = FxHashMap::default();
             let is_interpreted = |stack: &Stack| stack.frames.iter().any(|frame| frame.is_interpreted());
             // The functions that it executes matter.
@@ -248,6 +256,11 @@ fn frame_kind(module: PseudoModule, word: TargetAddr) -> FrameKind {
     }
 }
 
+/// Whether the frames of a stack are no code: blocks from before the recording have it, or many callsites.
+fn stands_for_others(stack: &Stack) -> bool {
+    inventory::is_stack(stack) || limit::is_stack(stack)
+}
+
 struct Writer<'a> {
     program: Option<&'a Program>,
     places: &'a Places,
@@ -256,7 +269,7 @@ struct Writer<'a> {
     threads: Threads,
     /// The frames of an address, which are adjacent.
     chains: FxHashMap<TargetAddr, Range<u32>>,
-    /// As above, of frames that stand for blocks from before the recording.
+    /// As above, of frames that stand for blocks from before the recording, or for other callsites.
     names: FxHashMap<TargetAddr, Range<u32>>,
 }
 
@@ -282,22 +295,23 @@ impl Writer<'_> {
     }
 
     fn stack(&mut self, stack: &Stack, frames: &mut Vec<Frame>) -> (Vec<FrameId>, StackEnd) {
-        let is_inventory = inventory::is_stack(stack);
-        let code = if is_inventory { &*stack.frames } else { self.places.code(&stack.frames) };
+        let has_no_code = stands_for_others(stack);
+        let code = if has_no_code { &*stack.frames } else { self.places.code(&stack.frames) };
         // If only the last frame is not code, the kernel side detected that too, and knows why.
         let end = match (stack.frames.len() - code.len(), stack.end) {
             (0, end) | (1, end @ (StackEnd::MissingModule | StackEnd::NoRow)) => end,
             _ => StackEnd::BrokenChain,
         };
-        let mut chain = |address| if is_inventory { self.name(address, frames) } else { self.chain(address, frames) };
+        let mut chain = |address| if has_no_code { self.name(address, frames) } else { self.chain(address, frames) };
         (code.iter().flat_map(|&address| chain(address)).map(FrameId).collect(), end)
     }
 
-    /// A frame that stands for blocks from before the recording.
+    /// A frame that stands for blocks from before the recording, or for other callsites.
     fn name(&mut self, address: TargetAddr, frames: &mut Vec<Frame>) -> Range<u32> {
         let number = u32::try_from(frames.len()).unwrap_or(u32::MAX);
-        let frame =
-            || Frame { function: Some(inventory::name(address).into()), address: address.0, ..Frame::default() };
+        let is_limit = limit::is_stack(&Stack { frames: Arc::new([address]), end: StackEnd::Complete });
+        let name = || if is_limit { limit::NAME.to_owned() } else { inventory::name(address) };
+        let frame = || Frame { function: Some(name().into()), address: address.0, ..Frame::default() };
         let range = self.names.entry(address).or_insert_with(|| {
             frames.push(frame());
             number..number + 1

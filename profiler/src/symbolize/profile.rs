@@ -21,9 +21,19 @@ use crate::process::program::{Program, shown_path};
 use crate::snapshot::{Base, HeapFacts, Scope, Snapshot, TargetState};
 use crate::units::{Amounts, MonotonicNanos};
 
+/// Callsites of a target in a profile that the user does not want to wait for.
+const CALLSITES_SHORT: usize = 256;
+
+/// Has only the largest callsites if the user has interrupted the resolver, or does so meanwhile.
 pub fn profile(snapshot: &Snapshot, scope: Scope, resolver: &dyn Resolve, what: Trim) -> Profile {
-    let targets: Vec<(&TargetState, Cow<'_, TargetSnapshot>)> =
-        snapshot.targets.iter().filter_map(|target| Some((target, target.ledger_of(scope)?))).collect();
+    let is_short = resolver.is_interrupted();
+    let targets = snapshot.targets.iter().filter_map(|target| Some((target, target.ledger_of(scope)?)));
+    let targets: Vec<(&TargetState, Cow<'_, TargetSnapshot>)> = targets
+        .map(|(target, ledger)| match ledger {
+            ledger if is_short => (target, Cow::Owned(ledger.shortened(CALLSITES_SHORT))),
+            ledger => (target, ledger),
+        })
+        .collect();
     let unnamed: Vec<_> = targets
         .iter()
         .map(|(target, ledger)| Unnamed {
@@ -35,6 +45,9 @@ pub fn profile(snapshot: &Snapshot, scope: Scope, resolver: &dyn Resolve, what: 
     let mut named = name_profile(&unnamed, &snapshot.modules, resolver);
     if resolver.find_more(&named.lacking.wanted(&snapshot.modules)) {
         named = name_profile(&unnamed, &snapshot.modules, resolver);
+    }
+    if !is_short && resolver.is_interrupted() {
+        return profile(snapshot, scope, resolver, what);
     }
     let symbolization = resolver.symbolization();
     let unnamed_modules = unnamed_modules(&named.lacking, &snapshot.modules, resolver, &symbolization.modules);

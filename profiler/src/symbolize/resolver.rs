@@ -115,6 +115,10 @@ impl Resolve for Resolver {
         !self.state.borrow().finder.sources.is_off
     }
 
+    fn is_interrupted(&self) -> bool {
+        self.state.borrow().interrupt.is_raised()
+    }
+
     fn symbols_of(&self, module: &Module) -> Option<SymbolSource> {
         let elf = module.elf().ok()?;
         let files = self.state.borrow().finder.find(module);

@@ -1,0 +1,90 @@
+//! Limits of the number of callsites, which is up to the target. Beyond them, callsites that are new share one for each heap.
+//! Its stack is one frame without code, which no program has, so that a recording need not contain it.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use profiler_common::stack::StackEnd;
+
+use crate::address::TargetAddr;
+use crate::ids::StackId;
+use crate::ingest::event::Stack;
+
+/// Maximum number of callsites of a target, unless the user sets another.
+pub(crate) const CALLSITES_MAX: u32 = 1 << 16;
+
+/// Name of the frame of shared callsites.
+pub(crate) const NAME: &str = "[other callsites]";
+
+/// Id and address of the shared stack: not canonical, so no code is there, and chosen at random, as ids are hashes.
+const ID: u64 = 0x93d4_6b1e_2fa7_58c1;
+
+pub(super) const OTHERS: StackId = StackId(ID);
+
+/// All targets together may have as many callsites as this number of targets.
+const TARGETS: usize = 4;
+
+/// Stacks without a callsite that a ledger without room for callsites keeps.
+const STACKS_SPARE: usize = 4096;
+
+pub(super) fn stack() -> Stack {
+    Stack { frames: Arc::new([TargetAddr(ID)]), end: StackEnd::Complete }
+}
+
+/// Whether this is the stack of a shared callsite.
+pub(crate) fn is_stack(stack: &Stack) -> bool {
+    matches!(*stack.frames, [only] if only.0 == ID)
+}
+
+/// Limit of a ledger's callsites. Its clones count what they add together.
+#[derive(Debug)]
+pub struct CallsiteLimit {
+    max: usize,
+    /// Callsites of this ledger that `all` contains.
+    own: usize,
+    all: Arc<AtomicUsize>,
+}
+
+impl CallsiteLimit {
+    pub fn new(max: u32) -> Self {
+        Self { max: usize::try_from(max).unwrap_or(usize::MAX), own: 0, all: Arc::default() }
+    }
+
+    pub(super) fn has_room(&self, callsites: usize) -> bool {
+        callsites < self.max && self.all.load(Ordering::Relaxed) < self.max.saturating_mul(TARGETS)
+    }
+
+    /// Whether all targets together have more callsites than they may.
+    pub(super) fn is_exceeded(&self) -> bool {
+        self.all.load(Ordering::Relaxed) > self.max.saturating_mul(TARGETS)
+    }
+
+    pub(super) fn keeps_stack(&self, callsites: usize, stacks: usize) -> bool {
+        let max = if self.has_room(callsites) { self.max.saturating_mul(2) } else { callsites };
+        stacks < max.saturating_add(STACKS_SPARE)
+    }
+
+    pub(super) fn add(&mut self, callsites: usize) {
+        self.own += callsites;
+        self.all.fetch_add(callsites, Ordering::Relaxed);
+    }
+}
+
+impl Default for CallsiteLimit {
+    fn default() -> Self {
+        Self::new(CALLSITES_MAX)
+    }
+}
+
+/// The limit of another ledger, which has no callsites yet.
+impl Clone for CallsiteLimit {
+    fn clone(&self) -> Self {
+        Self { max: self.max, own: 0, all: Arc::clone(&self.all) }
+    }
+}
+
+impl Drop for CallsiteLimit {
+    fn drop(&mut self) {
+        self.all.fetch_sub(self.own, Ordering::Relaxed);
+    }
+}
