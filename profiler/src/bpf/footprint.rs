@@ -43,6 +43,9 @@ pub(crate) fn live_blocks_max(wanted: u32, is_preallocated: bool, available_byte
     affordable.map_or(wanted, |blocks| wanted.min(u32::try_from(blocks.max(1)).unwrap_or(u32::MAX)))
 }
 
+const RING: &str = "--ring-size";
+const LIVE: &str = "--live-blocks";
+
 /// A map whose size is set by an option, with its size while empty.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Adjustable {
@@ -51,7 +54,32 @@ pub(crate) struct Adjustable {
     pub bytes: u64,
 }
 
+/// Sizes below which maps are not reduced for a small control group.
+const RING_BYTES_LOW: u64 = 512 << 10;
+const LIVE_BLOCKS_LOW: u64 = 1 << 15;
+const ROW_CELLS_LOW: u64 = 1 << 19;
+
 impl KernelMaps {
+    /// Halves the largest maps until all together, while empty, take no more than `bytes`, or are small. Returns whether
+    /// any was reduced.
+    pub(crate) fn fit(&mut self, bytes: u64) -> bool {
+        let before = *self;
+        while self.empty_bytes() > bytes {
+            let is_large = |map: &Adjustable| match map.option {
+                RING => self.ring_bytes > RING_BYTES_LOW,
+                LIVE => self.live_blocks_max > LIVE_BLOCKS_LOW,
+                _ => self.row_cells > ROW_CELLS_LOW,
+            };
+            match self.adjustable().into_iter().find(is_large).map(|map| map.option) {
+                None => break,
+                Some(RING) => self.ring_bytes /= 2,
+                Some(LIVE) => self.live_blocks_max /= 2,
+                Some(_) => self.row_cells /= 2,
+            }
+        }
+        *self != before
+    }
+
     pub(crate) fn empty_bytes(&self) -> u64 {
         self.adjustable().iter().map(|map| map.bytes).sum::<u64>() + self.fixed_bytes()
     }
@@ -65,8 +93,8 @@ impl KernelMaps {
         let preallocated_bytes = if self.is_preallocated { self.live_blocks_max * LIVE_BLOCK_BYTES } else { 0 };
         let live_bytes = buckets(self.live_blocks_max) + preallocated_bytes;
         let mut maps = [
-            Adjustable { name: "the ring buffer", option: "--ring-size", bytes: self.ring_bytes },
-            Adjustable { name: "the live set", option: "--live-blocks", bytes: live_bytes },
+            Adjustable { name: "the ring buffer", option: RING, bytes: self.ring_bytes },
+            Adjustable { name: "the live set", option: LIVE, bytes: live_bytes },
             Adjustable {
                 name: "unwind tables",
                 option: "--unwind-memory",
@@ -142,6 +170,24 @@ mod tests {
         assert_eq!(preallocated.bytes(1_000_000) - maps.empty_bytes(), 96 << 20);
         let rest = maps.fixed_bytes();
         assert!((8 << 20..28 << 20).contains(&rest), "{rest}");
+    }
+
+    #[test]
+    fn maps_are_reduced_until_they_fit() {
+        let whole = KernelMaps {
+            ring_bytes: 16 << 20,
+            live_blocks_max: 1 << 20,
+            row_cells: 4 << 20,
+            cpus: 2,
+            is_preallocated: false,
+        };
+        let mut maps = whole;
+        assert!(!maps.fit(whole.empty_bytes()) && maps == whole);
+        assert!(maps.fit(whole.empty_bytes() - 1));
+        assert_eq!(maps, KernelMaps { row_cells: 2 << 20, ..whole }, "the largest one");
+        assert!(maps.fit(0));
+        assert_eq!((maps.ring_bytes, maps.live_blocks_max, maps.row_cells), (512 << 10, 1 << 15, 1 << 19));
+        assert!(!maps.fit(0), "they are as small as they get");
     }
 
     /// Bytes of this map as the kernel reports them (`/proc/self/fdinfo`).

@@ -94,24 +94,44 @@ fn is_bpf_map(name: &MMapPath) -> bool {
 
 const HIERARCHIES: &str = "/sys/fs/cgroup";
 
-/// Limit, usage, and the line of `memory.stat` with the reclaimable part (cgroup-v2.rst and cgroup-v1/memory.rst).
+/// Limit, usage, and the lines of `memory.stat` with reclaimable parts (cgroup-v2.rst and cgroup-v1/memory.rst).
 struct Files {
     limit: &'static str,
     used: &'static str,
-    reclaimable: &'static str,
+    inactive: &'static str,
+    active: &'static str,
 }
 
-const VERSION_1: Files =
-    Files { limit: "memory.limit_in_bytes", used: "memory.usage_in_bytes", reclaimable: "total_inactive_file " };
-const VERSION_2: Files = Files { limit: "memory.max", used: "memory.current", reclaimable: "inactive_file " };
+const VERSION_1: Files = Files {
+    limit: "memory.limit_in_bytes",
+    used: "memory.usage_in_bytes",
+    inactive: "total_inactive_file ",
+    active: "total_active_file ",
+};
+const VERSION_2: Files =
+    Files { limit: "memory.max", used: "memory.current", inactive: "inactive_file ", active: "active_file " };
 
-/// Bytes left in the most restrictive group; `None` where no group has a limit, or none is readable.
-pub(crate) fn available_in_cgroup_bytes() -> Option<u64> {
+/// Memory of a control group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct GroupMemory {
+    pub limit_bytes: u64,
+    /// What can be used without making the group slower.
+    pub left_bytes: u64,
+    /// What can be used without processes being killed: all pages of files are reclaimed first.
+    pub left_bytes_max: u64,
+}
+
+/// The most restrictive group of this process; `None` where no group has a limit, or none is readable.
+pub(crate) fn own_group() -> Option<GroupMemory> {
     let memberships = process::cgroups(Pid(std::process::id())).ok()?;
-    available_in(&memberships, Path::new(HIERARCHIES))
+    group_of(&memberships, Path::new(HIERARCHIES))
 }
 
-fn available_in(memberships: &[Membership], hierarchies: &Path) -> Option<u64> {
+pub(crate) fn available_in_cgroup_bytes() -> Option<u64> {
+    own_group().map(|group| group.left_bytes)
+}
+
+fn group_of(memberships: &[Membership], hierarchies: &Path) -> Option<GroupMemory> {
     let groups = memberships.iter().filter_map(|place| {
         let has_memory = place.controllers.split(',').any(|controller| controller == "memory");
         match place.controllers.as_str() {
@@ -125,16 +145,23 @@ fn available_in(memberships: &[Membership], hierarchies: &Path) -> Option<u64> {
         let above = Path::new(path).ancestors().map(|group| group.strip_prefix("/").unwrap_or(group).to_owned());
         above.map(move |group| hierarchy.join(group)).filter_map(move |group| left_in(&group, &files))
     });
-    left.min()
+    left.min_by_key(|group| group.left_bytes)
 }
 
-fn left_in(group: &Path, files: &Files) -> Option<u64> {
+fn left_in(group: &Path, files: &Files) -> Option<GroupMemory> {
     let number = |file: &str| fs::read_to_string(group.join(file)).ok()?.trim().parse::<u64>().ok();
     // Version 2 writes `max` where there is no limit; version 1 a number larger than any memory.
     let (limit, used) = (number(files.limit)?, number(files.used)?);
     let stat = fs::read_to_string(group.join("memory.stat")).unwrap_or_default();
-    let reclaimable = stat.lines().find_map(|line| line.strip_prefix(files.reclaimable)?.parse::<u64>().ok());
-    Some(limit.saturating_sub(used).saturating_add(reclaimable.unwrap_or(0)).min(limit))
+    let bytes = |name: &str| stat.lines().find_map(|line| line.strip_prefix(name)?.parse::<u64>().ok()).unwrap_or(0);
+    // Usage can exceed the limit for a short time.
+    let left_bytes = |reclaimable: u64| limit.saturating_add(reclaimable).saturating_sub(used).min(limit);
+    let inactive = bytes(files.inactive);
+    Some(GroupMemory {
+        limit_bytes: limit,
+        left_bytes: left_bytes(inactive),
+        left_bytes_max: left_bytes(inactive.saturating_add(bytes(files.active))),
+    })
 }
 
 /// Why allocations may fail that no limit of their process concerns, as a clause after "and". Limits of control groups kill processes
@@ -196,6 +223,18 @@ mod cgroup_memory_tests {
 
     fn place(controllers: &str, path: &str) -> Membership {
         Membership { controllers: controllers.to_owned(), path: path.to_owned() }
+    }
+
+    fn available_in(memberships: &[Membership], hierarchies: &Path) -> Option<u64> {
+        group_of(memberships, hierarchies).map(|group| group.left_bytes)
+    }
+
+    #[test]
+    fn files_are_reclaimed_before_processes_are_killed() {
+        let folder = tempfile::tempdir().expect("there is a directory for temporary files");
+        group(&folder.path().join("pod"), &VERSION_2, ["1000", "900", "active_file 70\ninactive_file 50"]);
+        let expected = GroupMemory { limit_bytes: 1000, left_bytes: 150, left_bytes_max: 220 };
+        assert_eq!(group_of(&[place("", "/pod")], folder.path()), Some(expected));
     }
 
     #[test]

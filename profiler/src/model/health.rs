@@ -443,6 +443,8 @@ pub enum Excess {
     Overhead(Pid, f64),
     /// No limit: the keeper exited prematurely.
     Keeper,
+    /// Bytes left in the control group of heapbpf.
+    Group(u64),
 }
 
 impl Reached {

@@ -7,8 +7,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Result;
+use bytesize::ByteSize;
 use profiler_common::interval::Interval;
 use profiler_common::limits::LIVE_BLOCKS_DEFAULT;
+use profiler_common::unwind::RowCell;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{mpsc, oneshot};
 use tracing::warn;
@@ -29,6 +31,9 @@ use crate::probe::place::PlacementMode;
 use crate::process::selection::{ProcessFacts, Selection};
 use crate::snapshot::Snapshot;
 use crate::units::EstimatedBytes;
+
+/// Part of the memory left in heapbpf's control group that empty kernel maps may take: a quarter.
+const GROUP_SHARE: u64 = 4;
 
 /// The defaults are those of `heapbpf record`, without any target.
 #[derive(Clone, Debug)]
@@ -125,7 +130,8 @@ impl SessionConfig {
         self.policy.as_ref().map_or(Treatment::Record(self.engine), |policy| policy.treatment(facts))
     }
 
-    /// Sizes of the kernel's maps. Reduces that of the live set to what is available where it is allocated at the start.
+    /// Sizes of the kernel's maps. Reduces that of the live set to what is available where it is allocated at the start, and
+    /// those of all in a small control group.
     pub(super) fn kernel_maps(&mut self, row_cells: u64) -> Result<KernelMaps> {
         let is_preallocated = !LinkKind::choose(self.backend)?.features().allocation;
         let wanted = self.live_blocks_max;
@@ -136,13 +142,27 @@ impl SessionConfig {
                 self.live_blocks_max
             );
         }
-        Ok(KernelMaps {
+        let mut maps = KernelMaps {
             ring_bytes: self.ring_bytes.into(),
             live_blocks_max: self.live_blocks_max.into(),
             row_cells,
             cpus: possible_cpus().into(),
             is_preallocated,
-        })
+        };
+        if let Some(group) = memory::own_group()
+            && maps.fit(group.left_bytes / GROUP_SHARE)
+        {
+            let [left, ring, tables] =
+                [group.left_bytes, maps.ring_bytes, maps.row_cells * size_of::<RowCell>() as u64].map(ByteSize);
+            let blocks = maps.live_blocks_max;
+            warn!(
+                "kernel maps are smaller, because heapbpf's control group has only {left} left: ring buffer {ring}, at most \
+                 {blocks} live blocks, unwind tables {tables}"
+            );
+            self.ring_bytes = u32::try_from(maps.ring_bytes).unwrap_or(self.ring_bytes);
+            self.live_blocks_max = u32::try_from(blocks).unwrap_or(self.live_blocks_max);
+        }
+        Ok(maps)
     }
 
     /// Delay of process changes: with `--all`, most helpers of compilers and shells are too short-lived to be profiled.

@@ -14,6 +14,7 @@ use crate::bpf::footprint::{Adjustable, KernelMaps};
 use crate::bpf::load::Kernel;
 use crate::guardrail::{CpuMonitor, Limits, Shares, doublings};
 use crate::ids::Pid;
+use crate::linux::memory::GroupMemory;
 use crate::linux::{clock, memory};
 use crate::model::{Action, Excess, Guardrails, Reached};
 use crate::probe::cost::Costs;
@@ -33,6 +34,15 @@ pub(super) struct Guard {
     memory_bytes_highest: Option<u64>,
     overhead_checked: Instant,
     reached: Vec<Reached>,
+    /// heapbpf's control group has a limit, which was not near at the start.
+    pub(super) watches_group: bool,
+}
+
+pub(super) const GROUP_PERIOD: Duration = Duration::from_millis(100);
+
+/// What must be left in heapbpf's control group to end the recording and write the report: the processes of the group go on.
+fn reserve_bytes(group: GroupMemory) -> u64 {
+    (group.limit_bytes / 8).clamp(8 << 20, 32 << 20)
 }
 
 pub(super) const GUARD_PERIOD: Duration = Duration::from_millis(500);
@@ -57,6 +67,7 @@ impl Guard {
             memory_bytes_highest: None,
             overhead_checked: Instant::now(),
             reached: Vec::new(),
+            watches_group: memory::own_group().is_some_and(|group| group.left_bytes_max > 2 * reserve_bytes(group)),
         })
     }
 
@@ -96,6 +107,16 @@ impl Guard {
         let (used, limit) = (ByteSize(bytes), ByteSize(limit));
         warn!("recording ends: heapbpf and its kernel maps use {used}, more than `--max-memory {limit}`");
         self.note(Excess::Memory(bytes), Action::Stopped);
+        false
+    }
+
+    /// Returns false, which ends the recording, when the control group is about to be out of memory.
+    pub(super) fn check_group(&mut self) -> bool {
+        let group = memory::own_group();
+        let Some(group) = group.filter(|group| group.left_bytes_max <= reserve_bytes(*group)) else { return true };
+        let [left, limit] = [group.left_bytes_max, group.limit_bytes].map(ByteSize);
+        warn!("recording ends: heapbpf's control group has only {left} left of {limit}");
+        self.note(Excess::Group(group.left_bytes_max), Action::Stopped);
         false
     }
 

@@ -14,7 +14,7 @@ use super::config::{Control, Engine, Listener, SessionConfig};
 use super::discovery::{Discovery, Own};
 use super::earlier::Inventories;
 use super::followed::Followed;
-use super::guard::{GUARD_PERIOD, Guard};
+use super::guard::{GROUP_PERIOD, GUARD_PERIOD, Guard};
 use super::hint::Hint;
 use super::jvm_maps::JvmMaps;
 use super::keeper_monitor::KeeperMonitor;
@@ -113,7 +113,9 @@ impl Session {
         let row_cells = tables.bytes_wanted().min(config.unwind_bytes_max) / size_of::<RowCell>() as u64;
         let maps = config.kernel_maps(row_cells)?;
         let mut guard = Guard::new(config.limits, maps, memory::resident_bytes())?;
-        let mut probes = Probes::load(&config, u32::try_from(row_cells).unwrap_or(u32::MAX), discovery, tables)?;
+        let mut probes = Probes::load(&config, u32::try_from(maps.row_cells).unwrap_or(u32::MAX), discovery, tables)?;
+        // What loading has needed: the parsed object and types of the kernel.
+        memory::release_freed();
         guard.calibrate(&mut probes, config.detailed_progress)?;
         let can_inline = probes.kernel.link_kind() != LinkKind::Perf;
         let is_hint_due = config.hints && config.engine == Engine::Trap && can_inline;
@@ -235,6 +237,7 @@ impl Session {
         let mut drain = every(DRAIN_PERIOD, began + DRAIN_PERIOD);
         let mut poll = every(POLL_PERIOD, began + POLL_PERIOD);
         let mut guard = every(GUARD_PERIOD, began);
+        let mut group = every(GROUP_PERIOD, began);
         let mut progress = every(PROGRESS_PERIOD, began);
         let mut meter = ProgressMeter::default();
         let mut is_empty = true;
@@ -265,6 +268,7 @@ impl Session {
                     self.dump_if_due(listener)?;
                 }
                 _ = guard.tick(), if self.guard.is_needed() => if !self.keep_limits()? { break },
+                _ = group.tick(), if self.guard.watches_group => if !self.guard.check_group() { break },
                 _ = poll.tick() => self.poll_targets(),
                 _ = progress.tick() => {
                     let counters = self.probes.counters()?;

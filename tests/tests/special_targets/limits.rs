@@ -1,11 +1,13 @@
 //! Limits on heapbpf itself: memory, descriptors, and CPU.
 
 use std::fs;
+use std::process::Command;
 use std::thread;
 use std::time::Duration;
 
 use heapbpf_tests::cgroup::Group;
-use heapbpf_tests::heapbpf::Heapbpf;
+use heapbpf_tests::heapbpf::{Heapbpf, binary};
+use heapbpf_tests::recipe::Recipe;
 use heapbpf_tests::target::Target;
 
 use super::{FAILED, assert_keeps, assert_unharmed, prepared};
@@ -73,6 +75,29 @@ fn a_small_ring_fits_into_sixty_four_mebibytes() {
     let _ = session.interrupt().expect_code(0);
     assert_keeps(heapbpf.report("out.json").process(target.pid()));
     assert_unharmed(&mut target);
+}
+
+/// The recording ends before the group is out of memory, of which the program dies in the end.
+#[test]
+fn a_program_that_fills_its_group_is_reported() {
+    // Builds without optimisation use more.
+    let group = memory_group(if cfg!(debug_assertions) { "192M" } else { "128M" });
+    let program = Recipe::of("leaking_away.c").build();
+    let options = format!("--interval 1 -o out.json -- {}", program.display());
+    let mut command = Command::new("sh");
+    let enter = format!("echo $$ > {}", group.processes().display());
+    command.args(["-c", &format!("{enter}; exec {} {options}", binary().display())]);
+    let mut heapbpf = Heapbpf::with_command(command);
+    let outcome = heapbpf.run();
+    assert!(outcome.stderr.contains("kernel maps are smaller"), "{}", outcome.stderr);
+    let report = heapbpf.report("out.json");
+    let [process] = report.targets.as_slice() else { panic!("{:?}", report.targets) };
+    let leaked =
+        process.callsites.iter().filter(|it| it.stack.iter().any(|it| it.function.as_deref() == Some("leaks")));
+    let bytes: f64 = leaked.filter_map(|it| it.totals.live_bytes.as_f64()).sum();
+    assert!(bytes > 8e6, "{bytes} of {:?}", process.totals);
+    assert!(outcome.stderr.contains("control group has only"), "{}", outcome.stderr);
+    assert!(outcome.stderr.contains("the control group of heapbpf had only"), "{}", outcome.stderr);
 }
 
 /// Under load, for longer than the ring buffer lasts.

@@ -96,7 +96,8 @@ struct Guardrails {
 struct Reached {
     /// When the limit was exceeded, in nanoseconds since the Unix epoch.
     unix_ns: u64,
-    /// The exceeded limit; `keeper` if the keeper process exited prematurely.
+    /// The exceeded limit; `keeper` if the keeper process exited prematurely, `group` if heapbpf's control group was nearly out
+    /// of memory.
     limit: Limit,
     /// What heapbpf did in response.
     action: Action,
@@ -116,6 +117,7 @@ enum Limit {
     Cpu,
     Overhead,
     Keeper,
+    Group,
 }
 
 impl Reached {
@@ -126,6 +128,7 @@ impl Reached {
                 Excess::Cpu(percent) => (Limit::Cpu, None, None, Some(percent)),
                 Excess::Overhead(pid, percent) => (Limit::Overhead, Some(pid.0), None, Some(percent)),
                 Excess::Keeper => (Limit::Keeper, None, None, None),
+                Excess::Group(bytes) => (Limit::Group, None, Some(bytes), None),
             };
             Self { unix_ns: reached.unix_ns, limit, action: reached.action, pid, bytes, percent }
         }))
@@ -139,6 +142,7 @@ impl Reached {
                 (Limit::Cpu, _, _, Some(percent)) => Excess::Cpu(percent),
                 (Limit::Overhead, Some(pid), _, Some(percent)) => Excess::Overhead(Pid(pid), percent),
                 (Limit::Keeper, ..) => Excess::Keeper,
+                (Limit::Group, _, Some(bytes), _) => Excess::Group(bytes),
                 _ => return Err(D::Error::custom("the measurement of an exceeded limit is missing")),
             };
             Ok(model::Reached { unix_ns, what, action })

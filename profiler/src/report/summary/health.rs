@@ -336,6 +336,9 @@ pub(in crate::report) fn describe_reached(profile: &Profile, reached: &Reached) 
             format!("probes took ≈ {} of the CPU time of {whose}{limit}", percent(share))
         }
         Excess::Keeper => "the keeper process, which owns the probes, exited".to_owned(),
+        Excess::Group(bytes) => {
+            format!("the control group of heapbpf had only {} of memory left", text::size(bytes))
+        }
     };
     match reached.action {
         Action::Stopped => format!("stopped after {after}: {cause}"),
