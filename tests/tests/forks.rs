@@ -230,10 +230,15 @@ fn an_exec_ends_the_ledger_and_starts_a_new_one() {
         target.exec(&format!("{how} {}", build("family.c").display()));
         session.wait_for("is being recorded");
         let ledger = target.work("keep 50 3");
-        let _ = session.interrupt().expect_counted();
+        let outcome = session.interrupt();
         target.assert_running();
 
-        let report = heapbpf.report("out.json");
+        let mut report = heapbpf.report("out.json");
+        // After an exec by another thread, the new program may have run before its probes were attached.
+        let late = u64::from(report.targets.last().is_some_and(|program| !program.beginning.from_first_call));
+        assert_eq!(report.health.lost.remove("program_late").unwrap_or(0), late, "{how}: {outcome:?}");
+        let outcome = if late > 0 { outcome.expect_code(3) } else { outcome.expect_counted() };
+        assert_eq!(outcome.stdout.contains("1 program recorded late"), late > 0, "{how}: {outcome:?}");
         report.assert_complete();
         let [before, after] = report.targets.as_slice() else { panic!("{how}: {:?}", report.targets) };
         assert_eq!((before.pid, after.pid), (target.pid(), target.pid()));
@@ -255,4 +260,61 @@ fn an_exec_ends_the_ledger_and_starts_a_new_one() {
         assert!(begins == 7 || !after.beginning.from_first_call, "{how}: {begins} of 7: {:?}", after.beginning);
         assert!(after.beginning.delay_ns.is_some(), "{:?}", after.beginning);
     }
+}
+
+/// Makes a target start this program, which answers from here on.
+fn start_child(target: &mut Target) {
+    target.work("fork");
+    target.exec(&format!("exec {}", build("family.c").display()));
+}
+
+#[test]
+fn programs_that_end_before_their_probes_are_attached_are_counted_as_missed() {
+    let (mut target, heapbpf, session) = recorded("");
+    session.halt();
+    for _ in 0..3 {
+        start_child(&mut target);
+        target.begin_exit(0);
+        target.work("keep 100 1");
+    }
+    session.resume();
+    let outcome = session.interrupt().expect_code(3);
+    assert!(outcome.stdout.contains("health: incomplete: 3 programs missed\n"), "{}", outcome.stdout);
+    let report = heapbpf.report("out.json");
+    assert_eq!(report.health.lost.into_iter().collect::<Vec<_>>(), [("program_missed".to_owned(), 3)]);
+    assert_eq!(report.targets.len(), 1, "{:?}", report.targets);
+}
+
+#[test]
+fn programs_that_are_executed_before_their_probes_are_attached_are_counted_as_missed() {
+    let (mut target, heapbpf, mut session) = recorded("");
+    session.halt();
+    start_child(&mut target);
+    target.exec(&format!("exec {}", build("family.c").display()));
+    session.resume();
+    session.wait_for("(family) is being recorded");
+    let ledger = target.work("keep 50 3");
+    let outcome = session.interrupt().expect_code(3);
+    let report = heapbpf.report("out.json");
+    // The first one is missed, of the second one the first blocks.
+    assert!(outcome.stdout.contains("1 program missed"), "{}", outcome.stdout);
+    assert_eq!(report.health.lost.get("program_missed"), Some(&1), "{:?}", report.health.lost);
+    let last = report.targets.last().expect("the target itself is one");
+    assert_eq!(last.exact_by_leaf().get("keeps"), Some(&ledger.site("keeps").counts));
+}
+
+#[test]
+fn programs_that_have_run_before_their_probes_are_attached_are_counted_as_late() {
+    let (mut target, heapbpf, mut session) = recorded("");
+    session.halt();
+    start_child(&mut target);
+    session.resume();
+    session.wait_for("(family) is being recorded");
+    target.work("keep 50 3");
+    let outcome = session.interrupt().expect_code(3);
+    assert!(outcome.stdout.contains("health: incomplete: 1 program recorded late\n"), "{}", outcome.stdout);
+    let report = heapbpf.report("out.json");
+    assert_eq!(report.health.lost.get("program_late"), Some(&1), "{:?}", report.health.lost);
+    let [_, child] = report.targets.as_slice() else { panic!("{:?}", report.targets) };
+    assert_eq!((count(child, "begins"), count(child, "keeps")), (0, 3), "{:?}", child.beginning);
 }

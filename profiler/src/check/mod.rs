@@ -240,7 +240,7 @@ const BUSY: &str = "a thread was running allocator code in each heap snapshot: a
 
 fn caveats(snapshot: &HeapSnapshot, known: &KnownBlocks, folded: &Folded) -> Vec<String> {
     let bounded = folded.roots.iter().filter(|root| root.is_lower_bound).count();
-    let (lost, unread) = (snapshot.state.health.lost_total(), snapshot.collected.unread_bytes);
+    let (lost, unread) = (snapshot.state.health.lost_of_targets(), snapshot.collected.unread_bytes);
     let (stale, overlapping) = (known.stale_count, known.overlapping_count);
     let secret = snapshot.collected.regions.iter().filter(|region| region.is_secret());
     let secret_bytes = secret.fold(0_u64, |sum, region| sum.saturating_add(region.size_bytes()));

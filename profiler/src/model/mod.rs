@@ -2,6 +2,7 @@
 
 mod health;
 mod interpreter_frames;
+mod loss;
 mod memory;
 mod process;
 mod profile;
@@ -9,11 +10,12 @@ mod verdict;
 mod workload;
 
 pub(crate) use health::{
-    Action, ChangeReason, Download, Excess, Guardrails, Health, InlineEngine, InlinedHeap, IntervalChange, Loss,
-    NamesFrom, Overhead, ProbeCosts, ProbeScope, Reached, ScopeKind, SymbolSource, Symbolization, SymbolizationFailure,
+    Action, ChangeReason, Download, Excess, Guardrails, Health, InlineEngine, InlinedHeap, IntervalChange, NamesFrom,
+    Overhead, ProbeCosts, ProbeScope, Reached, ScopeKind, SymbolSource, Symbolization, SymbolizationFailure,
     UnfoundHook, UnnamedModule,
 };
 pub(crate) use interpreter_frames::{InterpreterFrames, LanguageFunctions};
+pub(crate) use loss::Loss;
 pub(crate) use memory::{
     Inventory, MemoryAccount, MemoryClass, MemoryFacts, MemoryGrowth, MemoryMapping, MemoryPart, MemoryPoint, Runtime,
 };

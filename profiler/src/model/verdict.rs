@@ -4,7 +4,7 @@ use profiler_common::counter::Counter;
 use serde::{Deserialize, Serialize};
 use strum::{IntoStaticStr, VariantArray};
 
-use super::health::{Health, Loss};
+use super::health::Health;
 use super::profile::{Profile, TargetProfile};
 
 /// What can be missing from a profile.
@@ -47,7 +47,9 @@ impl Defect {
         }
         match self {
             Self::NoTarget => any("no process was profiled"),
-            Self::MissedProcesses => any("forks and execs that were missed, processes beyond the maximum"),
+            Self::MissedProcesses => {
+                any("forks, execs and programs that were missed or recorded late, processes beyond the maximum")
+            }
             Self::UnhookedProcesses => above(0.5, "profiled processes in which no allocator is hooked"),
             Self::MissingHooks => any("required hooks that are not attached or not found"),
             Self::Limits => any("a limit ended the recording or detached a process, or the keeper exited"),
@@ -165,8 +167,7 @@ fn measure(profile: &Profile, defect: Defect) -> (u64, f64) {
 }
 
 fn lost(health: &Health, processes: bool) -> u64 {
-    let is_process = |loss: &Loss| matches!(loss, Loss::ForkMissed | Loss::ExecMissed | Loss::TargetsFull);
-    let lost = health.lost.iter().filter(|(loss, _)| is_process(loss) == processes);
+    let lost = health.lost.iter().filter(|(loss, _)| loss.is_of_processes() == processes);
     lost.map(|(_, count)| *count).fold(0, u64::saturating_add)
 }
 

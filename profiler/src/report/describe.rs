@@ -7,7 +7,7 @@ use super::cuts::cuts;
 use super::{View, languages, others, text};
 use crate::ledger::totals::Totals;
 use crate::model::{
-    Beginning, Defect, Finding, HeapProfile, HookStatus, InlinedHeap, Inventory, Origin, Profile, TargetProfile,
+    Beginning, Defect, Finding, HeapProfile, HookStatus, InlinedHeap, Inventory, Loss, Origin, Profile, TargetProfile,
     Window, WindowReason,
 };
 use crate::units::EstimatedBytes;
@@ -196,7 +196,16 @@ fn missing(profile: &Profile, finding: &Finding) -> Vec<String> {
     let share = text::share(finding.share, 1.0);
     let one = match finding.defect {
         Defect::NoTarget => "no process was profiled".to_owned(),
-        Defect::MissedProcesses => format!("{} missed", text::counted(finding.count, "process")),
+        Defect::MissedProcesses => {
+            let (missed, late) = (health.lost_by(&Loss::ProgramMissed), health.lost_by(&Loss::ProgramLate));
+            let processes = finding.count.saturating_sub(missed).saturating_sub(late);
+            let words = [
+                some(processes, "process", "missed"),
+                some(missed, "program", "missed"),
+                some(late, "program", "recorded late"),
+            ];
+            return words.into_iter().flatten().collect();
+        }
         Defect::UnhookedProcesses => format!("no allocator is hooked in {}", text::counted(finding.count, "process")),
         Defect::MissingHooks => {
             let missing = each_once(profile).iter().filter(|(_, hook)| hook.is_missing()).count();

@@ -7,9 +7,9 @@ use tracing::{debug, info, warn};
 
 use super::command::Command;
 use super::config::Hold;
-use super::lifecycle::{ProcessChange, UNREACHED};
+use super::lifecycle::ProcessChange;
 use super::session::Session;
-use super::target::{End, ForkedChild, ParentTarget, Target};
+use super::target::{ForkedChild, ParentTarget, Target};
 use crate::allocator::resolve::NoAllocator;
 use crate::ids::{Identity, Pid};
 use crate::ingest::event::Exec;
@@ -19,7 +19,7 @@ use crate::linux::clock;
 use crate::linux::proc::stat::Stat;
 use crate::model::Origin;
 use crate::process::selection;
-use crate::process::target::{Exit, Process, TargetError};
+use crate::process::target::{Process, TargetError};
 use crate::units::MonotonicNanos;
 
 /// Polls until every target has been polled once, so that modules mapped later are hooked within a second.
@@ -77,12 +77,12 @@ impl Session {
         }
     }
 
-    fn discard(&mut self, target: &mut Target) {
+    pub(super) fn discard(&mut self, target: &mut Target) {
         self.discard_at(target, clock::now().monotonic);
     }
 
     /// `ended` is the time of its last totals.
-    fn discard_at(&mut self, target: &mut Target, ended: MonotonicNanos) {
+    pub(super) fn discard_at(&mut self, target: &mut Target, ended: MonotonicNanos) {
         target.close(ended, &mut self.probes.kernel);
         self.probes.release(target);
     }
@@ -217,11 +217,17 @@ impl Session {
         let is_stopped = self.held.is_some_and(|held| held.pid == pid && held.is_alone);
         let running = self.processes.get_mut(pid).filter(|target| !target.is_gone());
         let Some(target) = running else { return self.lifecycle.settled(pid) };
+        let was_recorded = target.was_recorded();
+        let is_superseded = target.starting().is_some_and(|starting| starting.is_superseded);
         let settled = self.probes.settle(target, is_stopped, &mut self.rates);
+        if !was_recorded && target.was_recorded() {
+            self.lifecycle.count_begun(is_superseded, target.is_late());
+        }
         let Err(error) = settled else { return self.lifecycle.settled(pid) };
         let is_early = matches!(error.downcast_ref(), Some(NoAllocator::None(_) | NoAllocator::NotSelected { .. }));
         let is_gone = target.is_gone();
         let requested = target.requested;
+        let was_missed = target.was_missed();
         let Some(starting) = target.starting() else {
             debug!("{error:#}");
             return self.lifecycle.settled(pid);
@@ -239,6 +245,7 @@ impl Session {
             self.discard(&mut target);
             if target.is_gone() {
                 self.processes.others.short_lived_count += 1;
+                self.lifecycle.count_missed(was_missed);
             } else {
                 info!("{error:#}");
                 self.processes.skip(pid, target.command, format!("{error:#}"));
@@ -265,7 +272,7 @@ impl Session {
         let process = match Process::open(child) {
             Ok(process) => process,
             Err(error) => {
-                self.count_missed(child, &error);
+                self.count_unopened(child, &error);
                 self.probes.forget(child);
                 return None;
             }
@@ -302,7 +309,7 @@ impl Session {
         stopped.is_none().then_some(child)
     }
 
-    fn count_missed(&mut self, pid: Pid, error: &TargetError) {
+    pub(super) fn count_unopened(&mut self, pid: Pid, error: &TargetError) {
         match error {
             TargetError::NotFound(_) | TargetError::Ended(_) | TargetError::Proc(_) => {
                 self.processes.others.short_lived_count += 1;
@@ -317,10 +324,15 @@ impl Session {
         let held = requested.then(|| self.hold(exec.pid)).flatten();
         let Ok(process) = Process::open(exec.pid) else {
             self.processes.others.short_lived_count += 1;
+            self.lifecycle.count_missed(requested);
             return self.close_program(exec, before);
         };
         let Some(mut target) = self.processes.remove(exec.pid) else { return };
+        self.lifecycle.count_missed(target.was_missed());
         let mut ended = target.replace(before, process, exec.time);
+        if let Some(starting) = target.starting() {
+            starting.is_superseded = requested && self.lifecycle.awaits(exec.pid);
+        }
         if exec.by_other_thread {
             self.probes.reset(&mut target);
         }
@@ -337,42 +349,6 @@ impl Session {
             return self.discard(&mut target);
         }
         self.begin_program(target, held);
-    }
-
-    fn close_program(&mut self, exec: &Exec, before: Ledger) {
-        let Some(mut target) = self.processes.remove(exec.pid) else { return };
-        let after = std::mem::replace(&mut target.ledger, before);
-        if let Err(error) = self.probes.kernel.forget_blocks(exec.pid, after.live().map(|block| block.address)) {
-            debug!("process {}: {error}", exec.pid);
-        }
-        target.set_end(End::Replaced);
-        target.close(exec.time, &mut self.probes.kernel);
-        self.probes.release(&mut target);
-        self.processes.keep(target, &self.probes.discovery.plan);
-    }
-
-    /// At the end: closes replaced programs, and counts the processes that are not targets yet.
-    pub(super) fn close_replaced(&mut self) {
-        for change in self.lifecycle.take_remaining() {
-            let pid = change.pid();
-            let opened = match change {
-                ProcessChange::Executed(exec, before) => {
-                    self.close_program(&exec, *before);
-                    continue;
-                }
-                ProcessChange::Forked(forked) => Target::open(pid, Origin::Forked(forked.fork.parent), None).map(Some),
-                ProcessChange::Started(exec, origin, parent) => {
-                    self.open_selected(&exec, origin, parent.is_some_and(|parent| parent.requested))
-                }
-            };
-            match opened {
-                Ok(Some(target)) if self.processes.get(pid).is_none() => {
-                    self.processes.skip(pid, target.command, UNREACHED.to_owned());
-                }
-                Ok(_) => {}
-                Err(error) => self.count_missed(pid, &error),
-            }
-        }
     }
 
     fn begin_program(&mut self, mut target: Target, held: Option<Launch>) {
@@ -409,14 +385,22 @@ impl Session {
         match self.open_selected(exec, origin, requested) {
             Ok(Some(target)) => return self.begin_program(target, held),
             Ok(None) => {}
-            Err(error) => self.count_missed(exec.pid, &error),
+            Err(error) => {
+                self.lifecycle.count_missed(requested && origin == Origin::Executed);
+                self.count_unopened(exec.pid, &error);
+            }
         }
         if parent.is_some() || !self.config.grace().is_zero() {
             self.probes.forget(exec.pid);
         }
     }
 
-    fn open_selected(&self, exec: &Exec, origin: Origin, requested: bool) -> Result<Option<Target>, TargetError> {
+    pub(super) fn open_selected(
+        &self,
+        exec: &Exec,
+        origin: Origin,
+        requested: bool,
+    ) -> Result<Option<Target>, TargetError> {
         let selection = &self.config.selection;
         if !(requested || selection.matches_new()) || exec.pid.0 == std::process::id() {
             return Ok(None);
@@ -432,65 +416,5 @@ impl Session {
         let mut target = Target::open(exec.pid, origin, Some(exec.time))?;
         target.requested = requested;
         Ok(Some(target))
-    }
-
-    /// Handles exits of targets: enters their last events and closes their ledgers.
-    pub(super) fn handle_exits(&mut self, pids: Vec<Pid>) {
-        self.empty_ring();
-        for pid in pids {
-            if self.processes.get(pid).is_some_and(Target::is_gone) {
-                self.resync_exited();
-            }
-            self.close_if_gone(pid);
-        }
-    }
-
-    /// Closes a target that has exited, whether that was reported yet or not. Its pid may be another target's by now.
-    fn close_if_gone(&mut self, pid: Pid) {
-        if self.processes.get(pid).is_some_and(Target::is_gone) {
-            self.close(pid, clock::now().monotonic);
-        }
-    }
-
-    /// Closes a target that has exited. `ended` is the time of its last totals.
-    pub(super) fn close(&mut self, pid: Pid, ended: MonotonicNanos) {
-        self.lifecycle.settled(pid);
-        self.complete_pass_for(pid);
-        self.probes.continue_stacks(pid, true, &mut self.processes);
-        let Some(mut target) = self.processes.remove(pid) else { return };
-        target.poll_generated(&mut self.probes.discovery.modules);
-        let unprofilable = target.starting().and_then(|starting| starting.unprofilable.take());
-        let exit = target.process.as_ref().and_then(Process::exit_now).unwrap_or(Exit { code: None });
-        target.set_end(End::Exited(exit));
-        self.settle_drops_of(&mut target);
-        self.discard_at(&mut target, ended);
-        match unprofilable {
-            _ if target.was_recorded() => self.processes.keep(target, &self.probes.discovery.plan),
-            Some(reason) => self.processes.skip(pid, target.command, reason),
-            None => self.processes.others.short_lived_count += 1,
-        }
-    }
-
-    /// Later allocations and frees are not recorded. False if the target has exited or executed another program.
-    pub(super) fn detach_target(&mut self, pid: Pid) -> bool {
-        self.probes.forget(pid);
-        let now = clock::now().monotonic;
-        self.empty_ring();
-        // A program that was executed meanwhile has no overhead yet.
-        let has_overhead = |target: &Target| !target.is_gone() && target.overhead.whole.is_some();
-        if !self.processes.get(pid).is_some_and(has_overhead) {
-            return false;
-        }
-        self.complete_pass_for(pid);
-        let Some(mut target) = self.processes.remove(pid) else { return false };
-        self.settle_drops_of(&mut target);
-        self.lifecycle.settled(pid);
-        if let Some(identity) = target.identity() {
-            self.processes.ignore(identity);
-        }
-        target.set_end(End::Detached(now));
-        self.discard(&mut target);
-        self.processes.keep(target, &self.probes.discovery.plan);
-        true
     }
 }

@@ -89,6 +89,10 @@ impl Session {
         // Outside of the macro, which does not evaluate its arguments if the level is disabled.
         let start_up = start_up?;
         debug!("process {pid}: {start_up:?}");
+        let target = self.processes.get_mut(pid).filter(|target| !target.is_gone());
+        if let Some(starting) = target.and_then(Target::starting) {
+            starting.was_stepped = true;
+        }
         Ok(())
     }
 

@@ -32,6 +32,15 @@ impl ProcessChange {
     }
 }
 
+/// Number of programs that descend from individually selected targets and ran without probes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct UnprobedPrograms {
+    /// Until they ended or executed another program.
+    pub(super) missed: u64,
+    /// For a time after their exec.
+    pub(super) late: u64,
+}
+
 pub(super) struct Lifecycle {
     changes: VecDeque<(Instant, ProcessChange)>,
     /// Children that run in a target's memory until they call exec.
@@ -44,6 +53,7 @@ pub(super) struct Lifecycle {
     unfollowed: Vec<Pid>,
     /// Number of processes that targets have created; with followed forks, also their descendants.
     created_count: u64,
+    unprobed: UnprobedPrograms,
     polled: Instant,
     next_scan: Instant,
 }
@@ -64,6 +74,7 @@ impl Lifecycle {
             settling: BTreeMap::new(),
             unfollowed: Vec::new(),
             created_count: 0,
+            unprobed: UnprobedPrograms::default(),
             polled: Instant::now(),
             next_scan: Instant::now() + Duration::from_secs(1),
         }
@@ -143,8 +154,10 @@ impl Lifecycle {
                 parent = Some(ParentTarget { requested: forked.requested });
                 false
             }
-            ProcessChange::Started(earlier, _, earlier_parent) if earlier.pid == exec.pid => {
+            ProcessChange::Started(earlier, origin, earlier_parent) if earlier.pid == exec.pid => {
                 parent = *earlier_parent;
+                let is_program = *origin == Origin::Executed && parent.is_some_and(|parent| parent.requested);
+                self.unprobed.missed += u64::from(is_program && grace.is_zero());
                 false
             }
             _ => true,
@@ -154,6 +167,20 @@ impl Lifecycle {
         }
         let change = ProcessChange::Started(exec, Origin::Executed, parent);
         self.changes.push_back((Instant::now() + grace, change));
+    }
+
+    pub(super) fn unprobed(&self) -> UnprobedPrograms {
+        self.unprobed
+    }
+
+    pub(super) fn count_missed(&mut self, was_missed: bool) {
+        self.unprobed.missed += u64::from(was_missed);
+    }
+
+    /// The recording of a program begins.
+    pub(super) fn count_begun(&mut self, is_superseded: bool, is_late: bool) {
+        self.unprobed.missed += u64::from(is_superseded);
+        self.unprobed.late += u64::from(is_late && !is_superseded);
     }
 
     pub(super) fn awaits(&self, pid: Pid) -> bool {

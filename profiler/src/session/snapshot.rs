@@ -197,6 +197,9 @@ impl Session {
         health.add_loss(Loss::StackLost, stacks_lost);
         health.add_loss(Loss::ProbeMissed, self.probes.kernel.probes_missed());
         health.add_loss(Loss::StubMissed, self.probes.stub_calls_missed());
+        let programs = self.lifecycle.unprobed();
+        health.add_loss(Loss::ProgramMissed, programs.missed);
+        health.add_loss(Loss::ProgramLate, programs.late);
         health
     }
 
@@ -322,7 +325,7 @@ impl Session {
             .blocks()
             .map(|(address, size_bytes, callsite, born)| RecordedBlock::new(address, size_bytes, callsite, born));
         let is_exact = self.config.interval == Interval::EXACT && snapshot.health.interval_changes.is_empty();
-        let is_whole = snapshot.health.lost_total() == 0 && target.beginning.from_first_call;
+        let is_whole = snapshot.health.lost_of_targets() == 0 && target.beginning.from_first_call;
         let mut hooks = snapshot.targets.iter().flat_map(|state| &state.heaps).flat_map(|heap| &heap.hooks);
         let has_all_hooks = !hooks.any(HookStatus::is_missing);
         let coverage = Coverage {

@@ -8,13 +8,14 @@ use tracing::{debug, info};
 
 use super::generated_code::GeneratedCode;
 use super::hooks::Hooks;
+use super::mappings::Mappings;
 use super::rates::Rates;
 use super::threads::Threads;
 use crate::account::MemoryMonitor;
 use crate::bpf::load::Kernel;
 use crate::guardrail::OverheadMonitor;
 use crate::ids::{HeapId, Identity, Pid};
-use crate::ingest::event::{Event, Fork, Stack};
+use crate::ingest::event::{Event, Fork};
 use crate::ledger::Ledger;
 use crate::ledger::snapshot::TargetSnapshot;
 use crate::ledger::timeline::{Timeline, TimelinePoint};
@@ -24,7 +25,6 @@ use crate::model::{Beginning, Leaks, Origin, Overhead};
 use crate::object::module::ModuleStore;
 use crate::probe::plan::Plan;
 use crate::process::address_space::AddressSpace;
-use crate::process::link_map::LinkMap;
 use crate::process::program::Program;
 use crate::process::target::{Exit, Process, TargetError};
 use crate::recording::recorder::Recorder;
@@ -80,6 +80,10 @@ enum Phase {
 pub(super) struct Starting {
     pub(super) is_probed_ahead: bool,
     pub(super) is_held_before_mapping: bool,
+    /// It was stopped when its start-up was over, and had no allocator then.
+    pub(super) was_stepped: bool,
+    /// It executed another program before its mappings were read: what is probed is that program.
+    pub(super) is_superseded: bool,
     /// Why no probe can be attached. The process remains a target because it may execute another program.
     pub(super) unprofilable: Option<String>,
 }
@@ -191,7 +195,7 @@ impl Target {
     pub(super) fn forked(process: Process, forked: ForkedChild) -> Self {
         let ForkedChild { fork, ledger, space, generated, hooks, threads, requested, traps_only } = forked;
         let target = Self::new(process, Origin::Forked(fork.parent), Some(fork.time));
-        let (threads, mappings) = (Threads::of_child(&threads), Mappings { generated, ..Mappings::new(space) });
+        let (threads, mappings) = (Threads::of_child(&threads), Mappings::of_child(space, generated));
         Self { threads, mappings, ledger, hooks, requested, traps_only, ..target }
     }
 
@@ -226,6 +230,19 @@ impl Target {
             Phase::Starting(starting) => Some(starting),
             Phase::Recording | Phase::Ended { .. } => None,
         }
+    }
+
+    /// Whether it is a program whose calls should have been recorded, and were not: call it at its end.
+    pub(super) fn was_missed(&self) -> bool {
+        let Phase::Starting(starting) = &self.phase else { return false };
+        let is_known = starting.was_stepped || starting.unprofilable.is_some();
+        self.requested && self.beginning.origin == Origin::Executed && !is_known
+    }
+
+    /// Whether the program ran before its probes were attached.
+    pub(super) fn is_late(&self) -> bool {
+        let is_begun = self.was_recorded() && !self.beginning.from_first_call;
+        self.requested && self.beginning.origin == Origin::Executed && is_begun
     }
 
     pub(super) fn start_recording(&mut self, now: MonotonicNanos, from_first_call: bool) {
@@ -397,103 +414,6 @@ impl Target {
             Base::Beginning => Some(*self.ledger.totals()),
             Base::At(base) => Some(self.ledger.totals().since(&base.totals)),
             Base::Ended => None,
-        }
-    }
-}
-
-pub(super) struct Mappings {
-    pub(super) space: Arc<AddressSpace>,
-    generated: GeneratedCode,
-    /// The dynamic linker's list when the mappings were last read.
-    pub(super) link_map: Option<LinkMap>,
-    /// A stack contains code outside all known mappings.
-    is_stale: bool,
-    pub(super) is_unsearched: bool,
-    /// Version of the address space that the kernel side knows.
-    registered: u64,
-    read: Instant,
-    settled: Instant,
-    /// Between searches for allocators due to stale stacks.
-    period: Duration,
-    /// Time that the last read for cut stacks took.
-    reload: Duration,
-}
-
-/// Between reads due to stale stacks. Doubles while reads find nothing new: stacks may contain garbage.
-const READ_PERIOD: Duration = Duration::from_millis(100);
-const READ_PERIOD_MAX: Duration = Duration::from_secs(5);
-
-/// Minimum time between reloads for cut stacks, in multiples of the time that reading takes, and its maximum. Tables are
-/// built once per module, so they do not count; and the process may exit while its stacks wait.
-const RELOAD_PAUSE: u32 = 9;
-const RELOAD_PAUSE_MAX: Duration = Duration::from_millis(50);
-
-impl Mappings {
-    fn new(space: AddressSpace) -> Self {
-        Self {
-            space: Arc::new(space),
-            generated: GeneratedCode::default(),
-            link_map: None,
-            is_stale: false,
-            is_unsearched: false,
-            registered: 0,
-            read: Instant::now(),
-            settled: Instant::now(),
-            period: READ_PERIOD,
-            reload: Duration::ZERO,
-        }
-    }
-
-    pub(super) fn is_due(&self) -> bool {
-        (self.is_stale || self.is_unsearched) && self.settled.elapsed() >= self.period
-    }
-
-    /// Whether to reload for stacks that wait for it.
-    pub(super) fn is_reload_due(&self) -> bool {
-        self.read.elapsed() >= (self.reload * RELOAD_PAUSE).min(RELOAD_PAUSE_MAX)
-    }
-
-    pub(super) fn note_reload(&mut self, took: Duration) {
-        self.reload = took;
-    }
-
-    /// Whether the kernel side knows other mappings than the latest.
-    pub(super) fn is_unregistered(&self) -> bool {
-        self.registered != self.space.version()
-    }
-
-    pub(super) fn note_registered(&mut self) {
-        self.registered = self.space.version();
-    }
-
-    pub(super) fn note_settled(&mut self) {
-        self.settled = Instant::now();
-    }
-
-    fn has_changed(&self) -> bool {
-        self.link_map.as_ref().is_some_and(LinkMap::changed)
-    }
-
-    fn check(&mut self, stack: &Stack) {
-        self.generated.observe(stack, &self.space);
-        self.is_stale |= stack.frames.iter().any(|&frame| !self.space.covers(frame.inside_call()));
-    }
-
-    fn refresh(&mut self, pid: Pid, is_gone: bool, modules: &mut ModuleStore) {
-        self.is_stale = false;
-        self.read = Instant::now();
-        if is_gone {
-            return;
-        }
-        self.link_map = LinkMap::read(pid);
-        let version = self.space.version();
-        match Arc::make_mut(&mut self.space).refresh(modules) {
-            Ok(added) => {
-                self.is_unsearched |= !added.is_empty();
-                let longer = (self.period * 2).min(READ_PERIOD_MAX);
-                self.period = if self.space.version() == version { longer } else { READ_PERIOD };
-            }
-            Err(error) => debug!("process {pid}: {error}"),
         }
     }
 }
