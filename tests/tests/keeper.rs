@@ -1,11 +1,14 @@
 //! The keeper process: probes and reports after it, the agent, or both are killed. `faults.rs` does this at random
 //! times.
 
+use std::ffi::OsStr;
+use std::fs::File;
+use std::io::Write;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use heapbpf_tests::heapbpf::{Heapbpf, Session};
-use heapbpf_tests::kernel::{assert_no_probes, changed_code, children, comm, plant_breakpoint};
+use heapbpf_tests::heapbpf::{Heapbpf, Outcome, Session};
+use heapbpf_tests::kernel::{self, assert_no_probes, changed_code, children, comm, plant_breakpoint};
 use heapbpf_tests::report::Counts;
 use heapbpf_tests::target::Target;
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};
@@ -51,6 +54,69 @@ fn a_killed_keeper_ends_the_recording_with_its_report() {
         // Immediately: another keeper has removed the leftover breakpoints.
         assert_eq!(changed_code(target.pid()), [""; 0]);
         target.assert_running();
+    }
+}
+
+/// Kills the keeper so long after it was started.
+#[track_caller]
+fn kill_keeper(session: &Session, pause: Duration) {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    let keeper = loop {
+        if let Some(keeper) = kernel::keeper(session.pid()) {
+            break keeper;
+        }
+        assert!(Instant::now() < deadline, "there is no keeper");
+        std::thread::yield_now();
+    };
+    std::thread::sleep(pause);
+    kill_process(Pid::from_raw(keeper.cast_signed()).expect("pids are positive"), Signal::KILL).expect("it runs");
+}
+
+/// Fails unless heapbpf has ended as documented.
+#[track_caller]
+fn assert_stopped_by_keeper(heapbpf: &Heapbpf, outcome: Outcome) {
+    let outcome = outcome.expect_code(3);
+    let text = format!("{}{}", outcome.stdout, outcome.stderr);
+    assert!(text.contains("the keeper process, which owns the probes, exited"), "{text}");
+    let report = heapbpf.report("out.json");
+    let reached = &report.health.guardrails.reached;
+    assert_eq!((reached[0].limit.as_str(), reached[0].action.as_str()), ("keeper", "stopped"), "{reached:?}");
+}
+
+/// Times between the start of the keeper and its death: from before the first probe until all are attached.
+const PAUSES_MS: [u64; 5] = [0, 30, 100, 300, 1000];
+
+#[test]
+fn a_keeper_killed_during_the_start_ends_the_recording_with_its_report() {
+    let _alone = serialize();
+    for options in ["", "--max-overhead 50%"] {
+        for pause in PAUSES_MS.map(Duration::from_millis) {
+            let mut target = Target::start("service.c");
+            let mut heapbpf = Heapbpf::of(target.pid(), &format!("--interval 1 {options} -o out.json"));
+            let session = heapbpf.spawn();
+            kill_keeper(&session, pause);
+            assert_stopped_by_keeper(&heapbpf, session.wait());
+            target.work("keep 1000 25");
+            assert_eq!(changed_code(target.pid()), [""; 0], "{options} {pause:?}");
+        }
+    }
+}
+
+#[test]
+fn a_keeper_killed_during_the_start_of_a_command_ends_the_recording_with_its_report() {
+    let _alone = serialize();
+    let directory = tempfile::tempdir().expect("there is a directory for temporary files");
+    let line = directory.path().join("line");
+    rustix::fs::mkfifoat(rustix::fs::CWD, &line, rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR).expect("it is ours");
+    for pause in PAUSES_MS.map(Duration::from_millis) {
+        // The command waits for a line, which is written after the keeper's death.
+        let mut pipe = File::options().read(true).write(true).open(&line).expect("it is ours");
+        let words = ["--strict", "--interval", "1", "-o", "out.json", "--", "head", "-n1"].map(OsStr::new);
+        let mut heapbpf = Heapbpf::new(words.into_iter().chain([line.as_os_str()]));
+        let session = heapbpf.spawn();
+        kill_keeper(&session, pause);
+        pipe.write_all(b"line\n").expect("it is ours");
+        assert_stopped_by_keeper(&heapbpf, session.wait());
     }
 }
 

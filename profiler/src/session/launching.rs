@@ -27,16 +27,30 @@ impl Session {
         if self.config.checks.is_some() && self.config.follow_forks {
             self.followed = Some(Followed::new()?);
         }
-        let mut launch = Launch::start(self.probes.keeper(), command, inherited)?;
+        let mut launch = match Launch::start(self.probes.keeper(), command, inherited) {
+            // The recording ends with its report.
+            Err(error) if self.has_lost_keeper() => {
+                warn!("the command was not started: {error}");
+                return Ok(());
+            }
+            started => started?,
+        };
         let stops = Readiness::of(&launch).context("cannot monitor the program")?;
         // Threads of programs that are not held at their exit cannot be stopped.
         if self.config.checks.is_some() || self.probes.has_stubs() {
-            launch.hold_at_exit()?;
+            let held = launch.hold_at_exit();
+            if !self.has_lost_keeper() {
+                held?;
+            }
         }
         let pid = launch.pid();
-        self.begin_command(&mut launch).with_context(|| {
+        let begun = self.begin_command(&mut launch).with_context(|| {
             format!("process `{pid}` was started and continues without being profiled (`ps {pid}`, `kill {pid}`)")
-        })?;
+        });
+        match begun {
+            Err(error) if self.has_lost_keeper() => warn!("{error:#}"),
+            begun => begun?,
+        }
         self.command = Some(Command { launch, child, stops, followed_until: Some(Instant::now() + FOLLOW) });
         Ok(())
     }

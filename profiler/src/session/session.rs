@@ -116,7 +116,12 @@ impl Session {
         let mut probes = Probes::load(&config, u32::try_from(maps.row_cells).unwrap_or(u32::MAX), discovery, tables)?;
         // What loading has needed: the parsed object and types of the kernel.
         memory::release_freed();
-        guard.calibrate(&mut probes, config.detailed_progress)?;
+        let keeper = KeeperMonitor::new(probes.keeper())?;
+        let calibrated = guard.calibrate(&mut probes, config.detailed_progress);
+        // Without the keeper, the recording ends with its report.
+        if !keeper.has_exited() {
+            calibrated?;
+        }
         let can_inline = probes.kernel.link_kind() != LinkKind::Perf;
         let is_hint_due = config.hints && config.engine == Engine::Trap && can_inline;
         Ok(Self {
@@ -130,7 +135,7 @@ impl Session {
             windows: Windows::new(clock::now()),
             views: ViewCache::default(),
             guard,
-            keeper: KeeperMonitor::new(probes.keeper())?,
+            keeper,
             probes,
             jvm_maps: JvmMaps::new(config.jvm_perf_maps),
             config,
