@@ -13,4 +13,4 @@ pub(crate) use launch::{Launch, Stopper};
 pub use protocol::COMMAND;
 pub(crate) use protocol::{FunctionPlace, Installation, Patch, Site, SlotChange};
 pub use serve::serve;
-pub(crate) use stubs::file_of;
+pub(crate) use stubs::{NO_FIRST_THREAD, file_of};

@@ -27,6 +27,10 @@ use crate::linux::scheduling::RealTime;
 
 const WORD_BYTES: usize = 8;
 
+/// Why a process cannot have stubs.
+pub(crate) const NO_FIRST_THREAD: &str =
+    "its main thread has exited, by which the kernel finds its memory and descriptors";
+
 /// Installed stubs by process.
 #[derive(Debug, Default)]
 pub(super) struct Stubs(BTreeMap<Pid, Installation>);
@@ -203,7 +207,7 @@ const STOP_WAIT: Duration = Duration::from_secs(1);
 
 /// Stops the first thread only.
 pub(super) fn rseq_offset(pid: Pid) -> io::Result<Option<i32>> {
-    let tracee = Tracee::seize(pid).map_err(|error| tracer_of(pid).unwrap_or(error))?;
+    let tracee = Tracee::seize(pid).map_err(|error| reason_of(pid).unwrap_or(error))?;
     tracee.interrupt()?;
     let stop = tracee.wait(STOP_WAIT)?.ok_or(io::ErrorKind::TimedOut)?;
     let offset = rseq_offset_of(&tracee);
@@ -212,8 +216,11 @@ pub(super) fn rseq_offset(pid: Pid) -> io::Result<Option<i32>> {
     offset
 }
 
-/// The reason why a process cannot be traced, if it is another tracer.
-fn tracer_of(pid: Pid) -> Option<io::Error> {
+/// The reason why a process cannot be traced: its first thread has exited, or has another tracer.
+fn reason_of(pid: Pid) -> Option<io::Error> {
+    if stat::first_thread_has_exited(pid) {
+        return Some(io::Error::other(NO_FIRST_THREAD));
+    }
     let tracer = stat::status(pid, Tid(pid.0))?.tracer?;
     let name = thread_name(Pid(tracer.0), tracer).unwrap_or_default();
     Some(io::Error::other(format!("it is traced by `{}`, and can have only one tracer", name.escape_debug())))

@@ -32,7 +32,9 @@ pub enum Loss {
     #[strum(
         message = "calls of `operator new` that may throw, which no probe survives: of a size near a limit of the process, or with a new-handler"
     )]
-    #[strum(detailed_message = "their blocks are missing; raise `ulimit -v`, `ulimit -d` or `vm.max_map_count` of the process")]
+    #[strum(
+        detailed_message = "their blocks are missing; raise `ulimit -v`, `ulimit -d` or `vm.max_map_count` of the process"
+    )]
     MayThrow,
     #[strum(message = "a forked process was not followed")]
     #[strum(detailed_message = "raise `--ring-size`, or specify the process itself with `--pid`")]

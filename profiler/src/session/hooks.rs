@@ -21,7 +21,7 @@ use crate::ids::{HeapId, HookId, ModuleId, Pid};
 use crate::keeper::{Keeper, Link};
 use crate::ledger::totals::Totals;
 use crate::linux::memory;
-use crate::linux::proc::stat::{Stat, living_thread};
+use crate::linux::proc::stat::{Stat, first_thread_has_exited};
 use crate::model::{HookKind, HookStatus};
 use crate::object::module::ModuleStore;
 use crate::probe::attach::{AttachError, Probe, addresses, attach};
@@ -128,8 +128,7 @@ impl Hooks {
         let kind = kernel.link_kind();
         self.backend = kind.into();
         let throws = LazyCell::new(|| refusal_of_throwing(kernel));
-        let has_first_thread = || links.scope.is_shared() || Stat::read(pid).is_ok_and(|stat| !stat.has_ended());
-        let no_first_thread = (!has_first_thread() && living_thread(pid).is_some()).then_some(NO_FIRST_THREAD);
+        let no_first_thread = (!links.scope.is_shared() && first_thread_has_exited(pid)).then_some(NO_FIRST_THREAD);
         let wanted = self.states.iter().filter(|hook| hook.state == State::Wanted);
         for id in modules_of(wanted, plan) {
             let module = modules.get(id);

@@ -29,7 +29,7 @@ use super::rates::Rates;
 use super::target::Target;
 use crate::bpf::load::{Kernel, LinkKind};
 use crate::ids::{HeapId, Pid, Tid};
-use crate::keeper::{Installation, Keeper, SlotChange, Stopper};
+use crate::keeper::{Installation, Keeper, NO_FIRST_THREAD, SlotChange, Stopper};
 use crate::linux::proc::maps::Mapping;
 use crate::linux::proc::process;
 use crate::linux::proc::stat;
@@ -159,6 +159,9 @@ impl Stubs {
             Some(State::Waiting(waiting)) => waiting.copied,
             None => self.copied(target, kernel),
         };
+        if stat::first_thread_has_exited(pid) {
+            return self.refuse(target, NO_FIRST_THREAD);
+        }
         let is_traced = tracer_of(pid).is_some_and(
             |tracer| matches!(stopper, Stopper::Keeper(keeper) if process::of_thread(tracer) == Some(keeper.pid())),
         );

@@ -201,3 +201,18 @@ fn a_process_that_another_tool_traces_at_the_end() {
     assert_eq!(report.process(target.pid()).exact_by_leaf()["keeps"], Counts::kept(30, 3000));
     assert_unharmed(&mut target);
 }
+
+#[test]
+fn a_process_whose_main_thread_has_exited_is_recorded_by_the_trap_engine() {
+    let mut target = Target::start("leaks/departed.c");
+    let mut heapbpf = Heapbpf::of(target.pid(), &format!("--scope inode {EXACT}"));
+    let session = heapbpf.start();
+    let outcome = session.interrupt().expect_counted();
+    let reason = "its main thread has exited, by which the kernel finds its memory and descriptors";
+    assert!(outcome.stdout.contains(&format!("1 target with the trap engine: {reason}")), "{}", outcome.stdout);
+    let report = heapbpf.report("out.json");
+    let refused = report.health.inline_engine.expect("it was requested").refused;
+    assert_eq!(refused.into_iter().collect::<Vec<_>>(), [(reason.to_owned(), 1)]);
+    target.begin_exit(5);
+    assert_eq!(target.wait().code(), Some(5));
+}

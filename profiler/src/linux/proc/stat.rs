@@ -111,6 +111,11 @@ pub(crate) fn living_thread(pid: Pid) -> Option<Pid> {
     others.into_iter().find(|tid| lives(*tid))
 }
 
+/// Whether the first thread of a process has exited before others.
+pub(crate) fn first_thread_has_exited(pid: Pid) -> bool {
+    living_thread(pid).is_some_and(|living| living != pid)
+}
+
 pub(crate) fn status(pid: Pid, tid: Tid) -> Option<Status> {
     let bytes = process::read_file(format!("/proc/{pid}/task/{}/status", tid.0), STATUS_BYTES_MAX).ok()?;
     parse_status(&String::from_utf8_lossy(&bytes))
