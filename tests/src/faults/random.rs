@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+/// A generator with its state.
 #[derive(Clone, Debug)]
 pub struct Random(u64);
 
