@@ -220,7 +220,7 @@ pub(super) struct RecordArgs {
     #[arg(help_heading = LIMITS, long, value_name = "PERCENT", value_parser = values::percent)]
     pub(super) max_overhead: Option<f64>,
 
-    /// Maximum number of callsites of a process; all processes together have at most four times as many. Allocations by
+    /// Maximum number of callsites of a process; all processes together have at most eight times as many. Allocations by
     /// further callsites are counted as `[other callsites]`: totals stay exact, and the report states how many they are.
     #[arg(help_heading = LIMITS, long, value_name = "NUMBER", default_value_t = CALLSITES_MAX, value_parser = clap::value_parser!(u32).range(1..))]
     pub(super) callsites_max: u32,

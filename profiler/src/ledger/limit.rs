@@ -22,7 +22,7 @@ const ID: u64 = 0x93d4_6b1e_2fa7_58c1;
 pub(super) const OTHERS: StackId = StackId(ID);
 
 /// All targets together may have as many callsites as this number of targets.
-const TARGETS: usize = 4;
+const TARGETS: usize = 8;
 
 /// Stacks without a callsite that a ledger without room for callsites keeps.
 const STACKS_SPARE: usize = 4096;

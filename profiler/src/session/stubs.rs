@@ -4,6 +4,7 @@ mod countdowns;
 mod image;
 mod installed;
 mod nothrow;
+mod places;
 mod previous;
 mod slots;
 
@@ -19,7 +20,7 @@ use rustc_hash::FxHashMap;
 use tracing::{debug, info, warn};
 
 use self::countdowns::Countdowns;
-use self::image::{Assembled, Layout, ReplaceableHook, assemble, place, replaceable, sealed};
+use self::image::{Assembled, Layout, ReplaceableHook, assemble, hooks_of, place, sealed};
 use self::installed::{Installed, Pace};
 use self::previous::{Previous, list_of};
 use self::slots::{Replaced, Slots};
@@ -439,11 +440,6 @@ impl State {
             Self::Waiting(Waiting { copied: installed, .. }) | Self::Refused(_, installed) => installed.as_deref_mut(),
         }
     }
-}
-
-fn hooks_of<'a>(target: &'a Target, discovery: &'a Discovery) -> impl Iterator<Item = ReplaceableHook<'a>> {
-    let ids = target.hooks.attached_ids().into_iter();
-    ids.filter_map(|id| replaceable(discovery.plan.hook(id), &target.mappings.space, discovery))
 }
 
 /// Slots that lead to functions with stubs by now.

@@ -11,18 +11,19 @@ use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 use tracing::debug;
 
 use super::nothrow::Form;
+use super::places::place_of;
 use super::previous::Previous;
 use super::slots::Replaced;
 use crate::ids::{HeapId, Pid};
 use crate::keeper::control;
-use crate::keeper::{FunctionPlace, Site, file_of};
+use crate::keeper::{FunctionPlace, Site};
 use crate::linux::memory::page_bytes;
 use crate::linux::proc::maps::{Region, STUBS_NAME, regions};
-use crate::probe::code::Code;
 use crate::probe::plan::PlannedHook;
 use crate::probe::stub::{self, SlotIndex, StubCode, StubFunction, slot};
 use crate::process::address_space::AddressSpace;
 use crate::session::discovery::Discovery;
+use crate::session::target::Target;
 
 /// A hook that a stub can replace.
 #[derive(Debug)]
@@ -52,7 +53,13 @@ impl ReplaceableHook<'_> {
 /// Heaps of C libraries.
 const C_LIBRARIES: [&str; 2] = ["libc", "musl"];
 
-pub(super) fn replaceable<'a>(
+/// Hooks of a target that stubs can replace.
+pub(super) fn hooks_of<'a>(target: &'a Target, discovery: &'a Discovery) -> impl Iterator<Item = ReplaceableHook<'a>> {
+    let ids = target.hooks.attached_ids().into_iter();
+    ids.filter_map(|id| replaceable(discovery.plan.hook(id), &target.mappings.space, discovery))
+}
+
+fn replaceable<'a>(
     planned: &'a PlannedHook,
     space: &AddressSpace,
     discovery: &Discovery,
@@ -68,23 +75,6 @@ pub(super) fn replaceable<'a>(
     // The probe in the function decides for each call whether it may be followed.
     let nothrow = if spec.may_throw { Some(Form::find(planned, space, discovery)?) } else { None };
     Some(ReplaceableHook { planned, function: place.address, place, nothrow })
-}
-
-pub(super) fn place_of(planned: &PlannedHook, space: &AddressSpace, discovery: &Discovery) -> Option<FunctionPlace> {
-    let hook = &planned.hook;
-    let (address, mapping) =
-        space.mappings().iter().filter(|mapped| mapped.module == Some(hook.module)).find_map(|mapped| {
-            let mapping = &mapped.mapping;
-            let address = mapping.start.0.checked_add(hook.offset.0.checked_sub(mapping.offset.0)?)?;
-            (address < mapping.end.0).then_some((address, (mapping.start.0, mapping.end.0)))
-        })?;
-    let code = Code::read(discovery.modules.get(hook.module), hook.offset, hook.size_bytes).ok()?;
-    let probe = planned.placement.as_ref().ok()?.offset_in_function;
-    let code = code.up_to(probe)?.to_vec();
-    let mut probed = code.clone();
-    let breakpoint = probed.get_mut(usize::try_from(probe).ok()?..)?.iter_mut().zip(stub::BREAKPOINT);
-    breakpoint.for_each(|(byte, new)| *byte = *new);
-    Some(FunctionPlace { address, codes: [code, probed], mapping, file: file_of(space.pid(), mapping) })
 }
 
 /// Places of the parts, one behind the other, each of whole pages.

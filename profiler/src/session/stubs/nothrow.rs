@@ -2,7 +2,7 @@
 
 use profiler_common::hook::CallShape;
 
-use super::image::place_of;
+use super::places::place_of;
 use super::slots::bias;
 use crate::address::{FileOffset, TargetAddr};
 use crate::ids::ModuleId;
