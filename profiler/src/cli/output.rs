@@ -5,10 +5,13 @@ use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
 use std::io::{self, Seek, Write};
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use jiff::Zoned;
+use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
+use rustix::io::Errno;
 
 use super::exit::usage;
 use super::terminal;
@@ -18,6 +21,8 @@ use crate::report::{Format, ReportError};
 const RECORDING_EXTENSION: &str = "heapbpf";
 
 const NAME_CHARS_MAX: usize = 100;
+
+const NONBLOCK: i32 = OFlags::NONBLOCK.bits().cast_signed();
 
 /// Who may read a file, as far as the umask allows it.
 #[derive(Clone, Copy, Debug)]
@@ -283,7 +288,9 @@ fn destination(path: &Path, access: Access) -> Result<Destination> {
     match fs::metadata(path) {
         Ok(metadata) if metadata.is_dir() => bail!("it is a directory; name a file in it"),
         Ok(metadata) if !metadata.is_file() => {
-            return Ok(Destination::Device(File::options().write(true).open(path)?));
+            let is_pipe = metadata.file_type().is_fifo();
+            let file = if is_pipe { open_pipe(path)? } else { File::options().write(true).open(path)? };
+            return Ok(Destination::Device(file));
         }
         // A read-only file must not be replaced either.
         Ok(_) => drop(File::options().append(true).open(path)?),
@@ -294,6 +301,24 @@ fn destination(path: &Path, access: Access) -> Result<Destination> {
     let new =
         Replacement::create(path, access as u32).map_err(|error| anyhow::anyhow!("{}", explain(&error, folder)))?;
     Ok(Destination::Replacement(new))
+}
+
+/// Opens a named pipe. One without a reader is waited for, as by other programs, but not in silence.
+fn open_pipe(path: &Path) -> io::Result<File> {
+    match File::options().write(true).custom_flags(NONBLOCK).open(path) {
+        Ok(file) => {
+            fcntl_setfl(&file, fcntl_getfl(&file)? - OFlags::NONBLOCK)?;
+            Ok(file)
+        }
+        Err(error) if error.raw_os_error() == Some(Errno::NXIO.raw_os_error()) => {
+            terminal::say(&format!(
+                "heapbpf: waiting for a program that reads `{0}`, as `cat {0}` does; Ctrl-C ends this",
+                path.display()
+            ));
+            File::options().write(true).open(path)
+        }
+        Err(error) => Err(error),
+    }
 }
 
 fn explain_format(path: &Path, error: &str) -> String {

@@ -109,6 +109,21 @@ fn a_closed_pipe_does_not_affect_other_reports() {
     assert_eq!(heapbpf.report("out.json").process(target.pid()).totals.exact().alloc_bytes, 100);
 }
 
+#[test]
+fn a_pipe_without_a_reader_is_named_and_waited_for() {
+    let mut target = Target::start("slots.c");
+    let mut heapbpf = Heapbpf::of(target.pid(), "--interval 1 --format json -o pipe");
+    let pipe = heapbpf.file("pipe");
+    run(Command::new("mkfifo").arg(&pipe));
+    let mut session = heapbpf.spawn();
+    session.wait_for("waiting for a program that reads `pipe`");
+    let reader = std::thread::spawn(move || heapbpf_tests::heapbpf::text(&pipe));
+    session.wait_for("heapbpf: recording");
+    target.work("+0:100");
+    let _ = session.interrupt().expect_code(0);
+    assert!(reader.join().expect("it reads").contains("\"alloc_bytes\""));
+}
+
 /// The first dump is written to a pipe that has no reader yet.
 #[test]
 fn unwritten_dumps_do_not_accumulate() {
