@@ -8,7 +8,8 @@ use crate::model::{CallsiteProfile, Profile};
 /// What callsites beyond the limit have allocated.
 pub(super) fn callsites(profile: &Profile) -> Option<String> {
     let is_others = |callsite: &&CallsiteProfile| match *callsite.stack {
-        [only] => profile.frame(only).function.as_deref() == Some(limit::NAME),
+        // A report that is read may refer to frames that it lacks.
+        [only] => profile.frames.get(only.0 as usize).and_then(|it| it.function.as_deref()) == Some(limit::NAME),
         _ => false,
     };
     let others: Vec<_> = profile.callsites().map(|(_, callsite)| callsite).filter(is_others).collect();
