@@ -8,7 +8,7 @@ use heapbpf_tests::report::{Counts, Process};
 use heapbpf_tests::stubs::{assert_restored, mapped, slots_to_stubs};
 use heapbpf_tests::target::{Target, build};
 
-use super::{EXACT, assert_passed, assert_unharmed, engine, finish, start, wait_until};
+use super::{EXACT, assert_passed, assert_unharmed, engine, finish, finish_programs, start, wait_until};
 
 /// Messages about each target; debug messages include when its slots lead to stubs.
 const VERBOSE: &str = "-vv --engine inline --interval 1 -o out.json";
@@ -112,7 +112,7 @@ fn programs_started_by_vfork_and_exec_have_no_stubs_of_their_parent() {
     target.exec(&format!("launch {}", build("service.c").display()));
     let child = target.child_pid();
     assert_eq!(target.work("churn 10 1000").site("churns").counts.alloc_count, 1000);
-    let report = finish(&heapbpf, session, &mut target);
+    let report = finish_programs(&heapbpf, session, &mut target);
     assert_unharmed_child(child);
     assert_eq!(
         kept(report.process(target.pid())),
@@ -139,7 +139,7 @@ fn an_executed_program_gets_stubs_of_its_own() {
         target.work("churn 10 2000");
         target.work("keep 9 4");
         assert!(mapped(target.pid()) > 0, "{how}: its stubs are mapped");
-        let report = finish(&heapbpf, session, &mut target);
+        let report = finish_programs(&heapbpf, session, &mut target);
         let [before, after] = report.targets.as_slice() else { panic!("{how}: {:?}", report.targets) };
         assert!(before.replaced, "{how}");
         assert_eq!(kept(before), Counts::kept(30, 3000), "{how}");
