@@ -19,6 +19,7 @@ struct Mapping {
     start: u64,
     end: u64,
     name: String,
+    is_writable: bool,
 }
 
 impl Mapping {
@@ -27,11 +28,19 @@ impl Mapping {
         let (start, end) = fields.next()?.split_once('-')?;
         let permissions = fields.next()?;
         let name = fields.skip(3).collect::<Vec<_>>().join(" ");
-        let is_compared = permissions.starts_with("rw") && permissions.ends_with('p') && !name.contains("heapbpf");
+        let is_writable = permissions.starts_with("rw") && permissions.ends_with('p');
         let number = |text: &str| u64::from_str_radix(text, 16).ok();
-        is_compared.then_some(Self { start: number(start)?, end: number(end)?, name })
+        Some(Self { start: number(start)?, end: number(end)?, name, is_writable })
+    }
+
+    /// Whether it is heapbpf's: the code of stubs has a name, and their data follows it.
+    fn is_own(&self, before: Option<&Self>) -> bool {
+        self.name.contains(OWN)
+            || self.name.is_empty() && before.is_some_and(|code| code.end == self.start && code.name.contains(OWN))
     }
 }
+
+const OWN: &str = "heapbpf";
 
 impl Memory {
     /// Reads the memory of a process once two copies are equal, taken at some distance: threads may still be on their way to the
@@ -53,7 +62,12 @@ impl Memory {
         let maps = fs::read_to_string(format!("/proc/{pid}/maps"))?;
         let memory = File::open(format!("/proc/{pid}/mem"))?;
         let mut contents = Vec::new();
-        for mapping in maps.lines().filter_map(Mapping::parse) {
+        let mappings: Vec<Mapping> = maps.lines().filter_map(Mapping::parse).collect();
+        let is_own: Vec<bool> = (0..mappings.len())
+            .map(|at| mappings[at].is_own(at.checked_sub(1).map(|before| &mappings[before])))
+            .collect();
+        let compared = mappings.into_iter().zip(is_own).filter(|(mapping, is_own)| mapping.is_writable && !is_own);
+        for (mapping, _) in compared {
             let mut bytes = vec![0; usize::try_from(mapping.end - mapping.start)?];
             memory.read_exact_at(&mut bytes, mapping.start)?;
             contents.push((mapping, bytes));
