@@ -422,16 +422,15 @@ impl Links {
     }
 
     pub(super) fn replace(&mut self, links: Vec<OwnLink>) {
-        let now = Instant::now();
-        self.replaced.extend(links.into_iter().map(|link| (now, link)));
+        self.replaced.extend(links.into_iter().map(|link| (Instant::now(), link)));
     }
 
     pub(super) fn detach_replaced(&mut self) {
         self.replaced.retain(|(since, _)| since.elapsed() < REPLACED_DURATION);
     }
 
-    /// All or none. Links of functions that may throw are of all processes: one of a single process lets the kernel replace returns
-    /// in others, such as forked children (`uprobe_multi_link_handler` in kernel/trace/bpf_trace.c, up to 7.3).
+    /// All or none. Probes of functions that may throw are never shared by a flag, because a link of a single process lets the kernel
+    /// replace returns in others, too (`uprobe_multi_link_handler` in kernel/trace/bpf_trace.c, up to 7.3).
     fn attach(
         &mut self,
         kernel: &Kernel,
@@ -441,12 +440,15 @@ impl Links {
     ) -> Result<Vec<OwnLink>, AttachError> {
         let (throwing, others): (Vec<_>, Vec<_>) = hooks.iter().copied().partition(|(_, probe)| probe.cookie.may_throw);
         let mut links = Vec::new();
-        if self.scope.is_shared() {
-            links = self.attach_shared(kernel, file, &others, ProbeScope::Shared)?;
-        } else {
-            links.extend(self.attach_own(kernel, file, &others, pid)?);
+        let groups =
+            [(&others, ProbeScope::Shared, ProbeScope::Process), (&throwing, ProbeScope::Any, ProbeScope::Any)];
+        for (hooks, shared, own) in groups {
+            if self.scope.is_shared() {
+                links.extend(self.attach_shared(kernel, file, hooks, shared)?);
+            } else {
+                links.extend(self.attach_own(kernel, file, hooks, pid, own)?);
+            }
         }
-        links.extend(self.attach_shared(kernel, file, &throwing, ProbeScope::Any)?);
         self.attached.extend(hooks.iter().map(|(id, _)| *id));
         Ok(links)
     }
@@ -457,13 +459,11 @@ impl Links {
         file: &File,
         hooks: &[(HookId, Probe)],
         pid: Pid,
+        scope: ProbeScope,
     ) -> Result<Option<OwnLink>, AttachError> {
-        let probes: Vec<Probe> = hooks.iter().map(|&(_, probe)| scoped(probe, ProbeScope::Process)).collect();
-        if probes.is_empty() {
-            return Ok(None);
-        }
-        let link = Arc::new(attach(&self.keeper, kernel, file, &probes, Some(pid))?);
-        Ok(Some(OwnLink { link, scope: ProbeScope::Process }))
+        let probes: Vec<Probe> = hooks.iter().map(|&(_, probe)| scoped(probe, scope)).collect();
+        let link = || attach(&self.keeper, kernel, file, &probes, Some(pid)).map(Arc::new);
+        Ok(if probes.is_empty() { None } else { Some(OwnLink { link: link()?, scope }) })
     }
 
     fn attach_shared(
