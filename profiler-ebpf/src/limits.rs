@@ -41,7 +41,8 @@ fn is_near_limit(size_bytes: u64) -> Option<bool> {
     let memory = read(task + config::task_mm_offset())?;
     let signal = read(task + config::task_signal_offset())?;
     // SAFETY: the helper checks the address.
-    let mappings: u32 = unsafe { bpf_probe_read_kernel((memory + config::mm_map_count_offset()) as *const u32) }.ok()?;
+    let mappings: u32 =
+        unsafe { bpf_probe_read_kernel((memory + config::mm_map_count_offset()) as *const u32) }.ok()?;
     let mappings_max = config::map_count_max();
     if mappings as u64 + MARGIN_MAPPINGS + (mappings_max >> PART_SHIFT) > mappings_max {
         return Some(true);

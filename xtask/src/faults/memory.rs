@@ -102,7 +102,10 @@ mod tests {
     use super::*;
 
     fn memory(start: u64, bytes: &[u8]) -> Memory {
-        Memory(vec![(Mapping { start, end: start + bytes.len() as u64, name: String::new() }, bytes.to_vec())])
+        Memory(vec![(
+            Mapping { is_writable: true, start, end: start + bytes.len() as u64, name: String::new() },
+            bytes.to_vec(),
+        )])
     }
 
     #[test]
