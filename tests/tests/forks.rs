@@ -225,7 +225,7 @@ fn vfork_children_and_threads_do_not_change_the_targets_ledger() {
 #[test]
 fn an_exec_ends_the_ledger_and_starts_a_new_one() {
     for how in ["exec", "thread-exec"] {
-        let (mut target, heapbpf, mut session) = recorded("");
+        let (mut target, heapbpf, mut session) = recorded("--strict");
         target.work("keep 100 10");
         target.exec(&format!("{how} {}", build("family.c").display()));
         session.wait_for("is being recorded");
@@ -270,7 +270,7 @@ fn start_child(target: &mut Target) {
 
 #[test]
 fn programs_that_end_before_their_probes_are_attached_are_counted_as_missed() {
-    let (mut target, heapbpf, session) = recorded("");
+    let (mut target, heapbpf, session) = recorded("--strict");
     session.halt();
     for _ in 0..3 {
         start_child(&mut target);
@@ -287,7 +287,7 @@ fn programs_that_end_before_their_probes_are_attached_are_counted_as_missed() {
 
 #[test]
 fn programs_that_are_executed_before_their_probes_are_attached_are_counted_as_missed() {
-    let (mut target, heapbpf, mut session) = recorded("");
+    let (mut target, heapbpf, mut session) = recorded("--strict");
     session.halt();
     start_child(&mut target);
     target.exec(&format!("exec {}", build("family.c").display()));
@@ -305,7 +305,7 @@ fn programs_that_are_executed_before_their_probes_are_attached_are_counted_as_mi
 
 #[test]
 fn programs_that_have_run_before_their_probes_are_attached_are_counted_as_late() {
-    let (mut target, heapbpf, mut session) = recorded("");
+    let (mut target, heapbpf, mut session) = recorded("--strict");
     session.halt();
     start_child(&mut target);
     session.resume();

@@ -153,9 +153,10 @@ fn a_program_started_by_vfork_is_a_target() {
     // One of the earlier ones may have lived long enough to be recorded, too.
     session.wait_for("(family) is being recorded");
     target.work("keep 100 3");
-    let _ = session.interrupt().expect_code(0);
+    let outcome = session.interrupt();
+    assert!(matches!(outcome.status.code(), Some(0 | 3)), "{outcome:?}");
     let report = heapbpf.report("out.json");
-    report.assert_complete();
+    report.assert_complete_but_for_programs();
     let of_parent = report.process(target.pid()).exact_by_leaf();
     assert_eq!(of_parent["keeps"].alloc_count, 5);
     let launched: Vec<_> = report.targets.iter().filter(|process| process.command.ends_with("/family")).collect();

@@ -118,6 +118,7 @@ fn config(args: &RecordArgs) -> Result<SessionConfig> {
             overhead_percent_max: args.max_overhead,
         },
         callsites_max: args.callsites_max,
+        counts_programs: args.verdict.strict,
         ..SessionConfig::default()
     })
 }

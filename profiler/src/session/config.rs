@@ -70,6 +70,8 @@ pub struct SessionConfig {
     pub limits: Limits,
     /// Maximum number of callsites of a target, and of all targets four times as many. Further ones share one per heap.
     pub callsites_max: u32,
+    /// Programs that were missed or recorded late are losses, as always of a launched command.
+    pub counts_programs: bool,
     /// Walk the heaps of processes that run already and have no more resident memory, so that the profile contains their live
     /// blocks. 0 leaves them out.
     pub inventory_bytes_max: u64,
@@ -114,6 +116,7 @@ impl Default for SessionConfig {
             older_than: None,
             limits: Limits::default(),
             callsites_max: CALLSITES_MAX,
+            counts_programs: false,
             inventory_bytes_max: 1 << 30,
             inventory_stop_max: Duration::from_millis(500),
             jvm_perf_maps: false,

@@ -197,9 +197,11 @@ impl Session {
         health.add_loss(Loss::StackLost, stacks_lost);
         health.add_loss(Loss::ProbeMissed, self.probes.kernel.probes_missed());
         health.add_loss(Loss::StubMissed, self.probes.stub_calls_missed());
-        let programs = self.lifecycle.unprobed();
-        health.add_loss(Loss::ProgramMissed, programs.missed);
-        health.add_loss(Loss::ProgramLate, programs.late);
+        if self.config.counts_programs || self.command.is_some() {
+            let programs = self.lifecycle.unprobed();
+            health.add_loss(Loss::ProgramMissed, programs.missed);
+            health.add_loss(Loss::ProgramLate, programs.late);
+        }
         health
     }
 
