@@ -24,8 +24,10 @@ use crate::linux::ptrace::{Options, Stop, Tracee};
 /// Time limit for threads to stop. A thread that waits for a disk stops when the disk has answered.
 const STOP_SECONDS_MAX: u64 = 2;
 
-/// Time limit for threads that have not stopped when the others resume.
-const RELEASE_LIMIT: Duration = Duration::from_millis(500);
+/// Time limit for threads that have not stopped when the others resume. On a busy machine, each has to be given a processor first.
+const RELEASE_LIMIT: Duration = Duration::from_secs(2);
+/// Polling interval meanwhile, which leaves the processor to them.
+const RELEASE_PERIOD: Duration = Duration::from_micros(50);
 
 #[derive(Debug)]
 pub(crate) struct Stopped {
@@ -347,7 +349,7 @@ impl Stopped {
         let deadline = Instant::now() + RELEASE_LIMIT;
         while !self.running.is_empty() && self.gather(false).is_ok() && Instant::now() < deadline {
             tracees.extend(self.detach_held());
-            std::thread::yield_now();
+            std::thread::sleep(RELEASE_PERIOD);
         }
         tracees.extend(self.detach_held());
         for tracee in tracees {
@@ -373,7 +375,7 @@ impl Stopped {
             match self.stop_of(tracee) {
                 Err(_) | Ok(Some(Stop::Ended(_))) => return,
                 Ok(Some(stop)) => drop(tracee.detach(stop)),
-                Ok(None) => std::thread::yield_now(),
+                Ok(None) => std::thread::sleep(RELEASE_PERIOD),
             }
         }
     }
