@@ -49,6 +49,7 @@ pub mod recipe;
 pub mod redis;
 pub mod report;
 pub mod sampling;
+pub mod shared;
 pub mod stubs;
 pub mod target;
 pub mod tmux;

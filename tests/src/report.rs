@@ -10,7 +10,7 @@ use std::fmt::Debug;
 use std::fs;
 use std::path::Path;
 
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use serde_json::Number;
 
 #[derive(Debug, Deserialize)]
@@ -421,7 +421,7 @@ pub fn assert_equal_stacks<Stack: Ord + Debug>(
     );
 }
 
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Counts {
     pub alloc_count: u64,
     pub alloc_bytes: u64,
@@ -440,7 +440,7 @@ pub struct Estimates {
 }
 
 /// The ledger that a target prints for a line of input.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Serialize, Deserialize)]
 pub struct Ledger {
     /// Peak of the live bytes, of blocks allocated for this line.
     pub peak_bytes: u64,
@@ -448,7 +448,7 @@ pub struct Ledger {
 }
 
 /// An allocating function of a target.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Serialize, Deserialize)]
 pub struct Site {
     pub function: String,
     /// Line of its call of the allocator; 0 where unknown.

@@ -5,7 +5,7 @@
  *   `drop`                frees what they have kept
  *   `alarm HERTZ`         from now on SIGALRM and SIGPROF interrupt, so many times a second; 0 ends this
  *   `load THREADS`        that many threads allocate, without counts, and each starts further threads, until `load 0`
- *   `rounds`              waits until each of these has done another hundred rounds
+ *   `rounds [COUNT]`      waits until each of these has done another hundred rounds, or so many
  *   `handled`             waits until a hundred further signals have been handled
  *
  * Counts are the threads' own until they end: shared ones would take longer than the allocator.
@@ -212,10 +212,10 @@ static void change_load(int threads) {
         if (pthread_create(&loading[i], NULL, load, (void *)i) != 0) give_up("no thread");
 }
 
-static void await_rounds(void) {
+static void await_rounds(uint64_t count) {
     for (int i = 0; i < loads; i++) {
         uint64_t before = __atomic_load_n(&rounds[i], __ATOMIC_SEQ_CST);
-        while (__atomic_load_n(&rounds[i], __ATOMIC_SEQ_CST) < before + 100) usleep(1000);
+        while (__atomic_load_n(&rounds[i], __ATOMIC_SEQ_CST) < before + count) usleep(1000);
     }
 }
 
@@ -231,7 +231,9 @@ static void work(const char *line) {
     } else if (sscanf(line, "load %d", &threads) == 1) {
         change_load(threads);
     } else if (strcmp(line, "rounds") == 0) {
-        await_rounds();
+        await_rounds(100);
+    } else if (sscanf(line, "rounds %ld", &count) == 1) {
+        await_rounds((uint64_t)count);
     } else if (strcmp(line, "handled") == 0) {
         for (sig_atomic_t before = handled; handled < before + 100;) usleep(100);
     } else {

@@ -1,12 +1,5 @@
 //! `heapbpf agent`: duty cycle, reloading, budgets, the stop file, and its messages.
 
-#[path = "serve/http.rs"]
-#[allow(dead_code, reason = "shared with the tests of `--serve`")]
-mod http;
-#[path = "push/receiver.rs"]
-#[allow(dead_code, reason = "shared with the tests of `--push`")]
-mod receiver;
-
 use std::fs;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
@@ -21,6 +14,9 @@ use heapbpf_tests::stubs::slots_to_stubs;
 use heapbpf_tests::target::{Target, build, copy_program, run};
 use rustix::process::Signal;
 use tempfile::TempDir;
+
+use super::push::receiver;
+use super::serve::http;
 
 /// An agent with a configuration file of its own, for one program.
 struct Agent {

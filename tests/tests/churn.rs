@@ -3,7 +3,6 @@
 #![expect(clippy::print_stderr, clippy::cast_precision_loss, reason = "prints figures with --nocapture")]
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
@@ -16,12 +15,6 @@ use heapbpf_tests::target::Target;
 /// Number of programs started per second.
 const SPAWNS: u64 = 2000;
 const LOAD: &str = "spawn 200 2000";
-
-/// Serializes the tests: one of them records all processes.
-fn serialize() -> MutexGuard<'static, ()> {
-    static ALONE: Mutex<()> = Mutex::new(());
-    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 /// Ends the load, even if a check fails.
 struct Finally<'a>(&'a AtomicBool);
@@ -83,7 +76,6 @@ fn assert_honest(report: &Report, code: Option<i32>, stdout: &str) {
 
 #[test]
 fn a_recording_of_all_processes_is_complete_under_process_churn() {
-    let _alone = serialize();
     let redis = Redis::start();
     let mut spawner = Target::start("spawner.c");
     let mut heapbpf = Heapbpf::new(["--all", "-o", "out.json"]);
@@ -127,7 +119,6 @@ fn a_recording_of_all_processes_is_complete_under_process_churn() {
 
 #[test]
 fn unselected_processes_run_without_probes() {
-    let _alone = serialize();
     let name = format!("meant-redis-of-{}", std::process::id());
     let redis = Redis::start_as(&name);
     let mut spawner = Target::start("spawner.c");

@@ -1,6 +1,5 @@
 //! Names from separate debug files: directories, debuginfod servers (Debian's, and hostile ones), and what is left without them.
 
-#[path = "debug_files/server.rs"]
 mod server;
 
 use std::fs;

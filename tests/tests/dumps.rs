@@ -1,20 +1,13 @@
 //! Windows of a recording: when they are written, and their contents to the byte.
 
-#[path = "dumps/history.rs"]
 mod history;
 #[path = "launch/launched.rs"]
 mod launched;
-#[path = "dumps/marks.rs"]
 mod marks;
-#[path = "dumps/peak.rs"]
 mod peak;
-#[path = "dumps/processes.rs"]
 mod processes;
-#[path = "dumps/requested.rs"]
 mod requested;
-#[path = "dumps/triggered.rs"]
 mod triggered;
-#[path = "dumps/unwritable.rs"]
 mod unwritable;
 
 use heapbpf_tests::heapbpf::{Heapbpf, Session};

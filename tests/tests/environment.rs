@@ -7,11 +7,8 @@ use std::path::Path;
 use heapbpf_tests::report::{Counts, Process};
 use heapbpf_tests::target::copy_program;
 
-#[path = "environment/files.rs"]
 mod files;
-#[path = "environment/loaded_late.rs"]
 mod loaded_late;
-#[path = "environment/pids.rs"]
 mod pids;
 
 /// C library and dynamic linker that targets are run with.

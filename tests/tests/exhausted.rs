@@ -3,7 +3,6 @@
 
 use std::path::PathBuf;
 use std::process::Command;
-use std::sync::{Mutex, PoisonError};
 
 use heapbpf_tests::heapbpf::Heapbpf;
 use heapbpf_tests::kernel::assert_no_probes;
@@ -23,14 +22,9 @@ fn program(allocator: &str) -> PathBuf {
     Recipe::of("exhausted.cpp").libraries(allocator).build()
 }
 
-/// One recording at a time: the kernel lets the link of one target replace returns in another that has a breakpoint there
-/// (docs/reliability.md, "Exceptions").
-static ALONE: Mutex<()> = Mutex::new(());
-
 /// The first blocks are recorded, the exceptions reach the program, and what was left alone is in the report.
 #[track_caller]
 fn check(engine: &str, allocator: &str, limit: &str, throws: &str) {
-    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let mut target = Target::spawn(&mut Command::new(program(allocator)));
     let arguments = format!("--engine {engine} --interval 1 -o out.json");
     let mut heapbpf = Heapbpf::of(target.pid(), &arguments);

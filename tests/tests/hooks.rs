@@ -1,11 +1,8 @@
 //! Custom hooks: in libraries, in programs, in files and in built-in sets; and errors for hooks that are invalid or not
 //! found.
 
-#[path = "hooks/built_in.rs"]
 mod built_in;
-#[path = "hooks/entry.rs"]
 mod entry;
-#[path = "hooks/errors.rs"]
 mod errors;
 
 use std::fs;

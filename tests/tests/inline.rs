@@ -3,29 +3,17 @@
 //! Every test ends with an unharmed target: its slots are as they were, its code equals its files, and it works.
 //! `matrix.rs` runs its allocators with this engine, too, and `faults.rs` kills processes at random times.
 
-#[path = "inline/estimates.rs"]
 mod estimates;
-#[path = "inline/handed_over.rs"]
 mod handed_over;
-#[path = "inline/interposed.rs"]
 mod interposed;
-#[path = "inline/interrupted.rs"]
 mod interrupted;
-#[path = "inline/killed.rs"]
 mod killed;
-#[path = "inline/modules.rs"]
 mod modules;
-#[path = "inline/processes.rs"]
 mod processes;
-#[path = "inline/refusals.rs"]
 mod refusals;
-#[path = "inline/reloaded.rs"]
 mod reloaded;
-#[path = "inline/repeated.rs"]
 mod repeated;
-#[path = "inline/stacks.rs"]
 mod stacks;
-#[path = "inline/stacks_untouched.rs"]
 mod stacks_untouched;
 
 use std::fs;

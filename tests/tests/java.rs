@@ -11,8 +11,8 @@ use std::process::Command;
 use heapbpf_tests::heapbpf::Heapbpf;
 use heapbpf_tests::interpreters::java_home;
 use heapbpf_tests::report::{Callsite, Counts, Frame, Process, assert_equal_stacks};
-use heapbpf_tests::target::{Target, build_directory, run};
-use tempfile::TempDir;
+use heapbpf_tests::shared::java_classes;
+use heapbpf_tests::target::Target;
 
 const JVMS: &str = "/usr/lib/jvm";
 /// Versions to test. A machine has at least one of them.
@@ -49,24 +49,14 @@ fn version(folder: &Path) -> Option<u32> {
     version.split(['.', '"', '-']).next()?.parse().ok()
 }
 
-/// Compiles the target. Concurrent tests each have their own copy.
-fn classes() -> TempDir {
-    let classes = tempfile::tempdir_in(build_directory()).expect("the build directory is ours");
-    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/targets/Allocating.java");
-    // `--release` would hide `sun.misc.Unsafe`.
-    let options = ["-source", "17", "-target", "17", "-encoding", "UTF-8", "-nowarn", "-d"];
-    run(Command::new("javac").args(options).arg(classes.path()).arg(source));
-    classes
-}
-
 /// Starts the target, which executes all of its paths before it is ready, often enough that they are compiled: HEAPBPF_ROUNDS times in
 /// an emulated machine, which would take hours for the usual number.
-fn start(jvm: &Path, classes: &TempDir, options: &str) -> Target {
+fn start(jvm: &Path, classes: &Path, options: &str) -> Target {
     let many = env::var("HEAPBPF_ROUNDS").unwrap_or_else(|_| "20000".to_owned());
     let rounds = if ["-Xint", "-Xcomp"].contains(&options) { "20" } else { &many };
     let mut command = Command::new(jvm.join("bin/java"));
     command.args(["-XX:+UnlockDiagnosticVMOptions", "-XX:+ShowHiddenFrames"]).args(options.split_ascii_whitespace());
-    Target::spawn(command.arg("-cp").arg(classes.path()).args(["demo.Allocating", rounds]))
+    Target::spawn(command.arg("-cp").arg(classes).args(["demo.Allocating", rounds]))
 }
 
 /// Functions, files and lines, the innermost first. Native methods and generated classes have no lines.
@@ -168,7 +158,7 @@ fn compare(case: &str, expected: &Sums, recorded: &Recorded) {
 /// Records the target in every virtual machine. `inspect` gets the case, what is expected, the recording, and the target's PID.
 #[track_caller]
 fn record(options: &str, inspect: impl Fn(&str, &Sums, &Heapbpf, u32)) {
-    let classes = classes();
+    let classes = java_classes("Allocating");
     for (jvm, version) in jvms() {
         let case = format!("JDK {version} {options}");
         let mut target = start(&jvm, &classes, options);

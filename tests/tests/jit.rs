@@ -13,6 +13,7 @@ use std::time::Duration;
 use heapbpf_tests::heapbpf::Heapbpf;
 use heapbpf_tests::interpreters::{java_without_description, node_without_description};
 use heapbpf_tests::report::{Callsite, Frame, Process, Report};
+use heapbpf_tests::shared::java_classes;
 use heapbpf_tests::target::{Target, build, build_directory, copy_program, run};
 use rustix::fs::{CWD, FileType, Mode, mknodat};
 
@@ -40,9 +41,7 @@ fn node(options: &[&str]) -> Target {
 
 /// Of a virtual machine that names its methods in a perf map only.
 fn java(options: &[&str]) -> Target {
-    let classes = build_directory().join("targets/classes");
-    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/targets/Leaking.java");
-    run(Command::new("javac").arg("-d").arg(&classes).arg(source));
+    let classes = java_classes("Leaking");
     Target::spawn(
         Command::new(java_without_description())
             .args(options)

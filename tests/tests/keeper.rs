@@ -4,7 +4,6 @@
 use std::ffi::OsStr;
 use std::fs::File;
 use std::io::Write;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use heapbpf_tests::heapbpf::{Heapbpf, Outcome, Session};
@@ -14,13 +13,6 @@ use heapbpf_tests::target::Target;
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};
 
 const KEPT: Counts = Counts::kept(25, 25_000);
-
-/// Serializes the tests: the doctor, and every recording that detaches from the same library, removes leftover
-/// breakpoints.
-fn serialize() -> MutexGuard<'static, ()> {
-    static ALONE: Mutex<()> = Mutex::new(());
-    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 fn keeper(session: &Session) -> Pid {
     let found = children(session.pid()).into_iter().find(|&child| comm(child) == "heapbpf-keeper");
@@ -37,7 +29,6 @@ fn wait_until_gone(pid: Pid) {
 
 #[test]
 fn a_killed_keeper_ends_the_recording_with_its_report() {
-    let _alone = serialize();
     for backend in ["auto", "perf"] {
         let mut target = Target::start("service.c");
         let mut heapbpf = Heapbpf::of(target.pid(), &format!("--interval 1 --backend {backend} -o out.json"));
@@ -88,7 +79,6 @@ const PAUSES_MS: [u64; 5] = [0, 30, 100, 300, 1000];
 
 #[test]
 fn a_keeper_killed_during_the_start_ends_the_recording_with_its_report() {
-    let _alone = serialize();
     for options in ["", "--max-overhead 50%"] {
         for pause in PAUSES_MS.map(Duration::from_millis) {
             let mut target = Target::start("service.c");
@@ -104,7 +94,6 @@ fn a_keeper_killed_during_the_start_ends_the_recording_with_its_report() {
 
 #[test]
 fn a_keeper_killed_during_the_start_of_a_command_ends_the_recording_with_its_report() {
-    let _alone = serialize();
     let directory = tempfile::tempdir().expect("there is a directory for temporary files");
     let line = directory.path().join("line");
     rustix::fs::mkfifoat(rustix::fs::CWD, &line, rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR).expect("it is ours");
@@ -122,7 +111,6 @@ fn a_keeper_killed_during_the_start_of_a_command_ends_the_recording_with_its_rep
 
 #[test]
 fn probes_and_keeper_of_a_killed_agent_are_gone_within_two_seconds() {
-    let _alone = serialize();
     for backend in ["auto", "multi", "perf"] {
         let mut target = Target::start("service.c");
         let mut heapbpf = Heapbpf::of(target.pid(), &format!("--interval 1 --backend {backend} -o out.json"));
@@ -138,7 +126,6 @@ fn probes_and_keeper_of_a_killed_agent_are_gone_within_two_seconds() {
 
 #[test]
 fn signals_of_terminals_and_services_do_not_end_the_keeper() {
-    let _alone = serialize();
     let mut target = Target::start("service.c");
     let mut heapbpf = Heapbpf::of(target.pid(), "--interval 1 -o out.json");
     let session = heapbpf.start();
@@ -165,7 +152,6 @@ fn probed_once() -> (Target, Vec<String>) {
 
 #[test]
 fn leftover_breakpoints_are_removed_by_the_next_recording() {
-    let _alone = serialize();
     let (mut target, places) = probed_once();
     places.iter().for_each(|place| plant_breakpoint(target.pid(), place));
     let mut heapbpf = Heapbpf::of(target.pid(), "--interval 1 -o out.json");
@@ -181,7 +167,6 @@ fn leftover_breakpoints_are_removed_by_the_next_recording() {
 
 #[test]
 fn leftover_breakpoints_are_removed_by_the_doctor() {
-    let _alone = serialize();
     let (mut target, places) = probed_once();
     places.iter().for_each(|place| plant_breakpoint(target.pid(), place));
     let outcome = Heapbpf::new(["doctor"]).run().expect_code(0);

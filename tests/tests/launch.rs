@@ -1,15 +1,10 @@
 //! `heapbpf -- COMMAND`: the first allocation is recorded, and the command's streams, signals and exit code are
 //! unchanged.
 
-#[path = "launch/launched.rs"]
 mod launched;
-#[path = "launch/limits.rs"]
 mod limits;
-#[path = "launch/signals.rs"]
 mod signals;
-#[path = "launch/starting.rs"]
 mod starting;
-#[path = "launch/wrappers.rs"]
 mod wrappers;
 
 use std::ffi::OsString;

@@ -12,9 +12,7 @@
 //! chance, once in a hundred thousand runs. An estimate off by 6σ fails at once, which is as unlikely by chance. Double
 //! counting always exceeds 4σ by far: 10,000 blocks per function make σ less than 4 %.
 
-#[path = "matrix/cell.rs"]
 mod cell;
-#[path = "matrix/check.rs"]
 mod check;
 
 use cell::Cell;

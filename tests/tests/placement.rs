@@ -4,8 +4,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use heapbpf_tests::heapbpf::Heapbpf;
+use heapbpf_tests::recipe::Recipe;
 use heapbpf_tests::report::{Hook, Report};
-use heapbpf_tests::target::{Target, build, build_directory, run};
+use heapbpf_tests::target::{Target, build};
 
 /// Profiles the target with this placement. Checks every block; returns the hooks of the heap.
 fn profile(command: &mut Command, heap: &str, placement: &str) -> Vec<Hook> {
@@ -82,12 +83,6 @@ fn mimalloc() {
 
 #[test]
 fn musl() {
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("targets/placed.c");
-    let program = build_directory().join("targets/placed-musl");
-    run(Command::new("musl-gcc")
-        .args(["-O1", "-g", "-fno-omit-frame-pointer", "-fno-builtin"])
-        .arg(source)
-        .arg("-o")
-        .arg(&program));
+    let program = Recipe::of("placed.c").compiler("musl-gcc").build();
     check(|| Command::new(&program), "musl");
 }

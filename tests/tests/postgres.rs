@@ -2,18 +2,10 @@
 
 #![expect(clippy::print_stderr, clippy::cast_precision_loss, reason = "prints figures with --nocapture")]
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
-
 use heapbpf_tests::heapbpf::{Heapbpf, Outcome};
 use heapbpf_tests::kernel::assert_no_probes;
 use heapbpf_tests::postgres::Postgres;
 use heapbpf_tests::report::{Process, Report};
-
-/// Serializes the tests, which all select the same program by name.
-fn serialize() -> MutexGuard<'static, ()> {
-    static ALONE: Mutex<()> = Mutex::new(());
-    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 /// Returns the only target of this process.
 #[track_caller]
@@ -66,7 +58,6 @@ fn check_losses(report: &Report, outcome: &Outcome) {
 
 /// Runs backends while heapbpf records.
 fn record(hold: &str) {
-    let _alone = serialize();
     let postgres = Postgres::start();
     let before = postgres.backends();
     let arguments = ["-v", "--cmdline", "postgres", "--interval", "1", "--hold", hold, "-o", "out.json"];
@@ -119,7 +110,6 @@ fn backends_are_recorded_when_forks_are_held_too() {
 
 #[test]
 fn a_server_started_later_is_recorded_with_all_its_processes() {
-    let _alone = serialize();
     let mut heapbpf = Heapbpf::new(["-v", "--cmdline", "postgres", "--interval", "1", "-o", "out.json"]);
     let mut session = heapbpf.start();
     let postgres = Postgres::start();

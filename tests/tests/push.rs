@@ -1,7 +1,6 @@
 //! `--push`: what servers receive, and what happens while they are off or misbehave.
 
-#[path = "push/receiver.rs"]
-mod receiver;
+pub(crate) mod receiver;
 
 use std::collections::BTreeMap;
 use std::fs;

@@ -2,8 +2,8 @@
 
 use std::os::unix::process::CommandExt;
 use std::process::Command;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
@@ -15,11 +15,6 @@ use heapbpf_tests::target::{Target, build, run};
 
 /// Enough that probes of their own cost more than shared ones cost two CPUs of other work.
 const MANY: usize = 120;
-
-fn alone() -> MutexGuard<'static, ()> {
-    static LOCK: Mutex<()> = Mutex::new(());
-    LOCK.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 fn service(name: &str) -> Target {
     Target::spawn(Command::new(build("service.c")).arg0(name))
@@ -42,7 +37,6 @@ fn wait_until_recorded(session: &mut Session, target: &Target) {
 
 #[test]
 fn targets_are_moved_to_shared_probes_without_missing_a_call() {
-    let _alone = alone();
     let name = format!("moved-{}", std::process::id());
     let (mut first, other) = (service(&name), service("not-a-target"));
     let mut heapbpf = heapbpf(&name, &[]);
@@ -89,7 +83,6 @@ fn targets_are_moved_to_shared_probes_without_missing_a_call() {
 
 #[test]
 fn calls_of_other_processes_are_counted_and_not_recorded() {
-    let _alone = alone();
     let name = format!("shared-{}", std::process::id());
     let (mut target, mut other) = (service(&name), service("not-a-target"));
     let mut heapbpf = heapbpf(&name, &["--scope", "inode"]);
@@ -149,7 +142,6 @@ fn probes_of_other_tools_on_hooked_functions_are_reported() {
 
 #[test]
 fn on_request_every_target_has_its_own() {
-    let _alone = alone();
     let name = format!("own-{}", std::process::id());
     let (mut targets, other): (Vec<Target>, Target) = ((0..MANY).map(|_| service(&name)).collect(), service("other"));
     let mut heapbpf = heapbpf(&name, &["--scope", "process"]);
@@ -166,7 +158,6 @@ fn on_request_every_target_has_its_own() {
 
 #[test]
 fn what_cannot_be_shared_is_refused() {
-    let _alone = alone();
     let target = service("refused");
     let run = |arguments: &str| Heapbpf::of(target.pid(), arguments).run().expect_error(1);
     let error = run("--scope inode --backend perf");

@@ -1,17 +1,11 @@
 //! Test cases of heapprofd, gperftools and Chrome's heap profiler, with their numbers. `docs/seeds.md` maps their cases
 //! to tests here and in other files.
 
-#[path = "seeds/accurate.rs"]
 mod accurate;
-#[path = "seeds/processes.rs"]
 mod processes;
-#[path = "seeds/sampling.rs"]
 mod sampling;
-#[path = "seeds/sessions.rs"]
 mod sessions;
-#[path = "seeds/staged.rs"]
 mod staged;
-#[path = "seeds/windows.rs"]
 mod windows;
 
 use heapbpf_tests::heapbpf::{Heapbpf, text};

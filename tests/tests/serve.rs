@@ -1,16 +1,10 @@
 //! `--serve`: what the server answers, whom, and what its clients cannot do.
 
-#[path = "serve/access.rs"]
 mod access;
-#[path = "serve/clients.rs"]
 mod clients;
-#[path = "serve/endpoints.rs"]
 mod endpoints;
-#[path = "serve/errors.rs"]
 mod errors;
-#[path = "serve/http.rs"]
-mod http;
-#[path = "serve/load.rs"]
+pub(crate) mod http;
 mod load;
 
 use std::fs;

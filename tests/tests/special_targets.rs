@@ -4,15 +4,10 @@
 //! Steps of the system clock are not tested: they would affect the whole machine. Instead, there is a target in a time
 //! namespace, whose clocks differ from heapbpf's by days.
 
-#[path = "special_targets/limits.rs"]
 mod limits;
-#[path = "special_targets/scale.rs"]
 mod scale;
-#[path = "special_targets/seccomp.rs"]
 mod seccomp;
-#[path = "special_targets/sessions.rs"]
 mod sessions;
-#[path = "special_targets/stopped.rs"]
 mod stopped;
 
 use heapbpf_tests::heapbpf::{Heapbpf, Outcome, binary};

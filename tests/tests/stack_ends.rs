@@ -9,6 +9,7 @@ use heapbpf_tests::heapbpf::{Heapbpf, Outcome};
 use heapbpf_tests::interpreters::java_without_description;
 use heapbpf_tests::recipe::Recipe;
 use heapbpf_tests::report::Report;
+use heapbpf_tests::shared::java_classes;
 use heapbpf_tests::target::{Target, build_directory, run};
 use serde_json::{Value, json};
 
@@ -117,9 +118,7 @@ fn functions_of_a_stripped_go_program_have_names() {
 
 /// Records a Java program for some seconds, whose virtual machine does not describe its code; returns the report and the summary.
 fn java(option: &str, code: Option<i32>) -> (Value, String) {
-    let classes = build_directory().join("targets/classes");
-    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/targets/Compressing.java");
-    run(Command::new("javac").arg("-d").arg(&classes).arg(source));
+    let classes = java_classes("Compressing");
     let mut command = Command::new(java_without_description());
     command.args([option, "-cp"]).arg(classes).arg("Compressing");
     let mut target = Target::spawn(&mut command);

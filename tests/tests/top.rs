@@ -282,7 +282,7 @@ fn a_panic_restores_the_terminal_before_its_message() {
     let tmux = Tmux::start(80, 24);
     let before = tmux.modes("before");
     let test = std::env::current_exe().expect("known");
-    let name = "a_panic_restores_the_terminal_before_its_message";
+    let name = "top::a_panic_restores_the_terminal_before_its_message";
     // A backtrace would scroll the message away.
     let environment = format!("{PANICS}=1 RUST_BACKTRACE=0");
     tmux.enter(&format!("{environment} {} --exact {name} --nocapture --test-threads=1; echo over", test.display()));

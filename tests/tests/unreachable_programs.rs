@@ -3,7 +3,6 @@
 
 #![expect(clippy::print_stderr, reason = "prints figures with --nocapture")]
 
-#[path = "unreachable_programs/runs.rs"]
 mod runs;
 
 use std::cell::RefCell;

@@ -22,7 +22,10 @@ static UNCHECKED_SPEC: LazyLock<PathBuf> = LazyLock::new(|| {
     let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join("unchecked-cpython.toml");
     let built_in = include_str!("../../../profiler/specs/cpython.toml");
     let lines = built_in.lines().filter(|line| !line.starts_with("if-inlined"));
-    std::fs::write(&path, lines.collect::<Vec<_>>().join("\n")).expect("writable");
+    // Complete at any time: other tests read it.
+    let file = tempfile::NamedTempFile::new_in(env!("CARGO_TARGET_TMPDIR")).expect("writable");
+    std::fs::write(file.path(), lines.collect::<Vec<_>>().join("\n")).expect("writable");
+    file.persist(&path).expect("writable");
     path
 });
 

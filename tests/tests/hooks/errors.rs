@@ -7,7 +7,7 @@ use heapbpf_tests::heapbpf::{Heapbpf, text};
 use heapbpf_tests::recipe::Recipe;
 use heapbpf_tests::target::Target;
 
-use crate::{POOL, heapbpf, hooks, linked};
+use super::{POOL, heapbpf, hooks, linked};
 
 const WRONG_USAGE: i32 = 2;
 

@@ -9,7 +9,8 @@ use heapbpf_tests::target::{Target, build};
 
 use super::{EXACT, assert_unharmed, finish, start};
 
-const SESSIONS: usize = 20;
+/// `cargo xtask faults --engine inline` makes thousands.
+const SESSIONS: usize = 8;
 
 /// Under load by threads that start and end, and interrupted by signals.
 #[test]

@@ -10,8 +10,8 @@ use heapbpf_tests::report::Counts;
 use heapbpf_tests::target::build;
 use rustix::process::{Signal, kill_process, kill_process_group, test_kill_process};
 
-use crate::assert_whole;
-use crate::launched::{Launched, happens_within, status, wait_until};
+use super::assert_whole;
+use super::launched::{Launched, happens_within, status, wait_until};
 
 #[test]
 fn sigterm_goes_to_the_command() {
@@ -100,7 +100,7 @@ fn a_second_ctrl_c_stops_waiting_for_a_running_command() {
     // It still works, independently of heapbpf.
     launched.target.work("keep 77 5");
     assert_no_probes(command.as_raw_nonzero().get().unsigned_abs());
-    assert_eq!(crate::launched::status(command, "TracerPid"), "0");
+    assert_eq!(super::launched::status(command, "TracerPid"), "0");
     launched.target.begin_exit(0);
 }
 

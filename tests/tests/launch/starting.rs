@@ -8,7 +8,7 @@ use heapbpf_tests::kernel::commands;
 use heapbpf_tests::target::build;
 use rustix::process::{Pid, Signal};
 
-use crate::launched::{status, wait_until};
+use super::launched::{status, wait_until};
 
 fn pid_of(number: u32) -> Pid {
     i32::try_from(number).ok().and_then(Pid::from_raw).expect("pids are positive")

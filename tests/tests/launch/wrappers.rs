@@ -8,7 +8,7 @@ use heapbpf_tests::recipe::Recipe;
 use heapbpf_tests::report::{Counts, Process};
 use heapbpf_tests::target::build;
 
-use crate::launched::{Launched, wait_until};
+use super::launched::{Launched, wait_until};
 
 /// Runs the target from a wrapper script, and finds it in the report.
 #[track_caller]

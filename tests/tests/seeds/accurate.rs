@@ -5,7 +5,7 @@ use heapbpf_tests::heapbpf::Heapbpf;
 use heapbpf_tests::report::{Counts, Process, Report};
 use heapbpf_tests::target::Target;
 
-use crate::counts;
+use super::counts;
 
 /// Allocated, freed and live.
 const ACCURATE: Counts = counts((3, 40), (2, 25));

@@ -10,7 +10,7 @@ use heapbpf_tests::kernel::changed_code;
 use heapbpf_tests::report::{Counts, Process};
 use heapbpf_tests::target::{Target, build};
 
-use crate::assert_multiple;
+use super::assert_multiple;
 
 /// Returns a unique name.
 fn name(word: &str) -> String {

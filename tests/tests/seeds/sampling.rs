@@ -13,7 +13,7 @@ use heapbpf_tests::sampling::Expected;
 use heapbpf_tests::target::Target;
 use serde_json::Value;
 
-use crate::json;
+use super::json;
 
 /// gperftools' `kSigmas`.
 const SIGMAS: f64 = 4.0;

@@ -6,7 +6,7 @@ use heapbpf_tests::kernel::assert_no_probes;
 use heapbpf_tests::report::{Counts, Process};
 use heapbpf_tests::target::Target;
 
-use crate::assert_multiple;
+use super::assert_multiple;
 
 const ARGUMENTS: &str = "--interval 1 -o out.json";
 

@@ -4,7 +4,7 @@ use heapbpf_tests::heapbpf::{Heapbpf, Session};
 use heapbpf_tests::report::{Counts, Process, Report};
 use heapbpf_tests::target::Target;
 
-use crate::counts;
+use super::counts;
 
 /// Share of the live bytes that gperftools requires of one function.
 const SHARE_MIN: f64 = 0.9;

@@ -5,7 +5,7 @@ use heapbpf_tests::target::Target;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
-use crate::{assert_multiple, json};
+use super::{assert_multiple, json};
 
 /// Bytes of a window: live at its start, allocated, freed, live at its end.
 type Flow = [u64; 4];

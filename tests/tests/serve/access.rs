@@ -4,8 +4,8 @@ use std::fs;
 use std::os::unix::fs::{FileTypeExt as _, PermissionsExt as _};
 use std::process::Command;
 
-use crate::http::{Reply, exchange, request};
-use crate::{Served, TOKEN, holding};
+use super::http::{Reply, exchange, request};
+use super::{Served, TOKEN, holding};
 use heapbpf_tests::target::Target;
 
 #[track_caller]

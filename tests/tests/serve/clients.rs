@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-use crate::{APPEARS_WITHIN, Served, TOKEN, holding};
+use super::{APPEARS_WITHIN, Served, TOKEN, holding};
 use heapbpf_tests::target::Target;
 
 /// Runs `go tool pprof -top` on a URL.

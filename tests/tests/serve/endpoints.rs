@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use crate::http::{connect, get, request};
-use crate::{Served, holding};
+use super::http::{connect, get, request};
+use super::{Served, holding};
 use heapbpf_tests::redis::Redis;
 
 /// All formats, with their types and the beginning of their files.

@@ -5,8 +5,8 @@ use std::net::TcpStream;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::http::{Reply, connect, exchange};
-use crate::{Served, holding};
+use super::http::{Reply, connect, exchange};
+use super::{Served, holding};
 use heapbpf_tests::target::Target;
 
 /// Sum of all drops.

@@ -7,9 +7,9 @@ use heapbpf_tests::recipe::Recipe;
 use heapbpf_tests::target::{Target, build};
 use heapbpf_tests::unreachable::Known;
 
-use crate::LEAKS;
-use crate::launched::libraries;
-use crate::runs::{run_check, truth};
+use super::LEAKS;
+use super::launched::libraries;
+use super::runs::{run_check, truth};
 use std::process::Command;
 
 /// Without probes, both methods of heap snapshots give the same result.

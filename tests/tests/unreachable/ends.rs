@@ -5,7 +5,7 @@ use heapbpf_tests::recipe::Recipe;
 use heapbpf_tests::target::build;
 use heapbpf_tests::unreachable::{Check, Sum};
 
-use crate::{CLEAN, INCOMPLETE, LEAKS};
+use super::{CLEAN, INCOMPLETE, LEAKS};
 
 #[track_caller]
 fn run(recipe: &Recipe, arguments: &[&str], code: i32) -> (Check, Outcome) {

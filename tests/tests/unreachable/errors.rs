@@ -9,7 +9,7 @@ use heapbpf_tests::heapbpf::{Heapbpf, binary};
 use heapbpf_tests::recipe::Recipe;
 use heapbpf_tests::target::{Target, build, copy_program};
 
-use crate::{FAILED, WRONG_USAGE};
+use super::{FAILED, WRONG_USAGE};
 
 const TCMALLOC: &str = "/usr/lib/x86_64-linux-gnu/libtcmalloc.so.4";
 

@@ -9,8 +9,8 @@ use heapbpf_tests::target::{Target, run};
 use heapbpf_tests::unreachable::Sum;
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::runs::run_check;
-use crate::{CLEAN, FAILED, LEAKS};
+use super::runs::run_check;
+use super::{CLEAN, FAILED, LEAKS};
 
 /// Timeout for hangs.
 const WITHIN: Duration = Duration::from_secs(120);

@@ -7,8 +7,8 @@ use heapbpf_tests::recipe::Recipe;
 use heapbpf_tests::target::build;
 use heapbpf_tests::unreachable::{Known, Truth};
 
-use crate::LEAKS;
-use crate::runs::{Launch, bytes_by_leaf, truth};
+use super::LEAKS;
+use super::runs::{Launch, bytes_by_leaf, truth};
 
 /// Checks on request and at the exit: both reports are equal, block by block.
 #[track_caller]

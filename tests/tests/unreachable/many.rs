@@ -8,8 +8,8 @@ use heapbpf_tests::recipe::Recipe;
 use heapbpf_tests::target::{Target, build};
 use heapbpf_tests::unreachable::{Check, Known, Sum};
 
-use crate::LEAKS;
-use crate::runs::{Launch, run_check, run_check_with_output, truth};
+use super::LEAKS;
+use super::runs::{Launch, run_check, run_check_with_output, truth};
 
 /// Starts a program and checks it at its exit; also returns its output.
 #[track_caller]

@@ -8,8 +8,8 @@ use heapbpf_tests::heapbpf::{Heapbpf, text};
 use heapbpf_tests::target::{Target, build};
 use heapbpf_tests::unreachable::{Check, Sum};
 
-use crate::runs::{Launch, bytes_by_leaf, run_check, run_check_with_output};
-use crate::{CLEAN, LEAKS};
+use super::runs::{Launch, bytes_by_leaf, run_check, run_check_with_output};
+use super::{CLEAN, LEAKS};
 
 /// Starts a process in which one block has leaked, in a walked heap.
 fn leaky() -> Target {

@@ -6,8 +6,8 @@ use std::process::Command;
 use heapbpf_tests::target::{Target, build};
 use heapbpf_tests::unreachable::{Check, Known, Sum, Truth};
 
-use crate::LEAKS;
-use crate::runs::{Launch, run_check, truth};
+use super::LEAKS;
+use super::runs::{Launch, run_check, truth};
 
 /// Checks it at its exit, recorded, and while it runs, without recording.
 #[track_caller]

@@ -3,8 +3,8 @@
 use heapbpf_tests::target::Target;
 use heapbpf_tests::unreachable::Sum;
 
-use crate::runs::{Launch, run_check};
-use crate::{CLEAN, LEAKS};
+use super::runs::{Launch, run_check};
+use super::{CLEAN, LEAKS};
 use heapbpf_tests::target::build;
 
 /// Size of the block.

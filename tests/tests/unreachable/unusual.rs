@@ -9,8 +9,8 @@ use heapbpf_tests::heapbpf::Heapbpf;
 use heapbpf_tests::target::{Target, build};
 use heapbpf_tests::unreachable::{Known, Sum};
 
-use crate::runs::{Launch, run_check, truth};
-use crate::{CLEAN, FAILED, LEAKS};
+use super::runs::{Launch, run_check, truth};
+use super::{CLEAN, FAILED, LEAKS};
 
 fn unusual(state: &str) -> Target {
     Target::spawn(Command::new(build("leaks/unusual.c")).arg(state))

@@ -3,7 +3,7 @@
 use heapbpf_tests::viewers;
 use serde_json::Value;
 
-use crate::fixture::Fixture;
+use super::fixture::Fixture;
 
 /// Parses bytes and blocks of a line of the viewer: `At t-end: 1,234 bytes (5.6%) in 78 blocks (9%), …`.
 fn amounts(text: &str, name: &str) -> [f64; 2] {

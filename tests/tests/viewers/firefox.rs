@@ -9,7 +9,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use tempfile::TempDir;
 
-use crate::fixture::{Fixture, number, read};
+use super::fixture::{Fixture, number, read};
 
 /// A profile opened by the process that `profiler-cli load` would start and wait half a second for.
 struct Session {

@@ -1,4 +1,4 @@
-//! One run of `orchard.cpp`, recorded at an interval of 1 and another at 4 KiB, on first use. The files stay in
+//! One run of `orchard.cpp`, recorded at an interval of 1 and another at 4 KiB, by the first test that uses it. The files stay in
 //! `target/recorded` for inspection.
 
 #![allow(dead_code, reason = "for the formats: not every one needs all of it")]
@@ -12,10 +12,13 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use heapbpf_tests::heapbpf::{Heapbpf, binary};
 use heapbpf_tests::recipe::Recipe;
 use heapbpf_tests::report::{Ledger, Report};
-use heapbpf_tests::target::{Target, build_directory};
-use heapbpf_tests::viewers;
+use heapbpf_tests::target::Target;
+use heapbpf_tests::{shared, viewers};
 use rustix::process::Signal;
-use serde_json::Value;
+use serde_json::{Value, json};
+
+/// The target's PID and ledgers.
+const TRUTH: &str = "truth.json";
 
 /// The commands recorded: `plant`, a dump, and the rest; see `orchard.cpp`.
 #[derive(Debug)]
@@ -45,23 +48,27 @@ impl Fixture {
     #[track_caller]
     pub(crate) fn exact() -> &'static Self {
         static FIXTURE: OnceLock<Fixture> = OnceLock::new();
-        FIXTURE.get_or_init(|| Self::record("exact", "1"))
+        FIXTURE.get_or_init(|| Self::of("exact", "1"))
     }
 
     /// Recorded at an interval of 4 KiB: numbers are estimates.
     #[track_caller]
     pub(crate) fn sampled() -> &'static Self {
         static FIXTURE: OnceLock<Fixture> = OnceLock::new();
-        FIXTURE.get_or_init(|| Self::record("sampled", "4KiB"))
+        FIXTURE.get_or_init(|| Self::of("sampled", "4KiB"))
     }
 
     #[track_caller]
-    fn record(name: &str, interval: &str) -> Self {
-        let directory = build_directory().join("recorded").join(name);
-        match fs::remove_dir_all(&directory) {
-            Err(error) if error.kind() != std::io::ErrorKind::NotFound => panic!("`{}`: {error}", directory.display()),
-            _ => fs::create_dir_all(&directory).expect("the build directory is ours"),
-        }
+    fn of(name: &str, interval: &str) -> Self {
+        let directory = shared::folder(name, &shared::of_recordings(), |directory| Self::record(directory, interval));
+        let json = read(&directory.join("out.json"));
+        let report = Report::read(&directory.join("out.json"));
+        let (pid, ledgers) = serde_json::from_value(read(&directory.join(TRUTH))).expect("as written");
+        Self { directory, pid, ledgers, report, json }
+    }
+
+    #[track_caller]
+    fn record(directory: &Path, interval: &str) {
         let plugin = Recipe::of("plugin.c").flags("-shared -fPIC -Wl,-Bsymbolic -DNO_HEAP").build();
         let program = Recipe::of("orchard.cpp").libraries("-ldl").build();
         let mut target = Target::spawn(Command::new(program).env("HEAPBPF_PLUGIN", plugin));
@@ -83,10 +90,13 @@ impl Fixture {
         ledgers.push(target.work("keep"));
         let _ = session.interrupt().expect_code(0);
 
-        let json = read(&directory.join("out.json"));
-        let report = Report::read(&directory.join("out.json"));
-        report.assert_complete();
-        Self { directory, pid, ledgers, report, json }
+        Report::read(&directory.join("out.json")).assert_complete();
+        fs::write(directory.join(TRUTH), json!([pid, ledgers]).to_string()).expect("the build directory is ours");
+    }
+
+    /// The folder of its files.
+    pub(crate) fn folder(&self) -> &Path {
+        &self.directory
     }
 
     /// The recording.
@@ -100,7 +110,7 @@ impl Fixture {
     pub(crate) fn converted(&self, extension: &str, arguments: &str) -> PathBuf {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-        let path = self.directory.join(format!("{number}.{extension}"));
+        let path = self.directory.join(format!("{}-{number}.{extension}", std::process::id()));
         let mut convert = Command::new(binary());
         convert.env("NO_COLOR", "1").arg("convert").arg(self.recording()).arg("-o").arg(&path);
         let _ = viewers::text(convert.args(arguments.split_ascii_whitespace()));

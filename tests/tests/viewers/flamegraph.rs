@@ -7,7 +7,7 @@ use heapbpf_tests::heapbpf::binary;
 use heapbpf_tests::viewers;
 use serde_json::Value;
 
-use crate::fixture::{Fixture, VIEWS};
+use super::fixture::{Fixture, VIEWS};
 
 /// Opens a graph in Chromium, and saves a screenshot beside it.
 #[track_caller]

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use heapbpf_tests::heapbpf::text;
 use heapbpf_tests::viewers;
 
-use crate::fixture::{Fixture, VIEWS, read};
+use super::fixture::{Fixture, VIEWS, read};
 
 /// Parses a file of ours into stacks by line.
 fn stacks(lines: &str) -> BTreeMap<String, u64> {

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use heapbpf_tests::recipe::Recipe;
 use heapbpf_tests::viewers;
 
-use crate::fixture::{Fixture, number};
+use super::fixture::{Fixture, number};
 
 /// Its views, with the JSON report's fields.
 const QUANTITIES: [(&str, &str); 4] = [

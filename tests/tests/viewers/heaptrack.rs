@@ -5,7 +5,7 @@ use std::path::Path;
 
 use heapbpf_tests::viewers;
 
-use crate::fixture::{Fixture, number};
+use super::fixture::{Fixture, number};
 
 /// Returns a cost from heaptrack_print, summed over all stacks: its own totals are rounded.
 fn cost(path: &Path, name: &str) -> f64 {

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use heapbpf_tests::viewers;
 use serde_json::Value;
 
-use crate::fixture::{Fixture, VIEWS, number};
+use super::fixture::{Fixture, VIEWS, number};
 
 #[track_caller]
 fn scene(name: &str, fixture: &Fixture) -> Value {

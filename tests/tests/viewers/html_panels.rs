@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use heapbpf_tests::viewers;
 use serde_json::{Value, json};
 
-use crate::fixture::{Fixture, number};
-use crate::html::{amount, run_scene, size, text, texts};
+use super::fixture::{Fixture, number};
+use super::html::{amount, run_scene, size, text, texts};
 
 #[track_caller]
 fn scene(name: &str) -> Value {

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use heapbpf_tests::viewers;
 
-use crate::fixture::Fixture;
+use super::fixture::Fixture;
 
 #[test]
 fn reports_and_goldens_match_the_schema() {

@@ -10,8 +10,8 @@ use heapbpf_tests::redis::Redis;
 use heapbpf_tests::viewers;
 use serde_json::json;
 
-use crate::fixture::Fixture;
-use crate::html::{amount, run_scene, texts};
+use super::fixture::Fixture;
+use super::html::{amount, run_scene, texts};
 
 #[test]
 fn what_is_chosen_stays_while_documents_follow_each_other() {

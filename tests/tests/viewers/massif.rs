@@ -3,7 +3,7 @@
 use heapbpf_tests::viewers;
 use serde_json::Value;
 
-use crate::fixture::{Fixture, number};
+use super::fixture::{Fixture, number};
 
 /// Returns the total of the snapshot with this number in ms_print's table.
 fn total(text: &str, snapshot: &str) -> f64 {

@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use heapbpf_tests::viewers;
 use serde_json::Value;
 
-use crate::fixture::{Fixture, number};
-use crate::stacks;
+use super::fixture::{Fixture, number};
+use super::stacks;
 
 fn list(value: &Value) -> &[Value] {
     value.as_array().expect("it is a list")

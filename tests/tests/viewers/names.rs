@@ -8,12 +8,12 @@ use std::sync::OnceLock;
 
 use heapbpf_tests::heapbpf::{Heapbpf, binary, text};
 use heapbpf_tests::recipe::Recipe;
-use heapbpf_tests::target::{Target, build_directory};
-use heapbpf_tests::viewers;
+use heapbpf_tests::target::Target;
+use heapbpf_tests::{shared, viewers};
 use serde_json::{Value, json};
 
-use crate::fixture::read;
-use crate::flamegraph;
+use super::fixture::read;
+use super::flamegraph;
 
 /// As in `named.c`, except one that is too long for here.
 const NAMES: [&str; 11] = [
@@ -58,21 +58,21 @@ fn in_folded_text(name: &str) -> String {
 fn recording() -> &'static Path {
     static RECORDING: OnceLock<PathBuf> = OnceLock::new();
     RECORDING.get_or_init(|| {
-        let directory = build_directory().join("recorded").join("named");
-        std::fs::create_dir_all(&directory).expect("the build directory is ours");
-        let recording = directory.join("named.heapbpf");
-        let mut target = Target::spawn(&mut Command::new(Recipe::of("named.c").flags("-g0").build()));
-        let mut heapbpf = Heapbpf::of(target.pid(), &format!("--interval 1 -o {}", recording.display()));
-        let session = heapbpf.start();
-        target.work("go");
-        let _ = session.interrupt().expect_code(0);
-        recording
+        let directory = shared::folder("named", &shared::of_recordings(), |directory| {
+            let mut target = Target::spawn(&mut Command::new(Recipe::of("named.c").flags("-g0").build()));
+            let file = directory.join("named.heapbpf");
+            let mut heapbpf = Heapbpf::of(target.pid(), &format!("--interval 1 -o {}", file.display()));
+            let session = heapbpf.start();
+            target.work("go");
+            let _ = session.interrupt().expect_code(0);
+        });
+        directory.join("named.heapbpf")
     })
 }
 
 #[track_caller]
 fn converted(extension: &str) -> PathBuf {
-    let path = recording().with_extension(extension);
+    let path = recording().with_file_name(format!("{}.{extension}", std::process::id()));
     let mut convert = Command::new(binary());
     convert.env("NO_COLOR", "1").arg("convert").arg(recording()).arg("-o").arg(&path);
     let _ = viewers::text(&mut convert);

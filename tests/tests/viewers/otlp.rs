@@ -3,7 +3,7 @@
 use heapbpf_tests::viewers;
 use serde_json::Value;
 
-use crate::fixture::{Fixture, number};
+use super::fixture::{Fixture, number};
 
 /// Sample types and units, and their fields in the JSON report.
 const TYPES: [(&str, &str, &str); 4] = [

@@ -8,7 +8,7 @@ use heapbpf_tests::viewers;
 use rustix::process::Signal;
 use serde_json::Value;
 
-use crate::fixture::{Fixture, number};
+use super::fixture::{Fixture, number};
 
 #[track_caller]
 fn sums(fixture: &Fixture, arguments: &str) -> Value {
@@ -111,14 +111,13 @@ fn files_of_dumps_are_windows_of_one_recording() {
 #[test]
 fn the_documented_queries_run() {
     let fixture = Fixture::exact();
-    let folder = heapbpf_tests::target::build_directory().join("recorded/fleet");
-    std::fs::create_dir_all(&folder).expect("the build directory is ours");
+    let folder = tempfile::tempdir_in(fixture.folder()).expect("the build directory is ours");
     for host in ["web1", "web2"] {
         let made = fixture.converted("parquet", &format!("--every 500ms --host {host}"));
-        std::fs::rename(made, folder.join(format!("{host}.parquet"))).expect("the build directory is ours");
+        std::fs::rename(made, folder.path().join(format!("{host}.parquet"))).expect("the build directory is ours");
     }
     let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/parquet.md");
-    let seen = viewers::python("parquet.py", &[PathBuf::from("queries"), page, folder]);
+    let seen = viewers::python("parquet.py", &[PathBuf::from("queries"), page, folder.path().to_owned()]);
     let rows = |query: &str| seen["queries"][query]["rows"].as_array().unwrap_or_else(|| panic!("no {query}")).clone();
     let growing = rows("growing");
     assert_eq!(growing[0]["hosts"], 2);

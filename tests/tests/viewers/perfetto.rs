@@ -8,8 +8,8 @@ use std::process::Command;
 use heapbpf_tests::viewers;
 use serde_json::Value;
 
-use crate::fixture::{Fixture, number};
-use crate::stacks;
+use super::fixture::{Fixture, number};
+use super::stacks;
 
 /// Allocated and freed bytes and blocks of a stack.
 type Sums = BTreeMap<(u64, String, Vec<String>), [f64; 4]>;

