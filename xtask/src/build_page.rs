@@ -8,10 +8,16 @@ use std::process::Command;
 use anyhow::{Context as _, Result, bail};
 
 use crate::command::{self, Repository};
+use crate::inputs::Recipe;
 use crate::{packages, viewers};
 
 const SOURCE: &str = "page";
 const COMMITTED: &str = "profiler/src/report/html/dist";
+const RECIPE: Recipe = Recipe {
+    from: &[SOURCE, "xtask/src/build_page.rs"],
+    built: &[COMMITTED],
+    record: "profiler/src/report/html/dist/SOURCE",
+};
 const FILES: [&str; 3] = ["page.js", "page.css", "LICENCES"];
 
 /// Checks, tests and bundles the page of the HTML report into the committed files.
@@ -21,16 +27,24 @@ const FILES: [&str; 3] = ["page.js", "page.css", "LICENCES"];
 #[derive(clap::Args)]
 #[command(after_help = "Examples:
   cargo xtask build-page             after a change to page/
-  cargo xtask build-page --check     check that the committed files are built from this source")]
+  cargo xtask build-page --check     check that the committed files are built from this source
+  cargo xtask build-page --check --if-changed     the same, in no time if nothing has changed")]
 pub(crate) struct Arguments {
     /// Build elsewhere and fail if the committed files differ.
     #[arg(long)]
     check: bool,
+    /// With --check: build nothing if neither the source nor what is committed has changed since it was built.
+    #[arg(long, requires = "check")]
+    if_changed: bool,
 }
 
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
-    packages::install(packages::VIEWERS)?;
     let repository = Repository::find()?;
+    if arguments.if_changed && RECIPE.is_unchanged(&repository.root)? {
+        println!("`{COMMITTED}` is unchanged since it was built from this source");
+        return Ok(());
+    }
+    packages::install(packages::VIEWERS)?;
     let viewers = viewers::install(&repository)?;
     let source = repository.root.join(SOURCE);
     let built = repository.target.join("page");
@@ -44,7 +58,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     for script in ["check", "lint", "test", "build"] {
         npm(&["run", "--silent", script])?;
     }
-    publish(&built, &repository.root.join(COMMITTED), arguments.check)
+    publish(&built, &repository.root.join(COMMITTED), arguments.check)?;
+    if arguments.check { Ok(()) } else { RECIPE.record(&repository.root) }
 }
 
 /// Copies the built files to the committed ones, or compares them.

@@ -8,16 +8,18 @@ mod bench;
 mod build;
 mod build_ebpf;
 mod build_page;
+mod check;
 mod command;
 mod cross;
 mod demo;
 mod dist;
 mod faults;
 mod fuzz;
+mod inputs;
 mod interpreters;
+mod nightly;
 mod packages;
 mod process;
-mod retry;
 mod screenshots;
 mod test;
 mod tidy;
@@ -42,11 +44,13 @@ enum Subcommands {
     Build(build::Arguments),
     BuildEbpf(build_ebpf::Arguments),
     BuildPage(build_page::Arguments),
+    Check(check::Arguments),
     Demo(demo::Arguments),
     Dist(dist::Arguments),
     Fuzz(fuzz::Arguments),
     Faults(faults::Arguments),
     Interpreters(interpreters::Arguments),
+    Nightly(nightly::Arguments),
     Screenshots(screenshots::Arguments),
     Test(test::Arguments),
     Tidy(tidy::Arguments),
@@ -63,11 +67,13 @@ fn main() -> ExitCode {
         Subcommands::Build(arguments) => build::run(&arguments),
         Subcommands::BuildEbpf(arguments) => build_ebpf::run(&arguments),
         Subcommands::BuildPage(arguments) => build_page::run(&arguments),
+        Subcommands::Check(arguments) => check::run(&arguments),
         Subcommands::Demo(arguments) => demo::run(&arguments),
         Subcommands::Dist(arguments) => dist::run(&arguments),
         Subcommands::Fuzz(arguments) => fuzz::run(&arguments),
         Subcommands::Faults(arguments) => faults::run(&arguments),
         Subcommands::Interpreters(arguments) => interpreters::run(&arguments),
+        Subcommands::Nightly(arguments) => nightly::run(&arguments),
         Subcommands::Screenshots(arguments) => screenshots::run(&arguments),
         Subcommands::Test(arguments) => test::run(&arguments),
         Subcommands::Tidy(arguments) => tidy::run(&arguments),

@@ -20,11 +20,18 @@ use object::elf;
 
 use crate::architecture::Architecture;
 use crate::command::{self, Repository, without_parent_cargo};
+use crate::inputs::Recipe;
 use toolchain::{TARGET, Toolchain, differences};
 
 /// Processors whose objects are committed. The registers of a probed function differ.
 const ARCHITECTURES: [Architecture; 2] = [Architecture::X86_64, Architecture::Aarch64];
+const FOLDER: &str = "profiler/bpf";
 const RECORD: &str = "profiler/bpf/toolchain.txt";
+const RECIPE: Recipe = Recipe {
+    from: &["profiler-ebpf", "profiler-common", "Cargo.toml", "xtask/src/build_ebpf"],
+    built: &[FOLDER],
+    record: "profiler/bpf/SOURCE",
+};
 
 /// Builds the kernel side into the committed objects, one for each processor.
 ///
@@ -41,12 +48,16 @@ Examples:
   cargo xtask build-ebpf             after a change to the kernel side
   cargo xtask build-ebpf --install   the same, after installing a missing toolchain
   cargo xtask build-ebpf --check     check that the committed objects are built from this source
+  cargo xtask build-ebpf --check --if-changed     the same, in no time if nothing has changed
   cargo xtask build-ebpf --debug     an object that logs, for HEAPBPF_BPF_OBJECT=… heapbpf …")]
 pub(crate) struct Arguments {
     /// Rebuild elsewhere and fail if a committed object differs. Objects of different toolchains cannot be compared: then
     /// the rebuilt objects are written to target/rebuilt-ARCH.bpf.o to be tested.
     #[arg(long, conflicts_with_all = ["debug", "out"])]
     check: bool,
+    /// With --check: build nothing if neither the source nor what is committed has changed since it was built.
+    #[arg(long, requires = "check")]
+    if_changed: bool,
     /// Install missing parts of the toolchain (Debian: with apt-get, as root or through sudo).
     #[arg(long)]
     install: bool,
@@ -63,6 +74,11 @@ pub(crate) struct Arguments {
 
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let repository = Repository::find()?;
+    if arguments.if_changed && RECIPE.is_unchanged(&repository.root)? {
+        ARCHITECTURES.into_iter().try_for_each(|of| remove_rebuilt(of, &repository))?;
+        println!("`{FOLDER}` is unchanged since it was built from this source");
+        return Ok(());
+    }
     let toolchain = if arguments.install { toolchain::find_or_install()? } else { Toolchain::find()? };
     let record = toolchain.record();
     eprintln!("toolchain:\n{record}");
@@ -78,11 +94,23 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         let object = publish(&object, &private_paths(architecture, &repository, &toolchain)?)?;
         write(&repository.root.join(committed(architecture)), &object)?;
     }
-    write(&repository.root.join(RECORD), record.as_bytes())
+    write(&repository.root.join(RECORD), record.as_bytes())?;
+    // The fingerprint is of all objects.
+    if arguments.arch.is_some() { Ok(()) } else { RECIPE.record(&repository.root) }
 }
 
 fn committed(architecture: Architecture) -> String {
     format!("profiler/bpf/heapbpf-{}.bpf.o", architecture.name())
+}
+
+/// What --check leaves for the tests, if it cannot compare.
+fn rebuilt(architecture: Architecture, repository: &Repository) -> PathBuf {
+    repository.target.join(format!("rebuilt-{}.bpf.o", architecture.name()))
+}
+
+fn remove_rebuilt(architecture: Architecture, repository: &Repository) -> Result<()> {
+    let path = rebuilt(architecture, repository);
+    if path.exists() { Ok(fs::remove_file(&path)?) } else { Ok(()) }
 }
 
 /// Builds an object that is not committed.
@@ -104,12 +132,10 @@ fn check(architecture: Architecture, repository: &Repository, toolchain: &Toolch
     let path = committed(architecture);
     let committed = read(&path)?;
     let recorded = String::from_utf8(read(RECORD)?)?;
-    let rebuilt_path = repository.target.join(format!("rebuilt-{}.bpf.o", architecture.name()));
-    if rebuilt_path.exists() {
-        fs::remove_file(&rebuilt_path)?;
-    }
-    let rebuilt = compile(architecture, repository, toolchain, false)?;
-    let rebuilt = publish(&rebuilt, &private_paths(architecture, repository, toolchain)?)?;
+    remove_rebuilt(architecture, repository)?;
+    let rebuilt_path = rebuilt(architecture, repository);
+    let object = compile(architecture, repository, toolchain, false)?;
+    let rebuilt = publish(&object, &private_paths(architecture, repository, toolchain)?)?;
     if committed == rebuilt {
         println!("`{path}` is equal to the object rebuilt from this source: {} bytes", committed.len());
         return Ok(());

@@ -12,7 +12,7 @@ use std::process::Command;
 
 use anyhow::{Result, bail};
 
-use crate::command;
+use crate::{command, nightly};
 use source::Source;
 
 /// Checks the rules of this repository that neither rustfmt nor clippy knows.
@@ -31,7 +31,8 @@ use source::Source;
   options    commands of heapbpf in README.md and docs have options that exist
   markers    no leftovers of merges or of unfinished work
   paths      no private folders of one machine
-  commits    subjects of at most 72 characters")]
+  commits    subjects of at most 72 characters
+  ledger     suites of `cargo xtask nightly` have passed, at most 10 days and 200 commits ago; from 5 and 100 on, a warning")]
 pub(crate) struct Arguments {
     /// Print the size of the code and of the documentation instead.
     #[arg(long)]
@@ -100,6 +101,9 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     findings.extend(imports::cycles(&sources));
     findings.extend(docs::check(&files, &|path| root.join(path).exists()));
     findings.extend(commits(&root));
+    let (warnings, overdue) = nightly::overdue(&root)?;
+    findings.extend(overdue.into_iter().map(|message| Finding { path: nightly::LEDGER.to_owned(), line: 1, message }));
+    warnings.iter().for_each(|warning| println!("warning: {warning}"));
     findings.sort();
     findings.dedup();
     for finding in &findings {
