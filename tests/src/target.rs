@@ -119,6 +119,24 @@ impl Target {
         std::iter::repeat_with(|| self.read_line()).take_while(|answer| answer != "done").collect()
     }
 
+    /// Runs one command that prints `step` whenever it waits for a line, and returns its other output: the lines before `done`. `proceed`
+    /// is called at each step.
+    #[track_caller]
+    pub fn query_in_steps(&mut self, line: &str, mut proceed: impl FnMut()) -> Vec<String> {
+        self.send(line);
+        let mut lines = Vec::new();
+        loop {
+            match self.read_line() {
+                step if step == "step" => {
+                    proceed();
+                    self.send("proceed");
+                }
+                done if done == "done" => return lines,
+                other => lines.push(other),
+            }
+        }
+    }
+
     /// Makes it execute another program, and waits until that is ready.
     #[track_caller]
     pub fn exec(&mut self, line: &str) {

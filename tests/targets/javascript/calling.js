@@ -6,6 +6,8 @@
 // each line of its input with `done`:
 //   allocate   allocates all blocks without a stack trace, so that the engine has no reason to prepare line numbers
 //   describe   allocates the same blocks again, and prints their descriptions before `done`
+// Each prints `step` after each round of allocations, and waits for a line: the engine may free code between rounds, so whoever reads
+// it has to do so before.
 // With `worker`, all of this is done by a worker thread. With a file, it allocates once, writes the descriptions there, and exits.
 "use strict";
 
@@ -416,12 +418,29 @@ function synchronousRound() {
   evaluations();
 }
 
+/** Continues after a step. */
+let proceed = null;
+let say = console.log;
+
+function step() {
+  const next = new Promise((resolve) => (proceed = resolve));
+  say("step");
+  return next;
+}
+
 async function allocate(isTracing) {
   tracing = isTracing;
   base = LIVE;
-  for (let i = 0; i < REPEATS; i++) synchronousRound();
+  for (let i = 0; i < REPEATS; i++) {
+    synchronousRound();
+    await step();
+  }
   replaced();
-  for (let i = 0; i < REPEATS; i++) await asynchronousRound(block);
+  await step();
+  for (let i = 0; i < REPEATS; i++) {
+    await asynchronousRound(block);
+    await step();
+  }
   base = WARM;
   tracing = false;
   const found = blocks;
@@ -452,6 +471,14 @@ function describe(found) {
   return lines;
 }
 
+/** A line is a command, or the end of a step of the one before. */
+async function answer(line) {
+  if (proceed === null) return say(await command(line));
+  const resume = proceed;
+  proceed = null;
+  resume();
+}
+
 /** Both commands call the same function on the same line. */
 async function command(line) {
   const isTracing = line === "describe";
@@ -460,12 +487,12 @@ async function command(line) {
 }
 
 /** A line can arrive in parts. */
-function listen(answer) {
+function listen(receive) {
   let line = "";
   process.stdin.setEncoding("utf8").on("data", (part) => {
     line += part;
     if (!line.endsWith("\n")) return;
-    answer(line.trim());
+    receive(line.trim());
     line = "";
   });
 }
@@ -481,19 +508,21 @@ async function main([rounds, mode]) {
     blocks = [];
   }
   if (isQuiet) {
+    say = () => setImmediate(() => proceed());
     fs.writeFileSync(mode, await command("describe"));
   } else if (isMainThread) {
-    listen((line) => command(line).then(console.log));
+    listen(answer);
     console.log("ready");
   } else {
-    parentPort.on("message", (line) => command(line).then((answer) => parentPort.postMessage(answer)));
+    say = (text) => parentPort.postMessage(text);
+    parentPort.on("message", answer);
     parentPort.postMessage("ready");
   }
 }
 
 if (isMainThread && process.argv[3] === "worker") {
   const worker = new Worker(__filename, { workerData: process.argv.slice(2) });
-  worker.on("message", (answer) => console.log(answer));
+  worker.on("message", (text) => console.log(text));
   listen((line) => worker.postMessage(line));
 } else {
   main(isMainThread ? process.argv.slice(2) : workerData);

@@ -42,6 +42,15 @@ impl Mapping {
 
 const OWN: &str = "heapbpf";
 
+/// The mappings to compare, in the text of `/proc/PID/maps`.
+fn compared(maps: &str) -> Vec<Mapping> {
+    let mappings: Vec<Mapping> = maps.lines().filter_map(Mapping::parse).collect();
+    let is_own: Vec<bool> =
+        (0..mappings.len()).map(|at| mappings[at].is_own(at.checked_sub(1).map(|before| &mappings[before]))).collect();
+    let compared = mappings.into_iter().zip(is_own).filter(|(mapping, is_own)| mapping.is_writable && !is_own);
+    compared.map(|(mapping, _)| mapping).collect()
+}
+
 impl Memory {
     /// Reads the memory of a process once two copies are equal, taken at some distance: threads may still be on their way to the
     /// system calls in which they wait.
@@ -62,12 +71,7 @@ impl Memory {
         let maps = fs::read_to_string(format!("/proc/{pid}/maps"))?;
         let memory = File::open(format!("/proc/{pid}/mem"))?;
         let mut contents = Vec::new();
-        let mappings: Vec<Mapping> = maps.lines().filter_map(Mapping::parse).collect();
-        let is_own: Vec<bool> = (0..mappings.len())
-            .map(|at| mappings[at].is_own(at.checked_sub(1).map(|before| &mappings[before])))
-            .collect();
-        let compared = mappings.into_iter().zip(is_own).filter(|(mapping, is_own)| mapping.is_writable && !is_own);
-        for (mapping, _) in compared {
+        for mapping in compared(&maps) {
             let mut bytes = vec![0; usize::try_from(mapping.end - mapping.start)?];
             memory.read_exact_at(&mut bytes, mapping.start)?;
             contents.push((mapping, bytes));
@@ -118,14 +122,10 @@ mod tests {
 
     #[test]
     fn private_writable_mappings_are_compared() {
-        assert!(Mapping::parse("7f00-9f00 rw-p 00000000 00:00 0 ").is_some());
-        for other in [
-            "7f00-9f00 r--p 0 00:00 0 /lib",
-            "7f00-9f00 rw-s 0 00:00 0 /dev/zero",
-            "7f00-9f00 rw-p 0 00:00 0 /memfd:heapbpf-stubs (deleted)",
-            "",
-        ] {
-            assert!(Mapping::parse(other).is_none(), "{other}");
-        }
+        let maps = "1000-2000 r-xp 0 00:01 7 /memfd:heapbpf-stubs (deleted)\n2000-3000 rw-p 00000000 00:00 0 \n\
+            3000-4000 rw-p 00000000 00:00 0 \n7000-8000 r--p 0 00:00 0 /lib\n8000-9000 rw-s 0 00:00 0 /dev/zero\n\
+            9000-a000 rw-p 0 00:00 0 [stack]\n";
+        let compared: Vec<_> = compared(maps).iter().map(|mapping| mapping.start).collect();
+        assert_eq!(compared, [0x3000, 0x9000], "neither the stubs' data nor what is read-only or shared");
     }
 }

@@ -78,15 +78,19 @@ fn a_call_with_a_timeout_continues_with_the_time_that_is_left() {
     }
 }
 
-/// Goes deep into its stack, and returns.
+/// Goes deep into its stack, and returns. All of the stack's lowest pages has been used.
 const DEEP: &str = r#"
+static volatile char *lowest;
 __attribute__((noinline)) static int deepens(int left) {
     volatile char frame[4096];
     memset((void *)frame, 1, sizeof frame);
+    if (left == 0) lowest = (volatile char *)(((unsigned long)frame - 256) & ~4095ul);
     return left == 0 ? 0 : deepens(left - 1) + frame[left];
 }
 int main(void) {
-    say("%d", deepens(100));
+    int sum = deepens(100);
+    for (int i = 0; i < 8192; i++) lowest[i] = 1;
+    say("%d", sum);
     wait_for_word();
     say("on");
 }
