@@ -87,6 +87,9 @@ pub(super) struct Installed {
 #[derive(Clone, Debug)]
 enum Decision {
     Open,
+    /// One window had too many. The counts of stubs and of probes are read one after the other, and heapbpf may have waited for a
+    /// processor in between, so another window has to confirm it.
+    Suspected,
     Keeps,
     /// Too many calls do not pass them, in percent.
     Leaves(f64),
@@ -236,9 +239,12 @@ impl Installed {
         }
         self.window = Window { since: now, counts: self.counts };
         self.trapped_share = share(trapped, calls);
-        if matches!(self.decision, Decision::Open) {
-            let leaves = self.trapped_share > TRAPPED_SHARE_MAX;
-            self.decision = if leaves { Decision::Leaves(100.0 * self.trapped_share) } else { Decision::Keeps };
+        let is_too_high = self.trapped_share > TRAPPED_SHARE_MAX;
+        match self.decision {
+            Decision::Open if is_too_high => self.decision = Decision::Suspected,
+            Decision::Suspected if is_too_high => self.decision = Decision::Leaves(100.0 * self.trapped_share),
+            Decision::Open | Decision::Suspected => self.decision = Decision::Keeps,
+            Decision::Keeps | Decision::Leaves(_) => {}
         }
     }
 
