@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use bytesize::ByteSize;
 use profiler_common::interval::Interval;
 use profiler_common::limits::LIVE_BLOCKS_DEFAULT;
@@ -34,6 +34,9 @@ use crate::units::EstimatedBytes;
 
 /// Part of the memory left in heapbpf's control group that empty kernel maps may take: a quarter.
 const GROUP_SHARE: u64 = 4;
+/// What is used at most until the recording begins, with the smallest maps: 40 MiB by the kernel, to verify heapbpf's programs, and the
+/// agent. Measured on Linux 6.18: with 65 MiB, the kernel kills heapbpf meanwhile.
+const START_BYTES: u64 = 66 << 20;
 
 /// The defaults are those of `heapbpf record`, without any target.
 #[derive(Clone, Debug)]
@@ -152,7 +155,15 @@ impl SessionConfig {
             cpus: possible_cpus().into(),
             is_preallocated,
         };
-        if let Some(group) = memory::own_group()
+        let group = memory::own_group();
+        if let Some(group) = group.filter(|group| group.left_bytes_max < START_BYTES) {
+            let [left, limit, needed] = [group.left_bytes_max, group.limit_bytes, START_BYTES].map(ByteSize);
+            bail!(
+                "not enough kernel memory: heapbpf's control group has only {left} left of {limit}, and starting takes {needed}, most \
+                 of it to verify heapbpf's programs; raise its limit (`memory.max`), or start heapbpf outside of it"
+            );
+        }
+        if let Some(group) = group
             && maps.fit(group.left_bytes / GROUP_SHARE)
         {
             let [left, ring, tables] =
