@@ -57,6 +57,8 @@ pub(super) struct Queue {
     /// The last request failed: new ones are written to the folder at once.
     spills: bool,
     drops: Drops,
+    /// Number of the request that is being sent, and why it was dropped meanwhile.
+    sending: Option<(u64, Option<DropReason>)>,
     /// Why a file could not be written or read.
     error: Option<io::Error>,
 }
@@ -92,6 +94,7 @@ impl Queue {
             bytes: 0,
             spills: false,
             drops: Drops::default(),
+            sending: None,
             error: None,
         };
         queue.scan()?;
@@ -168,7 +171,10 @@ impl Queue {
                 None => self.read(number),
             };
             match body {
-                Ok(body) => return Some(Pending { number, profiles, body }),
+                Ok(body) => {
+                    self.sending = Some((number, None));
+                    return Some(Pending { number, profiles, body });
+                }
                 Err(error) => {
                     self.error = Some(error);
                     self.drop_front(DropReason::Corrupt);
@@ -185,6 +191,14 @@ impl Queue {
         }
         self.spills &= !self.entries.is_empty();
         is_front
+    }
+
+    /// Takes back the drop of a request that was dropped while it was being sent, and has arrived.
+    pub(super) fn retract_drop(&mut self, request: &Pending) {
+        if let Some((number, Some(reason))) = self.sending.take_if(|(number, _)| *number == request.number) {
+            tracing::debug!(number, ?reason, "a request that was dropped has arrived");
+            self.drops.retract(reason, request.profiles.into());
+        }
     }
 
     /// Writes requests to the folder until the queue is empty again: after a failure, and at the end. Those that cannot
@@ -255,6 +269,11 @@ impl Queue {
     }
 
     fn drop_front(&mut self, reason: DropReason) {
+        if let (Some((number, dropped)), Some(front)) = (&mut self.sending, self.entries.front())
+            && *number == front.number
+        {
+            *dropped = Some(reason);
+        }
         if let Some(profiles) = self.pop() {
             self.drops.add(reason, profiles.into());
         }

@@ -206,14 +206,14 @@ impl<'a> Sender<'a> {
         let rejected = rejected.min(profiles);
         {
             let mut queue = self.shared.queue.borrow_mut();
-            // Otherwise it was dropped while it was being sent, and counted.
-            if queue.remove(request.number) {
-                queue.count_drop(DropReason::Rejected, rejected);
-                self.shared.status.send_modify(|status| {
-                    status.pushed += profiles - rejected;
-                    status.pushed_bytes += request.body.len() as u64;
-                });
+            if !queue.remove(request.number) {
+                queue.retract_drop(request);
             }
+            queue.count_drop(DropReason::Rejected, rejected);
+            self.shared.status.send_modify(|status| {
+                status.pushed += profiles - rejected;
+                status.pushed_bytes += request.body.len() as u64;
+            });
         }
         let endpoint = self.client.endpoint();
         if rejected > 0 {

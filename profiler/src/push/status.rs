@@ -33,6 +33,11 @@ impl Drops {
         self.0[reason as usize] += profiles;
     }
 
+    /// Takes back what was counted and has arrived.
+    pub(super) fn retract(&mut self, reason: DropReason, profiles: u64) {
+        self.0[reason as usize] = self.0[reason as usize].saturating_sub(profiles);
+    }
+
     pub(crate) fn of(&self, reason: DropReason) -> u64 {
         self.0[reason as usize]
     }
