@@ -211,11 +211,16 @@ struct Shares {
 impl Shares {
     /// Without optimization, all but code that runs once, such as that of `eval`, which can be freed before it is read. Optimized
     /// code can be moved or freed before it is read: its functions have no inlined ones then. And for calls in loops, Maglev and
-    /// TurboFan of Node.js 24 record lines of the loop.
-    fn of(options: &str) -> Self {
+    /// TurboFan of Node.js 24 record lines of the loop. On an idle machine, 98.4 to 100 % are equal; beside builds on all of its
+    /// processors, 60 % in the first second of a program that does not wait for the agent.
+    fn of(options: &str, description: Description) -> Self {
         let is_optimized = !options.contains("--jitless") && !options.contains("--no-maglev")
             || !options.contains("--jitless") && !options.contains("--no-opt");
-        let (functions, lines) = if is_optimized { (0.75, 0.7) } else { (0.97, 0.97) };
+        let (functions, lines) = match description {
+            _ if !is_optimized => (0.97, 0.97),
+            Description::AfterSteps => (0.75, 0.7),
+            Description::During | Description::After => (0.5, 0.45),
+        };
         Self { is_optimized, functions, lines }
     }
 }
@@ -293,12 +298,18 @@ enum Description {
     During,
     /// Of the same calls, after the recording.
     After,
+    /// The same, and at each step of the target a dump makes sure that all events have been processed: code that has not been read by
+    /// then may be freed.
+    AfterSteps,
 }
 
-/// Runs a command of the target while it is recorded. Between its rounds, a dump makes sure that all events have been processed: code
-/// that has not been read by then may be freed.
+/// Runs a command of the target while it is recorded.
 #[track_caller]
-fn query(target: &mut Target, session: &mut Session, command: &str) -> Vec<String> {
+fn query(target: &mut Target, session: &mut Session, description: Description) -> Vec<String> {
+    let command = if description == Description::During { "describe" } else { "allocate" };
+    if description != Description::AfterSteps {
+        return target.query_in_steps(command, || ());
+    }
     let mut dumps = 0;
     target.query_in_steps(command, || {
         session.signal(Signal::USR1);
@@ -322,10 +333,9 @@ fn record(
         let pid = target.pid();
         let mut heapbpf = Heapbpf::of(pid, "--interval 1 -o out.json -o out.heapbpf");
         let mut session = heapbpf.start();
-        let command = if description == Description::During { "describe" } else { "allocate" };
-        let mut lines = query(&mut target, &mut session, command);
+        let mut lines = query(&mut target, &mut session, description);
         let _ = session.interrupt();
-        if description == Description::After {
+        if description != Description::During {
             lines = target.query_in_steps("describe", || ());
         }
         drop(target);
@@ -362,7 +372,7 @@ impl Test<'_> {
             let report = heapbpf.report("out.json");
             report.assert_complete();
             let recorded = recorded(case, report.process(pid));
-            compare(case, (self.compared, Shares::of(self.options)), expected, &recorded);
+            compare(case, (self.compared, Shares::of(self.options, description)), expected, &recorded);
             let found: BTreeSet<_> = recorded.kinds.iter().map(|(kind, inlined)| (kind.as_str(), *inlined)).collect();
             let is_known = |kind| self.required.contains(kind) || self.optional.contains(kind);
             let has_all = self.required.iter().all(|kind| found.contains(kind));
@@ -391,7 +401,8 @@ fn stacks_equal_those_of_the_engine() {
 fn stacks_of_programs_that_have_just_started_are_equal() {
     for rounds in ["0", FEW, "300"] {
         let (arguments, compared) = ([rounds], Compared::CallsOrFirst);
-        Test { options: "", arguments: &arguments, compared, required: &[], optional: &ALL }.check();
+        Test { options: "", arguments: &arguments, compared, required: &[], optional: &ALL }
+            .check_with(Description::AfterSteps);
     }
 }
 
@@ -474,7 +485,7 @@ fn recordings_contain_the_names() {
         let mut convert = Heapbpf::new(words);
         let _ = convert.run();
         let report = convert.report("again.json");
-        let how = (Compared::CallsOrFirst, Shares::of(""));
+        let how = (Compared::CallsOrFirst, Shares::of("", Description::During));
         compare(case, how, expected, &recorded(case, report.process(pid)));
     });
 }

@@ -6,7 +6,7 @@
 // each line of its input with `done`:
 //   allocate   allocates all blocks without a stack trace, so that the engine has no reason to prepare line numbers
 //   describe   allocates the same blocks again, and prints their descriptions before `done`
-// Each prints `step` after each round of allocations, and waits for a line: the engine may free code between rounds, so whoever reads
+// Each prints `step` three times, after rounds of allocations, and waits for a line: the engine may free code later, so whoever reads
 // it has to do so before.
 // With `worker`, all of this is done by a worker thread. With a file, it allocates once, writes the descriptions there, and exits.
 "use strict";
@@ -431,16 +431,12 @@ function step() {
 async function allocate(isTracing) {
   tracing = isTracing;
   base = LIVE;
-  for (let i = 0; i < REPEATS; i++) {
-    synchronousRound();
-    await step();
-  }
+  for (let i = 0; i < REPEATS; i++) synchronousRound();
+  await step();
   replaced();
   await step();
-  for (let i = 0; i < REPEATS; i++) {
-    await asynchronousRound(block);
-    await step();
-  }
+  for (let i = 0; i < REPEATS; i++) await asynchronousRound(block);
+  await step();
   base = WARM;
   tracing = false;
   const found = blocks;
