@@ -218,7 +218,7 @@ impl Shares {
             || !options.contains("--jitless") && !options.contains("--no-opt");
         let (functions, lines) = match description {
             _ if !is_optimized => (0.97, 0.97),
-            Description::AfterSteps => (0.75, 0.7),
+            Description::AfterSteps => (0.95, 0.9),
             Description::During | Description::After => (0.5, 0.45),
         };
         Self { is_optimized, functions, lines }
