@@ -37,6 +37,12 @@ impl Counters {
         self.0[counter as usize] += count;
     }
 
+    /// Subtracts events that were none.
+    pub fn subtract(&mut self, counter: Counter, count: u64) {
+        let counted = &mut self.0[counter as usize];
+        *counted = counted.saturating_sub(count);
+    }
+
     /// Counts `count` events of one counter as those of another.
     pub fn recount(&mut self, from: Counter, to: Counter, count: u64) {
         let count = count.min(self.get(from));
@@ -84,5 +90,9 @@ mod tests {
         counters.add(Counter::TargetsFull, 2);
         counters.add(Counter::TargetsFull, 1);
         assert_eq!(counters.losses().collect::<Vec<_>>(), [(Counter::TargetsFull, 3)]);
+        counters.subtract(Counter::TargetsFull, 2);
+        assert_eq!(counters.get(Counter::TargetsFull), 1);
+        counters.subtract(Counter::TargetsFull, 2);
+        assert_eq!(counters.get(Counter::TargetsFull), 0, "not below zero");
     }
 }

@@ -82,13 +82,18 @@ impl Kernel {
     }
 
     /// Inserts blocks that a running process had before the recording, so that their frees are tracked: all or, without
-    /// space for all, none. Returns whether they were inserted. Blocks at addresses of live blocks are left out: they were
-    /// freed, and others allocated there.
-    pub fn insert_earlier_blocks(&mut self, pid: Pid, blocks: &[(TargetAddr, LiveBlock)]) -> Result<bool, LoadError> {
+    /// space for all, none. Blocks at addresses of live blocks are left out: they were freed, and others allocated there. Returns
+    /// the addresses of those; `None` without space.
+    pub fn insert_earlier_blocks(
+        &mut self,
+        pid: Pid,
+        blocks: &[(TargetAddr, LiveBlock)],
+    ) -> Result<Option<Vec<TargetAddr>>, LoadError> {
         let filter = self.filter()?;
         let mut live: HashMap<_, LiveKey, LiveBlock> =
             HashMap::try_from(self.map_mut(LIVE)?).map_err(|source| LoadError::Map { name: LIVE, source })?;
         let mut inserted: Vec<LiveKey> = Vec::with_capacity(blocks.len());
+        let mut present: Vec<TargetAddr> = Vec::new();
         // One by one: batches cannot leave existing elements as they are.
         let refused = blocks.iter().find_map(|&(address, block)| {
             let key = LiveKey::new(pid.0, address.0);
@@ -102,12 +107,15 @@ impl Kernel {
             };
             remove(&filter, &key);
             match errno(&error) {
-                Some(libc::EEXIST) => None,
-                Some(libc::E2BIG | libc::ENOMEM) => Some(Ok(false)),
+                Some(libc::EEXIST) => {
+                    present.push(address);
+                    None
+                }
+                Some(libc::E2BIG | libc::ENOMEM) => Some(Ok(None)),
                 _ => Some(Err(LoadError::Map { name: LIVE, source: error })),
             }
         });
-        let Some(refused) = refused else { return Ok(true) };
+        let Some(refused) = refused else { return Ok(Some(present)) };
         remove_hash(self.live()?.fd(), &inserted, |keys| keys.iter().for_each(|key| remove(&filter, key)))
             .map_err(failed)?;
         refused
@@ -302,12 +310,11 @@ mod tests {
         let blocks = |numbers: std::ops::Range<u64>, stack_id| -> Vec<(TargetAddr, LiveBlock)> {
             numbers.map(|number| (TargetAddr(number * 16), block(stack_id))).collect()
         };
-        assert!(kernel.insert_earlier_blocks(Pid(1), &blocks(2..4, 7)).expect("the map is there"));
-        assert!(kernel.insert_earlier_blocks(Pid(1), &blocks(1..5, 8)).expect("the map is there"));
-        assert_eq!(live(&kernel), [(1, 16, 8), (1, 32, 7), (1, 48, 7), (1, 64, 8)]);
-        let too_many = blocks(1..u64::from(fixture::LIVE_BLOCKS_MAX) + 2, 9);
-        assert!(!kernel.insert_earlier_blocks(Pid(2), &too_many).expect("a full map is no error"));
-        assert_eq!(live(&kernel).len(), 4, "all or none");
+        let mut insert = |pid, blocks: &[_]| kernel.insert_earlier_blocks(Pid(pid), blocks).expect("the map is there");
+        assert_eq!(insert(1, &blocks(2..4, 7)), Some(Vec::new()));
+        assert_eq!(insert(1, &blocks(1..5, 8)), Some(vec![TargetAddr(32), TargetAddr(48)]));
+        assert_eq!(insert(2, &blocks(1..u64::from(fixture::LIVE_BLOCKS_MAX) + 2, 9)), None);
+        assert_eq!(live(&kernel), [(1, 16, 8), (1, 32, 7), (1, 48, 7), (1, 64, 8)], "all or none");
     }
 
     #[test]

@@ -78,6 +78,11 @@ impl Ledger {
         self.live.get(address).is_some_and(|block| self.is_inventory(block.callsite as usize))
     }
 
+    /// The live block at an address.
+    pub fn block(&self, address: TargetAddr) -> Option<LiveAllocation> {
+        self.live.get(address).map(|block| self.allocation(address, block))
+    }
+
     pub fn is_live(&self, address: TargetAddr) -> bool {
         self.live.get(address).is_some()
     }

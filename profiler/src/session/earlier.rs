@@ -13,8 +13,8 @@ use super::overload::random_seed;
 use super::process_table::ProcessTable;
 use crate::address::TargetAddr;
 use crate::collect::{CollectError, Collected};
-use crate::ids::{HeapId, Pid};
-use crate::ingest::event::{Event, Free};
+use crate::ids::{HeapId, Pid, Tid};
+use crate::ingest::event::{Allocation, Event, Free};
 use crate::ledger::{LiveAllocation, inventory};
 use crate::units::MonotonicNanos;
 use crate::walk::{self, Absence, Scene, Walk, glibc, walk};
@@ -26,6 +26,7 @@ const FREED_MAX: usize = 1 << 21;
 #[derive(Default)]
 pub(super) struct Inventories {
     pub(super) pending: Option<Pending>,
+    replaced: u64,
 }
 
 pub(super) struct Pending {
@@ -38,10 +39,14 @@ pub(super) struct Pending {
     pub(super) tries: u32,
     /// Records dropped until then.
     pub(super) dropped: u64,
+    /// Before that, the last free of each thread that has not allocated since.
+    pub(super) last_frees: FxHashMap<Tid, TargetAddr>,
     /// Reported frees since then.
     pub(super) freed: FxHashMap<TargetAddr, Free>,
-    /// Of these, blocks that the ledger had: the live set may have them still.
-    pub(super) stale: Vec<TargetAddr>,
+    /// Of these, blocks that were freed before they were inserted into the live set, and when they have been removed from it.
+    pub(super) stale: FxHashMap<TargetAddr, Option<MonotonicNanos>>,
+    /// Blocks that were not inserted, because the live set had others at their addresses.
+    pub(super) refused: FxHashSet<TargetAddr>,
     pub(super) walker: Option<JoinHandle<Walked>>,
 }
 
@@ -71,10 +76,45 @@ pub(super) struct Walked {
     pub(super) was_changing: bool,
 }
 
+impl Pending {
+    /// Whether a stale block was in the live set when another one was allocated there.
+    fn is_replaced_by(&mut self, allocation: &Allocation) -> bool {
+        let removed = self.stale.remove(&allocation.address);
+        removed.is_some_and(|at| at.is_none_or(|at| allocation.time < at))
+    }
+
+    /// A probe reports a free or a `realloc` before the function works. A thread that is stopped in between has freed a block that
+    /// its heap still contains.
+    fn note_last_free(&mut self, event: &Event) {
+        match event {
+            Event::Free(free) | Event::UnknownFree(free) => {
+                self.last_frees.insert(free.tid, free.address);
+            }
+            Event::Alloc(allocation) => {
+                self.last_frees.remove(&allocation.tid);
+                self.last_frees.retain(|_, address| *address != allocation.address);
+            }
+            _ => {}
+        }
+    }
+}
+
 impl Inventories {
+    /// Number of stale blocks that were replaced. The kernel side counts them as blocks whose free was missed.
+    pub(super) fn replaced(&self) -> u64 {
+        self.replaced
+    }
+
     pub(super) fn is_walked(&self) -> bool {
         let walker = self.pending.as_ref().and_then(|pending| pending.walker.as_ref());
         walker.is_some_and(JoinHandle::is_finished)
+    }
+
+    /// Notes blocks that were not inserted.
+    pub(super) fn refuse(&mut self, addresses: Vec<TargetAddr>) {
+        if let Some(pending) = &mut self.pending {
+            pending.refused.extend(addresses);
+        }
     }
 
     pub(super) fn is_freed(&self, address: TargetAddr) -> bool {
@@ -89,6 +129,15 @@ impl Inventories {
     /// Notes a free of a block that is not in the live set: returns the event to enter if the ledger has the block. Other
     /// events are returned as they are.
     pub(super) fn observe(&mut self, event: Event, processes: &ProcessTable) -> Option<Event> {
+        if let Some(pending) = self.pending.as_mut().filter(|it| it.pid == event.pid() && it.walker.is_none()) {
+            pending.note_last_free(&event);
+        }
+        if let (Event::Alloc(allocation), Some(pending)) = (&event, &mut self.pending)
+            && pending.pid == allocation.pid
+            && pending.is_replaced_by(allocation)
+        {
+            self.replaced += 1;
+        }
         let Event::UnknownFree(free) = event else { return Some(event) };
         let pending = self.pending.as_mut().filter(|pending| pending.pid == free.pid)?;
         let age_us = FreeRecord::age_us(pending.taken.0 / 1000, free.time.0 / 1000);
@@ -96,11 +145,11 @@ impl Inventories {
         if pending.freed.len() < FREED_MAX {
             pending.freed.entry(free.address).or_insert(free);
         }
-        let is_live = processes.get(free.pid).is_some_and(|target| target.ledger.is_earlier(free.address));
-        if is_live {
-            pending.stale.push(free.address);
+        let ledger = &processes.get(free.pid)?.ledger;
+        if ledger.is_earlier(free.address) && !pending.refused.contains(&free.address) {
+            pending.stale.insert(free.address, None);
         }
-        is_live.then_some(Event::Free(free))
+        ledger.is_live(free.address).then_some(Event::Free(free))
     }
 }
 
@@ -109,7 +158,7 @@ pub(super) fn aside(address: TargetAddr) -> TargetAddr {
     TargetAddr(address.0 | 1 << 63)
 }
 
-/// Finds the blocks of these heaps, except known ones, and chooses at most about `blocks_max` of them.
+/// Finds the blocks of these heaps, except those of `known`, and chooses at most about `blocks_max` of them.
 pub(super) fn walk_heaps(
     collected: &Collected,
     heaps: &[(String, HeapId)],
@@ -222,6 +271,7 @@ fn random_fraction() -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ids::{HookId, StackId};
     use crate::units::Amounts;
 
     fn blocks(sizes: impl IntoIterator<Item = u64>) -> Vec<Earlier> {
@@ -273,5 +323,62 @@ mod tests {
             let expected = probability(block.size_bytes, interval) * 1000.0;
             assert!((f64::from(count) - expected).abs() <= 2.0, "{block:?}: {count} instead of {expected}");
         }
+    }
+
+    fn pending() -> Pending {
+        Pending {
+            pid: Pid(1),
+            opened: Instant::now(),
+            taken: MonotonicNanos(0),
+            pause: Duration::ZERO,
+            tries: 0,
+            dropped: 0,
+            last_frees: FxHashMap::default(),
+            freed: FxHashMap::default(),
+            stale: FxHashMap::default(),
+            refused: FxHashSet::default(),
+            walker: None,
+        }
+    }
+
+    fn allocation(tid: u32, address: u64, time: u64) -> Allocation {
+        Allocation {
+            pid: Pid(1),
+            tid: Tid(tid),
+            address: TargetAddr(address),
+            size_bytes: 10,
+            time: MonotonicNanos(time),
+            stack: StackId(7),
+            interval: Interval::EXACT,
+            hook: HookId(0),
+            heap: HeapId(0),
+        }
+    }
+
+    /// A free of thread 1 is in progress, one of thread 2 has been completed, and the block of thread 3 is another one by now.
+    #[test]
+    fn frees_in_progress_are_the_last_of_their_threads() {
+        let mut pending = pending();
+        let free = |tid, address| {
+            let (pid, time) = (Pid(1), MonotonicNanos(1));
+            Event::UnknownFree(Free { pid, tid: Tid(tid), address: TargetAddr(address), time, age_us: 0 })
+        };
+        let alloc = |tid, address| Event::Alloc(allocation(tid, address, 1));
+        for event in [free(1, 16), free(1, 32), free(2, 48), alloc(2, 64), free(3, 80), alloc(4, 80)] {
+            pending.note_last_free(&event);
+        }
+        assert_eq!(pending.last_frees.into_iter().collect::<Vec<_>>(), [(Tid(1), TargetAddr(32))]);
+    }
+
+    #[test]
+    fn blocks_are_replaced_until_they_have_been_removed() {
+        let mut pending = pending();
+        pending.stale.extend([(TargetAddr(16), None), (TargetAddr(32), Some(MonotonicNanos(5)))]);
+        let cases = [(16, 9, true), (16, 9, false), (32, 6, false), (48, 1, false)];
+        for (address, time, is_replaced) in cases {
+            assert_eq!(pending.is_replaced_by(&allocation(1, address, time)), is_replaced, "{address}");
+        }
+        pending.stale.insert(TargetAddr(32), Some(MonotonicNanos(5)));
+        assert!(pending.is_replaced_by(&allocation(1, 32, 4)), "before it was removed");
     }
 }

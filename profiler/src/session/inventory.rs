@@ -5,7 +5,8 @@
 //! ```
 //!
 //! The walk takes long, and the process frees blocks meanwhile. So from before the stop until the blocks are in the live
-//! set, the kernel side reports frees of blocks that are not in it. What was sampled before the stop is part of the walked
+//! set, the kernel side reports frees of blocks that are not in it. A block whose free was reported, and whose thread was stopped
+//! before `free` had worked, is left out. What was sampled before the stop is part of the walked
 //! heap, and is removed, except blocks that are as large as the interval: all of those are known.
 
 use std::time::Duration;
@@ -13,7 +14,7 @@ use std::time::Duration;
 use profiler_common::counter::Counter;
 use profiler_common::interval::Interval;
 use profiler_common::live::LiveBlock;
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 use tracing::{debug, info};
 
 use super::earlier::{Earlier, Pending, Walked, aside, walk_heaps};
@@ -70,8 +71,10 @@ impl Session {
             pause: Duration::ZERO,
             tries: 0,
             dropped: 0,
+            last_frees: FxHashMap::default(),
             freed: FxHashMap::default(),
-            stale: Vec::new(),
+            stale: FxHashMap::default(),
+            refused: FxHashSet::default(),
             walker: None,
         });
         if !heaps.iter().any(|(name, _)| walk::is_walkable(name)) {
@@ -110,10 +113,16 @@ impl Session {
             Err(error) => return self.end_inventory(failed(error.to_string())),
         };
         let heaps = self.hooked_heaps(pid);
-        let known = self.processes.get(pid).map(|target| target.ledger.live().map(|block| block.address).collect());
+        let mut known: FxHashSet<TargetAddr> = FxHashSet::default();
+        if let Some(target) = self.processes.get(pid) {
+            known.extend(target.ledger.live().map(|block| block.address));
+        }
+        if let Some(pending) = &mut self.inventories.pending {
+            known.extend(std::mem::take(&mut pending.last_frees).into_values());
+        }
         let blocks_max = self.inventory_blocks_max(&heaps);
         let pause = collected.pause;
-        let work = move || walk_heaps(&collected, &heaps, &known.unwrap_or_default(), blocks_max);
+        let work = move || walk_heaps(&collected, &heaps, &known, blocks_max);
         let walker = std::thread::Builder::new().name("inventory".to_owned()).spawn(work);
         let Some(pending) = &mut self.inventories.pending else { return };
         pending.pause += pause;
@@ -269,18 +278,22 @@ impl Session {
                 return Ok(true);
             }
             let of_kernel: Vec<(TargetAddr, LiveBlock)> = part.iter().map(kernel_block).collect();
-            has_room = self.probes.kernel.insert_earlier_blocks(pid, &of_kernel)?;
-            if !has_room {
-                break;
+            match self.probes.kernel.insert_earlier_blocks(pid, &of_kernel)? {
+                Some(refused) => self.inventories.refuse(refused),
+                None => {
+                    has_room = false;
+                    break;
+                }
             }
             if let Some(target) = self.inventory_target() {
                 part.iter().for_each(|block| target.ledger.enter_earlier(block));
             }
         }
+        // Programs that have not found a block before it was inserted report its free.
+        self.complete_programs();
+        self.remove_stale(pid);
         self.observe_frees(pid, false);
-        // The ring buffer ends at the first record that a preempted program has reserved and not submitted.
-        bpf::wait_for_programs();
-        self.catch_up();
+        self.complete_programs();
         self.remove_stale(pid);
         self.enter_gone(&gone);
         Ok(has_room)
@@ -299,14 +312,32 @@ impl Session {
         }
     }
 
-    /// Removes blocks from the live set that were freed before they were inserted.
+    /// Reads the records of programs that run now. The ring buffer ends at the first record that a preempted program has reserved
+    /// and not submitted.
+    fn complete_programs(&mut self) {
+        bpf::wait_for_programs();
+        self.catch_up();
+    }
+
+    /// Removes blocks from the live set that were freed before they were inserted. A block that the process has allocated there
+    /// meanwhile, and that was removed instead, is inserted again.
     fn remove_stale(&mut self, pid: Pid) {
         let Some(pending) = &mut self.inventories.pending else { return };
-        let stale = std::mem::take(&mut pending.stale);
-        let Some(target) = self.processes.get(pid).filter(|_| !stale.is_empty()) else { return };
-        // Another block may be live there by now.
-        let stale = stale.into_iter().filter(|address| !target.ledger.is_live(*address));
-        if let Err(error) = self.probes.kernel.forget_blocks(pid, stale) {
+        let stale: Vec<TargetAddr> =
+            pending.stale.iter().filter(|(_, removed)| removed.is_none()).map(|(address, _)| *address).collect();
+        if stale.is_empty() || self.processes.get(pid).is_none() {
+            return;
+        }
+        if let Err(error) = self.probes.kernel.forget_blocks(pid, stale.iter().copied()) {
+            debug!("process {pid}: {error}");
+        }
+        let now = clock::now().monotonic;
+        pending.stale.extend(stale.iter().map(|address| (*address, Some(now))));
+        self.complete_programs();
+        let Some(target) = self.processes.get(pid) else { return };
+        let newer: Vec<LiveAllocation> = stale.iter().filter_map(|address| target.ledger.block(*address)).collect();
+        let newer: Vec<(TargetAddr, LiveBlock)> = newer.iter().map(kernel_block).collect();
+        if let Err(error) = self.probes.kernel.insert_earlier_blocks(pid, &newer) {
             debug!("process {pid}: {error}");
         }
     }

@@ -276,7 +276,7 @@ impl Session {
                 _ = group.tick(), if self.guard.watches_group => if !self.guard.check_group() { break },
                 _ = poll.tick() => self.poll_targets(),
                 _ = progress.tick() => {
-                    let counters = self.probes.counters()?;
+                    let counters = self.counters()?;
                     listener.progress(self.progress(began, &counters, &mut meter));
                 }
             }
@@ -454,7 +454,7 @@ impl Session {
         self.complete_all_stacks();
         self.jvm_maps.finish(self.processes.running(), &self.probes.discovery.modules);
         self.poll_generated();
-        let ended = (now, self.probes.counters()?);
+        let ended = (now, self.counters()?);
         self.resync_at_end();
         self.memory.sample_all(&mut self.processes, self.probes.discovery.plan.heaps(), now.monotonic);
         self.probes.check_foreign(true);

@@ -81,10 +81,17 @@ impl Session {
         window
     }
 
+    /// What the kernel side has counted so far, without what were no losses.
+    pub(super) fn counters(&self) -> Result<Counters> {
+        let mut counters = self.probes.counters()?;
+        counters.subtract(Counter::MissedFree, self.inventories.replaced());
+        Ok(counters)
+    }
+
     fn dump(&mut self, reason: WindowReason, listener: &mut dyn Listener) -> Result<()> {
         self.complete_inventory();
         self.empty_ring();
-        let (now, counters) = (clock::now(), self.probes.counters()?);
+        let (now, counters) = (clock::now(), self.counters()?);
         self.processes.refresh_thread_names();
         self.poll_generated();
         let window = self.end_window(reason, now);
@@ -106,7 +113,7 @@ impl Session {
             return Ok(latest);
         }
         self.empty_ring();
-        let (now, counters) = (clock::now(), self.probes.counters()?);
+        let (now, counters) = (clock::now(), self.counters()?);
         self.processes.refresh_thread_names();
         self.poll_generated();
         let snapshot = Arc::new(self.snapshot(now, &counters, None));
@@ -117,7 +124,7 @@ impl Session {
     fn set_mark(&mut self, listener: &mut dyn Listener) -> Result<()> {
         self.complete_inventory();
         self.empty_ring();
-        let (now, counters) = (clock::now(), self.probes.counters()?);
+        let (now, counters) = (clock::now(), self.counters()?);
         self.processes.note(now.monotonic, Some(SampleTrigger::Mark));
         self.record_mark(now, "mark");
         self.windows.set_mark(now, self.health(&counters));
@@ -225,7 +232,7 @@ impl Session {
         if !recorder.is_due() {
             return recorder.send();
         }
-        match self.probes.counters() {
+        match self.counters() {
             Ok(counters) => {
                 let facts = health_facts(clock::now(), self.health(&counters), self.others());
                 self.record_all(facts, false);
@@ -312,7 +319,7 @@ impl Session {
                 now = clock::now();
             })
         })?;
-        let counters = self.probes.counters()?;
+        let counters = self.counters()?;
         let mut snapshot = self.snapshot(now, &counters, None);
         snapshot.targets.retain(|state| state.facts.pid == pid && !state.facts.replaced);
         if snapshot.targets.is_empty() {
