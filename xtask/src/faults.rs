@@ -40,7 +40,7 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "N", conflicts_with = "long")]
     kills: Option<usize>,
 
-    /// 1,000 kills of the agent, 200 each of keeper and symbolizer, 100 of the target.
+    /// 1,000 kills of the agent, 200 each of keeper and symbolizer, 100 each of the target, and of agent and keeper at once.
     #[arg(long)]
     long: bool,
 
@@ -48,7 +48,7 @@ pub(crate) struct Arguments {
     #[arg(long)]
     seed: Option<u64>,
 
-    /// Use of heapbpf: `exact`, `record`, `recording`, `cmdline`, `launch`, `hold-forks`, `leaks-read`, `leaks-fork` or
+    /// Use of heapbpf: `exact`, `record`, `inline`, `inline-exact`, `recording`, `cmdline`, `launch`, `hold-forks`, `leaks-read`, `leaks-fork` or
     /// `leaks-watch`.
     #[arg(long, value_name = "NAME")]
     mode: Option<Mode>,
@@ -57,7 +57,7 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "NAME")]
     backend: Option<Backend>,
 
-    /// Process to kill: `agent`, `keeper`, `symbolizer` or `target`.
+    /// Process to kill: `agent`, `keeper`, `symbolizer`, `both` (agent and keeper) or `target`.
     #[arg(long, value_name = "NAME")]
     role: Option<Role>,
 
@@ -101,8 +101,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let folder = tempfile::tempdir()?;
     let table = folder.path().join("table.md");
     let mut test = repository.cargo();
-    test.args(["test", "--quiet", "--package", "heapbpf-tests", "--test", "faults", "--", "--nocapture"]);
-    test.env("HEAPBPF_BIN", binary).env("HEAPBPF_FAULTS_TABLE", &table);
+    test.args(["test", "--quiet", "--package", "heapbpf-tests", "--test", "it", "--", "--nocapture", "faults::"]);
+    test.env("HEAPBPF_FAULTS_RANDOM", "1").env("HEAPBPF_BIN", binary).env("HEAPBPF_FAULTS_TABLE", &table);
     let variables = [
         ("KILLS", arguments.kills.map(|it| it.to_string())),
         ("LONG", arguments.long.then(|| "1".to_owned())),

@@ -152,12 +152,12 @@ impl Case {
             .collect()
     }
 
-    /// Whether no such kill is made, or there may be no process of this role: a single heap snapshot attaches no probe, and symbolizes nothing without
-    /// leaks.
+    /// Whether no such kill is made, or there may be no process of this role: a single heap snapshot attaches no probe, and without
+    /// leaks nothing is symbolized.
     fn lacks_role(self) -> bool {
         match self.role {
             Role::Keeper => self.mode == Mode::LeaksRead,
-            Role::Symbolizer => self.mode.is_one_shot(),
+            Role::Symbolizer => self.mode.is_leaks(),
             // Slots outlive both processes, breakpoints only by a fault of the kernel.
             Role::Both => !self.mode.is_inline(),
             Role::Agent | Role::Target => false,
@@ -262,7 +262,7 @@ mod tests {
         assert_eq!(Case::all(Some(Mode::LeaksFork), None, Role::Agent).len(), 1);
         assert_eq!(Case::all(None, Some(Backend::Perf), Role::Agent).len(), 6);
         assert_eq!(Case::all(Some(Mode::LeaksRead), None, Role::Keeper).len(), 0);
-        assert_eq!(Case::all(None, None, Role::Symbolizer).len(), 21);
+        assert_eq!(Case::all(None, None, Role::Symbolizer).len(), 20);
         assert_eq!(Case::all(None, None, Role::Both).len(), 2);
         assert_eq!("perf".parse(), Ok(Backend::Perf));
         assert!("none".parse::<Mode>().is_err_and(|error| error.contains("leaks-fork")));

@@ -13,7 +13,6 @@ use super::agent::{Agent, send};
 use super::case::{Backend, Case, KillTime, Mode, Role};
 use super::companion::Companion;
 use super::kernel_log::KernelLog;
-use super::plan::Plan;
 use super::processes::{self, orphans};
 use super::random::Random;
 use super::subject::Subject;
@@ -50,7 +49,6 @@ pub(super) struct Outcome {
 /// Performs kills one after the other, with the same target as long as it is unharmed.
 pub(super) struct Injector {
     random: Random,
-    at: Option<KillTime>,
     log: KernelLog,
     /// Shared by all runs.
     cache: TempDir,
@@ -62,12 +60,12 @@ pub(super) struct Injector {
 }
 
 impl Injector {
-    pub(super) fn new(plan: &Plan) -> Self {
+    /// `seed`: of random points in time.
+    pub(super) fn new(seed: u64) -> Self {
         // Orphans of killed processes become children of this process.
         rustix::process::set_child_subreaper(Some(rustix::process::getpid())).expect("Linux 3.4 has it");
         Self {
-            random: Random::new(plan.seed() ^ 0x5eed),
-            at: plan.at(),
+            random: Random::new(seed ^ 0x5eed),
             log: KernelLog::open(),
             cache: tempfile::tempdir().expect("there is a directory for temporary files"),
             subject: None,
@@ -76,9 +74,9 @@ impl Injector {
         }
     }
 
-    /// Performs a kill; `None` when heapbpf had exited before.
-    pub(super) fn inject(&mut self, case: Case) -> Option<Outcome> {
-        let time = self.at.unwrap_or_else(|| self.random_time(case));
+    /// Performs a kill, at a random time unless `at` is given; `None` when heapbpf had exited before.
+    pub(super) fn inject(&mut self, case: Case, at: Option<KillTime>) -> Option<Outcome> {
+        let time = at.unwrap_or_else(|| self.random_time(case));
         let subject = self.subject.take().filter(|_| case.mode != Mode::Launch);
         let start = || if case.mode == Mode::Launch { Subject::prepare() } else { Subject::start() };
         let mut subject = subject.unwrap_or_else(start);

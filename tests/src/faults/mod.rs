@@ -1,7 +1,7 @@
-//! Fault injection: kills heapbpf's processes, or its target, at random points in time, and checks that nothing else is
-//! harmed: by processes, files and the kernel log, without knowledge of how heapbpf works.
+//! Fault injection: kills heapbpf's processes, or its target, at named or random points in time, and checks that nothing
+//! else is harmed: by processes, files and the kernel log, without knowledge of how heapbpf works.
 //!
-//! A run is configured by environment variables, which `cargo xtask faults` sets: see [`Plan::from_environment`].
+//! Tests run [`Plan::of_named_points`]; `cargo xtask faults` sets environment variables: see [`Plan::from_environment`].
 
 mod aftermath;
 mod agent;
@@ -19,7 +19,7 @@ pub use case::{Backend, Mode, Role};
 pub use plan::Plan;
 pub use tally::Tally;
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use injection::Injector;
 
@@ -34,18 +34,13 @@ const MISSES_MAX: u32 = 8;
 #[expect(clippy::print_stderr, reason = "a long run reports its progress, and each fault when it happens")]
 pub fn run(plan: &Plan) -> Tally {
     crate::kernel::require_root();
-    eprintln!("faults: {} kills, seed {}", plan.kills(), plan.seed());
-    let mut injector = Injector::new(plan);
+    eprintln!("faults: {} kills, seed {}", plan.kills().len(), plan.seed());
+    let mut injector = Injector::new(plan.seed());
     let mut tally = Tally::default();
-    let started = Instant::now();
-    for (number, case) in plan.cases().into_iter().enumerate() {
-        if plan.time_max().is_some_and(|longest| started.elapsed() > longest) {
-            eprintln!("faults: ends after {number} kills: time limit");
-            break;
-        }
+    for (number, &(case, at)) in plan.kills().iter().enumerate() {
         let mut misses = 0;
         let outcome = loop {
-            if let Some(outcome) = injector.inject(case) {
+            if let Some(outcome) = injector.inject(case, at) {
                 break Some(outcome);
             }
             misses += 1;

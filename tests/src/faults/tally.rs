@@ -34,6 +34,8 @@ impl Row {
 #[derive(Clone, Debug, Default)]
 pub struct Tally {
     rows: BTreeMap<Case, Row>,
+    /// A paragraph for each kill that did harm.
+    harms: Vec<String>,
     missed: u64,
     slowest: Duration,
 }
@@ -46,7 +48,15 @@ impl Tally {
         self.rows.entry(case).or_default().add(&row);
         if outcome.harms.is_empty() {
             self.slowest = self.slowest.max(outcome.settled);
+            return;
         }
+        let details = outcome.harms.iter().map(|(harm, detail)| format!("\n    {harm}: {detail}"));
+        self.harms.push(format!("{case} {}:{}", outcome.time, details.collect::<String>()));
+    }
+
+    /// What the kills did: their kinds, points in time and harms.
+    pub fn harms(&self) -> &[String] {
+        &self.harms
     }
 
     /// Counts a kill that could not be performed, because heapbpf always exited before.
@@ -113,6 +123,8 @@ mod tests {
         let code = || (Harm::Breakpoints, String::new());
         tally.add(case, &outcome(vec![code(), code(), (Harm::KernelLog, String::new())]));
         assert_eq!(tally.harmed(), 1);
+        assert_eq!(tally.harms().len(), 1);
+        assert!(tally.harms()[0].ends_with("start+0us:\n    breakpoints: \n    breakpoints: \n    kernel log: "));
         let table = tally.table();
         assert!(table.contains("| exact | perf | agent | 2 | 1 | 0 | 0 | 1 | 0 | 0 | 0 | 1 | 0 | 0 | 0 |"), "{table}");
         assert!(table.contains("| **all** |  | agent | 2 | 1 |"), "{table}");
