@@ -29,6 +29,17 @@ pub fn build(source: &str) -> PathBuf {
     Recipe::of(source).build()
 }
 
+/// Returns the command that builds the package `rust-targets`, and the folder of its programs. Separate from the workspace, because
+/// its allocators take more than a minute to compile.
+pub fn rust_targets(build_directory: &Path) -> (Command, PathBuf) {
+    let folder = build_directory.join("targets/rust");
+    let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    command.current_dir(env!("CARGO_MANIFEST_DIR")).args(["build", "--locked", "--release", "--quiet"]);
+    command.args(["--package", "heapbpf-rust-targets", "--features", "jemalloc,mimalloc", "--target-dir"]);
+    command.arg(&folder);
+    (command, folder.join("release"))
+}
+
 /// Copies a program by another process: where this one had the copy open for writing, a child that another thread forks
 /// meanwhile would keep it open, and the copy could not be executed (`ETXTBSY`).
 #[track_caller]

@@ -5,18 +5,23 @@ use std::ffi::OsStr;
 use std::fs;
 use std::io::{ErrorKind, IsTerminal as _};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Command, ExitStatus, Stdio};
 
 use anyhow::{Context as _, Result, bail};
 
 /// Runs a program with the input and output of this process, after printing its command line to standard error.
 pub(crate) fn run(command: &mut Command) -> Result<()> {
-    eprintln!("+ {}", line(command));
-    let status = command.status().with_context(|| format!("could not start `{}`", line(command)))?;
+    let status = status(command)?;
     if !status.success() {
         bail!("`{}` failed: {status}", line(command));
     }
     Ok(())
+}
+
+/// Like [`run`], for programs whose exit code has a meaning.
+pub(crate) fn status(command: &mut Command) -> Result<ExitStatus> {
+    eprintln!("+ {}", line(command));
+    command.status().with_context(|| format!("could not start `{}`", line(command)))
 }
 
 pub(crate) fn output(command: &mut Command) -> Result<String> {

@@ -20,6 +20,8 @@ const BUILD: [&str; 11] =
     ["build", "--locked", "--workspace", "--bin", "heapbpf", "--test", "it", "--test", "internals", "--test", "unwind"];
 /// The first version with all settings of `.config/nextest.toml`.
 const NEXTEST: &str = "^0.9.143";
+/// nextest's exit code when no test is selected (`NextestExitCode::NO_TESTS_RUN`, nextest-metadata 0.13).
+const NO_TESTS: i32 = 4;
 const BINARY: &str = "HEAPBPF_BIN";
 /// How nextest starts a test as root.
 const RUNNER: (&str, &str) = ("CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER", "sudo -E");
@@ -56,26 +58,39 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     packages::install(packages::VIEWERS)?;
     install_nextest()?;
     let repository = Repository::find()?;
-    command::run(repository.cargo().args(BUILD))?;
-    let viewers = viewers::install(&repository)?;
-    let (interpreters, object) = (interpreters(&repository, &viewers)?, object()?);
+    let object = object()?;
+    // Side by side: much of the one is waiting for the network, and the other ends with a part for one processor.
+    let (viewers, interpreters) = std::thread::scope(|scope| {
+        let installed = scope.spawn(|| install_programs(&repository));
+        command::run(repository.cargo().args(BUILD))?;
+        installed.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    })?;
     let binary =
         std::env::var_os(BINARY).map_or_else(|| Ok(repository.target.join("debug/heapbpf")), std::path::absolute)?;
     let test = |selected: &[&str]| {
         let mut test = repository.cargo();
-        test.args(["nextest", "run", "--locked", "--no-tests", "pass"]).args(selected).args(&arguments.arguments);
+        test.args(["nextest", "run", "--locked"]).args(selected).args(&arguments.arguments);
         test.env(BINARY, &binary).env("HEAPBPF_VIEWERS", &viewers).env(INTERPRETERS, &interpreters);
         test.envs(object.iter().map(|path| (OBJECT, path)));
         if privilege == Privilege::Sudo {
             test.env(RUNNER.0, RUNNER.1);
         }
-        command::run(&mut test)
+        let status = command::status(&mut test)?;
+        match status.code() {
+            Some(0) => Ok(true),
+            Some(NO_TESTS) => Ok(false),
+            _ => bail!("`{}` failed: {status}", command::line(&test)),
+        }
     };
     if privilege == Privilege::Sudo {
         eprintln!("profiling other processes requires root: nextest starts the tests through `{}`", RUNNER.1);
     }
     // All are run, whatever fails.
-    SELECTIONS.map(test).into_iter().collect()
+    let ran_tests = SELECTIONS.map(test).into_iter().collect::<Result<Vec<bool>>>()?;
+    if !ran_tests.contains(&true) {
+        bail!("no test has been run: none is selected by `{}`", arguments.arguments.join(" "));
+    }
+    Ok(())
 }
 
 fn install_nextest() -> Result<()> {
@@ -84,6 +99,15 @@ fn install_nextest() -> Result<()> {
     }
     eprintln!("installing cargo-nextest, which runs the tests");
     command::run(command::cargo().args(["install", "cargo-nextest", "--version", NEXTEST, "--locked", "--debug"]))
+}
+
+/// Installs or builds what tests start besides heapbpf and small programs of `tests/targets`. Returns the folders of viewers and
+/// interpreters.
+fn install_programs(repository: &Repository) -> Result<(PathBuf, PathBuf)> {
+    let viewers = viewers::install(repository)?;
+    let interpreters = interpreters(repository, &viewers)?;
+    command::run(&mut heapbpf_tests::target::rust_targets(&repository.target).0)?;
+    Ok((viewers, interpreters))
 }
 
 /// Returns the folder that the user has set, or installs one.

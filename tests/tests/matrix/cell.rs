@@ -111,17 +111,12 @@ impl Cell {
     }
 }
 
-/// Builds the package `rust-targets`, once, and returns the directory of its programs. Separate from the workspace,
-/// because its allocators take a minute to compile.
+/// Builds the package `rust-targets` unless it is up to date, once, and returns the directory of its programs.
 fn rust_targets() -> &'static Path {
     static FOLDER: OnceLock<PathBuf> = OnceLock::new();
     FOLDER.get_or_init(|| {
-        let folder = build_directory().join("targets/rust");
-        let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-        let mut command = Command::new(cargo);
-        command.current_dir(env!("CARGO_MANIFEST_DIR")).args(["build", "--locked", "--release", "--quiet"]);
-        command.args(["--package", "heapbpf-rust-targets", "--features", "jemalloc,mimalloc", "--target-dir"]);
-        run(command.arg(&folder));
-        folder.join("release")
+        let (mut command, folder) = heapbpf_tests::target::rust_targets(&build_directory());
+        run(&mut command);
+        folder
     })
 }
