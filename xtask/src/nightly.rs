@@ -26,7 +26,7 @@ const SEED: &str = "PROPTEST_RNG_SEED";
 #[command(after_help = "Examples:
   cargo xtask nightly --record                         all suites, and their results into tests/ledger.toml
   cargo xtask nightly --shard 1/4                      the first of four parts, for four machines
-  cargo xtask nightly --suite repeat --repeat 20       the integration tests 20 times, every second time beside other work
+  cargo xtask nightly --suite repeat --repeat 20       all tests 20 times, every second time beside other work
   cargo xtask nightly --suite fuzz --suite soak        two suites")]
 pub(crate) struct Arguments {
     /// Run the suites of part I of N.
@@ -35,7 +35,7 @@ pub(crate) struct Arguments {
     /// Run this suite. May be given several times. Default: all.
     #[arg(long, value_name = "NAME")]
     suite: Vec<Suite>,
-    /// How often the suite `repeat` runs the integration tests.
+    /// How often the suite `repeat` runs all tests.
     #[arg(long, value_name = "TIMES", default_value_t = 4)]
     repeat: u32,
     /// Write results into the ledger.
@@ -45,8 +45,10 @@ pub(crate) struct Arguments {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 enum Suite {
-    /// The integration tests again, every second time beside two busy loops, with other random values.
+    /// All tests again, every second time beside two busy loops, with other random values.
     Repeat,
+    /// All versions of CPython and Node.js; other tests take the oldest and the newest.
+    Versions,
     /// A recording for half an hour, whose memory stays flat.
     Soak,
     /// Every parser of untrusted bytes.
@@ -73,6 +75,9 @@ impl Suite {
         };
         match self {
             Self::Repeat => (0..repeat).flat_map(|_| all(&["xtask test --profile default"])).collect(),
+            Self::Versions => {
+                all(&["xtask test --profile default --run-ignored all -E test(/^(interpreters|javascript)::/)"])
+            }
             Self::Soak => all(&["xtask bench soak"]),
             Self::Fuzz => all(&["xtask fuzz --seconds 180"]),
             Self::Attack => all(&["xtask faults --engine inline"]),
@@ -170,6 +175,9 @@ fn run_suite(repository: &Repository, suite: Suite, repeat: u32, seed: u64) -> R
     for (index, words) in commands.into_iter().enumerate() {
         let _load = (suite == Suite::Repeat && index % 2 == 1).then(Load::start).transpose()?;
         let mut cargo = repository.cargo();
+        if suite == Suite::Versions {
+            cargo.env("HEAPBPF_ALL_VERSIONS", "1");
+        }
         let outcome = command::run(cargo.args(&words).env(SEED, (seed + index as u64).to_string()));
         failures.extend(outcome.err().map(|error| format!("{} of {count}: {error:#}", index + 1)));
     }
