@@ -11,10 +11,12 @@ use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::overload::random_seed;
 use super::process_table::ProcessTable;
+use super::stale::StaleBlocks;
+use super::target::Target;
 use crate::address::TargetAddr;
 use crate::collect::{CollectError, Collected};
 use crate::ids::{HeapId, Pid, Tid};
-use crate::ingest::event::{Allocation, Event, Free};
+use crate::ingest::event::{Event, Free};
 use crate::ledger::{LiveAllocation, inventory};
 use crate::units::MonotonicNanos;
 use crate::walk::{self, Absence, Scene, Walk, glibc, walk};
@@ -39,14 +41,13 @@ pub(super) struct Pending {
     pub(super) tries: u32,
     /// Records dropped until then.
     pub(super) dropped: u64,
-    /// Before that, the last free of each thread that has not allocated since.
-    pub(super) last_frees: FxHashMap<Tid, TargetAddr>,
+    /// Frees that may be in progress.
+    pub(super) last_frees: LastFrees,
     /// Reported frees since then.
     pub(super) freed: FxHashMap<TargetAddr, Free>,
-    /// Of these, blocks that were freed before they were inserted into the live set, and when they have been removed from it.
-    pub(super) stale: FxHashMap<TargetAddr, Option<MonotonicNanos>>,
-    /// Blocks that were not inserted, because the live set had others at their addresses.
-    pub(super) refused: FxHashSet<TargetAddr>,
+    pub(super) stale: StaleBlocks,
+    /// Whether the process has executed another program since.
+    is_void: bool,
     pub(super) walker: Option<JoinHandle<Walked>>,
 }
 
@@ -77,25 +78,61 @@ pub(super) struct Walked {
 }
 
 impl Pending {
-    /// Whether a stale block was in the live set when another one was allocated there.
-    fn is_replaced_by(&mut self, allocation: &Allocation) -> bool {
-        let removed = self.stale.remove(&allocation.address);
-        removed.is_some_and(|at| at.is_none_or(|at| allocation.time < at))
+    pub(super) fn new(pid: Pid, opened: Instant, taken: MonotonicNanos) -> Self {
+        Self {
+            pid,
+            opened,
+            taken,
+            pause: Duration::ZERO,
+            tries: 0,
+            dropped: 0,
+            last_frees: LastFrees::default(),
+            freed: FxHashMap::default(),
+            stale: StaleBlocks::default(),
+            is_void: false,
+            walker: None,
+        }
     }
 
-    /// A probe reports a free or a `realloc` before the function works. A thread that is stopped in between has freed a block that
-    /// its heap still contains.
-    fn note_last_free(&mut self, event: &Event) {
+    pub(super) fn is_of(&self, target: &Target) -> bool {
+        target.opened == self.opened && !self.is_void
+    }
+}
+
+/// The last free of each thread that has not allocated since. A probe reports a free or a `realloc` before the function works, so
+/// a thread that is stopped in between has freed a block that its heap still contains. Valid where every allocation is reported.
+#[derive(Debug, Default)]
+pub(super) struct LastFrees {
+    by_thread: FxHashMap<Tid, TargetAddr>,
+    threads: FxHashMap<TargetAddr, Tid>,
+}
+
+impl LastFrees {
+    fn note(&mut self, event: &Event) {
         match event {
             Event::Free(free) | Event::UnknownFree(free) => {
-                self.last_frees.insert(free.tid, free.address);
+                self.forget_thread(free.tid);
+                self.by_thread.insert(free.tid, free.address);
+                self.threads.insert(free.address, free.tid);
             }
             Event::Alloc(allocation) => {
-                self.last_frees.remove(&allocation.tid);
-                self.last_frees.retain(|_, address| *address != allocation.address);
+                self.forget_thread(allocation.tid);
+                if let Some(thread) = self.threads.remove(&allocation.address) {
+                    self.by_thread.remove(&thread);
+                }
             }
             _ => {}
         }
+    }
+
+    fn forget_thread(&mut self, tid: Tid) {
+        if let Some(address) = self.by_thread.remove(&tid) {
+            self.threads.remove(&address);
+        }
+    }
+
+    pub(super) fn addresses(&self) -> impl Iterator<Item = TargetAddr> {
+        self.threads.keys().copied()
     }
 }
 
@@ -110,10 +147,10 @@ impl Inventories {
         walker.is_some_and(JoinHandle::is_finished)
     }
 
-    /// Notes blocks that were not inserted.
-    pub(super) fn refuse(&mut self, addresses: Vec<TargetAddr>) {
-        if let Some(pending) = &mut self.pending {
-            pending.refused.extend(addresses);
+    /// Gives up what is being taken of a process, which executes another program.
+    pub(super) fn give_up(&mut self, pid: Pid) {
+        if let Some(pending) = self.pending.as_mut().filter(|pending| pending.pid == pid) {
+            pending.is_void = true;
         }
     }
 
@@ -127,29 +164,45 @@ impl Inventories {
     }
 
     /// Notes a free of a block that is not in the live set: returns the event to enter if the ledger has the block. Other
-    /// events are returned as they are.
+    /// events are returned as they are, except frees that have met a stale block.
     pub(super) fn observe(&mut self, event: Event, processes: &ProcessTable) -> Option<Event> {
-        if let Some(pending) = self.pending.as_mut().filter(|it| it.pid == event.pid() && it.walker.is_none()) {
-            pending.note_last_free(&event);
+        let Some(pending) = self.pending.as_mut().filter(|pending| pending.pid == event.pid()) else {
+            return (!matches!(event, Event::UnknownFree(_))).then_some(event);
+        };
+        pending.last_frees.note(&event);
+        match event {
+            Event::Alloc(allocation) => {
+                self.replaced += u64::from(pending.stale.is_met_by_allocation(&allocation));
+                Some(event)
+            }
+            Event::Free(free) => {
+                let is_live = processes.get(free.pid).is_some_and(|target| target.ledger.is_live(free.address));
+                if pending.stale.is_restored(free.address) {
+                    pending.stale.note_free(free.address, false);
+                }
+                (is_live || !pending.stale.is_met_by_free(&free)).then_some(event)
+            }
+            Event::UnknownFree(free) => pending.observe_unknown(free, processes).map(Event::Free),
+            _ => Some(event),
         }
-        if let (Event::Alloc(allocation), Some(pending)) = (&event, &mut self.pending)
-            && pending.pid == allocation.pid
-            && pending.is_replaced_by(allocation)
-        {
-            self.replaced += 1;
+    }
+}
+
+impl Pending {
+    /// Returns the free if the ledger has its block.
+    fn observe_unknown(&mut self, free: Free, processes: &ProcessTable) -> Option<Free> {
+        let ledger = processes.get(free.pid).map(|target| &target.ledger);
+        let is_earlier = ledger.is_some_and(|ledger| ledger.is_earlier(free.address));
+        let block = ledger.and_then(|ledger| ledger.block(free.address));
+        let since = block.filter(|_| !is_earlier).map_or(self.taken, |block| block.time);
+        let free = Free { age_us: FreeRecord::age_us(since.0 / 1000, free.time.0 / 1000), ..free };
+        if self.freed.len() < FREED_MAX {
+            self.freed.entry(free.address).or_insert(free);
         }
-        let Event::UnknownFree(free) = event else { return Some(event) };
-        let pending = self.pending.as_mut().filter(|pending| pending.pid == free.pid)?;
-        let age_us = FreeRecord::age_us(pending.taken.0 / 1000, free.time.0 / 1000);
-        let free = Free { age_us, ..free };
-        if pending.freed.len() < FREED_MAX {
-            pending.freed.entry(free.address).or_insert(free);
+        if block.is_some() {
+            self.stale.note_free(free.address, is_earlier);
         }
-        let ledger = &processes.get(free.pid)?.ledger;
-        if ledger.is_earlier(free.address) && !pending.refused.contains(&free.address) {
-            pending.stale.insert(free.address, None);
-        }
-        ledger.is_live(free.address).then_some(Event::Free(free))
+        block.map(|_| free)
     }
 }
 
@@ -272,6 +325,7 @@ fn random_fraction() -> f64 {
 mod tests {
     use super::*;
     use crate::ids::{HookId, StackId};
+    use crate::ingest::event::Allocation;
     use crate::units::Amounts;
 
     fn blocks(sizes: impl IntoIterator<Item = u64>) -> Vec<Earlier> {
@@ -325,60 +379,33 @@ mod tests {
         }
     }
 
-    fn pending() -> Pending {
-        Pending {
-            pid: Pid(1),
-            opened: Instant::now(),
-            taken: MonotonicNanos(0),
-            pause: Duration::ZERO,
-            tries: 0,
-            dropped: 0,
-            last_frees: FxHashMap::default(),
-            freed: FxHashMap::default(),
-            stale: FxHashMap::default(),
-            refused: FxHashSet::default(),
-            walker: None,
-        }
-    }
-
-    fn allocation(tid: u32, address: u64, time: u64) -> Allocation {
-        Allocation {
-            pid: Pid(1),
-            tid: Tid(tid),
-            address: TargetAddr(address),
-            size_bytes: 10,
-            time: MonotonicNanos(time),
-            stack: StackId(7),
-            interval: Interval::EXACT,
-            hook: HookId(0),
-            heap: HeapId(0),
-        }
-    }
-
     /// A free of thread 1 is in progress, one of thread 2 has been completed, and the block of thread 3 is another one by now.
     #[test]
     fn frees_in_progress_are_the_last_of_their_threads() {
-        let mut pending = pending();
+        let (pid, time) = (Pid(1), MonotonicNanos(1));
         let free = |tid, address| {
-            let (pid, time) = (Pid(1), MonotonicNanos(1));
             Event::UnknownFree(Free { pid, tid: Tid(tid), address: TargetAddr(address), time, age_us: 0 })
         };
-        let alloc = |tid, address| Event::Alloc(allocation(tid, address, 1));
+        let alloc = |tid, address| {
+            Event::Alloc(Allocation {
+                pid,
+                tid: Tid(tid),
+                address: TargetAddr(address),
+                size_bytes: 10,
+                time,
+                stack: StackId(7),
+                interval: Interval::EXACT,
+                hook: HookId(0),
+                heap: HeapId(0),
+            })
+        };
+        let mut last = LastFrees::default();
         for event in [free(1, 16), free(1, 32), free(2, 48), alloc(2, 64), free(3, 80), alloc(4, 80)] {
-            pending.note_last_free(&event);
+            last.note(&event);
         }
-        assert_eq!(pending.last_frees.into_iter().collect::<Vec<_>>(), [(Tid(1), TargetAddr(32))]);
-    }
-
-    #[test]
-    fn blocks_are_replaced_until_they_have_been_removed() {
-        let mut pending = pending();
-        pending.stale.extend([(TargetAddr(16), None), (TargetAddr(32), Some(MonotonicNanos(5)))]);
-        let cases = [(16, 9, true), (16, 9, false), (32, 6, false), (48, 1, false)];
-        for (address, time, is_replaced) in cases {
-            assert_eq!(pending.is_replaced_by(&allocation(1, address, time)), is_replaced, "{address}");
-        }
-        pending.stale.insert(TargetAddr(32), Some(MonotonicNanos(5)));
-        assert!(pending.is_replaced_by(&allocation(1, 32, 4)), "before it was removed");
+        assert_eq!(last.addresses().collect::<Vec<_>>(), [TargetAddr(32)]);
+        last.note(&alloc(1, 96));
+        assert_eq!(last.addresses().count(), 0);
+        assert!(last.by_thread.is_empty());
     }
 }

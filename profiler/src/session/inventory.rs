@@ -14,7 +14,7 @@ use std::time::Duration;
 use profiler_common::counter::Counter;
 use profiler_common::interval::Interval;
 use profiler_common::live::LiveBlock;
-use rustc_hash::{FxHashMap, FxHashSet};
+use rustc_hash::FxHashSet;
 use tracing::{debug, info};
 
 use super::earlier::{Earlier, Pending, Walked, aside, walk_heaps};
@@ -64,19 +64,7 @@ impl Session {
         };
         target.awaits_inventory = true;
         let opened = target.opened;
-        self.inventories.pending = Some(Pending {
-            pid,
-            opened,
-            taken: clock::now().monotonic,
-            pause: Duration::ZERO,
-            tries: 0,
-            dropped: 0,
-            last_frees: FxHashMap::default(),
-            freed: FxHashMap::default(),
-            stale: FxHashMap::default(),
-            refused: FxHashSet::default(),
-            walker: None,
-        });
+        self.inventories.pending = Some(Pending::new(pid, opened, clock::now().monotonic));
         if !heaps.iter().any(|(name, _)| walk::is_walkable(name)) {
             return self.end_inventory(failed(walk::unsupported()));
         }
@@ -117,8 +105,10 @@ impl Session {
         if let Some(target) = self.processes.get(pid) {
             known.extend(target.ledger.live().map(|block| block.address));
         }
-        if let Some(pending) = &mut self.inventories.pending {
-            known.extend(std::mem::take(&mut pending.last_frees).into_values());
+        // Where allocations are sampled, a block may have been allocated at the address since.
+        let is_exact = heaps.iter().all(|(_, heap)| self.rates.current(*heap) == Interval::EXACT);
+        if let Some(pending) = self.inventories.pending.as_ref().filter(|_| is_exact) {
+            known.extend(pending.last_frees.addresses());
         }
         let blocks_max = self.inventory_blocks_max(&heaps);
         let pause = collected.pause;
@@ -270,7 +260,7 @@ impl Session {
         let mut has_room = true;
         for part in blocks.chunks(PART) {
             self.catch_up();
-            self.remove_stale(pid);
+            self.forget_stale(pid);
             let (freed, part): (Vec<LiveAllocation>, Vec<LiveAllocation>) =
                 part.iter().partition(|block| self.inventories.is_freed(block.address));
             gone.extend(freed);
@@ -278,23 +268,29 @@ impl Session {
                 return Ok(true);
             }
             let of_kernel: Vec<(TargetAddr, LiveBlock)> = part.iter().map(kernel_block).collect();
-            match self.probes.kernel.insert_earlier_blocks(pid, &of_kernel)? {
-                Some(refused) => self.inventories.refuse(refused),
-                None => {
-                    has_room = false;
-                    break;
-                }
+            if let Some(pending) = &mut self.inventories.pending {
+                pending.stale.begin_insertion(clock::now().monotonic);
             }
+            let refused = self.probes.kernel.insert_earlier_blocks(pid, &of_kernel)?;
+            let (Some(refused), Some(pending)) = (refused, &mut self.inventories.pending) else {
+                has_room = false;
+                break;
+            };
+            pending.stale.refuse(refused);
             if let Some(target) = self.inventory_target() {
                 part.iter().for_each(|block| target.ledger.enter_earlier(block));
             }
         }
         // Programs that have not found a block before it was inserted report its free.
         self.complete_programs();
-        self.remove_stale(pid);
+        self.forget_stale(pid);
+        if self.restore_newer(pid) {
+            self.complete_programs();
+            self.forget_stale(pid);
+        }
         self.observe_frees(pid, false);
         self.complete_programs();
-        self.remove_stale(pid);
+        self.forget_stale(pid);
         self.enter_gone(&gone);
         Ok(has_room)
     }
@@ -319,27 +315,34 @@ impl Session {
         self.catch_up();
     }
 
-    /// Removes blocks from the live set that were freed before they were inserted. A block that the process has allocated there
-    /// meanwhile, and that was removed instead, is inserted again.
-    fn remove_stale(&mut self, pid: Pid) {
+    /// Removes blocks from the live set that were freed before they were inserted.
+    fn forget_stale(&mut self, pid: Pid) {
         let Some(pending) = &mut self.inventories.pending else { return };
-        let stale: Vec<TargetAddr> =
-            pending.stale.iter().filter(|(_, removed)| removed.is_none()).map(|(address, _)| *address).collect();
-        if stale.is_empty() || self.processes.get(pid).is_none() {
-            return;
-        }
-        if let Err(error) = self.probes.kernel.forget_blocks(pid, stale.iter().copied()) {
+        let stale = pending.stale.take(clock::now().monotonic);
+        if let Err(error) = self.probes.kernel.forget_blocks(pid, stale) {
             debug!("process {pid}: {error}");
         }
-        let now = clock::now().monotonic;
-        pending.stale.extend(stale.iter().map(|address| (*address, Some(now))));
+    }
+
+    /// Inserts blocks again that the process has allocated where stale ones were, and that were removed instead. Returns whether
+    /// blocks were removed at all.
+    fn restore_newer(&mut self, pid: Pid) -> bool {
+        let Some(pending) = &self.inventories.pending else { return false };
+        if !pending.stale.has_removed() {
+            return false;
+        }
         self.complete_programs();
-        let Some(target) = self.processes.get(pid) else { return };
-        let newer: Vec<LiveAllocation> = stale.iter().filter_map(|address| target.ledger.block(*address)).collect();
+        let Some(pending) = &mut self.inventories.pending else { return false };
+        let removed = pending.stale.take_removed();
+        let Some(target) = self.processes.get(pid).filter(|target| pending.is_of(target)) else { return false };
+        let newer: Vec<LiveAllocation> = removed.iter().filter_map(|address| target.ledger.block(*address)).collect();
+        pending.stale.begin_insertion(clock::now().monotonic);
+        pending.stale.restore(newer.iter().map(|block| block.address));
         let newer: Vec<(TargetAddr, LiveBlock)> = newer.iter().map(kernel_block).collect();
         if let Err(error) = self.probes.kernel.insert_earlier_blocks(pid, &newer) {
             debug!("process {pid}: {error}");
         }
+        true
     }
 
     fn ring_dropped(&self) -> u64 {
@@ -349,7 +352,7 @@ impl Session {
     /// The target of the pending inventory, unless it has exited or executed another program.
     fn inventory_target(&mut self) -> Option<&mut Target> {
         let pending = self.inventories.pending.as_ref()?;
-        self.processes.get_mut(pending.pid).filter(|target| target.opened == pending.opened)
+        self.processes.get_mut(pending.pid).filter(|target| pending.is_of(target))
     }
 
     fn end_inventory(&mut self, inventory: Inventory) {

@@ -38,6 +38,7 @@ mod scope;
 mod session;
 mod snapshot;
 mod stack_copies;
+mod stale;
 mod stubs;
 mod target;
 mod threads;

@@ -361,6 +361,7 @@ impl Session {
             Ok(Event::Fork(fork)) => lifecycle.forked(fork, processes, config),
             Ok(Event::Exec(exec)) => {
                 probes.continue_stacks(exec.pid, true, processes);
+                inventories.give_up(exec.pid);
                 lifecycle.executed(exec, processes, config.grace());
             }
             Ok(event) => {
