@@ -230,9 +230,12 @@ fn live_bytes_are_correct_for_a_process_that_exits_soon_after_drops() {
     let arguments = "-v --interval 1 --ring-size 64KiB --on-overload drop -o out.json";
     let mut heapbpf = Heapbpf::of(target.pid(), arguments);
     let session = heapbpf.start();
+    // Nobody empties the ring buffer meanwhile.
+    session.halt();
     // More blocks than one lookup covers.
     let truth = target.work("keep 100 90000").sum();
     target.exit(0);
+    session.resume();
     let outcome = session.wait().expect_code(3);
     let report = heapbpf.report("out.json");
     assert!(report.health.lost.get("ring_full").is_some_and(|&lost| lost > 0), "{:?}", report.health.lost);

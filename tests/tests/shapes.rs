@@ -11,7 +11,7 @@ use heapbpf::internals::{
     TargetAddr, decode, link_multi,
 };
 use heapbpf_tests::kernel::require_root;
-use heapbpf_tests::target::{Target, build};
+use heapbpf_tests::target::{Target, build, copy_program};
 use object::{Object, ObjectSegment, ObjectSymbol};
 use profiler_common::arch::ARGUMENTS;
 use profiler_common::counter::Counter;
@@ -19,6 +19,7 @@ use profiler_common::hook::{CallShape, HookCookie, ProbeScope, Site};
 use profiler_common::interval::Interval;
 use profiler_common::live::LiveBlock;
 use profiler_common::sampling::SamplingRate;
+use tempfile::TempDir;
 use tokio::runtime::{Builder, Runtime};
 
 /// From this size on, `make_or_throw` may throw.
@@ -76,6 +77,7 @@ struct Watched {
     ring: Ring,
     _links: Vec<OwnedFd>,
     _runtime: Runtime,
+    _folder: TempDir,
 }
 
 /// A shortened event; sizes in bytes.
@@ -91,7 +93,11 @@ impl Watched {
         require_root();
         let runtime = Builder::new_current_thread().enable_all().build().expect("there is memory");
         let entered = runtime.enter();
-        let program = build("shapes.cpp");
+        // A copy of its own: the kernel replaces the returns of a function in all processes of a file where one has a return probe, and
+        // an exception does not pass such a return.
+        let folder = tempfile::tempdir().expect("there is a directory for temporary files");
+        let program = folder.path().join("shapes");
+        copy_program(build("shapes.cpp"), &program);
         let target = Target::spawn(&mut Command::new(&program));
         let config = KernelConfig {
             ring_bytes: 1 << 16,
@@ -126,7 +132,7 @@ impl Watched {
             _ => panic!("perf links are not for here"),
         };
         drop(entered);
-        let mut watched = Self { target, kernel, ring, _links: links, _runtime: runtime };
+        let mut watched = Self { target, kernel, ring, _links: links, _runtime: runtime, _folder: folder };
         watched.sample(true);
         watched
     }
