@@ -1,32 +1,47 @@
-//! Processes after `kill -9` of heapbpf at a random time: nothing is left in them.
+//! Processes after `kill -9` of heapbpf at any time: nothing is left in them.
 
 use std::fs;
 use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use heapbpf_tests::faults::random::Random;
 use heapbpf_tests::heapbpf::{Heapbpf, binary};
 use heapbpf_tests::kernel::{children, keeper, require_root, state, tasks};
 use heapbpf_tests::target::{Target, build, run};
 
-/// Number of kills of each kind.
-const KILLS: u32 = 60;
-
-/// Maximum time for all kills of a kind.
-const TIME_MAX: Duration = Duration::from_secs(30);
+/// Number of kills of each kind, at fixed delays; and at random ones if HEAPBPF_FAULTS_RANDOM is set, as by `cargo xtask nightly`.
+const KILLS: u32 = 20;
+const RANDOM_KILLS: u32 = 60;
+/// Maximum duration of a stop.
+const STOPPED_WITHIN: Duration = Duration::from_millis(4);
 
 /// Timeout for hangs.
 const WITHIN: Duration = Duration::from_secs(60);
 
-/// Random number generator (<https://prng.di.unimi.it/splitmix64.c>).
-struct Random(u64);
+/// Points in time for kills, as shares of a duration.
+struct Shares {
+    random: Option<Random>,
+    made: u32,
+}
 
-impl Random {
-    fn below(&mut self, end: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (mixed ^ (mixed >> 31)) % end
+impl Shares {
+    fn new() -> Self {
+        let is_random = std::env::var_os("HEAPBPF_FAULTS_RANDOM").is_some();
+        Self { random: is_random.then(|| Random::new(u64::from(std::process::id()))), made: 0 }
+    }
+
+    fn count(&self) -> u32 {
+        if self.random.is_some() { RANDOM_KILLS } else { KILLS }
+    }
+
+    /// The next point in time. Two consecutive ones are about equal, for two kinds of kills.
+    fn of(&mut self, whole: Duration) -> Duration {
+        self.made += 1;
+        match &mut self.random {
+            Some(random) => random.duration(whole),
+            None => whole * (self.made / 2) / (KILLS / 2),
+        }
     }
 }
 
@@ -63,16 +78,15 @@ fn duration(arguments: &[&str]) -> Duration {
     begun.elapsed()
 }
 
-/// Kills heapbpf at random times during a heap snapshot.
+/// Kills heapbpf during a heap snapshot.
 #[track_caller]
 fn check_kills(snapshot: &str) {
     let mut target = Target::start("interrupted_calls.c");
     let pid = target.pid().to_string();
     let arguments = ["leaks", "--pid", &pid, "--quiet", "--snapshot", snapshot];
     let whole = duration(&arguments);
-    let mut random = Random(u64::from(std::process::id()));
-    let begun = Instant::now();
-    for kill in 1..=KILLS {
+    let mut shares = Shares::new();
+    for kill in 1..=shares.count() {
         let mut heapbpf = Heapbpf::new(arguments);
         let session = heapbpf.spawn();
         let spawned = Instant::now();
@@ -80,19 +94,15 @@ fn check_kills(snapshot: &str) {
         let limit = spawned + whole * 2;
         if kill % 2 == 0 {
             while is_free(target.pid()) && Instant::now() < limit {}
-            thread::sleep(Duration::from_micros(random.below(4000)));
+            thread::sleep(shares.of(STOPPED_WITHIN));
         } else {
-            let micros = u64::try_from(whole.as_micros()).unwrap_or(u64::MAX);
-            thread::sleep(Duration::from_micros(random.below(micros)));
+            thread::sleep(shares.of(whole));
         }
         // Kills heapbpf unless it has exited.
         drop(session);
         let pid = target.pid();
         assert_untouched(&mut target, pid, kill);
         target.assert_running();
-        if begun.elapsed() > TIME_MAX {
-            break;
-        }
     }
     target.exit(9);
 }
@@ -106,9 +116,8 @@ fn heapbpf_is_killed_while_it_makes_a_process_fork() {
 fn heapbpf_is_killed_while_it_makes_its_command_fork() {
     require_root();
     let program = build("interrupted_calls.c");
-    let mut random = Random(u64::from(std::process::id()));
-    let begun = Instant::now();
-    for kill in 1..=KILLS {
+    let mut shares = Shares::new();
+    for kill in 1..=shares.count() {
         let mut command = Command::new(binary());
         command.args(["leaks", "--quiet", "--snapshot", "fork", "--"]).arg(&program).stderr(Stdio::null());
         let mut heapbpf = Target::spawn(&mut command);
@@ -116,13 +125,10 @@ fn heapbpf_is_killed_while_it_makes_its_command_fork() {
         run(Command::new("kill").args(["-USR1", &heapbpf.pid().to_string()]));
         let limit = Instant::now() + Duration::from_secs(2);
         while state(pid) != 't' && Instant::now() < limit {}
-        thread::sleep(Duration::from_micros(random.below(4000)));
+        thread::sleep(shares.of(STOPPED_WITHIN));
         heapbpf.kill();
         assert_untouched(&mut heapbpf, pid, kill);
         heapbpf.begin_exit(0);
-        if begun.elapsed() > TIME_MAX {
-            break;
-        }
     }
 }
 
