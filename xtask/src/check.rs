@@ -1,5 +1,5 @@
-//! `cargo xtask check`: what fails in minutes, before the gate takes longer: formatting, lints, tidy, whether what is committed was
-//! built from its source, and unit tests.
+//! `cargo xtask check`: what fails in minutes, before the gate takes longer: tests that needed a second
+//! try, formatting, lints, tidy, whether what is committed was built from its source, and unit tests.
 
 use std::collections::BTreeSet;
 use std::process::Command;
@@ -8,6 +8,7 @@ use std::time::Instant;
 use anyhow::{Result, bail};
 
 use crate::command::{self, Repository};
+use crate::flaky;
 
 /// Packages outside of the workspace, which `cargo fmt --all` does not format.
 const OTHERS: [&str; 2] = ["profiler-ebpf/Cargo.toml", "fuzz/Cargo.toml"];
@@ -39,6 +40,7 @@ pub(crate) struct Arguments {
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let repository = Repository::find()?;
     let begun = Instant::now();
+    flaky::check(&repository)?;
     command::run(repository.cargo().args(["fmt", "--all", "--check"]))?;
     for manifest in OTHERS {
         command::run(repository.cargo().args(["fmt", "--check", "--manifest-path", manifest]))?;

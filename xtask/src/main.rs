@@ -14,6 +14,7 @@ mod cross;
 mod demo;
 mod dist;
 mod faults;
+mod flaky;
 mod fuzz;
 mod inputs;
 mod interpreters;
@@ -50,6 +51,7 @@ enum Subcommands {
     Fuzz(fuzz::Arguments),
     Faults(faults::Arguments),
     Interpreters(interpreters::Arguments),
+    Mended(flaky::Arguments),
     Nightly(nightly::Arguments),
     Screenshots(screenshots::Arguments),
     Test(test::Arguments),
@@ -73,6 +75,7 @@ fn main() -> ExitCode {
         Subcommands::Fuzz(arguments) => fuzz::run(&arguments),
         Subcommands::Faults(arguments) => faults::run(&arguments),
         Subcommands::Interpreters(arguments) => interpreters::run(&arguments),
+        Subcommands::Mended(arguments) => flaky::run(&arguments),
         Subcommands::Nightly(arguments) => nightly::run(&arguments),
         Subcommands::Screenshots(arguments) => screenshots::run(&arguments),
         Subcommands::Test(arguments) => test::run(&arguments),

@@ -81,7 +81,7 @@ impl Suite {
             Self::Soak => all(&["xtask bench soak"]),
             Self::Fuzz => all(&["xtask fuzz --seconds 180"]),
             Self::Attack => all(&["xtask faults --engine inline"]),
-            Self::Kills => all(&["xtask faults"]),
+            Self::Kills => all(&["xtask faults", "xtask test --profile default -E test(/^keeper_kills::/)"]),
             Self::OldestKernel => all(&["xtask vm --kernel 5.10"]),
             Self::NewestKernel => all(&["xtask vm --kernel 7 --preempt full"]),
             Self::Objects => all(&["xtask build-ebpf --install --check", "xtask build-page --check"]),
@@ -89,6 +89,15 @@ impl Suite {
                 "deny check bans licenses sources",
                 "deny --manifest-path profiler-ebpf/Cargo.toml --config deny.toml check bans licenses sources",
             ]),
+        }
+    }
+
+    /// A variable that makes tests take longer than in the gate.
+    fn variable(self) -> Option<&'static str> {
+        match self {
+            Self::Versions => Some("HEAPBPF_ALL_VERSIONS"),
+            Self::Kills => Some("HEAPBPF_FAULTS_RANDOM"),
+            _ => None,
         }
     }
 
@@ -175,9 +184,7 @@ fn run_suite(repository: &Repository, suite: Suite, repeat: u32, seed: u64) -> R
     for (index, words) in commands.into_iter().enumerate() {
         let _load = (suite == Suite::Repeat && index % 2 == 1).then(Load::start).transpose()?;
         let mut cargo = repository.cargo();
-        if suite == Suite::Versions {
-            cargo.env("HEAPBPF_ALL_VERSIONS", "1");
-        }
+        cargo.envs(suite.variable().map(|name| (name, "1")));
         let outcome = command::run(cargo.args(&words).env(SEED, (seed + index as u64).to_string()));
         failures.extend(outcome.err().map(|error| format!("{} of {count}: {error:#}", index + 1)));
     }

@@ -1,11 +1,12 @@
 //! `cargo xtask test`: runs every test of the workspace, with its requirements: the built binary, programs to profile, root.
 
+use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, bail};
 
 use crate::command::{self, Privilege, Repository};
-use crate::{interpreters, packages, viewers};
+use crate::{flaky, interpreters, packages, viewers};
 
 /// What is run, one after the other. Cargo enables features of libraries for what is selected together: with other selections,
 /// it would compile most of them, and heapbpf, more than once.
@@ -41,7 +42,7 @@ const OBJECT: &str = "HEAPBPF_BPF_OBJECT";
   cargo xtask test ledger                     tests with `ledger` in their names
   cargo xtask test -E 'test(/^keeper::/)'     those of tests/tests/keeper.rs
   cargo xtask test --no-capture launch::      with their output, one after the other
-  cargo xtask test --profile gate             failed tests get another try; both outcomes are in target/nextest/gate/junit.xml
+  cargo xtask test --profile gate             failed tests get another try, and those that pass then are errors of `cargo xtask check`
   HEAPBPF_BPF_OBJECT=target/rebuilt-x86_64.bpf.o cargo xtask test      with another BPF object")]
 pub(crate) struct Arguments {
     /// Passed on to `cargo nextest run`.
@@ -50,6 +51,11 @@ pub(crate) struct Arguments {
 }
 
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
+    run_with(&arguments.arguments)
+}
+
+/// Runs the tests that these arguments of nextest select.
+pub(crate) fn run_with(arguments: &[impl AsRef<OsStr>]) -> Result<()> {
     let privilege = Privilege::find();
     if privilege == Privilege::Missing {
         bail!("profiling other processes requires root, and sudo is not available: run it as root");
@@ -69,13 +75,16 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         std::env::var_os(BINARY).map_or_else(|| Ok(repository.target.join("debug/heapbpf")), std::path::absolute)?;
     let test = |selected: &[&str]| {
         let mut test = repository.cargo();
-        test.args(["nextest", "run", "--locked"]).args(selected).args(&arguments.arguments);
+        test.args(["nextest", "run", "--locked"]).args(selected).args(arguments);
         test.env(BINARY, &binary).env("HEAPBPF_VIEWERS", &viewers).env(INTERPRETERS, &interpreters);
         test.envs(object.iter().map(|path| (OBJECT, path)));
         if privilege == Privilege::Sudo {
             test.env(RUNNER.0, RUNNER.1);
         }
+        // Each selection writes a report of its own.
+        let _ = std::fs::remove_file(flaky::report(&repository.root));
         let status = command::status(&mut test)?;
+        flaky::note(&repository)?;
         match status.code() {
             Some(0) => Ok(true),
             Some(NO_TESTS) => Ok(false),
@@ -88,7 +97,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     // All are run, whatever fails.
     let ran_tests = SELECTIONS.map(test).into_iter().collect::<Result<Vec<bool>>>()?;
     if !ran_tests.contains(&true) {
-        bail!("no test has been run: none is selected by `{}`", arguments.arguments.join(" "));
+        let words: Vec<_> = arguments.iter().map(|word| word.as_ref().to_string_lossy()).collect();
+        bail!("no test has been run: none is selected by `{}`", words.join(" "));
     }
     Ok(())
 }

@@ -12,7 +12,7 @@ use std::process::Command;
 
 use anyhow::{Result, bail};
 
-use crate::{command, nightly};
+use crate::{command, flaky, nightly};
 use source::Source;
 
 /// Checks the rules of this repository that neither rustfmt nor clippy knows.
@@ -32,7 +32,8 @@ use source::Source;
   markers    no leftovers of merges or of unfinished work
   paths      no private folders of one machine
   commits    subjects of at most 72 characters
-  ledger     suites of `cargo xtask nightly` have passed, at most 10 days and 200 commits ago; from 5 and 100 on, a warning")]
+  ledger     suites of `cargo xtask nightly` have passed, at most 10 days and 200 commits ago; from 5 and 100 on, a warning
+  quarantine tests of `tests/quarantine.toml` have been there for at most 7 days")]
 pub(crate) struct Arguments {
     /// Print the size of the code and of the documentation instead.
     #[arg(long)]
@@ -101,6 +102,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     findings.extend(imports::cycles(&sources));
     findings.extend(docs::check(&files, &|path| root.join(path).exists()));
     findings.extend(commits(&root));
+    let in_quarantine = flaky::overdue(&root)?.into_iter();
+    findings.extend(in_quarantine.map(|message| Finding { path: flaky::QUARANTINE.to_owned(), line: 1, message }));
     let (warnings, overdue) = nightly::overdue(&root)?;
     findings.extend(overdue.into_iter().map(|message| Finding { path: nightly::LEDGER.to_owned(), line: 1, message }));
     warnings.iter().for_each(|warning| println!("warning: {warning}"));
