@@ -64,7 +64,7 @@ pub(crate) fn report(root: &Path) -> PathBuf {
     root.join("target/nextest/gate/junit.xml")
 }
 
-/// Notes the tests of a report that needed a second try, and removes the report.
+/// Notes the tests of the last report that needed a second try. Without a report, there are none.
 pub(crate) fn note(repository: &Repository) -> Result<()> {
     let path = report(&repository.root);
     let report = match fs::read_to_string(&path) {

@@ -310,7 +310,7 @@ impl Session {
 
     /// Reads the records of programs that run now. The ring buffer ends at the first record that a preempted program has reserved
     /// and not submitted.
-    fn complete_programs(&mut self) {
+    pub(super) fn complete_programs(&mut self) {
         bpf::wait_for_programs();
         self.catch_up();
     }

@@ -37,7 +37,7 @@ use crate::bpf::ring::Ring;
 use crate::ids::Pid;
 use crate::ingest::decode;
 use crate::ingest::event::Event;
-use crate::linux::{bpf, clock, memory};
+use crate::linux::{clock, memory};
 use crate::process::selection::{self, Selection};
 use crate::recording::recorder::Recorder;
 use crate::snapshot::Snapshot;
@@ -449,9 +449,7 @@ impl Session {
         self.rates.stop(&mut self.probes.kernel)?;
         let now = clock::now();
         self.catch_up();
-        // The ring buffer ends at the first record that a preempted program has reserved and not submitted.
-        bpf::wait_for_programs();
-        self.catch_up();
+        self.complete_programs();
         self.complete_all_stacks();
         self.jvm_maps.finish(self.processes.running(), &self.probes.discovery.modules);
         self.poll_generated();
