@@ -1,5 +1,7 @@
 //! Forks and execs of targets.
 
+use std::collections::BTreeMap;
+use std::fs;
 use std::path::Path;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,6 +12,7 @@ use heapbpf_tests::heapbpf::{Heapbpf, Session, binary};
 use heapbpf_tests::kernel::{self, require_root};
 use heapbpf_tests::report::{Counts, Process};
 use heapbpf_tests::target::{Target, build};
+use tempfile::TempDir;
 
 /// Number of lines after the target's PID.
 const ARGUMENTS: &str = "-v --interval 1 -o out.json";
@@ -164,6 +167,33 @@ fn forks_are_not_held_by_default() {
     for (inherited, Look { child, tracer, was_held }) in (1000..).step_by(2).zip(looks) {
         assert_dropped(report.process(child), inherited);
         assert_eq!((tracer, was_held), (None, false));
+    }
+}
+
+#[test]
+fn programs_that_children_execute_before_they_are_probed_have_no_blocks_of_the_agent() {
+    let mut target = Target::start("executing.c");
+    let mut heapbpf = Heapbpf::of(target.pid(), ARGUMENTS);
+    let session = heapbpf.start();
+    let folder = TempDir::new().expect("a folder");
+    let path = folder.path().join("counts");
+    target.work(&format!("execute 40 {}", path.display()));
+    // Of the first milliseconds of a program, stacks may be cut.
+    let _ = session.interrupt();
+    let report = heapbpf.report("out.json");
+    assert_eq!(report.health.lost.get("missed_free"), None, "{:?}", report.health.lost);
+    let counts = fs::read_to_string(&path).expect("the programs write it");
+    let counts = counts.lines().map(|line| line.split_once(' ').expect("a pid and a count"));
+    let counts: BTreeMap<&str, u64> = counts.map(|(pid, count)| (pid, count.parse().expect("a number"))).collect();
+    let programs: Vec<&Process> = report.targets.iter().filter(|it| it.beginning.origin == "exec").collect();
+    assert!(programs.len() > 20, "{} of {} programs", programs.len(), counts.len());
+    for program in programs.iter().filter(|it| it.beginning.from_first_call) {
+        let recorded = count(program, "turn");
+        assert_eq!(
+            recorded,
+            counts[program.pid.to_string().as_str()],
+            "of a program that was recorded from its first call"
+        );
     }
 }
 

@@ -124,7 +124,9 @@ impl Session {
             self.take_records();
         }
         for child in children {
-            let Some(target) = self.processes.get(child) else { continue };
+            // A program that it has executed meanwhile has no block of its parent, and those of its own are in the live set.
+            let is_copy = |target: &&Target| target.is_copy() && !self.lifecycle.awaits(target.pid);
+            let Some(target) = self.processes.get(child).filter(is_copy) else { continue };
             let is_whole = self.probes.inherit(target);
             target.log_start();
             if !is_whole {

@@ -21,6 +21,7 @@ mod jvm_maps;
 mod keeper_monitor;
 mod launching;
 mod lifecycle;
+mod links;
 mod mappings;
 mod memory;
 mod meter;

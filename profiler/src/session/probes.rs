@@ -13,7 +13,8 @@ use tracing::{debug, info, warn};
 use super::config::{Engine, SessionConfig, UnwindMode};
 use super::discovery::Discovery;
 use super::foreign::ForeignProbes;
-use super::hooks::{Hooks, Links};
+use super::hooks::Hooks;
+use super::links::Links;
 use super::overload::random_seed;
 use super::rates::Rates;
 use super::scope::Scope;
@@ -28,7 +29,7 @@ use crate::keeper::Keeper;
 use crate::ledger::LiveAllocation;
 use crate::linux::proc::maps::{self, FileIdentity};
 use crate::linux::{clock, memory};
-use crate::model::{Origin, ProbeScope};
+use crate::model::ProbeScope;
 use crate::probe::cost::{self, CostError, Costs};
 use crate::probe::leftover::{self, CodeLocation};
 use crate::probe::plan::{Plan, PlannedHook};
@@ -334,7 +335,7 @@ impl Probes {
 
     /// Removes breakpoints of a killed heapbpf. Those of a forked child are copies of its parent's, which are in use.
     fn remove_leftovers(&mut self, target: &Target) {
-        if matches!(target.beginning.origin, Origin::Forked(_)) {
+        if target.is_copy() {
             return;
         }
         let places = target.hooks.unattached_places(&self.discovery.plan);

@@ -208,13 +208,20 @@ impl Target {
         let mut next = Self::new(process, Origin::Executed, Some(born));
         std::mem::swap(&mut next.ledger, &mut self.ledger);
         next.hooks = self.hooks.succeed();
-        next.phase = Phase::Starting(Starting { is_probed_ahead: !next.hooks.is_empty(), ..Starting::default() });
+        // A forked child may execute a program before its probes are attached, of which the agent learns later.
+        let is_probed_ahead = !next.hooks.is_empty() && next.hooks.were_attached_by(born);
+        next.phase = Phase::Starting(Starting { is_probed_ahead, ..Starting::default() });
         (next.requested, next.traps_only) = (self.requested, self.traps_only);
         let mut before = std::mem::replace(self, next);
         before.ledger = ledger;
         before.process = None;
         before.set_end(End::Replaced);
         before
+    }
+
+    /// Whether it runs the program, and has the memory, that its parent had when it was forked.
+    pub(super) fn is_copy(&self) -> bool {
+        matches!(self.beginning.origin, Origin::Forked(_))
     }
 
     pub(super) fn was_recorded(&self) -> bool {
