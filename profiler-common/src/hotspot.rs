@@ -16,6 +16,7 @@ pub const BLOB_WORDS: usize = 64;
 
 /// Where a process's virtual machine keeps its code. Offsets are in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(default))]
 #[repr(C)]
 pub struct Hotspot {
     /// From the lowest heap to the highest.
@@ -55,6 +56,7 @@ pub const HAS_OFFSETS: u16 = 1;
 /// A heap of code blobs. It is divided into segments; a byte for each is the distance to the beginning of its block, in segments,
 /// or, beyond 254, to a segment nearer to the beginning.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(default))]
 #[repr(C)]
 pub struct CodeHeap {
     pub range: AddressRange,

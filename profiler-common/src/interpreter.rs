@@ -184,6 +184,7 @@ pub const CODE_WORDS: usize = 4;
 
 /// Where a process's interpreter keeps its frames. Offsets are in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(default))]
 #[repr(C)]
 pub struct Interpreter {
     /// The interpreter loop: up to two ranges of addresses, of which the second holds what the compiler considered cold.
@@ -239,6 +240,7 @@ pub const COUNTS_BYTES: u8 = 1;
 pub const USES_MUSL: u8 = 2;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(default))]
 #[repr(C)]
 pub struct AddressRange {
     pub start: u64,

@@ -8,6 +8,7 @@ use crate::record::RecordHeader;
 
 /// Where a process's PHP keeps its frames. Offsets are in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(default))]
 #[repr(C)]
 pub struct Php {
     /// The interpreter loop, `execute_ex`: up to two ranges of addresses, of which the second holds what the compiler considered cold.

@@ -9,6 +9,7 @@ use crate::step::ReadMemory;
 
 /// Where a process has the control frames of its threads.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(default))]
 #[repr(C)]
 pub struct Ruby {
     /// `vm_exec`: up to two ranges of addresses, of which the second holds what the compiler considered cold.

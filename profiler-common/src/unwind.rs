@@ -357,7 +357,7 @@ impl Rule {
     /// For storing a rule in one access.
     #[inline(always)]
     #[expect(clippy::cast_sign_loss, reason = "bits are packed")]
-    pub(crate) const fn to_word(self) -> u64 {
+    pub const fn to_word(self) -> u64 {
         self.cfa_offset as u32 as u64
             | (self.bp_offset as u16 as u64) << 32
             | (self.kind as u64) << 48
@@ -367,7 +367,7 @@ impl Rule {
     /// The inverse of [`to_word`](Self::to_word).
     #[inline(always)]
     #[expect(clippy::cast_possible_truncation, reason = "fields are cut out of the word by truncation")]
-    pub(crate) const fn from_word(word: u64) -> Self {
+    pub const fn from_word(word: u64) -> Self {
         Self {
             cfa_offset: word as i32,
             bp_offset: (word >> 32) as i16,

@@ -16,6 +16,7 @@ pub const SHARED_DATA: usize = 1;
 
 /// Where a process's engine keeps its functions. Offsets are in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(default))]
 #[repr(C)]
 pub struct V8 {
     /// The range of generated code, in which may be the builtins.

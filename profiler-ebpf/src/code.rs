@@ -1,9 +1,6 @@
 //! Code of interpreters and virtual machines in stacks. A frame has an identity of its code; the first stack with it sends where the
 //! code is, and the agent reads its names.
 
-use aya_ebpf::bindings::BPF_RB_FORCE_WAKEUP;
-use aya_ebpf::helpers::bpf_get_current_pid_tgid;
-use aya_ebpf::helpers::generated::bpf_ktime_get_ns;
 use profiler_common::counter::Counter;
 use profiler_common::interpreter::{CodeId, CodeKind, CodePlace, CodePlaceRecord, InterpretedFrame};
 use profiler_common::limits::{CODE_PER_PERIOD, CODE_PERIOD_SHIFT, CODE_RATES as RATES_COUNT};
@@ -11,6 +8,7 @@ use profiler_common::record::{RecordHeader, RecordKind};
 use profiler_common::stack::StackHasher;
 
 use crate::frames;
+use crate::helpers::{BPF_RB_FORCE_WAKEUP, bpf_get_current_pid_tgid, bpf_ktime_get_ns};
 use crate::layout::Scratch;
 use crate::maps::{CODE_RATES, EVENTS, SCRATCH, count};
 use crate::seen::{forget, is_new};

@@ -8,9 +8,6 @@
 
 use core::mem::offset_of;
 
-use aya_ebpf::bindings::BPF_RB_NO_WAKEUP;
-use aya_ebpf::helpers::generated::{bpf_get_current_task, bpf_probe_read_user as read_user};
-use aya_ebpf::helpers::{bpf_get_current_pid_tgid, bpf_probe_read_kernel, bpf_probe_read_user};
 use profiler_common::arch::{GLIBC_BLOCK_KEYS, THREAD_DATA};
 use profiler_common::counter::Counter;
 use profiler_common::interpreter::{
@@ -24,6 +21,10 @@ use profiler_common::stack::StackHasher;
 
 use crate::asm::masked;
 use crate::code::{drop_code, may_send};
+use crate::helpers::{
+    BPF_RB_NO_WAKEUP, bpf_get_current_pid_tgid, bpf_get_current_task, bpf_probe_read_kernel, bpf_probe_read_user,
+    read_user,
+};
 use crate::interpreter::{DONE, NEW_CODE, NEXT};
 use crate::layout::{FRAME_WINDOW_WORDS, InterpreterWalk, Scratch, Walk};
 use crate::maps::{EVENTS, INTERPRETERS, SCRATCH, count};

@@ -5,8 +5,6 @@
 //!
 //! The target controls all of this memory. Reads of wrong addresses fail, and the limit of a stack's frames bounds the walk.
 
-use aya_ebpf::helpers::bpf_probe_read_user;
-use aya_ebpf::helpers::generated::bpf_probe_read_user as read_user;
 use profiler_common::arch::JAVA_FRAMES;
 use profiler_common::hotspot::{
     BLOB_WORDS, CodeHeap, FREE_SEGMENT, HAS_OFFSETS, Hotspot, METHOD_NAME, NATIVE_METHOD_NAME,
@@ -16,6 +14,7 @@ use profiler_common::stack::StackEnd;
 use profiler_common::step::{Registers, Step};
 
 use crate::asm::masked;
+use crate::helpers::{bpf_probe_read_user, read_user};
 use crate::layout::{MachineWalk, Scratch};
 use crate::maps::{JAVA_MACHINES, SCRATCH};
 use crate::window::{Window, user_word};

@@ -4,7 +4,7 @@
 //! describes the probe. The entry points do not use aya's `#[uprobe]`, because that macro drops the program's return value,
 //! which a session probe needs to skip the return.
 //!
-//! Layers, each using only those before it: `asm`, `config`, `layout`, `arch` ← `maps`, `frames` ← `call`, `scratch`, `emit`, `inflight`, `seen` ←
+//! Layers, each using only those before it: `asm`, `config`, `helpers`, `layout`, `arch` ← `maps`, `frames` ← `call`, `scratch`, `emit`, `inflight`, `seen` ←
 //! `limits`, `sample`, `window`, `code`, `machine` ← `cpython`, `hotspot`, `v8` ← `ruby` ← `interpreter` ← `walk` ← `copy` ← `live`, `stack` ← `remap`, `process` ← `hook`.
 
 #![no_std]
@@ -20,6 +20,7 @@ mod copy;
 mod cpython;
 mod emit;
 mod frames;
+mod helpers;
 mod hook;
 mod hotspot;
 mod inflight;

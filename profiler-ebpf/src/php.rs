@@ -9,9 +9,6 @@
 //! The target controls all of this memory. Reads of wrong addresses fail, lengths are bounded, and the limit of a stack's frames
 //! bounds cycles.
 
-use aya_ebpf::bindings::BPF_RB_NO_WAKEUP;
-use aya_ebpf::helpers::generated::bpf_probe_read_user as read_user;
-use aya_ebpf::helpers::{bpf_get_current_pid_tgid, bpf_probe_read_user};
 use profiler_common::counter::Counter;
 use profiler_common::interpreter::{CodeId, CodeKind, INSTRUCTION_UNKNOWN, InterpretedFrame, Runtime, runtime_index};
 use profiler_common::limits::STACK_FRAMES_MAX;
@@ -26,6 +23,7 @@ use profiler_common::stack::{StackEnd, StackHasher};
 
 use crate::asm::masked;
 use crate::code::{drop_code, may_send};
+use crate::helpers::{BPF_RB_NO_WAKEUP, bpf_get_current_pid_tgid, bpf_probe_read_user, read_user};
 use crate::interpreter::{DONE, NEXT};
 use crate::layout::{FUNCTION_ROOM, InterpreterWalk, PhpWalk, TEXTS, Walk};
 use crate::maps::{EVENTS, PHPS, SCRATCH, count};

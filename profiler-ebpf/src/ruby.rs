@@ -5,9 +5,6 @@
 //!
 //! The target controls all of this memory. Reads of wrong addresses fail, and the limit of a stack's frames bounds the array.
 
-use aya_ebpf::bindings::BPF_RB_NO_WAKEUP;
-use aya_ebpf::helpers::bpf_get_current_pid_tgid;
-use aya_ebpf::helpers::generated::bpf_probe_read_user as read_user;
 use profiler_common::arch::STORAGE_TABLE;
 use profiler_common::counter::Counter;
 use profiler_common::interpreter::{CODE_NAME_BYTES, CodeKind, CodePlace, INSTRUCTION_UNKNOWN, runtime_index};
@@ -24,6 +21,7 @@ use profiler_common::step::ReadMemory;
 
 use crate::asm::masked;
 use crate::cpython::{WINDOW_BYTES, copy, fill, thread_pointer, word};
+use crate::helpers::{BPF_RB_NO_WAKEUP, bpf_get_current_pid_tgid, read_user};
 use crate::interpreter::{DONE, END, NEW_CODE, NEXT};
 use crate::layout::{BODY_ROOM, InterpreterWalk, Scratch};
 use crate::maps::{EVENTS, RUBIES, SCRATCH, count};

@@ -4,14 +4,13 @@
 //!
 //! The target controls all of this memory. Reads of wrong addresses fail, and the limit of a stack's frames bounds the walk.
 
-use aya_ebpf::helpers::bpf_probe_read_user;
-use aya_ebpf::helpers::generated::bpf_probe_read_user as read_user;
 use profiler_common::interpreter::{CodeKind, CodePlace, INSTRUCTION_UNKNOWN, runtime_index};
 use profiler_common::stack::StackEnd;
 use profiler_common::step::{Registers, Step, step_by_frame_pointer};
 use profiler_common::v8::{OBJECT_WORDS, SHARED_DATA, V8, bytecode, function, object};
 
 use crate::asm::masked;
+use crate::helpers::{bpf_probe_read_user, read_user};
 use crate::layout::{MachineWalk, Scratch};
 use crate::maps::{JAVASCRIPT_ENGINES, SCRATCH};
 use crate::window::{Window, user_word};

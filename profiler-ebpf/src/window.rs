@@ -4,11 +4,10 @@
 
 use core::mem::size_of;
 
-use aya_ebpf::helpers::bpf_probe_read_user;
-use aya_ebpf::helpers::generated::bpf_probe_read_user as read_user;
 use profiler_common::step::ReadMemory;
 
 use crate::asm::masked;
+use crate::helpers::{bpf_probe_read_user, read_user};
 use crate::layout::{Scratch, WINDOW_WORDS};
 
 const PAGE_BYTES: u64 = 4096;

@@ -13,9 +13,10 @@ use crate::flaky;
 /// Packages outside of the workspace, which `cargo fmt --all` does not format.
 const OTHERS: [&str; 2] = ["profiler-ebpf/Cargo.toml", "fuzz/Cargo.toml"];
 /// Folders of packages with unit tests, the packages' names, and what of them has the tests.
-const PACKAGES: [(&str, &str, &str); 4] = [
+const PACKAGES: [(&str, &str, &str); 5] = [
     ("profiler/", "heapbpf", "--lib"),
     ("profiler-common/", "profiler-common", "--lib"),
+    ("profiler-ebpf/", "heapbpf-ebpf-host", "--lib"),
     ("tests/src/", "heapbpf-tests", "--lib"),
     ("xtask/", "xtask", "--bins"),
 ];

@@ -1,0 +1,4 @@
+//! Walks through memory that is written here.
+
+mod cpython;
+mod hostile;
