@@ -4,6 +4,7 @@
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
+#include <errno.h>
 #include <stddef.h>
 #include <string.h>
 
@@ -25,6 +26,19 @@ static void find(void) {
     *(void **)&real_malloc = dlsym(RTLD_NEXT, "malloc");
 }
 
+/* Before each block: its size, and what the C library's allocator has returned for it. */
+static void *begin(char *block, char *whole, size_t size) {
+    memcpy(block - HEADER, &size, sizeof size);
+    memcpy(block - HEADER / 2, &whole, sizeof whole);
+    return block;
+}
+
+static char *whole_of(char *block) {
+    char *whole;
+    memcpy(&whole, block - HEADER / 2, sizeof whole);
+    return whole;
+}
+
 void *malloc(size_t size) {
     if (!real_malloc) find();
     if (!real_malloc) {
@@ -32,16 +46,14 @@ void *malloc(size_t size) {
         used += (size + HEADER) & ~15UL;
         return block;
     }
-    char *block = real_malloc(size + HEADER);
-    if (!block) return NULL;
-    memcpy(block, &size, sizeof size);
-    return block + HEADER;
+    char *whole = real_malloc(size + HEADER);
+    return whole ? begin(whole + HEADER, whole, size) : NULL;
 }
 
 void free(void *block) {
     char *bytes = block;
     if (!block || (bytes >= early && bytes < early + sizeof early)) return;
-    real_free(bytes - HEADER);
+    real_free(whole_of(bytes));
 }
 
 void *calloc(size_t count, size_t size) {
@@ -50,10 +62,34 @@ void *calloc(size_t count, size_t size) {
     return block;
 }
 
+void *memalign(size_t alignment, size_t size) {
+    if (!real_malloc) find();
+    char *whole = real_malloc(size + HEADER + alignment);
+    if (!whole) return NULL;
+    size_t behind = (size_t)(whole + HEADER + alignment - 1);
+    return begin(whole + (behind / alignment * alignment - (size_t)whole), whole, size);
+}
+
+void *aligned_alloc(size_t alignment, size_t size) {
+    return memalign(alignment, size);
+}
+
+int posix_memalign(void **result, size_t alignment, size_t size) {
+    *result = memalign(alignment, size);
+    return *result ? 0 : ENOMEM;
+}
+
 void *realloc(void *block, size_t size) {
+    char *bytes = block;
     if (!block) return malloc(size);
-    char *moved = real_realloc((char *)block - HEADER, size + HEADER);
-    if (!moved) return NULL;
-    memcpy(moved, &size, sizeof size);
-    return moved + HEADER;
+    if (whole_of(bytes) != bytes - HEADER) {
+        size_t before;
+        memcpy(&before, bytes - HEADER, sizeof before);
+        void *moved = malloc(size);
+        if (moved) memcpy(moved, block, before < size ? before : size);
+        if (moved) free(block);
+        return moved;
+    }
+    char *whole = real_realloc(bytes - HEADER, size + HEADER);
+    return whole ? begin(whole + HEADER, whole, size) : NULL;
 }
