@@ -22,6 +22,7 @@ mod nightly;
 mod packages;
 mod process;
 mod screenshots;
+mod snapshot;
 mod test;
 mod tidy;
 mod viewers;
@@ -54,6 +55,7 @@ enum Subcommands {
     Mended(flaky::Arguments),
     Nightly(nightly::Arguments),
     Screenshots(screenshots::Arguments),
+    Snapshot(snapshot::Arguments),
     Test(test::Arguments),
     Tidy(tidy::Arguments),
     Viewers(viewers::Arguments),
@@ -78,6 +80,7 @@ fn main() -> ExitCode {
         Subcommands::Mended(arguments) => flaky::run(&arguments),
         Subcommands::Nightly(arguments) => nightly::run(&arguments),
         Subcommands::Screenshots(arguments) => screenshots::run(&arguments),
+        Subcommands::Snapshot(arguments) => snapshot::run(&arguments),
         Subcommands::Test(arguments) => test::run(&arguments),
         Subcommands::Tidy(arguments) => tidy::run(&arguments),
         Subcommands::Viewers(arguments) => viewers::run(&arguments),

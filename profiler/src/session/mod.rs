@@ -45,6 +45,8 @@ mod target;
 mod threads;
 mod unwinding;
 mod view;
+#[cfg(test)]
+mod walks;
 mod windows;
 
 pub(crate) use command::{Command, Launched};

@@ -1,0 +1,260 @@
+//! Snapshots of threads that wait in nested functions of an interpreter: the kernel side's walkers, compiled for this machine, find the
+//! functions that the interpreter itself has described. `cargo xtask snapshot` makes them.
+//!
+//! A snapshot has registers, what the agent has found of the runtime, and those pages of memory that the walk reads.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::{env, fs};
+
+use heapbpf_ebpf_host::{Memory, Page, Process, Runtimes, Thread, Walked};
+use profiler_common::interpreter::InterpretedFrame;
+use profiler_common::limits::STACK_FRAMES_MAX;
+use profiler_common::stack::StackEnd;
+use profiler_common::unwind::Rule;
+use serde::{Deserialize, Serialize};
+
+use super::interpreters::Interpreters;
+use crate::address::{LinkAddr, TargetAddr};
+use crate::ids::{ModuleId, Pid, Tid};
+use crate::ingest::decode;
+use crate::ingest::event::Event;
+use crate::linux::process_memory;
+use crate::linux::ptrace::{Options, Stop, Tracee};
+use crate::object::interpreted::{Code, CodeBody};
+use crate::object::module::ModuleStore;
+use crate::process::address_space::AddressSpace;
+use crate::unwind::runtimes::RuntimePlace;
+use crate::unwind::{self, Table};
+
+const PAGE_BYTES: usize = 4096;
+
+#[derive(Debug, Serialize, Deserialize)]
+struct Snapshot {
+    /// Functions with their lines, the innermost first.
+    stack: Vec<(String, u32)>,
+    thread: Thread,
+    runtimes: Runtimes,
+    /// With code: start and end.
+    mappings: Vec<(u64, u64)>,
+    /// By address.
+    rules: Vec<(u64, u64)>,
+    /// In hexadecimal digits, by address.
+    pages: BTreeMap<u64, String>,
+}
+
+/// A generator with a seed that is not 0 (xorshift64*).
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
+    }
+
+    /// An address in one of these pages.
+    fn place(&mut self, pages: &[u64]) -> u64 {
+        let index = usize::try_from(self.next() % pages.len() as u64).expect("it is below a length");
+        pages[index] + self.next() % PAGE_BYTES as u64
+    }
+}
+
+fn folder() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("src/session/testdata/walks")
+}
+
+fn digits(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn bytes(digits: &str) -> Vec<u8> {
+    let byte = |at: usize| u8::from_str_radix(&digits[at..at + 2], 16).expect("hexadecimal digits");
+    (0..digits.len()).step_by(2).map(byte).collect()
+}
+
+impl Snapshot {
+    fn read(path: &Path) -> Self {
+        let packed = fs::read(path).unwrap_or_else(|error| panic!("`{}`: {error}", path.display()));
+        let json = zstd::decode_all(packed.as_slice()).expect("a snapshot is compressed");
+        serde_json::from_slice(&json).unwrap_or_else(|error| panic!("`{}`: {error}", path.display()))
+    }
+
+    fn write(&self, path: &Path) {
+        let json = serde_json::to_vec(self).expect("it has no maps with other keys than strings");
+        fs::write(path, zstd::encode_all(json.as_slice(), 19).expect("memory suffices")).expect("the folder is ours");
+    }
+
+    fn walk(&self, memory: Memory) -> Walked {
+        let rules = self.rules.iter().map(|&(address, word)| (address, Rule::from_word(word)));
+        let mut process = Process::new(self.thread.tgid, &self.runtimes, self.mappings.iter().copied(), rules);
+        process.walk(self.thread, memory)
+    }
+
+    fn memory(&self) -> Memory {
+        let mut memory = Memory::default();
+        self.pages.iter().for_each(|(address, page)| memory.write(*address, &bytes(page)));
+        memory
+    }
+}
+
+/// The interpreted functions of a stack, by the names that the kernel side has sent, with their lines.
+fn functions(walked: &Walked) -> Vec<(String, u32)> {
+    let codes: Vec<Arc<Code>> = walked
+        .records
+        .iter()
+        .map(|record| match decode(record) {
+            Ok(Event::Code(_, _, code)) => code,
+            other => panic!("another record: {other:?}"),
+        })
+        .collect();
+    let function = |frame: InterpretedFrame| {
+        let code = codes.iter().find(|code| code.id == frame.code).unwrap_or_else(|| panic!("{frame:?} was not sent"));
+        let CodeBody::Function(function) = &code.body else { panic!("{code:?}") };
+        let name = function.name.as_deref().expect("it can be decoded").to_owned();
+        (name, function.lines.at(frame.instruction).unwrap_or(0))
+    };
+    walked.frames.iter().filter_map(|&word| InterpretedFrame::from_word(word)).map(function).collect()
+}
+
+/// Those of this processor, of which there are some for x86-64.
+fn snapshots() -> Vec<(PathBuf, Snapshot)> {
+    let suffix = format!("-{}.json.zst", env::consts::ARCH);
+    let paths = fs::read_dir(folder()).expect("there are snapshots").map(|entry| entry.expect("readable").path());
+    let paths = paths.filter(|path| path.to_string_lossy().ends_with(&suffix));
+    let found: Vec<(PathBuf, Snapshot)> = paths.map(|path| (path.clone(), Snapshot::read(&path))).collect();
+    assert!(!found.is_empty() || env::consts::ARCH != "x86_64");
+    found
+}
+
+#[test]
+fn walks_find_what_interpreters_describe() {
+    for (path, snapshot) in snapshots() {
+        let walked = snapshot.walk(snapshot.memory());
+        assert_eq!(walked.end, StackEnd::Complete, "{}", path.display());
+        assert_eq!(functions(&walked), snapshot.stack, "{}", path.display());
+    }
+}
+
+/// Real memory, in which some words are wrong, leads further than random memory.
+#[test]
+fn walks_through_damaged_memory_end_and_send_what_can_be_decoded() {
+    const WALKS: u64 = 40;
+    const DAMAGED: usize = 48;
+    for (path, snapshot) in snapshots() {
+        let places: Vec<u64> = snapshot.pages.keys().copied().collect();
+        let undamaged = snapshot.walk(snapshot.memory()).frames;
+        let mut changed = 0;
+        for seed in 1..=WALKS {
+            let mut memory = snapshot.memory();
+            let mut random = Random(seed);
+            for _ in 0..DAMAGED {
+                let address = random.place(&places) / 8 * 8;
+                let other = random.place(&places);
+                memory.write_words(address, &[if random.next() & 1 == 0 { other } else { random.next() }]);
+            }
+            let walked = snapshot.walk(memory);
+            assert!(walked.frames.len() <= STACK_FRAMES_MAX, "{}", path.display());
+            for record in &walked.records {
+                assert!(matches!(decode(record), Ok(Event::Code(..))), "{}: {record:?}", path.display());
+            }
+            changed += usize::from(walked.frames != undamaged);
+        }
+        assert!(changed > 0, "{}: nothing that is read was damaged", path.display());
+    }
+}
+
+/// Copies a thread.
+struct Copying {
+    pid: Pid,
+    space: Arc<AddressSpace>,
+    modules: ModuleStore,
+    tables: BTreeMap<ModuleId, Table>,
+}
+
+impl Copying {
+    /// The rule of the code before a return address.
+    fn rule(&mut self, address: u64) -> Option<Rule> {
+        let location = self.space.lookup(TargetAddr(address))?;
+        let module = self.modules.get(location.module);
+        let mapped =
+            self.space.mappings().iter().find(|it| (it.mapping.start.0..it.mapping.end.0).contains(&address))?;
+        let bias = module.bias(mapped.mapping.start, mapped.mapping.offset)?;
+        let table = self.tables.entry(location.module).or_insert_with(|| {
+            let image = module.image().expect("it has a file");
+            unwind::build(image).expect("it has unwind information")
+        });
+        Some(table.lookup(LinkAddr(address.wrapping_sub(bias)))).filter(|rule| *rule != Rule::GAP)
+    }
+
+    fn memory(&self) -> Memory {
+        let pid = self.pid;
+        Memory::of(move |address| {
+            let mut page: Page = Box::new([0; PAGE_BYTES]);
+            let read = process_memory::read(pid, &[(address, PAGE_BYTES)], page.as_mut_slice());
+            read.is_ok_and(|read| read == PAGE_BYTES).then_some(page)
+        })
+    }
+}
+
+/// The registers of a thread that waits in a system call.
+#[cfg(target_arch = "x86_64")]
+fn thread(pid: Pid) -> Thread {
+    let tracee = Tracee::seize_thread(Tid(pid.0), Options::default()).expect("it can be traced");
+    tracee.interrupt().expect("it can be stopped");
+    let stop = tracee.wait(std::time::Duration::from_secs(60)).expect("it can be waited for");
+    assert_eq!(stop, Some(Stop::Trap));
+    let registers = tracee.registers().expect("they can be read").expect("it has not ended");
+    tracee.detach(Stop::Trap).expect("it has not ended");
+    let bp = registers.general()[6];
+    let (ip, sp) = (registers.instruction(), registers.stack_pointer());
+    Thread { tgid: pid.0, tid: pid.0, pointer: registers.thread_pointer(), ip, sp, bp }
+}
+
+fn runtimes(found: super::interpreters::Found) -> Runtimes {
+    let mut runtimes = Runtimes::default();
+    for place in [found.interpreter, found.machine].into_iter().flatten() {
+        match place {
+            RuntimePlace::Cpython(place) => runtimes.cpython = Some(place),
+            RuntimePlace::Hotspot(place) => runtimes.hotspot = Some(place),
+            RuntimePlace::V8(place) => runtimes.v8 = Some(place),
+            RuntimePlace::Ruby(place) => runtimes.ruby = Some(place),
+            RuntimePlace::Php(place) => runtimes.php = Some(place),
+        }
+    }
+    runtimes
+}
+
+#[cfg(target_arch = "x86_64")]
+#[test]
+#[ignore = "makes a snapshot of the process, whose stack is described, into the file that variables have: `cargo xtask snapshot`"]
+fn make() {
+    let variable = |name: &str| env::var(format!("HEAPBPF_SNAPSHOT_{name}")).expect("xtask sets it");
+    let pid = Pid(variable("PID").parse().expect("a number"));
+    let stack: Vec<(String, u32)> = serde_json::from_str(&variable("STACK")).expect("a list of functions and lines");
+    let mut modules = ModuleStore::default();
+    let mut space = Arc::new(AddressSpace::new(pid));
+    Arc::make_mut(&mut space).refresh(&mut modules).expect("the process runs");
+    let runtimes = runtimes(Interpreters::default().find(&mut space, &mut modules));
+    let mappings = space.mappings().iter().map(|it| (it.mapping.start.0, it.mapping.end.0)).collect();
+    let mut copying = Copying { pid, space, modules, tables: BTreeMap::new() };
+    let (rules, pages) = (Vec::new(), BTreeMap::new());
+    let mut snapshot = Snapshot { stack, thread: thread(pid), runtimes, mappings, rules, pages };
+    let walked = loop {
+        let walked = snapshot.walk(copying.memory());
+        // Each walk ends at the next address whose rule is not known; if that is of the interpreter loop, its functions follow.
+        let last = walked.frames.iter().rfind(|&&frame| InterpretedFrame::from_word(frame).is_none());
+        let Some(address) = last.filter(|_| walked.end == StackEnd::MissingModule).map(|last| last - 1) else {
+            break walked;
+        };
+        let Some(rule) = copying.rule(address) else { panic!("no rule for {address:#x}") };
+        snapshot.rules.push((address, rule.to_word()));
+    };
+    assert_eq!(walked.end, StackEnd::Complete);
+    assert_eq!(functions(&walked), snapshot.stack);
+    snapshot.pages = walked.memory.pages().map(|(address, page)| (address, digits(page))).collect();
+    snapshot.write(Path::new(&variable("FILE")));
+    assert_eq!(functions(&snapshot.walk(snapshot.memory())), snapshot.stack, "the snapshot has all that is read");
+}

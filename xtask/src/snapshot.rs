@@ -1,0 +1,89 @@
+//! `cargo xtask snapshot`: copies a thread that waits in nested functions of an interpreter, for a test of the kernel side's walkers.
+
+use std::io::{BufRead as _, BufReader};
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+use std::{fs, io};
+
+use anyhow::{Context as _, Result, bail, ensure};
+
+use crate::command::{self, Repository};
+
+const FOLDER: &str = "profiler/src/session/testdata/walks";
+/// The interpreter may be an emulated one.
+const WAITS_WITHIN: Duration = Duration::from_secs(60);
+
+/// Makes a snapshot of an interpreter that waits in nested functions.
+///
+/// COMMAND prints a line of JSON, a list of functions and lines with the innermost first, and then reads its input:
+/// tests/targets/snapshot.* do. A test finds the pages that the kernel side's walkers read, and compares the functions
+/// that they find with these. From then on, `cargo xtask test` does the same with the snapshot alone.
+#[derive(clap::Args)]
+#[command(after_help = "Examples:
+  cargo xtask snapshot cpython-3.11 -- python3 tests/targets/snapshot.py
+  cargo xtask snapshot ruby-3.1 -- ruby tests/targets/snapshot.rb
+  cargo xtask snapshot php-8.2 -- php tests/targets/snapshot.php")]
+pub(crate) struct Arguments {
+    /// Runtime and version; the processor's name is appended.
+    name: String,
+
+    /// Program with its arguments.
+    #[arg(last = true, required = true)]
+    command: Vec<String>,
+}
+
+pub(crate) fn run(arguments: &Arguments) -> Result<()> {
+    ensure!(cfg!(target_arch = "x86_64"), "snapshots can be made on x86-64 only");
+    let repository = Repository::find()?;
+    let folder = repository.root.join(FOLDER);
+    fs::create_dir_all(&folder)?;
+    let file = folder.join(format!("{}-{}.json.zst", arguments.name, std::env::consts::ARCH));
+    let mut build = repository.cargo();
+    command::run(build.args(["test", "--package", "heapbpf", "--lib", "--no-run"]))?;
+
+    let (program, rest) = arguments.command.split_first().context("no command")?;
+    let started = Command::new(program).args(rest).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();
+    let mut child = started.with_context(|| format!("cannot start `{program}`"))?;
+    let made = describe(&mut child).and_then(|stack| {
+        let mut test = repository.cargo();
+        test.args([
+            "test",
+            "--quiet",
+            "--package",
+            "heapbpf",
+            "--lib",
+            "--",
+            "--ignored",
+            "--exact",
+            "session::walks::make",
+        ]);
+        test.env("HEAPBPF_SNAPSHOT_PID", child.id().to_string()).env("HEAPBPF_SNAPSHOT_STACK", stack);
+        command::run(test.env("HEAPBPF_SNAPSHOT_FILE", &file))
+    });
+    child.kill()?;
+    child.wait()?;
+    made?;
+    println!("{} ({} bytes)", file.display(), fs::metadata(&file)?.len());
+    Ok(())
+}
+
+/// Returns the line that the program prints, once it waits.
+fn describe(child: &mut Child) -> Result<String> {
+    let mut line = String::new();
+    BufReader::new(child.stdout.take().context("it is piped")?).read_line(&mut line)?;
+    ensure!(line.starts_with('['), "the program prints no list: `{line}`");
+    let call = |pid: u32| -> io::Result<String> { fs::read_to_string(format!("/proc/{pid}/syscall")) };
+    let deadline = Instant::now() + WAITS_WITHIN;
+    let mut before = String::new();
+    // A thread that waits is twice in the same call, at the same place.
+    while Instant::now() < deadline {
+        let now = call(child.id())?;
+        if now == before && !now.starts_with("running") {
+            return Ok(line);
+        }
+        before = now;
+        thread::sleep(Duration::from_millis(100));
+    }
+    bail!("it does not wait within {} s", WAITS_WITHIN.as_secs())
+}
