@@ -194,9 +194,10 @@ fn compare_with_memray(version: &'static str) {
     assert_eq!(recorded.len(), expected.len(), "{version}");
 }
 
-// The symbols of memray take seconds to read: one version of each kind of interpreter state.
+// The symbols of memray take seconds to read: the gate takes one version. Snapshots have the frames of the others.
 
 #[test]
+#[ignore = "part of `cargo xtask nightly --suite versions`"]
 fn stacks_of_3_9_equal_those_of_memray() {
     compare_with_memray("3.9");
 }
