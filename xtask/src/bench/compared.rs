@@ -62,6 +62,7 @@ impl Row {
 const NOTHING: usize = 0;
 const INLINE: usize = 1;
 const INLINE_64_KIB: usize = 2;
+const INLINE_4_KIB: usize = 3;
 const HEAPTRACK: usize = 10;
 const TCMALLOC: usize = 11;
 const TCMALLOC_SAMPLING: usize = 12;
@@ -137,16 +138,37 @@ struct Census {
     allocated: Allocated,
 }
 
+/// Which tools are compared.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Extent {
+    All,
+    /// Not the slowest.
+    Short,
+    /// The inline engine alone, with sampling.
+    Inline,
+}
+
+impl Extent {
+    /// The option by which a tool is left out.
+    fn without(self, index: usize, row: &Row) -> Option<&'static str> {
+        match self {
+            Self::All => None,
+            Self::Short => (row.every > 1).then_some("--short"),
+            Self::Inline => (index > INLINE_4_KIB).then_some("--inline"),
+        }
+    }
+}
+
 pub(super) struct Compared {
     pub(super) text: String,
     pub(super) picture: String,
 }
 
-pub(super) fn measure(setup: &Setup, only: &[String], is_short: bool) -> Result<Compared> {
+pub(super) fn measure(setup: &Setup, only: &[String], extent: Extent) -> Result<Compared> {
     let is_requested = |workload: &&Workload| only.is_empty() || only.iter().any(|name| name == workload.name);
     let (mut columns, mut failures) = (Vec::new(), Vec::new());
     for workload in workload::ALL.iter().filter(is_requested) {
-        match column(setup, workload, is_short) {
+        match column(setup, workload, extent) {
             Ok(column) => columns.push(column),
             Err(error) => {
                 eprintln!("{}: {error:#}", workload.name);
@@ -159,16 +181,17 @@ pub(super) fn measure(setup: &Setup, only: &[String], is_short: bool) -> Result<
     Ok(Compared { text, picture: picture(&columns, &figures::provenance()?) })
 }
 
-fn column(setup: &Setup, workload: &'static Workload, is_short: bool) -> Result<Column> {
+fn column(setup: &Setup, workload: &'static Workload, extent: Extent) -> Result<Column> {
     let prepared = workload.prepare(&setup.bench).with_context(|| format!("preparing {}", workload.name))?;
     let census = census(setup, &prepared).with_context(|| format!("recording every block of {}", workload.name))?;
     eprintln!("{}: {:?} per round", workload.name, census.allocated);
     let mut cells = vec![Cell::default(); TOOLS.len()];
     for round in 0..setup.bench.rounds {
-        for (row, cell) in TOOLS.iter().zip(&mut cells).filter(|(row, _)| round % row.every == 0) {
+        let tools = TOOLS.iter().zip(&mut cells).enumerate();
+        for (index, (row, cell)) in tools.filter(|(_, (row, _))| round % row.every == 0) {
             cell.runs.resize(round, None);
-            if is_short && row.every > 1 {
-                cell.failure = Some("left out (`--short`)".to_owned());
+            if let Some(option) = extent.without(index, row) {
+                cell.failure = Some(format!("left out (`{option}`)"));
                 continue;
             }
             match run(setup, &prepared, &census, row) {

@@ -11,6 +11,7 @@ use clap::builder::PossibleValuesParser;
 use heapbpf_tests::report::Report;
 use procfs::Current as _;
 
+use super::compared::Extent;
 use super::figures::{self, Spread, mib, verdict};
 use super::programs::{self, Churn};
 use super::tool::{self, Agent, Setup, Tool};
@@ -29,6 +30,7 @@ use crate::{command, packages};
   cargo xtask bench overhead --write                        and into docs/overhead.md
   cargo xtask bench overhead --part calls --memleak libbpf-tools/memleak
   cargo xtask bench overhead --part programs --only sqlite3 git --rounds 3 --short
+  cargo xtask bench overhead --part programs --only pairs redis sqlite3 --rounds 5 --inline
   cargo xtask bench overhead --part sustained --seconds 5
   cargo xtask bench overhead --part hot-path --against ./heapbpf-before
 HEAPBPF_BIN=PATH measures that binary instead of building one.")]
@@ -59,6 +61,9 @@ pub(super) struct Arguments {
     /// Leave out the slowest tools of the part `programs`: every block, bpftrace and DHAT.
     #[arg(long)]
     short: bool,
+    /// Measure only the inline engine in the part `programs`: a few minutes.
+    #[arg(long, conflicts_with_all = ["short", "write"])]
+    inline: bool,
     /// Write the tables into docs/overhead.md, and the picture of the programs.
     #[arg(long)]
     write: bool,
@@ -91,6 +96,14 @@ enum Part {
     Naming,
 }
 
+fn extent(arguments: &Arguments) -> Extent {
+    match (arguments.inline, arguments.short) {
+        (true, _) => Extent::Inline,
+        (false, true) => Extent::Short,
+        (false, false) => Extent::All,
+    }
+}
+
 pub(super) fn run(arguments: &Arguments) -> Result<()> {
     let bench = Bench::new(packages::BENCH_OVERHEAD, arguments.rounds)?;
     let setup = Setup {
@@ -109,7 +122,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<()> {
             Part::Python => functions::measure(&setup, functions::PYTHON),
             Part::Runtimes => functions::measure(&setup, functions::RUNTIMES),
             Part::Programs => {
-                let compared = compared::measure(&setup, &arguments.only, arguments.short)?;
+                let compared = compared::measure(&setup, &arguments.only, extent(arguments))?;
                 if arguments.write {
                     fs::write(setup.bench.repository.root.join(PICTURE), &compared.picture)?;
                 }
