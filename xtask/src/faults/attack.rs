@@ -2,6 +2,7 @@
 
 use std::ffi::OsString;
 use std::fs;
+use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::Duration;
@@ -200,7 +201,8 @@ impl Attack {
         } else {
             crate::command::find(&line.words[0].to_string_lossy()).context("it was started before")?
         };
-        copy(&original, &path)?;
+        // A program finds libraries by the place that the link leads to.
+        symlink(original.canonicalize()?, &path)?;
         let words = ["--engine", "inline", "--interval", self.interval(), "-o", "out.json", "--cmdline", &name];
         let words = words.map(OsString::from);
         let mut profiler = Profiler::spawn(&self.binary, &words, self.workshop.folder())?;
@@ -224,11 +226,6 @@ impl Attack {
         let subject = self.workshop.start(program, line.as_ref())?;
         Ok((line, subject))
     }
-}
-
-/// Copies a program by another process, so that no child of this one has the copy open for writing.
-fn copy(from: &Path, to: &Path) -> Result<()> {
-    crate::command::output(std::process::Command::new("cp").arg("--").arg(from).arg(to)).map(drop)
 }
 
 fn same(result: &str, expected: &str) -> Result<()> {
