@@ -34,6 +34,7 @@ mod memory;
 #[path = "../../src/php.rs"]
 mod php;
 mod process;
+mod random;
 #[path = "../../src/ruby.rs"]
 mod ruby;
 mod scratch;
@@ -50,3 +51,4 @@ mod window;
 
 pub use memory::{Memory, Page};
 pub use process::{Process, Runtimes, Thread, Walked};
+pub use random::Random;

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::{env, fs};
 
-use heapbpf_ebpf_host::{Memory, Page, Process, Runtimes, Thread, Walked};
+use heapbpf_ebpf_host::{Memory, Page, Process, Random, Runtimes, Thread, Walked};
 use profiler_common::interpreter::InterpretedFrame;
 use profiler_common::limits::STACK_FRAMES_MAX;
 use profiler_common::stack::StackEnd;
@@ -44,22 +44,10 @@ struct Snapshot {
     pages: BTreeMap<u64, String>,
 }
 
-/// A generator with a seed that is not 0 (xorshift64*).
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 ^= self.0 >> 12;
-        self.0 ^= self.0 << 25;
-        self.0 ^= self.0 >> 27;
-        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
-    }
-
-    /// An address in one of these pages.
-    fn place(&mut self, pages: &[u64]) -> u64 {
-        let index = usize::try_from(self.next() % pages.len() as u64).expect("it is below a length");
-        pages[index] + self.next() % PAGE_BYTES as u64
-    }
+/// An address in one of these pages.
+fn place(random: &mut Random, pages: &[u64]) -> u64 {
+    let index = usize::try_from(random.word() % pages.len() as u64).expect("it is below a length");
+    pages[index] + random.word() % PAGE_BYTES as u64
 }
 
 fn folder() -> PathBuf {
@@ -149,11 +137,11 @@ fn walks_through_damaged_memory_end_and_send_what_can_be_decoded() {
         let mut changed = 0;
         for seed in 1..=WALKS {
             let mut memory = snapshot.memory();
-            let mut random = Random(seed);
+            let mut random = Random::new(2 * seed);
             for _ in 0..DAMAGED {
-                let address = random.place(&places) / 8 * 8;
-                let other = random.place(&places);
-                memory.write_words(address, &[if random.next() & 1 == 0 { other } else { random.next() }]);
+                let address = place(&mut random, &places) / 8 * 8;
+                let other = place(&mut random, &places);
+                memory.write_words(address, &[if random.word() & 1 == 0 { other } else { random.word() }]);
             }
             let walked = snapshot.walk(memory);
             assert!(walked.frames.len() <= STACK_FRAMES_MAX, "{}", path.display());

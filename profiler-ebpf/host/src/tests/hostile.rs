@@ -10,28 +10,18 @@ use profiler_common::unwind::Rule;
 use profiler_common::v8::V8;
 use proptest::prelude::*;
 
-use crate::{Memory, Process, Runtimes, Thread, Walked};
+use crate::{Memory, Process, Random, Runtimes, Thread, Walked};
 
 const CODE: u64 = 0x40_0000;
 const DATA: u64 = 0x7f00_0000_0000;
 const DATA_BYTES: u64 = 4 * 4096;
 
-/// A generator of few instructions: memory has thousands of words (xorshift64*).
-struct Random(u64);
-
 impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 ^= self.0 >> 12;
-        self.0 ^= self.0 << 25;
-        self.0 ^= self.0 >> 27;
-        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
-    }
-
     /// A word as data structures have them.
-    fn word(&mut self) -> u64 {
-        let random = self.next();
+    fn field(&mut self) -> u64 {
+        let random = self.word();
         match random >> 60 {
-            0 => self.next(),
+            0 => self.word(),
             1 => 0,
             2 | 3 => random & 0xff,
             4 => CODE + (random & 0xfff),
@@ -42,9 +32,9 @@ impl Random {
 
     /// Words of four offsets, or addresses.
     fn layout(&mut self) -> u64 {
-        let random = self.next();
+        let random = self.word();
         match random >> 62 {
-            0 => self.word(),
+            0 => self.field(),
             1 => random & 0x0101_0101_0101_0101,
             2 => random,
             _ => random & 0x00f8_00f8_00f8_00f8,
@@ -82,7 +72,7 @@ fn runtimes(random: &mut Random, kind: Kind) -> Runtimes {
     let mut runtimes = Runtimes::default();
     match kind {
         Kind::Cpython => {
-            let chain = (random.next() % 4) as u8;
+            let chain = (random.word() % 4) as u8;
             let layout: Interpreter = random.value();
             let words = layout.code_words % 16;
             runtimes.cpython = Some(Interpreter {
@@ -97,7 +87,7 @@ fn runtimes(random: &mut Random, kind: Kind) -> Runtimes {
             });
         }
         Kind::Ruby => {
-            let tls_module = random.next() % 4;
+            let tls_module = random.word() % 4;
             let layout: Ruby = random.value();
             let frame_bytes = layout.frame_bytes % 72;
             runtimes.ruby = Some(Ruby { loops: [code, none], tls_module, tls_offset: 0, frame_bytes, ..layout });
@@ -106,7 +96,7 @@ fn runtimes(random: &mut Random, kind: Kind) -> Runtimes {
         Kind::Hotspot => {
             let mut machine: Hotspot = random.value();
             machine.code = code;
-            machine.interpreter = AddressRange { start: CODE, bytes: random.next() % 0x1000 };
+            machine.interpreter = AddressRange { start: CODE, bytes: random.word() % 0x1000 };
             machine.heaps[0].range = code;
             machine.heaps[0].segments = DATA;
             runtimes.hotspot = Some(machine);
@@ -128,7 +118,7 @@ fn runtimes(random: &mut Random, kind: Kind) -> Runtimes {
 
 /// Makes the beginning right, so that walkers go on to what is random.
 fn begin(memory: &mut Memory, random: &mut Random, runtimes: &Runtimes) -> Thread {
-    let place = |random: &mut Random| DATA + random.next() % DATA_BYTES / 8 * 8;
+    let place = |random: &mut Random| DATA + random.word() % DATA_BYTES / 8 * 8;
     let pointer = place(random);
     if let Some(layout) = &runtimes.cpython {
         let (state, frame) = (DATA + DATA_BYTES / 2, place(random));
@@ -137,7 +127,7 @@ fn begin(memory: &mut Memory, random: &mut Random, runtimes: &Runtimes) -> Threa
         memory.write_words(state + u64::from(layout.state_thread), &[pointer]);
     }
     if runtimes.ruby.is_some() {
-        let (context, frame) = (DATA + DATA_BYTES / 2, DATA + random.next() % 0x1000 / 8 * 8);
+        let (context, frame) = (DATA + DATA_BYTES / 2, DATA + random.word() % 0x1000 / 8 * 8);
         memory.write_words(pointer, &[context]);
         memory.write_words(context, &[DATA, DATA_BYTES / 8, frame]);
     }
@@ -152,16 +142,16 @@ fn begin(memory: &mut Memory, random: &mut Random, runtimes: &Runtimes) -> Threa
     let (first, bytes) = (DATA + DATA_BYTES / 2 + 64, 64);
     for frame in (first..DATA + DATA_BYTES).step_by(bytes) {
         let next = frame + bytes as u64;
-        memory.write_words(frame, &[next, CODE + random.next() % 0x1000]);
+        memory.write_words(frame, &[next, CODE + random.word() % 0x1000]);
     }
     Thread { tgid: 7, tid: 7, pointer, ip: CODE + 8, sp: first - 16, bp: first }
 }
 
 fn walk(seed: u64, kind: Kind) -> Walked {
-    let mut random = Random(seed | 1);
+    let mut random = Random::new(seed);
     let runtimes = runtimes(&mut random, kind);
     let mut memory = Memory::default();
-    let words: Vec<u64> = (0..DATA_BYTES / 8).map(|_| random.word()).collect();
+    let words: Vec<u64> = (0..DATA_BYTES / 8).map(|_| random.field()).collect();
     memory.write_words(DATA, &words);
     let thread = begin(&mut memory, &mut random, &runtimes);
     let rules = (CODE..CODE + 0x1000).map(|address| (address, Rule::FRAME_POINTER));
