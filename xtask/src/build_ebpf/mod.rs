@@ -28,7 +28,15 @@ const ARCHITECTURES: [Architecture; 2] = [Architecture::X86_64, Architecture::Aa
 const FOLDER: &str = "profiler/bpf";
 const RECORD: &str = "profiler/bpf/toolchain.txt";
 const RECIPE: Recipe = Recipe {
-    from: &["profiler-ebpf", "profiler-common", "Cargo.toml", "xtask/src/build_ebpf"],
+    // Not `profiler-ebpf/host`, which is compiled for tests only.
+    from: &[
+        "profiler-ebpf/src",
+        "profiler-ebpf/Cargo.toml",
+        "profiler-ebpf/Cargo.lock",
+        "profiler-common",
+        "Cargo.toml",
+        "xtask/src/build_ebpf",
+    ],
     built: &[FOLDER],
     record: "profiler/bpf/SOURCE",
 };
