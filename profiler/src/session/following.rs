@@ -24,6 +24,9 @@ use crate::units::MonotonicNanos;
 
 /// Polls until every target has been polled once, so that modules mapped later are hooked within a second.
 const POLL_TURNS: u32 = 3;
+/// Times of draining in which all targets' stubs are polled, and the number of targets each time. One takes about 10 µs.
+const STUBS_TURNS: usize = 12;
+const STUBS_POLLED_MIN: usize = 8;
 
 /// Time limit per call for handling changes, so that exits and signals are handled in between: targets may fork faster
 /// than probes are attached to their children.
@@ -153,11 +156,6 @@ impl Session {
         }
         self.probes.choose_scope(self.processes.running_mut(), std::iter::empty());
         self.probes.check_foreign(false);
-        let traced = self.command.as_ref().and_then(Command::traced);
-        for target in self.processes.running().filter(|target| target.was_recorded() && Some(target.pid) != traced) {
-            self.probes.poll_stubs(target, &self.rates);
-        }
-        self.poll_stubs_of_command();
         if self.config.policy.is_some() {
             self.skip_refused();
         }
@@ -187,6 +185,28 @@ impl Session {
             self.probes.forget(pid);
         }
         self.processes.update_exit_codes();
+    }
+
+    /// Looks for what has to change in the next few processes with stubs. A program that resolves a pointer by its first call traps
+    /// until it is changed.
+    pub(super) fn poll_some_stubs(&mut self) {
+        if !self.probes.has_stubs() {
+            return;
+        }
+        let recorded = || self.processes.running().filter(|target| target.was_recorded());
+        let later = recorded().filter(|target| target.pid > self.stubs_polled);
+        let count = recorded().count();
+        let part = count.div_ceil(STUBS_TURNS).max(STUBS_POLLED_MIN).min(count);
+        let turn: Vec<Pid> = later.chain(recorded()).take(part).map(|target| target.pid).collect();
+        let traced = self.command.as_ref().and_then(Command::traced);
+        for pid in turn {
+            self.stubs_polled = pid;
+            if Some(pid) == traced {
+                self.poll_stubs_of_command();
+            } else if let Some(target) = self.processes.get(pid) {
+                self.probes.poll_stubs(target, &self.rates);
+            }
+        }
     }
 
     /// Reads generated code, and looks for the files that name it, as long as the processes live.

@@ -61,6 +61,7 @@ pub struct Session {
     pub(super) command: Option<Command>,
     pub(super) held: Option<Held>,
     pub(super) polls: u32,
+    pub(super) stubs_polled: Pid,
     pub(super) hint: Hint,
     pub(super) jvm_maps: JvmMaps,
     pub(super) memory: MemorySampler,
@@ -143,6 +144,7 @@ impl Session {
             followed: None,
             held: None,
             polls: 0,
+            stubs_polled: Pid(0),
             hint: Hint::new(is_hint_due),
             found,
             memory: MemorySampler::new(),
@@ -269,6 +271,7 @@ impl Session {
                 request = control.next(), if listener.has_room() => self.handle_request(request, listener)?,
                 _ = drain.tick() => {
                     self.drain();
+                    self.poll_some_stubs();
                     self.processes.read_thread_names();
                     self.dump_if_due(listener)?;
                 }

@@ -21,11 +21,11 @@ use crate::session::rates::Rates;
 /// Calls of a program's start-up do not decide which engine records it.
 const START_UP: Duration = Duration::from_secs(1);
 /// Time and calls after which the share of trapped calls is known.
-const WINDOW: Duration = Duration::from_millis(100);
+const WINDOW: Duration = Duration::from_millis(250);
 const WINDOW_CALLS_MIN: u64 = 1000;
 /// Stubs that are passed by fewer calls save too little.
 const TRAPPED_SHARE_MAX: f64 = 0.1;
-const PAUSE_MIN: Duration = Duration::from_millis(100);
+const PAUSE_MIN: Duration = Duration::from_millis(20);
 const PAUSE_MAX: Duration = Duration::from_secs(10);
 /// A process is stopped to change its slots for at most this part of the time.
 const STOP_PART: u32 = 200;
