@@ -61,7 +61,24 @@ pub(crate) const END: u32 = 2;
 /// all, before Linux 6.8 each rounded up to 32.
 pub(crate) const NEW_CODE: u32 = 1 << 8;
 
-/// Adds the frames of one call of the interpreter loop. Returns [`DONE`].
+/// Frames that one call of [`interpreter_frames`] or [`outermost_frames`] adds at most. These calls repeat in a second loop: the
+/// verifier adds the bounds of both, while at run time they multiply.
+pub(crate) const BATCH: usize = 64;
+const BATCHES: usize = STACK_FRAMES_MAX / BATCH;
+
+const _: () = assert!(STACK_FRAMES_MAX.is_multiple_of(BATCH));
+
+/// Adds the frames of one call of the interpreter loop.
+#[inline(always)]
+pub(crate) fn frames_of_call(area: u32) {
+    for _ in 0..BATCHES {
+        if interpreter_frames(area) != NEXT {
+            break;
+        }
+    }
+}
+
+/// Adds the next frames of one call of the interpreter loop. Returns [`NEXT`] if it may have more, else [`DONE`].
 ///
 /// Called beside the function that unwinds a native frame, not by it: the stacks of nested BPF functions have 512 bytes in all.
 #[unsafe(no_mangle)]
@@ -73,32 +90,51 @@ pub(crate) extern "C" fn interpreter_frames(area: u32) -> u32 {
     // SAFETY: the pointer comes from a successful lookup, and this program has claimed the area.
     let number = unsafe { (*scratch).walk.interpreter.number };
     if Runtime::Cpython.has(number) {
-        frames_until(area, |result| result != NEXT, |area| cpython_step(area), |area| cpython_code(area));
+        frames_until(area, |result| result != NEXT, |area| cpython_step(area), |area| cpython_code(area))
     } else if Runtime::Ruby.has(number) {
-        frames_until(area, |result| result != NEXT, |area| ruby_step(area), |area| ruby_code(area));
+        frames_until(area, |result| result != NEXT, |area| ruby_step(area), |area| ruby_code(area))
     } else if Runtime::Php.has(number) {
-        frames_until(area, |result| result != NEXT, |area| php_step(area), |_| 0);
+        frames_until(area, |result| result != NEXT, |area| php_step(area), |_| 0)
+    } else {
+        DONE
     }
-    DONE
 }
 
-/// Adds frames until a step has a last result.
+/// Adds frames until a step has a last result, for which it returns [`DONE`], or until a batch is full, for which it returns [`NEXT`].
 #[inline(always)]
-fn frames_until(area: u32, is_last: impl Fn(u32) -> bool, step: impl Fn(u32) -> u32, send: impl Fn(u32) -> u32) {
-    for _ in 0..STACK_FRAMES_MAX {
+fn frames_until(area: u32, is_last: impl Fn(u32) -> bool, step: impl Fn(u32) -> u32, send: impl Fn(u32) -> u32) -> u32 {
+    for _ in 0..BATCH {
         let result = step(area);
         if result & NEW_CODE != 0 {
             send(area);
         }
         if is_last(result & !NEW_CODE) {
-            break;
+            return DONE;
         }
     }
+    NEXT
 }
+
+/// Flag of a result of [`outermost_frames`]: there may be more frames.
+pub(crate) const MORE: u32 = 1 << 8;
 
 /// Adds the frames that no call of the loop in this stack executes: those of runtimes that need no native frames, also of cut stacks.
 /// Takes the end of the walk, a [`StackEnd`](profiler_common::stack::StackEnd) plus 1, and returns that of the stack. The process has an
 /// interpreter.
+#[inline(always)]
+pub(crate) fn frames_at_end(area: u32, end: u32) -> u32 {
+    let mut end = end;
+    for _ in 0..BATCHES {
+        let result = outermost_frames(area, end);
+        end = result & !MORE;
+        if result & MORE == 0 {
+            break;
+        }
+    }
+    end
+}
+
+/// Adds the next frames at the end of a walk. Takes and returns its end, with [`MORE`].
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub(crate) extern "C" fn outermost_frames(area: u32, end: u32) -> u32 {
@@ -113,7 +149,9 @@ pub(crate) extern "C" fn outermost_frames(area: u32, end: u32) -> u32 {
             state.has_begun = MAY_LACK_THREAD;
         }
         // A call of the loop is not the last one.
-        frames_until(area, |result| result == END, |area| ruby_step(area), |area| ruby_code(area));
+        if frames_until(area, |result| result == END, |area| ruby_step(area), |area| ruby_code(area)) == NEXT {
+            return end | MORE;
+        }
     } else if Runtime::Php.has(state.number) {
         return php_rest(area, end);
     }

@@ -24,7 +24,7 @@ use profiler_common::stack::{StackEnd, StackHasher};
 use crate::asm::masked;
 use crate::code::{drop_code, may_send};
 use crate::helpers::{BPF_RB_NO_WAKEUP, bpf_get_current_pid_tgid, bpf_probe_read_user, read_user};
-use crate::interpreter::{DONE, NEXT};
+use crate::interpreter::{BATCH, DONE, MORE, NEXT};
 use crate::layout::{FUNCTION_ROOM, InterpreterWalk, PhpWalk, TEXTS, Walk};
 use crate::maps::{EVENTS, PHPS, SCRATCH, count};
 use crate::seen::is_new;
@@ -111,7 +111,7 @@ pub(crate) extern "C" fn php_step(area: u32) -> u32 {
     if is_top && is_executed && !is_internal { DONE } else { NEXT }
 }
 
-/// Adds the frames that are left at the end of the walk, a [`StackEnd`] plus 1. Returns that of the stack.
+/// Adds the next frames that are left at the end of the walk, a [`StackEnd`] plus 1. Returns that of the stack, with [`MORE`].
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub(crate) extern "C" fn php_rest(area: u32, end: u32) -> u32 {
@@ -133,16 +133,18 @@ pub(crate) extern "C" fn php_rest(area: u32, end: u32) -> u32 {
         return end;
     }
     let depth = walk.depth;
-    for _ in 0..STACK_FRAMES_MAX {
+    let mut more = MORE;
+    for _ in 0..BATCH {
         php_step(area);
         // SAFETY: as above.
         if unsafe { (*scratch).walk.php.frame == 0 || (*scratch).walk.depth >= STACK_FRAMES_MAX as u64 } {
+            more = 0;
             break;
         }
     }
     // SAFETY: as above.
-    let has_more = unsafe { (*scratch).walk.depth != depth };
-    if end == NO_ROW && has_more { StackEnd::Complete as u32 + 1 } else { end }
+    let has_added = unsafe { (*scratch).walk.depth != depth };
+    (if end == NO_ROW && has_added { StackEnd::Complete as u32 + 1 } else { end }) | more
 }
 
 /// Makes the next generator that delegates, from the inside outwards, the current one. Returns 0 if there is none.

@@ -118,7 +118,7 @@ fn walk(scratch: *mut Scratch, area: u32) -> StackEnd {
     }
     // SAFETY: this program has claimed the area.
     if word != CONTINUE && unsafe { (*scratch).walk.interpreter.number } != 0 {
-        word = interpreter::outermost_frames(area, word);
+        word = interpreter::frames_at_end(area, word);
     }
     match word.wrapping_sub(1) {
         0 => StackEnd::Complete,
@@ -142,7 +142,7 @@ pub(crate) extern "C" fn unwind_batch(area: u32) -> u32 {
             word = v8::v8_frame(area);
         }
         if word & IN_LOOP != 0 {
-            interpreter::interpreter_frames(area);
+            interpreter::frames_of_call(area);
         }
         if word & !IN_LOOP != CONTINUE {
             return word & !IN_LOOP;
