@@ -204,16 +204,19 @@ fn stacks_equal_those_of_the_virtual_machine() {
 }
 
 #[test]
+#[ignore = "part of `cargo xtask nightly --suite versions`"]
 fn stacks_of_interpreted_methods_are_equal() {
     check_kinds("-Xint", &[INTERPRETED], &[]);
 }
 
 #[test]
+#[ignore = "part of `cargo xtask nightly --suite versions`"]
 fn stacks_of_the_first_compiler_are_equal() {
     check("-XX:TieredStopAtLevel=1");
 }
 
 #[test]
+#[ignore = "part of `cargo xtask nightly --suite versions`"]
 fn stacks_of_the_second_compiler_are_equal() {
     check("-XX:-TieredCompilation");
 }
@@ -225,23 +228,27 @@ fn stacks_of_methods_that_are_compiled_at_once_are_equal() {
 }
 
 #[test]
+#[ignore = "part of `cargo xtask nightly --suite versions`"]
 fn stacks_are_equal_with_frame_pointers() {
     check("-XX:+PreserveFramePointer");
 }
 
 #[test]
+#[ignore = "part of `cargo xtask nightly --suite versions`"]
 fn stacks_are_equal_with_an_undivided_code_cache() {
     check("-XX:-SegmentedCodeCache");
 }
 
 /// Methods are in other memory then.
 #[test]
+#[ignore = "part of `cargo xtask nightly --suite versions`"]
 fn stacks_are_equal_without_shared_classes() {
     check("-Xshare:off");
 }
 
 /// Compiled methods have other prologues.
 #[test]
+#[ignore = "part of `cargo xtask nightly --suite versions`"]
 fn stacks_are_equal_with_other_garbage_collectors() {
     for collector in ["-XX:+UseSerialGC", "-XX:+UseZGC"] {
         check(collector);

@@ -398,6 +398,7 @@ fn stacks_equal_those_of_the_engine() {
 
 /// Functions change from the interpreter to compiled code.
 #[test]
+#[ignore = "part of `cargo xtask nightly --suite versions`"]
 fn stacks_of_programs_that_have_just_started_are_equal() {
     for rounds in ["0", FEW, "300"] {
         let (arguments, compared) = ([rounds], Compared::CallsOrFirst);
@@ -407,6 +408,7 @@ fn stacks_of_programs_that_have_just_started_are_equal() {
 }
 
 #[test]
+#[ignore = "part of `cargo xtask nightly --suite versions`"]
 fn stacks_of_interpreted_functions_are_equal() {
     for options in ["--no-opt --no-sparkplug", "--no-opt --no-sparkplug --no-maglev", "--jitless"] {
         // The first is without Maglev in versions that lack it.
@@ -420,6 +422,7 @@ fn stacks_of_interpreted_functions_are_equal() {
 }
 
 #[test]
+#[ignore = "part of `cargo xtask nightly --suite versions`"]
 fn stacks_of_baseline_code_are_equal() {
     let compared = Compared::CallsOrFirst;
     for options in ["--always-sparkplug --no-opt", "--always-sparkplug --no-opt --no-maglev"] {
@@ -437,6 +440,7 @@ fn stacks_of_optimized_functions_are_equal() {
 }
 
 #[test]
+#[ignore = "part of `cargo xtask nightly --suite versions`"]
 fn stacks_of_the_middle_compiler_are_equal() {
     let (compared, required) = (Compared::Calls, [COMPILED]);
     let options = "--maglev --no-sparkplug";
@@ -456,6 +460,7 @@ fn stacks_of_functions_that_are_optimized_at_once_are_equal() {
 }
 
 #[test]
+#[ignore = "part of `cargo xtask nightly --suite versions`"]
 fn stacks_are_equal_with_other_options_of_the_engine() {
     let compared = Compared::CallsOrFirst;
     for options in [

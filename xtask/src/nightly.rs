@@ -47,8 +47,11 @@ pub(crate) struct Arguments {
 enum Suite {
     /// All tests again, every second time beside two busy loops, with other random values.
     Repeat,
-    /// All versions of CPython and Node.js; other tests take the oldest and the newest.
+    /// All versions of CPython and Node.js, and each compiler and garbage collector of Java and JavaScript; other tests take the oldest and
+    /// the newest version with the usual options.
     Versions,
+    /// The HTML page and flame graphs in a browser, with sizes and colours of screens, large documents and rules of accessibility.
+    Page,
     /// A recording for half an hour, whose memory stays flat.
     Soak,
     /// Every parser of untrusted bytes.
@@ -76,8 +79,11 @@ impl Suite {
         match self {
             Self::Repeat => (0..repeat).flat_map(|_| all(&["xtask test --profile default"])).collect(),
             Self::Versions => {
-                all(&["xtask test --profile default --run-ignored all -E test(/^(interpreters|javascript)::/)"])
+                all(&["xtask test --profile default --run-ignored all -E test(/^(interpreters|java|javascript)::/)"])
             }
+            Self::Page => all(&[
+                "xtask test --profile default --run-ignored all -E test(/^viewers::(flamegraph|html|html_panels|live)::/)",
+            ]),
             Self::Soak => all(&["xtask bench soak"]),
             Self::Fuzz => all(&["xtask fuzz --seconds 180"]),
             Self::Attack => all(&["xtask faults --engine inline"]),

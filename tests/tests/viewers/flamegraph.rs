@@ -109,6 +109,7 @@ fn frames_can_be_searched_and_zoomed() {
 }
 
 #[test]
+#[ignore = "part of `cargo xtask nightly --suite page`"]
 fn frames_are_dark_in_dark_mode() {
     let opened = open(&Fixture::exact().converted("svg", ""), "picks", "");
     let dark = |fill: &str| rgb(fill).into_iter().all(|channel| channel < 130);
@@ -120,6 +121,7 @@ fn frames_are_dark_in_dark_mode() {
 }
 
 #[test]
+#[ignore = "part of `cargo xtask nightly --suite page`"]
 fn an_icicle_has_its_root_at_the_top() {
     let fixture = Fixture::exact();
     let deepest = |arguments: &str| {

@@ -204,6 +204,7 @@ fn hostile_names_do_nothing() {
 }
 
 #[test]
+#[ignore = "part of `cargo xtask nightly --suite page`"]
 #[expect(clippy::print_stdout, reason = "figures are for people")]
 fn ten_thousand_callsites_of_forty_frames() {
     let seen = scene("large", Fixture::exact());
@@ -232,6 +233,7 @@ fn unavailable_parts_are_explained() {
 }
 
 #[test]
+#[ignore = "part of `cargo xtask nightly --suite page`"]
 fn it_fits_narrow_and_wide_windows_in_light_and_dark() {
     let seen = scene("pictures", Fixture::exact());
     assert_eq!(seen["overflows"], serde_json::json!([]), "it is wider than the window");
