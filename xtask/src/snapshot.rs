@@ -17,13 +17,15 @@ const WAITS_WITHIN: Duration = Duration::from_secs(60);
 /// Makes a snapshot of an interpreter that waits in nested functions.
 ///
 /// COMMAND prints a line of JSON, a list of functions and lines with the innermost first, and then reads its input:
-/// tests/targets/snapshot.* do. A test finds the pages that the kernel side's walkers read, and compares the functions
+/// tests/targets/snapshot.* and Waiting.java do. A third element is the line that a function begins in, which code may have instead. A test finds the pages that the kernel side's walkers read, and compares the functions
 /// that they find with these. From then on, `cargo xtask test` does the same with the snapshot alone.
 #[derive(clap::Args)]
 #[command(after_help = "Examples:
   cargo xtask snapshot cpython-3.11 -- python3 tests/targets/snapshot.py
   cargo xtask snapshot ruby-3.1 -- ruby tests/targets/snapshot.rb
-  cargo xtask snapshot php-8.2 -- php tests/targets/snapshot.php")]
+  cargo xtask snapshot php-8.2 -- php tests/targets/snapshot.php
+  cargo xtask snapshot node-18 -- node tests/targets/snapshot.js
+  cargo xtask snapshot java-17-xcomp -- java -Xcomp -cp target/classes Waiting        (javac -d target/classes tests/targets/Waiting.java)")]
 pub(crate) struct Arguments {
     /// Runtime and version; the processor's name is appended.
     name: String,
@@ -45,7 +47,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let (program, rest) = arguments.command.split_first().context("no command")?;
     let started = Command::new(program).args(rest).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();
     let mut child = started.with_context(|| format!("cannot start `{program}`"))?;
-    let made = describe(&mut child).and_then(|stack| {
+    let made = describe(&mut child).and_then(|(stack, tid)| {
         let mut test = repository.cargo();
         test.args([
             "test",
@@ -58,7 +60,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
             "--exact",
             "session::walks::make",
         ]);
-        test.env("HEAPBPF_SNAPSHOT_PID", child.id().to_string()).env("HEAPBPF_SNAPSHOT_STACK", stack);
+        test.env("HEAPBPF_SNAPSHOT_PID", child.id().to_string()).env("HEAPBPF_SNAPSHOT_TID", tid.to_string());
+        test.env("HEAPBPF_SNAPSHOT_STACK", stack);
         command::run(test.env("HEAPBPF_SNAPSHOT_FILE", &file))
     });
     child.kill()?;
@@ -68,22 +71,31 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     Ok(())
 }
 
-/// Returns the line that the program prints, once it waits.
-fn describe(child: &mut Child) -> Result<String> {
+/// The beginning of what procfs has of a thread that reads its standard input, on x86-64.
+const READS_INPUT: &str = "0 0x0 ";
+
+/// Returns the line that the program prints, once a thread waits for input, and that thread: of Java, it is not the first.
+fn describe(child: &mut Child) -> Result<(String, u32)> {
     let mut line = String::new();
     BufReader::new(child.stdout.take().context("it is piped")?).read_line(&mut line)?;
     ensure!(line.starts_with('['), "the program prints no list: `{line}`");
-    let call = |pid: u32| -> io::Result<String> { fs::read_to_string(format!("/proc/{pid}/syscall")) };
     let deadline = Instant::now() + WAITS_WITHIN;
-    let mut before = String::new();
-    // A thread that waits is twice in the same call, at the same place.
     while Instant::now() < deadline {
-        let now = call(child.id())?;
-        if now == before && !now.starts_with("running") {
-            return Ok(line);
+        if let Some(tid) = reader_of_input(child.id())? {
+            return Ok((line, tid));
         }
-        before = now;
         thread::sleep(Duration::from_millis(100));
     }
-    bail!("it does not wait within {} s", WAITS_WITHIN.as_secs())
+    bail!("no thread reads its input within {} s", WAITS_WITHIN.as_secs())
+}
+
+fn reader_of_input(pid: u32) -> io::Result<Option<u32>> {
+    for task in fs::read_dir(format!("/proc/{pid}/task"))? {
+        let task = task?;
+        let reads = fs::read_to_string(task.path().join("syscall")).is_ok_and(|call| call.starts_with(READS_INPUT));
+        if let Some(tid) = task.file_name().to_str().and_then(|name| name.parse().ok()).filter(|_| reads) {
+            return Ok(Some(tid));
+        }
+    }
+    Ok(None)
 }

@@ -51,7 +51,7 @@ impl Memory {
     }
 
     /// Reads all of the bytes or, as `bpf_probe_read_user`, none: then they are 0.
-    pub(crate) fn read(&mut self, address: u64, target: &mut [u8]) -> bool {
+    pub fn read(&mut self, address: u64, target: &mut [u8]) -> bool {
         let (mut at, mut done) = (address, 0);
         while done < target.len() {
             let offset = (at % PAGE_BYTES) as usize;

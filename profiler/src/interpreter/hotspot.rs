@@ -47,9 +47,11 @@ impl Library {
 
 /// The virtual machine of a process.
 #[derive(Debug)]
+#[cfg_attr(test, derive(serde::Serialize, serde::Deserialize))]
 pub(crate) struct Machine {
     layout: Layout,
     place: Hotspot,
+    #[cfg_attr(test, serde(skip))]
     methods: Methods,
 }
 
@@ -63,11 +65,7 @@ impl Machine {
     }
 
     /// Reads the names and lines of code. `None` if it has been replaced, or is malformed.
-    pub(crate) fn read(&mut self, pid: Pid, code: &PlacedCode) -> Option<Code> {
-        self.read_from(&pid, code)
-    }
-
-    fn read_from(&mut self, memory: &impl Memory, code: &PlacedCode) -> Option<Code> {
+    pub(crate) fn read(&mut self, memory: &impl Memory, code: &PlacedCode) -> Option<Code> {
         let body = match code.kind {
             CodeKind::JavaInterpreted => {
                 let method = self.methods.get(memory, &self.layout, code.place.address)?;

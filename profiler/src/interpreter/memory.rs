@@ -4,7 +4,7 @@ use crate::ids::Pid;
 use crate::linux::process_memory;
 
 /// Memory of a target.
-pub(super) trait Memory {
+pub(crate) trait Memory {
     /// Fills the buffer, or returns `None`.
     fn fill(&self, address: u64, buffer: &mut [u8]) -> Option<()>;
 

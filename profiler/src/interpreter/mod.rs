@@ -15,10 +15,10 @@ mod version;
 
 pub(crate) use self::control_block::{control_block, may_define_threads};
 use self::cpython::Cpython;
+pub(crate) use self::memory::Memory;
 use self::php::Php;
 pub(crate) use self::process::{CodeMapping, Process};
 use self::ruby::Ruby;
-use crate::ids::Pid;
 use crate::object::ObjectError;
 use crate::object::interpreted::{Code, PlacedCode, PseudoModule};
 use crate::object::module::Module;
@@ -44,6 +44,7 @@ pub(crate) struct Entered {
 
 /// Reads the names of code from a process.
 #[derive(Debug)]
+#[cfg_attr(test, derive(serde::Serialize, serde::Deserialize))]
 pub(crate) enum Reader {
     Java(hotspot::Machine),
     JavaScript(v8::Engine),
@@ -125,10 +126,10 @@ impl Runtime {
 
 impl Reader {
     /// Names and lines. `None` if the code has been replaced, or is malformed.
-    pub(crate) fn read(&mut self, pid: Pid, code: &PlacedCode) -> Option<Code> {
+    pub(crate) fn read(&mut self, memory: &impl Memory, code: &PlacedCode) -> Option<Code> {
         match self {
-            Self::Java(machine) => machine.read(pid, code),
-            Self::JavaScript(engine) => engine.read(pid, code),
+            Self::Java(machine) => machine.read(memory, code),
+            Self::JavaScript(engine) => engine.read(memory, code),
         }
     }
 }

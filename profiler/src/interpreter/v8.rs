@@ -21,7 +21,6 @@ use self::layout::{Layout, Published};
 use super::arch::CODE_AREA_BYTES;
 use super::memory::Memory;
 use super::process::CodeMapping;
-use crate::ids::Pid;
 use crate::linux::memory::page_bytes;
 use crate::object::ObjectError;
 use crate::object::interpreted::{Code, CodeBody, CodeLines, Function, PlacedCode};
@@ -139,9 +138,11 @@ fn generated(code: &[CodeMapping], copy: Option<&Range<u64>>) -> Range<u64> {
 
 /// The engine of a process.
 #[derive(Debug)]
+#[cfg_attr(test, derive(serde::Serialize, serde::Deserialize))]
 pub(crate) struct Engine {
     layout: Layout,
     place: V8,
+    #[cfg_attr(test, serde(skip))]
     scripts: Scripts,
 }
 
@@ -151,11 +152,7 @@ impl Engine {
     }
 
     /// Reads the name and lines of a function. `None` if it has been moved or replaced, or is malformed.
-    pub(crate) fn read(&mut self, pid: Pid, code: &PlacedCode) -> Option<Code> {
-        self.read_from(&pid, code)
-    }
-
-    fn read_from(&mut self, memory: &impl Memory, code: &PlacedCode) -> Option<Code> {
+    pub(crate) fn read(&mut self, memory: &impl Memory, code: &PlacedCode) -> Option<Code> {
         let heap = Heap { memory, layout: &self.layout };
         let shared = heap.of_kind(code.place.address | 1, self.layout.kinds.shared)?;
         if heap.field(shared, self.layout.shared_name)? != code.place.refers_to {

@@ -318,11 +318,19 @@ impl Interpreters {
         }
     }
 
+    /// What reads the names of a process with a virtual machine.
+    #[cfg(test)]
+    pub(super) fn take_reader(&mut self, pid: Pid) -> Option<Reader> {
+        let key = *self.readers.keys().find(|(of, _)| *of == pid)?;
+        let reader = Arc::into_inner(self.readers.remove(&key)?.reader)?;
+        Some(reader.into_inner().unwrap_or_else(PoisonError::into_inner))
+    }
+
     fn read_placed(&mut self, pid: Pid, code: &PlacedCode) -> Result<Arc<Code>, Unnamed> {
         let pseudo = PseudoModule::of_kind(code.kind);
         let reader = self.readers.get(&(pid, pseudo)).filter(|_| !self.waiting.contains(&pid));
         let (reader, code) = (Arc::clone(&reader.ok_or(Unnamed::NotRead)?.reader), *code);
-        let work = move || reader.lock().unwrap_or_else(PoisonError::into_inner).read(pid, &code);
+        let work = move || reader.lock().unwrap_or_else(PoisonError::into_inner).read(&pid, &code);
         match self.read(pid, move || Ok::<_, String>(work())) {
             Ok(code) => code.map(Arc::new).ok_or(Unnamed::Replaced),
             Err(reason) => {

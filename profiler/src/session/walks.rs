@@ -3,13 +3,14 @@
 //!
 //! A snapshot has registers, what the agent has found of the runtime, and those pages of memory that the walk reads.
 
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::{env, fs};
 
 use heapbpf_ebpf_host::{Memory, Page, Process, Random, Runtimes, Thread, Walked};
-use profiler_common::interpreter::InterpretedFrame;
+use profiler_common::interpreter::{CodeKind, InterpretedFrame};
 use profiler_common::limits::STACK_FRAMES_MAX;
 use profiler_common::stack::StackEnd;
 use profiler_common::unwind::Rule;
@@ -20,9 +21,10 @@ use crate::address::{LinkAddr, TargetAddr};
 use crate::ids::{ModuleId, Pid, Tid};
 use crate::ingest::decode;
 use crate::ingest::event::Event;
+use crate::interpreter::{self, Reader};
 use crate::linux::process_memory;
 use crate::linux::ptrace::{Options, Stop, Tracee};
-use crate::object::interpreted::{Code, CodeBody};
+use crate::object::interpreted::CodeTable;
 use crate::object::module::ModuleStore;
 use crate::process::address_space::AddressSpace;
 use crate::unwind::runtimes::RuntimePlace;
@@ -30,12 +32,25 @@ use crate::unwind::{self, Table};
 
 const PAGE_BYTES: usize = 4096;
 
+/// A function, its line, and the line that it begins in, where code may have that instead.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct Described(String, u32, #[serde(default)] Option<u32>);
+
+impl Described {
+    fn is(&self, (name, line): &(String, u32)) -> bool {
+        self.0 == *name && (self.1 == *line || self.2 == Some(*line))
+    }
+}
+
 #[derive(Debug, Serialize, Deserialize)]
 struct Snapshot {
-    /// Functions with their lines, the innermost first.
-    stack: Vec<(String, u32)>,
+    /// The innermost first.
+    stack: Vec<Described>,
     thread: Thread,
     runtimes: Runtimes,
+    /// What reads names that the kernel side does not send.
+    #[serde(default)]
+    reader: Option<Reader>,
     /// With code: start and end.
     mappings: Vec<(u64, u64)>,
     /// By address.
@@ -88,23 +103,49 @@ impl Snapshot {
     }
 }
 
-/// The interpreted functions of a stack, by the names that the kernel side has sent, with their lines.
-fn functions(walked: &Walked) -> Vec<(String, u32)> {
-    let codes: Vec<Arc<Code>> = walked
-        .records
-        .iter()
-        .map(|record| match decode(record) {
-            Ok(Event::Code(_, _, code)) => code,
+/// Memory of a snapshot, as readers of names use it.
+struct Copied<'a>(RefCell<&'a mut Memory>);
+
+impl interpreter::Memory for Copied<'_> {
+    fn fill(&self, address: u64, buffer: &mut [u8]) -> Option<()> {
+        self.0.borrow_mut().read(address, buffer).then_some(())
+    }
+}
+
+/// The interpreted and compiled functions of a stack with their lines, by what the kernel side has sent.
+fn functions(walked: &mut Walked, mut reader: Option<&mut Reader>) -> Vec<(String, u32)> {
+    let (codes, mut stubs) = (CodeTable::default(), Vec::new());
+    let memory = Copied(RefCell::new(&mut walked.memory));
+    for record in &walked.records {
+        match decode(record) {
+            Ok(Event::Code(pid, _, code)) => assert!(codes.add(pid, code)),
+            Ok(Event::CodePlace(_, placed)) if placed.kind == CodeKind::JavaStub => stubs.push(placed.id),
+            Ok(Event::CodePlace(pid, placed)) => {
+                let reader = reader.as_mut().expect("what sends places has a reader");
+                let code = reader.read(&memory, &placed).unwrap_or_else(|| panic!("{placed:?} is not read"));
+                assert!(codes.add(pid, Arc::new(code)));
+            }
             other => panic!("another record: {other:?}"),
-        })
-        .collect();
-    let function = |frame: InterpretedFrame| {
-        let code = codes.iter().find(|code| code.id == frame.code).unwrap_or_else(|| panic!("{frame:?} was not sent"));
-        let CodeBody::Function(function) = &code.body else { panic!("{code:?}") };
-        let name = function.name.as_deref().expect("it can be decoded").to_owned();
-        (name, function.lines.at(frame.instruction).unwrap_or(0))
-    };
-    walked.frames.iter().filter_map(|&word| InterpretedFrame::from_word(word)).map(function).collect()
+        }
+    }
+    let frames = walked.frames.iter().filter_map(|&word| Some((word, InterpretedFrame::from_word(word)?)));
+    let frames = frames.filter(|(_, frame)| !stubs.contains(&frame.code));
+    let located = frames.flat_map(|(word, frame)| {
+        let located = codes.locate(word);
+        assert!(!located.is_empty(), "{frame:?} was not sent");
+        located
+    });
+    located.map(|it| (it.function.expect("it can be decoded").to_string(), it.line.unwrap_or(0))).collect()
+}
+
+/// Fails unless the functions are those that were described, below functions of the runtime itself that wait.
+#[track_caller]
+fn compare(path: &Path, found: &[(String, u32)], described: &[Described]) {
+    let first = &described.first().expect("it has functions").0;
+    let inner = found.iter().take_while(|(name, _)| name != first).count();
+    let found = &found[inner..];
+    let is_equal = found.len() == described.len() && found.iter().zip(described).all(|(it, other)| other.is(it));
+    assert!(is_equal, "{}: {found:#?} instead of {described:#?}", path.display());
 }
 
 /// Those of this processor, of which there are some for x86-64.
@@ -119,19 +160,19 @@ fn snapshots() -> Vec<(PathBuf, Snapshot)> {
 
 #[test]
 fn walks_find_what_interpreters_describe() {
-    for (path, snapshot) in snapshots() {
-        let walked = snapshot.walk(snapshot.memory());
+    for (path, mut snapshot) in snapshots() {
+        let mut walked = snapshot.walk(snapshot.memory());
         assert_eq!(walked.end, StackEnd::Complete, "{}", path.display());
-        assert_eq!(functions(&walked), snapshot.stack, "{}", path.display());
+        compare(&path, &functions(&mut walked, snapshot.reader.as_mut()), &snapshot.stack);
     }
 }
 
 /// Real memory, in which some words are wrong, leads further than random memory.
 #[test]
 fn walks_through_damaged_memory_end_and_send_what_can_be_decoded() {
-    const WALKS: u64 = 40;
+    const WALKS: u64 = 8;
     const DAMAGED: usize = 48;
-    for (path, snapshot) in snapshots() {
+    for (path, mut snapshot) in snapshots() {
         let places: Vec<u64> = snapshot.pages.keys().copied().collect();
         let undamaged = snapshot.walk(snapshot.memory()).frames;
         let mut changed = 0;
@@ -143,10 +184,15 @@ fn walks_through_damaged_memory_end_and_send_what_can_be_decoded() {
                 let other = place(&mut random, &places);
                 memory.write_words(address, &[if random.word() & 1 == 0 { other } else { random.word() }]);
             }
-            let walked = snapshot.walk(memory);
+            let mut walked = snapshot.walk(memory);
             assert!(walked.frames.len() <= STACK_FRAMES_MAX, "{}", path.display());
+            let memory = Copied(RefCell::new(&mut walked.memory));
             for record in &walked.records {
-                assert!(matches!(decode(record), Ok(Event::Code(..))), "{}: {record:?}", path.display());
+                match (decode(record), &mut snapshot.reader) {
+                    (Ok(Event::Code(..)), _) => {}
+                    (Ok(Event::CodePlace(_, placed)), Some(reader)) => drop(reader.read(&memory, &placed)),
+                    (other, _) => panic!("{}: {other:?}", path.display()),
+                }
             }
             changed += usize::from(walked.frames != undamaged);
         }
@@ -189,8 +235,8 @@ impl Copying {
 
 /// The registers of a thread that waits in a system call.
 #[cfg(target_arch = "x86_64")]
-fn thread(pid: Pid) -> Thread {
-    let tracee = Tracee::seize_thread(Tid(pid.0), Options::default()).expect("it can be traced");
+fn thread(pid: Pid, tid: Tid) -> Thread {
+    let tracee = Tracee::seize_thread(tid, Options::default()).expect("it can be traced");
     tracee.interrupt().expect("it can be stopped");
     let stop = tracee.wait(std::time::Duration::from_secs(60)).expect("it can be waited for");
     assert_eq!(stop, Some(Stop::Trap));
@@ -198,7 +244,7 @@ fn thread(pid: Pid) -> Thread {
     tracee.detach(Stop::Trap).expect("it has not ended");
     let bp = registers.general()[6];
     let (ip, sp) = (registers.instruction(), registers.stack_pointer());
-    Thread { tgid: pid.0, tid: pid.0, pointer: registers.thread_pointer(), ip, sp, bp }
+    Thread { tgid: pid.0, tid: tid.0, pointer: registers.thread_pointer(), ip, sp, bp }
 }
 
 fn runtimes(found: super::interpreters::Found) -> Runtimes {
@@ -221,16 +267,19 @@ fn runtimes(found: super::interpreters::Found) -> Runtimes {
 fn make() {
     let variable = |name: &str| env::var(format!("HEAPBPF_SNAPSHOT_{name}")).expect("xtask sets it");
     let pid = Pid(variable("PID").parse().expect("a number"));
-    let stack: Vec<(String, u32)> = serde_json::from_str(&variable("STACK")).expect("a list of functions and lines");
+    let tid = Tid(variable("TID").parse().expect("a number"));
+    let stack: Vec<Described> = serde_json::from_str(&variable("STACK")).expect("a list of functions and lines");
     let mut modules = ModuleStore::default();
     let mut space = Arc::new(AddressSpace::new(pid));
     Arc::make_mut(&mut space).refresh(&mut modules).expect("the process runs");
-    let runtimes = runtimes(Interpreters::default().find(&mut space, &mut modules));
+    let mut interpreters = Interpreters::default();
+    let runtimes = runtimes(interpreters.find(&mut space, &mut modules));
+    let reader = interpreters.take_reader(pid);
     let mappings = space.mappings().iter().map(|it| (it.mapping.start.0, it.mapping.end.0)).collect();
     let mut copying = Copying { pid, space, modules, tables: BTreeMap::new() };
     let (rules, pages) = (Vec::new(), BTreeMap::new());
-    let mut snapshot = Snapshot { stack, thread: thread(pid), runtimes, mappings, rules, pages };
-    let walked = loop {
+    let mut snapshot = Snapshot { stack, thread: thread(pid, tid), runtimes, reader, mappings, rules, pages };
+    let mut walked = loop {
         let walked = snapshot.walk(copying.memory());
         // Each walk ends at the next address whose rule is not known; if that is of the interpreter loop, its functions follow.
         let last = walked.frames.iter().rfind(|&&frame| InterpretedFrame::from_word(frame).is_none());
@@ -241,8 +290,11 @@ fn make() {
         snapshot.rules.push((address, rule.to_word()));
     };
     assert_eq!(walked.end, StackEnd::Complete);
-    assert_eq!(functions(&walked), snapshot.stack);
+    let path = PathBuf::from(variable("FILE"));
+    compare(&path, &functions(&mut walked, snapshot.reader.as_mut()), &snapshot.stack);
     snapshot.pages = walked.memory.pages().map(|(address, page)| (address, digits(page))).collect();
-    snapshot.write(Path::new(&variable("FILE")));
-    assert_eq!(functions(&snapshot.walk(snapshot.memory())), snapshot.stack, "the snapshot has all that is read");
+    snapshot.write(&path);
+    let mut copied = Snapshot::read(&path);
+    // The snapshot has all that is read.
+    compare(&path, &functions(&mut copied.walk(copied.memory()), copied.reader.as_mut()), &copied.stack);
 }

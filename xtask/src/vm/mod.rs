@@ -249,11 +249,11 @@ impl Run<'_> {
         words.join(" ").trim().to_owned()
     }
 
-    /// A run without `--soak` takes half a minute to three minutes on an otherwise idle machine.
+    /// For machines that hang. A run without `--soak` takes up to ten minutes with emulation, and longer beside other work.
     fn time_limit(&self) -> Duration {
         let comparison = if self.arguments.compare_stacks { Duration::from_mins(10) } else { Duration::ZERO };
         let languages = if self.arguments.languages { Duration::from_hours(2) } else { Duration::ZERO };
-        Duration::from_mins(10) + comparison + languages + 4 * Duration::from_secs(self.arguments.soak.into())
+        Duration::from_mins(30) + comparison + languages + 4 * Duration::from_secs(self.arguments.soak.into())
     }
 }
 

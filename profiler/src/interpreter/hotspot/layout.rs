@@ -8,6 +8,7 @@ use super::structs::Structs;
 use super::structs::Unsupported;
 
 #[derive(Clone, Debug)]
+#[cfg_attr(test, derive(serde::Serialize, serde::Deserialize))]
 pub(super) struct Layout {
     /// What the kernel side needs, without addresses.
     place: Hotspot,
@@ -32,6 +33,7 @@ pub(super) struct Layout {
 
 /// An offset, in what has it.
 #[derive(Clone, Copy, Debug)]
+#[cfg_attr(test, derive(serde::Serialize, serde::Deserialize))]
 pub(super) enum Source {
     Pool(u64),
     /// Until JDK 15.
@@ -40,6 +42,7 @@ pub(super) enum Source {
 
 /// Where the blob of a compiled method has its inlined calls. Until JDK 22, all of it is in the blob; since 23, in memory of its own.
 #[derive(Clone, Copy, Debug)]
+#[cfg_attr(test, derive(serde::Serialize, serde::Deserialize))]
 pub(super) enum ScopesLayout {
     Inside {
         /// Addresses.

@@ -2,6 +2,7 @@
 
 /// How a stream encodes numbers: bytes of 6 bits beyond the first, the lowest first; those below 192 end a number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(test, derive(serde::Serialize, serde::Deserialize))]
 pub(super) enum Encoding {
     /// Until JDK 18 (`compressedStream.hpp`).
     Plain,

@@ -271,7 +271,7 @@ fn compiled() -> PlacedCode {
 #[test]
 fn an_interpreted_method_has_a_name_and_lines() {
     let image = image();
-    let code = machine(&image).read_from(&image, &interpreted()).expect("readable");
+    let code = machine(&image).read(&image, &interpreted()).expect("readable");
     let lines = CodeLines::Starts([(3, 5), (7, 7)].into());
     let function = Function { name: Some("a.Outer.run".into()), file: Some("Outer.java".into()), lines };
     assert_eq!(code, Code { id: 5, body: CodeBody::Function(function) });
@@ -288,7 +288,7 @@ fn the_class_may_have_the_name_of_the_file() {
     image.set_word(entry, texts);
     image.set_word(entry + 32, 0x20);
     image.set_short(METHODS + 0x420, 2);
-    let code = machine(&image).read_from(&image, &interpreted()).expect("readable");
+    let code = machine(&image).read(&image, &interpreted()).expect("readable");
     let CodeBody::Function(function) = code.body else { panic!("it is interpreted") };
     assert_eq!(function.file.as_deref(), Some("Outer.java"));
 }
@@ -296,7 +296,7 @@ fn the_class_may_have_the_name_of_the_file() {
 #[test]
 fn a_compiled_method_has_inlined_ones() {
     let image = image();
-    let code = machine(&image).read_from(&image, &compiled()).expect("readable");
+    let code = machine(&image).read(&image, &compiled()).expect("readable");
     let expected = Compiled {
         functions: vec![
             ("a.Outer.run".into(), Some("Outer.java".into())),
@@ -322,7 +322,7 @@ fn replaced_code_has_no_names() {
         changed(compiled(), |place| place.detail = 43),
         changed(compiled(), |place| place.address = 1),
     ] {
-        assert_eq!(machine.read_from(&image, &replaced), None, "{replaced:?}");
+        assert_eq!(machine.read(&image, &replaced), None, "{replaced:?}");
     }
 }
 
@@ -332,7 +332,7 @@ fn a_stub_has_the_name_of_its_blob() {
     image.put(TEXTS + 0x7000, b"StubRoutines (1)\0");
     let stub = CodePlace { refers_to: TEXTS + 0x7000, ..compiled().place };
     let stub = placed(CodeKind::JavaStub, stub);
-    let code = machine(&image).read_from(&image, &stub).expect("readable");
+    let code = machine(&image).read(&image, &stub).expect("readable");
     let function = Function { name: Some("StubRoutines (1)".into()), ..Function::default() };
     assert_eq!(code.body, CodeBody::Function(function));
 }
@@ -364,8 +364,8 @@ proptest! {
             let part = [METHODS, BLOB][usize::from(at % 3 == 0)];
             image.set_word(part + at % 0xff8, word);
         }
-        let _ = machine.read_from(&image, &interpreted());
-        let _ = machine.read_from(&image, &compiled());
+        let _ = machine.read(&image, &interpreted());
+        let _ = machine.read(&image, &compiled());
     }
 
     #[test]
@@ -373,7 +373,7 @@ proptest! {
         let mut machine = machine(&image());
         let memory = Random(&bytes, Cell::default());
         for code in [interpreted(), compiled(), PlacedCode { kind: CodeKind::JavaStub, ..compiled() }] {
-            let _ = machine.read_from(&memory, &code);
+            let _ = machine.read(&memory, &code);
         }
         if let Ok(structs) = Structs::read(&memory, EXPORTS, BIAS) {
             let _ = Layout::new(&structs, &memory);

@@ -46,6 +46,7 @@ impl Published {
 
 /// Offsets are in bytes, from an object's first.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(test, derive(serde::Serialize, serde::Deserialize))]
 pub(super) struct Layout {
     pub(super) function_shared: u64,
     pub(super) function_code: u64,
@@ -73,6 +74,7 @@ pub(super) struct Layout {
 
 /// Numbers of types.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(test, derive(serde::Serialize, serde::Deserialize))]
 pub(super) struct Kinds {
     pub(super) shared: u16,
     pub(super) shared_wrapper: Option<u16>,
@@ -90,6 +92,7 @@ pub(super) struct Kinds {
 
 /// Offsets in code objects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(test, derive(serde::Serialize, serde::Deserialize))]
 pub(super) struct CodeLayout {
     /// Bytes before instructions: of the code object, or of what refers to it.
     pub(super) header: u64,
