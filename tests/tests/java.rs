@@ -223,6 +223,7 @@ fn stacks_of_the_second_compiler_are_equal() {
 
 /// Where compiled code is not valid any more, methods are interpreted.
 #[test]
+#[ignore = "part of `cargo xtask nightly --suite versions`"]
 fn stacks_of_methods_that_are_compiled_at_once_are_equal() {
     check_kinds("-Xcomp", &[COMPILED, INLINED], &[INTERPRETED]);
 }
