@@ -40,7 +40,8 @@ fn start(target: &Target, arguments: &str) -> (Heapbpf, Session) {
 /// Ends a session, which must have dropped nothing, and returns its report.
 #[track_caller]
 fn finish(heapbpf: &Heapbpf, session: Session, target: &mut Target) -> Report {
-    let _ = session.interrupt().expect_counted();
+    let outcome = session.interrupt().expect_counted();
+    assert!(!outcome.stderr.contains("stubs of heapbpf remain"), "{}", outcome.stderr);
     assert_unharmed(target);
     let report = heapbpf.report("out.json");
     report.assert_complete();

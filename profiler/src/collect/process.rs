@@ -189,6 +189,11 @@ impl CollectError {
             Self::Ended(pid) => format!("process `{pid}` exited"),
             Self::Interrupted(_) => "heapbpf exits".to_owned(),
             Self::Is32Bit(pid) => format!("process `{pid}` runs 32-bit code; stubs are for 64-bit programs"),
+            Self::StoppedForLong(pid, limit) => {
+                format!(
+                    "a thread of process `{pid}` did not stop within {limit:?}: it waits for a child of `vfork`, or for a device"
+                )
+            }
             Self::Itself(pid) => format!("process `{pid}` is heapbpf itself, which cannot stop itself"),
             other => return other,
         };

@@ -24,7 +24,9 @@ use crate::linux::ptrace::{Options, Stop, Tracee};
 /// Time limit for threads to stop. A thread that waits for a disk stops when the disk has answered.
 const STOP_SECONDS_MAX: u64 = 2;
 
-/// Time limit for threads that have not stopped when the others resume. On a busy machine, each has to be given a processor first.
+/// Time limit for threads that have not stopped when the others resume. Later, the kernel detaches them when the tracing thread exits.
+const RUNNING_LIMIT: Duration = Duration::from_millis(200);
+/// Time limit for those that have. On a busy machine, each has to be given a processor first.
 const RELEASE_LIMIT: Duration = Duration::from_secs(2);
 /// Polling interval meanwhile, which leaves the processor to them.
 const RELEASE_PERIOD: Duration = Duration::from_micros(50);
@@ -346,7 +348,7 @@ impl Stopped {
         let mut tracees = self.detach_held();
         let pause = self.since.elapsed();
         // Running threads cannot be detached before they stop, which was requested.
-        let deadline = Instant::now() + RELEASE_LIMIT;
+        let deadline = Instant::now() + RUNNING_LIMIT;
         while !self.running.is_empty() && self.gather(false).is_ok() && Instant::now() < deadline {
             tracees.extend(self.detach_held());
             std::thread::sleep(RELEASE_PERIOD);
@@ -356,7 +358,7 @@ impl Stopped {
             self.ensure_detached(&tracee);
         }
         for tracee in std::mem::take(&mut self.running) {
-            tracing::warn!("thread {} of process {} stays traced until its tracer exits", tracee.tid().0, self.pid);
+            tracing::debug!("thread {} of process {} is detached when its tracer exits", tracee.tid().0, self.pid);
         }
         pause
     }

@@ -7,6 +7,8 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{FileExt, MetadataExt};
+use std::panic::resume_unwind;
+use std::thread;
 use std::time::Duration;
 
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
@@ -15,7 +17,7 @@ use super::control;
 use super::protocol::{FunctionPlace, Installation, Installed};
 use crate::collect::inject::InjectedThread;
 use crate::collect::stop::Stopped;
-use crate::collect::{CollectError, ForkError};
+use crate::collect::{CollectError, ForkError, StopLimit};
 use crate::ids::{Pid, Tid};
 use crate::linux::pidfd::PidFd;
 use crate::linux::proc::maps::regions;
@@ -37,7 +39,8 @@ pub(super) struct Stubs(BTreeMap<Pid, Installation>);
 
 impl Stubs {
     pub(super) fn install(&mut self, plan: Installation, descriptors: &[OwnedFd]) -> io::Result<Installed> {
-        let installed = install(&plan, descriptors).map_err(|error| io::Error::other(error.of_engine()))?;
+        let installed = on_own_thread(plan.pid, || install(&plan, descriptors));
+        let installed = installed.map_err(|error| io::Error::other(error.of_engine()))?;
         match self.0.entry(plan.pid) {
             Entry::Occupied(mut known) if descriptors.is_empty() => known.get_mut().add_slots(plan.slots),
             Entry::Occupied(mut known) => *known.get_mut() = plan,
@@ -77,16 +80,26 @@ impl Stubs {
     }
 }
 
-/// All or nothing, but slots that have changed meanwhile stay as they are. One thread makes the system calls, while the others
-/// run; all are stopped only while slots change, so that no module is unmapped meanwhile.
+/// Stops threads on a thread of its own. When that exits, the kernel detaches those that have not stopped in time, as one that waits for
+/// a child of `vfork`: with a tracer that lives on, it would stop later, and for good.
+fn on_own_thread<T: Send>(pid: Pid, work: impl FnOnce() -> Result<T, CollectError> + Send) -> Result<T, CollectError> {
+    thread::scope(|scope| {
+        let worker = thread::Builder::new().name("heapbpf-stubs".to_owned()).spawn_scoped(scope, work);
+        let worker = worker.map_err(CollectError::refused(pid, "start a thread to stop"))?;
+        worker.join().unwrap_or_else(|panic| resume_unwind(panic))
+    })
+}
+
+/// A thread that waits for a child of `vfork` does not stop, while the others wait for it.
+const INSTALL_STOP_MAX: Duration = Duration::from_millis(500);
+
+/// All or nothing, but slots that have changed meanwhile stay as they are. All threads are stopped, so that no module is unmapped
+/// meanwhile, and none meets the descriptors that the process has for a time: the numbers of those that it opens are as without them.
 pub(super) fn install(plan: &Installation, descriptors: &[OwnedFd]) -> Result<Installed, CollectError> {
-    if let [code, filter] = descriptors {
-        with_held(plan.pid, &|stopped| map(stopped, plan, code, filter))?;
-    }
     let urgent = RealTime::begin();
-    let stopped = Stopped::new_while(plan.pid, Vec::new(), &|| true);
-    let changed = stopped.and_then(|stopped| {
-        let slots = change_slots(&stopped, plan)?;
+    let limit = StopLimit::begin(INSTALL_STOP_MAX);
+    let changed = Stopped::new_within(plan.pid, Vec::new(), Some(limit), &|| true).and_then(|stopped| {
+        let slots = install_held(&stopped, plan, descriptors)?;
         Ok(Installed { slots, stopped: stopped.release() })
     });
     drop(urgent);
@@ -182,11 +195,13 @@ fn unmap(plan: &Installation) {
 /// switched off. Makes no system calls in the process, which would crash if this were killed meanwhile; so the filter stays mapped
 /// too.
 pub(super) fn remove(pid: Pid, plan: &Installation) -> Result<(), CollectError> {
-    let _urgent = RealTime::begin();
-    let stopped = Stopped::new_while(pid, Vec::new(), &|| true)?;
-    restore_held(&stopped, plan)?;
-    stopped.release();
-    Ok(())
+    on_own_thread(pid, || {
+        let _urgent = RealTime::begin();
+        let stopped = Stopped::new_while(pid, Vec::new(), &|| true)?;
+        restore_held(&stopped, plan)?;
+        stopped.release();
+        Ok(())
+    })
 }
 
 /// The same for a process whose threads are all held.
@@ -207,6 +222,10 @@ const STOP_WAIT: Duration = Duration::from_secs(1);
 
 /// Stops the first thread only.
 pub(super) fn rseq_offset(pid: Pid) -> io::Result<Option<i32>> {
+    on_own_thread(pid, || Ok(rseq_offset_of_process(pid))).map_err(io::Error::other)?
+}
+
+fn rseq_offset_of_process(pid: Pid) -> io::Result<Option<i32>> {
     let tracee = Tracee::seize(pid).map_err(|error| reason_of(pid).unwrap_or(error))?;
     tracee.interrupt()?;
     let stop = tracee.wait(STOP_WAIT)?.ok_or(io::ErrorKind::TimedOut)?;

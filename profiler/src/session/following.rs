@@ -132,6 +132,7 @@ impl Session {
             let Some(target) = self.processes.get(child).filter(is_copy) else { continue };
             let is_whole = self.probes.inherit(target);
             target.log_start();
+            self.probes.adopt_stubs(target, &self.rates);
             if !is_whole {
                 self.processes.others.not_inherited_count += 1;
             }
@@ -324,6 +325,9 @@ impl Session {
             target.log_start();
         }
         self.add_target(target);
+        if let Some(target) = self.processes.get(child).filter(|_| stopped.is_some()) {
+            self.probes.adopt_stubs(target, &self.rates);
+        }
         match held {
             Some(held) if self.followed.is_some() => self.follow_child(held),
             _ => {}

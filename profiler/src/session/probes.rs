@@ -368,6 +368,7 @@ impl Probes {
     pub(super) fn finish_detaching<'a>(&mut self, targets: impl Iterator<Item = &'a Target>) {
         self.links.replaced.clear();
         if self.keeper().settle().is_ok() {
+            self.restore_copies();
             return self.report_stubs(targets);
         }
         if let Err(error) = self.recover(targets) {

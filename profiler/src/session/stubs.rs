@@ -1,8 +1,10 @@
 //! The inline engine: stubs of targets, the slots that lead to them, and their sampling intervals.
 
+mod copies;
 mod countdowns;
 mod image;
 mod installed;
+mod left;
 mod nothrow;
 mod places;
 mod previous;
@@ -10,18 +12,20 @@ mod slots;
 
 use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use profiler_common::hook::CallShape;
 use profiler_common::interval::Interval;
 use profiler_common::target::OTHER_PROCESSES;
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 use tracing::{debug, info, warn};
 
 use self::countdowns::Countdowns;
 use self::image::{Assembled, Layout, ReplaceableHook, assemble, hooks_of, place, sealed};
 use self::installed::{Installed, Pace};
+use self::left::restore;
+pub(super) use self::left::{are_left, remove_left};
 use self::previous::{Previous, list_of};
 use self::slots::{Replaced, Slots};
 use super::config::Engine;
@@ -49,6 +53,8 @@ pub(super) struct Stubs {
     past_left: u64,
     cpus: u32,
     countdowns: Countdowns,
+    /// Inodes of the files with stubs that were mapped into targets. Children have copies of these mappings.
+    files: FxHashSet<u64>,
 }
 
 #[derive(Debug)]
@@ -94,6 +100,7 @@ impl Stubs {
             past_left: 0,
             cpus,
             countdowns: Countdowns::new(random),
+            files: FxHashSet::default(),
         }
     }
 
@@ -163,7 +170,7 @@ impl Stubs {
         if stat::first_thread_has_exited(pid) {
             return self.refuse(target, NO_FIRST_THREAD);
         }
-        let is_traced = tracer_of(pid).is_some_and(
+        let is_traced = stat::status(pid, Tid(pid.0)).and_then(|status| status.tracer).is_some_and(
             |tracer| matches!(stopper, Stopper::Keeper(keeper) if process::of_thread(tracer) == Some(keeper.pid())),
         );
         let is_resolved = copied.is_some() || self.is_resolved(target, discovery);
@@ -208,17 +215,6 @@ impl Stubs {
         if self.engine == Engine::Inline {
             self.targets.insert(target.pid, refuse(target, reason.to_owned(), None));
         }
-    }
-
-    /// The stubs that a process has copied from a target.
-    fn copied(&self, target: &Target, kernel: &mut Kernel) -> Option<Box<Installed>> {
-        let mut mappings = target.mappings.space.mappings().iter().filter(|mapped| mapped.mapping.is_stubs());
-        let owner = mappings.find_map(|mapped| self.owner(&mapped.mapping))?;
-        // Before the calls are read that it has inherited the count of, so that no sampled call is taken for a missed one.
-        if let Err(error) = kernel.count_stub_calls(target.pid) {
-            debug!("process {}: {error}", target.pid);
-        }
-        Some(Box::new(owner.of_child(target.pid, kernel)))
     }
 
     pub(super) fn remove(&mut self, pid: Pid, kernel: &mut Kernel, keeper: &Keeper) {
@@ -399,6 +395,7 @@ impl Stubs {
         self.past.stop_ns_max = self.past.stop_ns_max.max(nanos(done.stopped));
         debug!("process {pid}: {} of {} pointers lead to stubs", done.slots, plan.slots.len());
         let inode = file.metadata()?.ino();
+        self.files.insert(inode);
         Ok(Installed::new(link, inode, plan, functions, heaps, slots_per_heap, target.beginning.from_first_call))
     }
 
@@ -414,14 +411,18 @@ impl Stubs {
     fn extend(&mut self, pid: Pid, slots: Vec<SlotChange>, stopper: Stopper<'_>) {
         let Some(State::Installed(installed)) = self.targets.get_mut(&pid) else { return };
         let plan = Installation { slots: slots.clone(), ..installed.plan.clone() };
+        let began = Instant::now();
         match stopper.install(&plan, &[]) {
             Ok(done) => {
                 self.past.stop_ns_max = self.past.stop_ns_max.max(nanos(done.stopped));
                 debug!("process {pid}: {} more pointers lead to stubs", done.slots);
                 installed.add_slots(slots, done.stopped);
             }
-            // The slots are found again.
-            Err(error) => debug!("process {pid}: {error:#}"),
+            // The slots are found again. The process may have been stopped in vain.
+            Err(error) => {
+                debug!("process {pid}: {error:#}");
+                installed.search.stopped_for(began.elapsed());
+            }
         }
     }
 }
@@ -470,28 +471,4 @@ fn refuse(target: &Target, reason: String, left: Option<Box<Installed>>) -> Stat
 
 fn nanos(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
-}
-
-fn tracer_of(pid: Pid) -> Option<Tid> {
-    stat::status(pid, Tid(pid.0))?.tracer
-}
-
-/// Whether a killed heapbpf has left stubs that are not neutral.
-pub(super) fn are_left(target: &Target) -> bool {
-    !Previous::find(&target.mappings.space, |_| false).is_neutral()
-}
-
-/// Makes stubs neutral that a killed heapbpf has left, and restores the pointers to them. Returns their number.
-pub(super) fn remove_left(target: &Target, discovery: &Discovery, keeper: &Keeper) -> Result<usize> {
-    let previous = Previous::without_breakpoints(&target.mappings.space, |_| false, keeper)?;
-    if previous.is_in_use() { Ok(0) } else { restore(target, &previous, discovery, keeper) }
-}
-
-fn restore(target: &Target, previous: &Previous, discovery: &Discovery, keeper: &Keeper) -> Result<usize> {
-    let space = &*target.mappings.space;
-    let left = Slots::default().left(previous, space, &discovery.modules, discovery.names());
-    for removal in previous.removals(target.pid, &left) {
-        keeper.remove_left_stubs(removal)?;
-    }
-    Ok(left.len())
 }

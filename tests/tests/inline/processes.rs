@@ -63,6 +63,54 @@ fn a_forked_child_that_ends_at_once_is_counted() {
     assert_eq!((parent.free_count, parent.live_bytes), (60, 0));
 }
 
+/// The agent may have read the mappings of the parent before it had stubs. Children have it copied.
+#[test]
+fn children_of_a_program_that_was_idle_are_restored() {
+    let mut target = Target::start("family.c");
+    let (heapbpf, mut session) = start(&target, VERBOSE);
+    let mut pids = vec![target.pid()];
+    for _ in 0..4 {
+        target.work("fork");
+        pids.push(target.child_pid());
+        session.wait_for("lead to stubs, as in its parent");
+    }
+    // Answered by the innermost child.
+    target.work("keep 7 500");
+    let outcome = session.interrupt().expect_counted();
+    assert!(!outcome.stderr.contains("stubs of heapbpf remain"), "{}", outcome.stderr);
+    pids.iter().for_each(|&pid| assert_unharmed_child(pid));
+    assert_passed(&heapbpf.report("out.json"), 5);
+}
+
+/// Descriptors that pass stubs to the process exist while no thread runs.
+#[test]
+fn files_that_a_program_opens_have_the_numbers_that_they_would_have() {
+    let mut target = Target::start("waiting_for_child.c");
+    target.work("open");
+    for _ in 0..8 {
+        let (_heapbpf, session) = start(&target, EXACT);
+        assert!(mapped(target.pid()) > 0);
+        let _ = session.interrupt().expect_code(0);
+        target.assert_running();
+    }
+    target.work("close");
+    assert_unharmed(&mut target);
+}
+
+/// A thread in `vfork` cannot be stopped. The others are not to wait for it.
+#[test]
+fn a_program_that_waits_for_a_child_of_vfork_is_recorded_by_probes() {
+    let mut target = Target::start("waiting_for_child.c");
+    target.work("suspend");
+    let (heapbpf, session) = start(&target, EXACT);
+    target.work("keep 25");
+    target.work("resume");
+    let report = finish(&heapbpf, session, &mut target);
+    let (reason, count) = engine(&report).refused.iter().next().expect("it has no stubs");
+    assert!(reason.contains("did not stop within") && *count == 1, "{reason}");
+    assert_eq!(report.process(target.pid()).exact_by_leaf()["keeps"], Counts::kept(25, 2500));
+}
+
 /// A child that is not followed must be as fast as without heapbpf, or correct at least: its stubs sample nothing for long.
 #[test]
 fn a_child_that_is_not_followed_outlives_the_session() {
@@ -73,7 +121,9 @@ fn a_child_that_is_not_followed_outlives_the_session() {
     let child = target.child_pid();
     target.work("keep 7 500");
     target.work("drop");
+    assert!(!slots_to_stubs(child).expect("it runs").is_empty(), "it has a copy of its parent's memory");
     let _ = session.interrupt().expect_code(0);
+    assert_restored(child);
     assert_eq!(target.work("keep 9 400").site("keeps").counts, Counts::kept(400, 3600), "the child works");
     target.work("drop");
     assert_no_probes(child);

@@ -1,19 +1,29 @@
 //! Stubs of the inline engine, as the session sees them.
 
+use tracing::{debug, warn};
+
 use super::Probes;
 use crate::guardrail::CallCosts;
 use crate::ids::Pid;
 use crate::keeper::{Launch, Stopper};
+use crate::linux::proc::process;
 use crate::model::InlineEngine;
 use crate::probe::cost::Costs;
 use crate::session::rates::Rates;
-use crate::session::stubs::Change;
+use crate::session::stubs::{self, Change};
 use crate::session::target::Target;
 
 impl Probes {
     pub(in crate::session) fn install_stubs(&mut self, target: &Target, rates: &Rates) {
         let stopper = Stopper::Keeper(&self.links.keeper);
         self.stubs.install(target, &mut self.kernel, stopper, &self.discovery, rates);
+    }
+
+    /// Takes over the stubs that a forked child has copied.
+    pub(in crate::session) fn adopt_stubs(&mut self, child: &Target, rates: &Rates) {
+        if self.stubs.are_copied_by(child.pid) {
+            self.install_stubs(child, rates);
+        }
     }
 
     /// Returns whether targets are to have stubs.
@@ -86,5 +96,28 @@ impl Probes {
 
     pub(in crate::session) fn update_intervals(&mut self, rates: &Rates) {
         self.stubs.update(rates);
+    }
+
+    /// Restores pointers of children that have copied stubs and were not followed, because the user did not want it, or because they
+    /// were created at the end of the recording.
+    pub(in crate::session) fn restore_copies(&mut self) {
+        if !self.stubs.has_installed_any() {
+            return;
+        }
+        for pid in process::all().unwrap_or_default() {
+            if !self.stubs.are_mapped_in(pid) {
+                continue;
+            }
+            let Ok(opened) = self.discovery.open(pid) else { continue };
+            if !stubs::are_left(&opened) {
+                continue;
+            }
+            match stubs::remove_left(&opened, &self.discovery, &self.links.keeper) {
+                Ok(restored) => debug!("process {pid}: restored {restored} pointers that it has copied"),
+                Err(error) => {
+                    warn!("stubs of heapbpf remain in process {pid}: {error:#}; `heapbpf doctor` removes them")
+                }
+            }
+        }
     }
 }

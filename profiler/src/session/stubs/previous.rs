@@ -154,7 +154,7 @@ impl MappedStubs {
         let word = |field: usize| words[field..].first_chunk::<8>().copied();
         let is_switched_off = is_read
             && word(control::BASE) == word(control::IDLE)
-            && word(control::BYPASSED) == Some(1_u64.to_ne_bytes());
+            && word(control::BYPASSED) == Some(control::BYPASS.to_ne_bytes());
         let (TargetAddr(address), data_bytes) = (code.start, data.size_bytes());
         Ok(Some(Self {
             address,
