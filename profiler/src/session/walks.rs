@@ -170,7 +170,7 @@ fn walks_find_what_interpreters_describe() {
 /// Real memory, in which some words are wrong, leads further than random memory.
 #[test]
 fn walks_through_damaged_memory_end_and_send_what_can_be_decoded() {
-    const WALKS: u64 = 8;
+    const WALKS: u64 = 40;
     const DAMAGED: usize = 48;
     for (path, mut snapshot) in snapshots() {
         let places: Vec<u64> = snapshot.pages.keys().copied().collect();
