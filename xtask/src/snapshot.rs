@@ -17,8 +17,9 @@ const WAITS_WITHIN: Duration = Duration::from_secs(60);
 /// Makes a snapshot of an interpreter that waits in nested functions.
 ///
 /// COMMAND prints a line of JSON, a list of functions and lines with the innermost first, and then reads its input:
-/// tests/targets/snapshot.* and Waiting.java do. A third element is the line that a function begins in, which code may have instead. A test finds the pages that the kernel side's walkers read, and compares the functions
-/// that they find with these. From then on, `cargo xtask test` does the same with the snapshot alone.
+/// tests/targets/snapshot.* and Waiting.java do. A third element is the line that a function begins in, which code may have
+/// instead. A test finds the pages that the kernel side's walkers read, and compares the functions that they find with
+/// these. From then on, `cargo xtask test` does the same with the snapshot alone.
 #[derive(clap::Args)]
 #[command(after_help = "Examples:
   cargo xtask snapshot cpython-3.11 -- python3 tests/targets/snapshot.py
