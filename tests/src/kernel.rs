@@ -31,6 +31,15 @@ pub fn state(pid: u32) -> char {
     behind_name.and_then(|behind| behind.chars().next()).unwrap_or_else(|| panic!("no state in `{stat}`"))
 }
 
+/// Whether a signal was sent to a process, and not delivered to it.
+#[track_caller]
+pub fn is_pending(pid: u32, signal: rustix::process::Signal) -> bool {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_else(|error| panic!("{pid}: {error}"));
+    let pending = status.lines().find_map(|line| line.strip_prefix("ShdPnd:")).expect("the kernel writes it");
+    let pending = u64::from_str_radix(pending.trim(), 16).expect("a number");
+    pending & 1 << (signal.as_raw() - 1) != 0
+}
+
 /// Returns the ids of a process's threads.
 #[track_caller]
 pub fn tasks(pid: u32) -> Vec<u32> {

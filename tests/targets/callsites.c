@@ -1,6 +1,7 @@
 /*
  * A program with many callsites: `callsites COUNT RATE` has COUNT stacks of up to 20 functions, each of which keeps one block.
- * RATE times a second, one of them in turn replaces its block by one of another size. Prints `ready` when each has a block.
+ * RATE times a second, one of them in turn replaces its block by one of another size. Prints `ready` when each has a block, and
+ * exits then if RATE is 0.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -36,6 +37,7 @@ int main(int argc, char **argv) {
     for (unsigned i = 0; i < count; i++) replace(i, 0);
     puts("ready");
     fflush(stdout);
+    if (rate == 0) return 0;
     for (unsigned long number = 0;;) {
         for (unsigned i = 0; i < rate / TURNS_PER_SECOND; i++, number++)
             replace((unsigned)(number % count), (unsigned)(number / count) + 1);

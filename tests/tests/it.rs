@@ -55,6 +55,7 @@ mod source;
 mod special_targets;
 mod stack_ends;
 mod startup;
+mod suspended;
 mod symbolizer;
 mod unreachable;
 mod unreachable_programs;

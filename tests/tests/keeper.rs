@@ -176,3 +176,30 @@ fn leftover_breakpoints_are_removed_by_the_doctor() {
     assert_eq!(changed_code(target.pid()), [""; 0]);
     target.work("keep 1000 25");
 }
+
+#[test]
+fn a_second_interrupt_ends_a_start_that_does_not_proceed() {
+    let mut target = Target::start("service.c");
+    let mut heapbpf = Heapbpf::of(target.pid(), "-o out.json");
+    let session = heapbpf.spawn();
+    let mut keeper = None;
+    kernel::wait_until("there is a keeper", || {
+        keeper = kernel::keeper(session.pid());
+        keeper.is_some()
+    });
+    let keeper = Pid::from_raw(keeper.unwrap_or_default().cast_signed()).expect("pids are positive");
+    // heapbpf waits for its answer.
+    kill_process(keeper, Signal::STOP).expect("it runs");
+    session.signal(Signal::INT);
+    // Both would be one if the first were still pending.
+    kernel::wait_until("the first interrupt is handled", || !kernel::is_pending(session.pid(), Signal::INT));
+    session.signal(Signal::INT);
+    kernel::wait_until("heapbpf exits", || kernel::state(session.pid()) == 'Z');
+    kill_process(keeper, Signal::CONT).expect("it waits");
+    wait_until_gone(keeper);
+    let outcome = session.wait();
+    assert_eq!(outcome.status.code(), Some(130), "{outcome:?}");
+    assert_eq!(heapbpf.files(), [""; 0]);
+    assert_eq!(changed_code(target.pid()), [""; 0]);
+    target.work("keep 1000 25");
+}

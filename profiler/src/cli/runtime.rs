@@ -18,7 +18,7 @@ use super::terminal::say;
 use crate::doctor;
 use crate::linux::feature;
 use crate::linux::proc::process;
-use crate::linux::signals::{self, Inherited};
+use crate::linux::signals::{self, ExitAtSecondInterrupt, Inherited};
 use crate::session::{Command, Control, Launched, Session, SessionConfig};
 use crate::symbolize::resolver::Resolver;
 use crate::symbolize::sandbox::Interrupt;
@@ -73,8 +73,10 @@ pub(super) async fn start_session(
 ) -> Result<Option<(Session, Stops, Control)>> {
     let mut stops = Stops::new(&inherited)?;
     let control = Control::listen().context("cannot listen for signals")?;
+    let impatient = ExitAtSecondInterrupt::listen(exit::INTERRUPTED).context("cannot listen for signals")?;
     let mut session = Session::start(config)?;
     session.attach(async || stops.pending(None).await).await?;
+    drop(impatient);
     if stops.pending(None).await && !session.has_begun() {
         return Ok(None);
     }

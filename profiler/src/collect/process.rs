@@ -162,6 +162,10 @@ pub(crate) enum CollectError {
     StillForking { pid: Pid, seconds: u64 },
     #[error("process `{0}` was stopped for {1:?} and continues to run: there was no time left to inspect it")]
     StoppedForLong(Pid, Duration),
+    #[error(
+        "heapbpf was suspended (by SIGSTOP) while process `{0}` was stopped, which was resumed therefore; try again, and do not suspend heapbpf"
+    )]
+    Suspended(Pid),
     #[error("process `{0}` runs 32-bit code; only 64-bit programs can be checked")]
     Is32Bit(Pid),
     #[error(

@@ -204,6 +204,7 @@ impl Launch {
         }
         match outcome {
             Outcome::Unstoppable(pid) => Err(LaunchError::Unstoppable(pid)),
+            Outcome::Suspended(pid) => Err(LaunchError::Suspended(pid)),
             Outcome::Failed(reason) => Err(LaunchError::Keeper(reason)),
             outcome => Ok(outcome),
         }

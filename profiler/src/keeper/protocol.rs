@@ -212,6 +212,7 @@ pub(super) enum Outcome {
     Stop(Option<ProgramStop>),
     AllStopped(bool),
     Unstoppable(Pid),
+    Suspended(Pid),
     Failed(String),
 }
 

@@ -22,10 +22,11 @@ use crate::collect::fork::ForkCopy;
 use crate::collect::process::{Release, StoppedThread};
 use crate::collect::stop::Stopped;
 use crate::collect::{CollectError, StopLimit};
-use crate::ids::Pid;
+use crate::ids::{Pid, Tid};
 use crate::linux::companion::{self, Channel};
 use crate::linux::pidfd::PidFd;
 use crate::linux::proc::maps::Region;
+use crate::linux::proc::stat;
 use crate::linux::signals::{self, ChildSignal};
 use crate::process::launch::{Launch, LaunchError, retry_releases};
 
@@ -83,12 +84,14 @@ fn start_tracer(agent: &Agent, tracers: &mut Vec<JoinHandle<()>>, descriptors: V
     tracers.retain(|tracer| !tracer.is_finished());
     let channel = descriptors.into_iter().next().map(Channel::from).ok_or(io::ErrorKind::InvalidInput)?;
     let agent = Agent { channel, process: agent.process.clone() };
-    let work = move || Worker { agent, copies: Vec::new(), stopped: None, program: None }.work();
+    let work = move || Worker { agent, copies: Vec::new(), stopped: None, let_go: None, program: None }.work();
     tracers.push(thread::Builder::new().name("heapbpf-tracer".to_owned()).spawn(work)?);
     Ok(())
 }
 
 const RELEASE_PERIOD_NS: i64 = 10_000_000;
+/// While a process waits for the agent, how often a thread checks that the agent is not suspended.
+const SUSPENSION_PERIOD_NS: i64 = 50_000_000;
 
 /// A copy that the agent reads until it closes the other end of the pipe.
 #[derive(Debug)]
@@ -103,6 +106,8 @@ struct Worker {
     agent: Agent,
     copies: Vec<LentCopy>,
     stopped: Option<Stopped>,
+    /// The process that was stopped last, if it was resumed because the agent was suspended.
+    let_go: Option<Pid>,
     program: Option<TracedProgram>,
 }
 
@@ -138,7 +143,12 @@ impl Worker {
     /// Waits until the agent exits, closes a pipe, or the traced program may have stopped; with `with_channel` also
     /// until the channel is readable, and returns whether it is. Ends the copies that the agent has released.
     fn wait(&mut self, with_channel: bool) -> bool {
-        let limit = (retry_releases() > 0).then_some(Timespec { tv_sec: 0, tv_nsec: RELEASE_PERIOD_NS });
+        let period = match (retry_releases(), self.is_waited_for()) {
+            (0, false) => None,
+            (0, true) => Some(SUSPENSION_PERIOD_NS),
+            _ => Some(RELEASE_PERIOD_NS),
+        };
+        let limit = period.map(|tv_nsec| Timespec { tv_sec: 0, tv_nsec });
         let readable = |fd| PollFd::from_borrowed_fd(fd, PollFlags::IN);
         let channel = with_channel.then_some(self.agent.channel.as_fd());
         let changes = self.program.as_ref().and_then(|program| program.changes.as_ref()).map(AsFd::as_fd);
@@ -164,14 +174,33 @@ impl Worker {
             self.copies.clear();
             return false;
         }
+        if self.is_waited_for() && self.agent.is_suspended() {
+            self.let_go();
+        }
         with_channel && is_ready.next().unwrap_or(false)
+    }
+
+    /// Whether a process that heapbpf has not started waits for the agent.
+    fn is_waited_for(&self) -> bool {
+        match &self.program {
+            Some(program) => !program.is_own && program.launch.is_traced() && !program.launch.is_followed(),
+            None => self.stopped.is_some(),
+        }
+    }
+
+    /// Resumes the process that waits for a suspended agent, which is told so when it goes on.
+    fn let_go(&mut self) {
+        self.let_go = self.stopped.take().map(|stopped| stopped.living_thread()).or(self.let_go);
+        if let Some(program) = &mut self.program {
+            program.let_go();
+        }
     }
 
     fn execute(&mut self, command: Command, descriptors: Vec<OwnedFd>) -> Answer {
         let answer = match command {
             Command::Stop(pid, limit) => self.stop(pid, limit.map(StopLimit::begin)),
             Command::Fork(code) => self.fork(&code, descriptors),
-            Command::Resume => Ok(Answer::Resumed(self.stopped.take().map_or(Duration::ZERO, Stopped::release))),
+            Command::Resume => self.resume(),
             Command::Install(plan) => self.install(&plan, &descriptors).map_err(CollectError::of_engine),
             Command::Restore(plan) => self.restore(&plan).map_err(CollectError::of_engine),
             Command::FindRseq => self.find_rseq().map_err(CollectError::of_engine),
@@ -184,11 +213,18 @@ impl Worker {
     }
 
     fn stop(&mut self, pid: Pid, limit: Option<StopLimit>) -> Result<Answer, CollectError> {
-        self.stopped = None;
+        (self.stopped, self.let_go) = (None, None);
         let stopped = self.stop_others(pid, limit)?;
         let answer = Answer::Stopped { living: stopped.living_thread(), threads: stopped.states()? };
         self.stopped = Some(stopped);
         Ok(answer)
+    }
+
+    fn resume(&mut self) -> Result<Answer, CollectError> {
+        match (self.stopped.take(), self.let_go) {
+            (None, Some(pid)) => Err(CollectError::Suspended(pid)),
+            (stopped, _) => Ok(Answer::Resumed(stopped.map_or(Duration::ZERO, Stopped::release))),
+        }
     }
 
     /// Stops all threads that are not held already: none of a program that is held.
@@ -219,6 +255,9 @@ impl Worker {
     }
 
     fn fork(&mut self, code: &[Region], descriptors: Vec<OwnedFd>) -> Result<Answer, CollectError> {
+        if let (None, Some(pid)) = (&self.stopped, self.let_go) {
+            return Err(CollectError::Suspended(pid));
+        }
         let (Some(stopped), Some(pipe)) = (&self.stopped, descriptors.into_iter().next()) else {
             return Err(CollectError::Keeper("internal error: no process is stopped; please report it".to_owned()));
         };
@@ -231,6 +270,7 @@ impl Worker {
     fn execute_launch(&mut self, command: &Command, descriptors: Vec<OwnedFd>) -> Answer {
         let outcome = self.try_execute_launch(command, descriptors).unwrap_or_else(|error| match error {
             LaunchError::Unstoppable(pid) => Outcome::Unstoppable(pid),
+            LaunchError::Suspended(pid) => Outcome::Suspended(pid),
             error => Outcome::Failed(error.to_string()),
         });
         let launch = self.program.as_ref().map(|program| &program.launch);
@@ -263,6 +303,10 @@ struct TracedProgram {
     changes: Option<ChildSignal>,
     /// All threads are stopped until the agent resumes them.
     is_stopped: bool,
+    /// heapbpf has started it.
+    is_own: bool,
+    /// It was resumed because the agent was suspended.
+    was_let_go: bool,
 }
 
 impl TracedProgram {
@@ -270,7 +314,7 @@ impl TracedProgram {
         let changes = events.as_ref().map(|_| ChildSignal::listen()).transpose();
         let changes = changes.map_err(|error| LaunchError::Trace(format!("process {pid}"), error))?;
         let launch = if events.is_some() { Launch::hold_child(pid)? } else { Launch::hold(pid)? };
-        Ok(Self { launch, events, changes, is_stopped: false })
+        Ok(Self { launch, events, changes, is_stopped: false, is_own: false, was_let_go: false })
     }
 
     fn start(pid: Pid, program: String, events: Option<OwnedFd>, agent: &Agent) -> Result<Self, LaunchError> {
@@ -280,17 +324,17 @@ impl TracedProgram {
         if agent.send(&Answer::Launch { is_traced: true, status: None, outcome: Outcome::Done }) {
             launch.run_to_exec(&|| agent.is_connected())?;
         }
-        Ok(Self { launch, events, changes: Some(changes), is_stopped: false })
+        Ok(Self { launch, events, changes: Some(changes), is_stopped: false, is_own: true, was_let_go: false })
     }
 
     fn execute(&mut self, command: &Command, agent: &Agent) -> Result<Outcome, LaunchError> {
+        if std::mem::take(&mut self.was_let_go) {
+            return Err(LaunchError::Suspended(self.launch.pid()));
+        }
         let launch = &mut self.launch;
         match command {
             Command::HoldAtExit => launch.hold_at_exit()?,
-            Command::Step => {
-                let start_up = launch.step_until_loaded(&mut |at_exec| request_attach(at_exec, agent))?;
-                return Ok(Outcome::StartUp(start_up));
-            }
+            Command::Step => return self.step(agent),
             Command::FollowExecs => {
                 self.is_stopped = false;
                 launch.follow_execs()?;
@@ -311,6 +355,27 @@ impl TracedProgram {
         Ok(Outcome::Done)
     }
 
+    fn step(&mut self, agent: &Agent) -> Result<Outcome, LaunchError> {
+        let other = (!self.is_own).then_some(self.launch.pid());
+        let stepped = self.launch.step_until_loaded(&mut |at_exec| request_attach(at_exec, other, agent));
+        if let Err(LaunchError::Suspended(_)) = stepped {
+            self.let_go();
+            self.was_let_go = false;
+            // The answer to the last request, when the agent goes on.
+            agent.receive::<Command>(COMMAND_BYTES_MAX);
+            return Err(LaunchError::Suspended(self.launch.pid()));
+        }
+        stepped.map(Outcome::StartUp)
+    }
+
+    /// Resumes it as if it had never been traced, without the agent.
+    fn let_go(&mut self) {
+        (self.is_stopped, self.was_let_go) = (false, true);
+        // What does not stop yet is detached when it does.
+        let _ = self.launch.release();
+        self.notify();
+    }
+
     /// Passes signals on and traces new threads. Notifies the agent when the program is held or has exited.
     fn handle_changes(&mut self) {
         if let Some(changes) = &self.changes {
@@ -320,9 +385,13 @@ impl TracedProgram {
             return;
         }
         let stop = self.launch.next_stop();
-        if (!matches!(stop, Ok(None)) || !self.launch.is_followed())
-            && let Some(events) = &self.events
-        {
+        if !matches!(stop, Ok(None)) || !self.launch.is_followed() {
+            self.notify();
+        }
+    }
+
+    fn notify(&self) {
+        if let Some(events) = &self.events {
             // `EAGAIN` means that it is readable already.
             let _ = rustix::io::write(events, &1_u64.to_ne_bytes());
         }
@@ -336,9 +405,17 @@ impl TracedProgram {
     }
 }
 
-fn request_attach(at_exec: bool, agent: &Agent) -> Result<(), LaunchError> {
-    let answered = agent.send(&Answer::NewCode { at_exec }).then(|| agent.receive(COMMAND_BYTES_MAX)).flatten();
-    match answered {
+/// Has the agent attach to new code. `other` is a process that heapbpf has not started: it does not wait for a suspended agent.
+fn request_attach(at_exec: bool, other: Option<Pid>, agent: &Agent) -> Result<(), LaunchError> {
+    let is_sent = agent.send(&Answer::NewCode { at_exec });
+    if let Some(pid) = other {
+        while !agent.has_answer(SUSPENSION_PERIOD_NS) {
+            if agent.is_suspended() {
+                return Err(LaunchError::Suspended(pid));
+            }
+        }
+    }
+    match is_sent.then(|| agent.receive(COMMAND_BYTES_MAX)).flatten() {
         Some((Command::Continue, _)) => Ok(()),
         _ => Err(LaunchError::Trace("the program".to_owned(), io::ErrorKind::BrokenPipe.into())),
     }
@@ -361,6 +438,21 @@ impl Agent {
 
     fn has_exited(&self) -> bool {
         self.process.as_ref().is_none_or(|process| process.has_ended().unwrap_or(true))
+    }
+
+    /// Whether it is stopped by a signal, as by SIGSTOP. It answers nothing until SIGCONT.
+    fn is_suspended(&self) -> bool {
+        let pid = Pid(std::os::unix::process::parent_id());
+        stat::status(pid, Tid(pid.0)).is_some_and(|status| status.state == 'T')
+    }
+
+    /// Waits so long for a message, the end of the channel, or the agent's exit.
+    fn has_answer(&self, period_ns: i64) -> bool {
+        let readable = |fd| PollFd::from_borrowed_fd(fd, PollFlags::IN);
+        let process = self.process.as_ref().map(AsFd::as_fd);
+        let mut polled: Vec<PollFd<'_>> = std::iter::once(self.channel.as_fd()).chain(process).map(readable).collect();
+        let limit = Timespec { tv_sec: 0, tv_nsec: period_ns };
+        retry_on_intr(|| poll(&mut polled, Some(&limit))).map_or(true, |ready| ready > 0)
     }
 
     fn send(&self, answer: &impl Serialize) -> bool {

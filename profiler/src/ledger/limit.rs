@@ -40,6 +40,8 @@ pub(crate) fn is_stack(stack: &Stack) -> bool {
 #[derive(Debug)]
 pub struct CallsiteLimit {
     max: usize,
+    /// Maximum number of callsites of all ledgers together.
+    all_max: usize,
     /// Callsites of this ledger that `all` contains.
     own: usize,
     all: Arc<AtomicUsize>,
@@ -47,16 +49,27 @@ pub struct CallsiteLimit {
 
 impl CallsiteLimit {
     pub fn new(max: u32) -> Self {
-        Self { max: usize::try_from(max).unwrap_or(usize::MAX), own: 0, all: Arc::default() }
+        let max = usize::try_from(max).unwrap_or(usize::MAX);
+        Self { max, all_max: max.saturating_mul(TARGETS), own: 0, all: Arc::default() }
+    }
+
+    /// Lowers the number of callsites of all ledgers together, and so that of each.
+    pub(crate) fn lower(&mut self, all_max: usize) {
+        (self.max, self.all_max) = (self.max.min(all_max), self.all_max.min(all_max));
+    }
+
+    /// Maximum number of callsites of one ledger.
+    pub(crate) fn max(&self) -> usize {
+        self.max
     }
 
     pub(super) fn has_room(&self, callsites: usize) -> bool {
-        callsites < self.max && self.all.load(Ordering::Relaxed) < self.max.saturating_mul(TARGETS)
+        callsites < self.max && self.all.load(Ordering::Relaxed) < self.all_max
     }
 
     /// Whether all targets together have more callsites than they may.
     pub(super) fn is_exceeded(&self) -> bool {
-        self.all.load(Ordering::Relaxed) > self.max.saturating_mul(TARGETS)
+        self.all.load(Ordering::Relaxed) > self.all_max
     }
 
     pub(super) fn keeps_stack(&self, callsites: usize, stacks: usize) -> bool {
@@ -79,7 +92,7 @@ impl Default for CallsiteLimit {
 /// The limit of another ledger, which has no callsites yet.
 impl Clone for CallsiteLimit {
     fn clone(&self) -> Self {
-        Self { max: self.max, own: 0, all: Arc::clone(&self.all) }
+        Self { max: self.max, all_max: self.all_max, own: 0, all: Arc::clone(&self.all) }
     }
 }
 

@@ -137,6 +137,31 @@ pub(crate) fn record_senders(signals: &[i32]) -> io::Result<()> {
     Ok(())
 }
 
+/// While it exists, a second SIGINT exits at once. For times at which heapbpf cannot handle the first one soon, and has nothing to
+/// lose: whatever it has attached, the keeper detaches.
+#[derive(Debug)]
+pub(crate) struct ExitAtSecondInterrupt(SigId);
+
+impl ExitAtSecondInterrupt {
+    pub(crate) fn listen(code: u8) -> io::Result<Self> {
+        let is_second = AtomicBool::new(false);
+        let action = move || {
+            if is_second.swap(true, Ordering::Relaxed) {
+                // SAFETY: it may be called at any time.
+                unsafe { libc::_exit(code.into()) };
+            }
+        };
+        // SAFETY: the action changes an atomic and calls `_exit`, which are async-signal-safe.
+        Ok(Self(unsafe { signal_hook_registry::register(libc::SIGINT, action) }?))
+    }
+}
+
+impl Drop for ExitAtSecondInterrupt {
+    fn drop(&mut self) {
+        signal_hook_registry::unregister(self.0);
+    }
+}
+
 pub(crate) fn is_from_process(signal: i32) -> bool {
     FROM_PROCESS.load(Ordering::Relaxed) & (1 << signal) != 0
 }

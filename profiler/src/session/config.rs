@@ -24,7 +24,8 @@ use crate::bpf::load::{BackendChoice, LinkKind, possible_cpus};
 use crate::check::heap_snapshot::HeapSnapshot;
 use crate::collect::Method;
 use crate::guardrail::Limits;
-use crate::ledger::limit::CALLSITES_MAX;
+use crate::ledger::CallsiteLimit;
+use crate::ledger::limit::{self, CALLSITES_MAX};
 use crate::linux::memory;
 use crate::model::ScopeKind;
 use crate::probe::place::PlacementMode;
@@ -32,8 +33,10 @@ use crate::process::selection::{ProcessFacts, Selection};
 use crate::snapshot::Snapshot;
 use crate::units::EstimatedBytes;
 
-/// Part of the memory left in heapbpf's control group that empty kernel maps may take: a quarter.
+/// Part of the memory left in heapbpf's control group that empty kernel maps may take, and that callsites may: a quarter.
 const GROUP_SHARE: u64 = 4;
+/// What a callsite takes until its report is written: 2 to 4 KiB, with stacks of 20 frames, in JSON and a flame graph.
+const CALLSITE_BYTES: u64 = 4 << 10;
 /// What is used at most until the recording begins, with the smallest maps: 40 MiB by the kernel, to verify heapbpf's programs, and the
 /// agent. Measured on Linux 6.18: with 65 MiB, the kernel kills heapbpf meanwhile.
 const START_BYTES: u64 = 66 << 20;
@@ -177,6 +180,24 @@ impl SessionConfig {
             self.live_blocks_max = u32::try_from(blocks).unwrap_or(self.live_blocks_max);
         }
         Ok(maps)
+    }
+
+    /// Limit of callsites, which is lower in a small control group.
+    pub(super) fn callsite_limit(&self) -> CallsiteLimit {
+        let mut limit = CallsiteLimit::new(self.callsites_max);
+        let Some(group) = memory::own_group() else { return limit };
+        let before = limit.max();
+        limit.lower(usize::try_from(group.left_bytes / GROUP_SHARE / CALLSITE_BYTES).unwrap_or(usize::MAX));
+        if limit.max() < before {
+            warn!(
+                "at most {} callsites are kept apart, because heapbpf's control group has only {} left: further ones count as \
+                 `{}`",
+                limit.max(),
+                ByteSize(group.left_bytes),
+                limit::NAME
+            );
+        }
+        limit
     }
 
     /// Delay of process changes: with `--all`, most helpers of compilers and shells are too short-lived to be profiled.

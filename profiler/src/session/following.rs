@@ -7,6 +7,7 @@ use tracing::{debug, info, warn};
 
 use super::command::Command;
 use super::config::Hold;
+use super::launching::log_release;
 use super::lifecycle::ProcessChange;
 use super::session::Session;
 use super::target::{ForkedChild, ParentTarget, Target};
@@ -330,7 +331,8 @@ impl Session {
         }
         match held {
             Some(held) if self.followed.is_some() => self.follow_child(held),
-            _ => {}
+            Some(mut held) => log_release(held.release()),
+            None => {}
         }
         stopped.is_none().then_some(child)
     }

@@ -138,8 +138,8 @@ impl Session {
         let stepped = self.step(&mut launch);
         if self.followed.is_some() && stepped.is_ok() {
             self.follow_child(launch);
-        } else if let Err(error) = stepped.and_then(|()| launch.release()) {
-            debug!("{error}");
+        } else {
+            log_release(stepped.and_then(|()| launch.release()));
         }
         if let Some(target) = self.processes.get(pid) {
             self.probes.poll_stubs(target, &self.rates);
@@ -220,5 +220,14 @@ impl Session {
             command.release();
         }
         self.command = Some(command);
+    }
+}
+
+/// Logs why a process could not be held until its release.
+pub(super) fn log_release(released: Result<(), LaunchError>) {
+    match released {
+        Err(error @ LaunchError::Suspended(_)) => warn!("{error}"),
+        Err(error) => debug!("{error}"),
+        Ok(()) => {}
     }
 }

@@ -66,9 +66,9 @@ const NAMES_READ_MAX: usize = 128;
 const NAMES_REFRESHED_MAX: usize = 10_000;
 
 impl ProcessTable {
-    pub(super) fn new(callsites_max: u32) -> Result<Self> {
+    pub(super) fn new(callsite_limit: CallsiteLimit) -> Result<Self> {
         let exits = Exits::new().context("cannot monitor processes for their exit")?;
-        Ok(Self { exits: Some(exits), callsite_limit: CallsiteLimit::new(callsites_max), ..Self::default() })
+        Ok(Self { exits: Some(exits), callsite_limit, ..Self::default() })
     }
 
     pub(super) async fn exited(&self) -> Vec<Pid> {

@@ -89,7 +89,7 @@ impl Session {
     /// [`attach`](Self::attach) is next. Fails if an individually selected process cannot be profiled.
     pub fn start(mut config: SessionConfig) -> Result<Self> {
         let mut discovery = Discovery::new(config.placement, config.functions.clone(), config.heaps.clone());
-        let mut processes = ProcessTable::new(config.callsites_max)?;
+        let mut processes = ProcessTable::new(config.callsite_limit())?;
         let selection = &config.selection;
         let mut found = VecDeque::new();
         for &pid in &selection.pids {

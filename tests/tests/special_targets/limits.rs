@@ -8,6 +8,7 @@ use std::time::Duration;
 use heapbpf_tests::cgroup::Group;
 use heapbpf_tests::heapbpf::{Heapbpf, binary};
 use heapbpf_tests::recipe::Recipe;
+use heapbpf_tests::report::Process;
 use heapbpf_tests::target::Target;
 
 use super::{FAILED, assert_keeps, assert_unharmed, prepared};
@@ -93,6 +94,30 @@ fn a_program_that_fills_its_group_is_reported() {
     assert!(bytes > 8e6, "{bytes} of {:?}", process.totals);
     assert!(outcome.stderr.contains("control group has only"), "{}", outcome.stderr);
     assert!(outcome.stderr.contains("the control group of heapbpf had only"), "{}", outcome.stderr);
+}
+
+/// Callsites that would fill the group when the report is written are counted together.
+#[test]
+fn a_program_with_many_callsites_is_reported_from_a_small_group() {
+    const CALLSITES: u64 = 1 << 17;
+    let group = memory_group(if cfg!(debug_assertions) { "192M" } else { "128M" });
+    let program = Recipe::of("callsites.c").build();
+    // The program itself leaves the group.
+    let outside = group.directory().parent().expect("it has a parent").join("cgroup.procs");
+    let leave = format!("echo $$ > {}; exec {} {CALLSITES} 0", outside.display(), program.display());
+    let enter = format!("echo $$ > {}", group.processes().display());
+    let mut command = Command::new("sh");
+    let line = format!("{enter}; exec {} --interval 1 -o out.json -o out.svg -- sh -c '{leave}'", binary().display());
+    command.args(["-c", &line]);
+    let mut heapbpf = Heapbpf::with_command(command);
+    let outcome = heapbpf.run();
+    assert!(outcome.stderr.contains("callsites are kept apart"), "{}", outcome.stderr);
+    let report = heapbpf.report("out.json");
+    let made = |process: &Process| process.totals.exact().alloc_count;
+    let process = report.targets.iter().max_by_key(|process| made(process)).expect("it was recorded");
+    // Where the ring buffer was full, the report states what is missing.
+    assert!(made(process) + report.health.lost.values().sum::<u64>() >= CALLSITES, "{:?}", report.health.lost);
+    assert!(process.callsites.len() < 1 << 16, "{}", process.callsites.len());
 }
 
 /// Under load, for longer than the ring buffer lasts.

@@ -143,7 +143,17 @@ pub(super) fn send(pid: u32, signal: Signal) {
     }
 }
 
-/// Number of pointers in the processes that lead to stubs. Processes may have exited.
+/// Number of pointers in the processes and their descendants that lead to stubs. Processes may have exited.
 pub(super) fn slots_left(pids: &[u32]) -> usize {
-    pids.iter().map(|&pid| slots_to_stubs(pid).map_or(0, |slots| slots.len())).sum()
+    let of = |pid: u32| slots_to_stubs(pid).map_or(0, |slots| slots.len()) + slots_left(&children(pid));
+    pids.iter().map(|&pid| of(pid)).sum()
+}
+
+/// Children of a process, which may have exited.
+fn children(pid: u32) -> Vec<u32> {
+    let tasks = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    let lists = tasks.filter_map(|task| fs::read_to_string(task.path().join("children")).ok());
+    let numbers =
+        |text: String| text.split_ascii_whitespace().filter_map(|word| word.parse().ok()).collect::<Vec<u32>>();
+    lists.flat_map(numbers).collect()
 }

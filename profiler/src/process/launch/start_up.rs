@@ -111,6 +111,10 @@ pub(crate) enum LaunchError {
         "process `{0}` does not stop, so it cannot be detached yet; it will be detached when it stops, or when heapbpf exits"
     )]
     Unstoppable(Pid),
+    #[error(
+        "heapbpf was suspended (by SIGSTOP) while process `{0}` waited for it, which was resumed therefore: calls before its probes were attached may be missing"
+    )]
+    Suspended(Pid),
 }
 
 impl LaunchError {
