@@ -9,7 +9,7 @@ use std::io;
 use std::time::{Duration, Instant};
 
 use super::inject::{InjectedThread, inject};
-use super::process::{ForkError, Held, StoppedThread};
+use super::process::{ForkError, StoppedThread};
 use crate::ids::{Pid, Tid};
 use crate::linux::pidfd::PidFd;
 use crate::linux::proc::maps::Region;
@@ -38,7 +38,7 @@ impl ForkCopy {
         if is_first_of_namespace(pid) {
             return Err(ForkError::Impossible(pid, ADOPTS));
         }
-        inject(pid, Held::All(threads), mapped, &mut |thread| copy_with(pid, thread))
+        inject(pid, threads, mapped, &mut |thread| copy_with(pid, thread))
     }
 
     pub(crate) fn pid(&self) -> Pid {

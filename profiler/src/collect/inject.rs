@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Signal, kill_process};
 
 use self::code::{BYTES_MAX, read, search};
-use super::process::{ForkError, Held, Release, StoppedThread};
+use super::process::{ForkError, Release, StoppedThread};
 use crate::address::TargetAddr;
 use crate::ids::{Pid, Tid};
 use crate::linux::arch::{self, ADDRESS_END, Registers, SYSCALL_INSTRUCTION};
@@ -23,14 +23,14 @@ mod way_back;
 
 pub(super) use way_back::WayBack;
 
-/// Has one of these threads make system calls.
+/// Has one of these threads, which are all of the process, make system calls.
 pub(super) fn inject<T>(
     pid: Pid,
-    threads: Held<'_>,
+    threads: &[StoppedThread],
     mapped: &[Region],
     work: &mut dyn FnMut(&mut InjectedThread) -> Result<T, ForkError>,
 ) -> Result<T, ForkError> {
-    let stopped = choose(pid, threads.of())?;
+    let stopped = choose(pid, threads)?;
     let failed = |error| ForkError::Trace(pid, error);
     let way_back = WayBack::find(pid, &stopped.tracee, mapped).map_err(failed)?;
     let instruction = match &way_back {
@@ -43,7 +43,7 @@ pub(super) fn inject<T>(
     }
     let mut thread =
         InjectedThread::take(pid, &stopped.tracee, instruction).map_err(failed)?.ok_or(ForkError::Ended(pid))?;
-    let find = |size_bytes: u64| place::find(stopped, &threads, mapped, size_bytes);
+    let find = |size_bytes: u64| place::find(stopped, threads, mapped, size_bytes);
     let entered = thread.enter(way_back.as_ref(), &find);
     let worked = entered.and_then(|()| work(&mut thread));
     let restored = thread.leave();

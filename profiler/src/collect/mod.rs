@@ -18,7 +18,7 @@ pub(crate) mod roots;
 pub(crate) mod stop;
 
 pub use process::ThreadState;
-pub(crate) use process::{CollectError, ForkError, ProcessCopy, StopLimit, StoppedProcess};
+pub(crate) use process::{CollectError, ProcessCopy, StopLimit, StoppedProcess};
 
 use memory::{Copy, ForkMemory, Reserved, left_out};
 use pages::Touched;

@@ -75,22 +75,6 @@ impl StopLimit {
     }
 }
 
-/// Threads of a process that are held.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Held<'a> {
-    /// All of them, so that no memory of the process changes.
-    All(&'a [StoppedThread]),
-    /// Some, while the others run.
-    Some(&'a [StoppedThread]),
-}
-
-impl<'a> Held<'a> {
-    pub(crate) fn of(self) -> &'a [StoppedThread] {
-        let (Self::All(threads) | Self::Some(threads)) = self;
-        threads
-    }
-}
-
 #[derive(Debug)]
 pub(crate) struct StoppedThread {
     pub tracee: Tracee,
@@ -163,6 +147,10 @@ pub(crate) enum CollectError {
     #[error("process `{0}` was stopped for {1:?} and continues to run: there was no time left to inspect it")]
     StoppedForLong(Pid, Duration),
     #[error(
+        "thread `{}` of process `{pid}` cannot be stopped now: it waits for a child of `vfork` or for a device, or its control group is frozen", tid.0
+    )]
+    Waiting { pid: Pid, tid: Tid },
+    #[error(
         "heapbpf was suspended (by SIGSTOP) while process `{0}` was stopped, which was resumed therefore; try again, and do not suspend heapbpf"
     )]
     Suspended(Pid),
@@ -187,6 +175,11 @@ pub(crate) enum CollectError {
 }
 
 impl CollectError {
+    /// Whether addresses that were free are not any more. They may be the process's own now.
+    pub(crate) fn is_occupied(&self) -> bool {
+        matches!(self, Self::Fork(ForkError::Trace(_, error)) if error.kind() == io::ErrorKind::AlreadyExists)
+    }
+
     /// As a reason why a process keeps the trap engine: nothing was to be inspected.
     pub(crate) fn of_engine(self) -> Self {
         let reason = match self {
@@ -199,6 +192,7 @@ impl CollectError {
                 )
             }
             Self::Itself(pid) => format!("process `{pid}` is heapbpf itself, which cannot stop itself"),
+            Self::Fork(error) => error.of_engine(),
             other => return other,
         };
         Self::Keeper(reason)
@@ -238,4 +232,21 @@ pub(crate) enum ForkError {
     Ended(Pid),
     #[error(transparent)]
     Proc(#[from] ProcError),
+}
+
+impl ForkError {
+    /// As a reason why a process keeps the trap engine: nothing was to be forked.
+    fn of_engine(&self) -> String {
+        let reason = match self {
+            Self::NoThread(_) => {
+                "none is in a state that allows it (it is stopped, exits, or runs in 32-bit mode)".to_owned()
+            }
+            Self::NoStack(_) => "none waits on a stack that is known to have unused space".to_owned(),
+            Self::Impossible(_, reason) => (*reason).to_owned(),
+            Self::Refused(_, error) | Self::Trace(_, error) => error.to_string(),
+            Self::Ended(pid) => return format!("process `{pid}` exited"),
+            Self::Proc(error) => return error.to_string(),
+        };
+        format!("its threads cannot be made to map stubs: {reason}")
+    }
 }

@@ -11,7 +11,7 @@ use rustix::process::{WaitId, WaitIdOptions, waitid};
 
 use super::fork::ForkCopy;
 use super::inject::{self, InjectedThread};
-use super::process::{CollectError, ForkError, Held, Release, StopLimit, StoppedThread, ThreadState};
+use super::process::{CollectError, ForkError, Release, StopLimit, StoppedThread, ThreadState};
 use crate::address::TargetAddr;
 use crate::ids::{Pid, Tid};
 use crate::linux::arch;
@@ -45,27 +45,17 @@ pub(crate) struct Stopped {
     reaper: Option<Reaper>,
     since: Instant,
     limit: Option<StopLimit>,
-    /// Others run.
-    is_one_thread: bool,
 }
 
 impl Stopped {
     /// Stops all threads of a process except those in `held`, which are stopped already. On errors, all resume.
     #[cfg(test)]
     pub(crate) fn new(pid: Pid, held: Vec<StoppedThread>) -> Result<Self, CollectError> {
-        Self::new_while(pid, held, &|| true)
+        Self::new_within(pid, held, None, &|| true)
     }
 
-    /// Calls `is_wanted` while a thread takes long; fails with [`CollectError::Interrupted`] when it returns false.
-    pub(crate) fn new_while(
-        pid: Pid,
-        held: Vec<StoppedThread>,
-        is_wanted: &dyn Fn() -> bool,
-    ) -> Result<Self, CollectError> {
-        Self::new_within(pid, held, None, is_wanted)
-    }
-
-    /// Fails with [`CollectError::StoppedForLong`] when the time is up, for [`states`](Self::states) too.
+    /// Fails with [`CollectError::StoppedForLong`] when the time is up, for [`states`](Self::states) too. Calls `is_wanted` while a
+    /// thread takes long, and fails with [`CollectError::Interrupted`] when it returns false.
     pub(crate) fn new_within(
         pid: Pid,
         held: Vec<StoppedThread>,
@@ -75,22 +65,9 @@ impl Stopped {
         living_thread(pid)?;
         let is_child = stat::status(pid, Tid(pid.0)).is_some_and(|status| status.parent.0 == std::process::id());
         let (running, ended, since) = (Vec::new(), Vec::new(), Instant::now());
-        let mut stopped =
-            Self { pid, held, running, ended, is_child, reaper: None, since, limit, is_one_thread: false };
+        let mut stopped = Self { pid, held, running, ended, is_child, reaper: None, since, limit };
         stopped.stop_all(stopped.since + Duration::from_secs(STOP_SECONDS_MAX), is_wanted)?;
         Ok(stopped)
-    }
-
-    /// Stops one thread, which can then [make system calls](Self::inject), while the others run.
-    pub(crate) fn one_thread(pid: Pid) -> Result<Self, CollectError> {
-        let first = Tid(living_thread(pid)?.0);
-        let (held, running, ended, since) = (Vec::new(), Vec::new(), Vec::new(), Instant::now());
-        let (is_child, reaper, limit) = (false, None, None);
-        let mut stopped = Self { pid, held, running, ended, is_child, reaper, since, limit, is_one_thread: true };
-        stopped.seize(first)?;
-        stopped.interrupt_running();
-        stopped.wait(since + Duration::from_secs(STOP_SECONDS_MAX), &|| true)?;
-        if stopped.held.is_empty() { Err(CollectError::Ended(pid)) } else { Ok(stopped) }
     }
 
     pub(crate) fn living_thread(&self) -> Pid {
@@ -145,8 +122,7 @@ impl Stopped {
         mapped: &[Region],
         work: &mut dyn FnMut(&mut InjectedThread) -> io::Result<()>,
     ) -> Result<(), ForkError> {
-        let held = if self.is_one_thread { Held::Some(&self.held) } else { Held::All(&self.held) };
-        inject::inject(self.pid, held, mapped, &mut |thread| {
+        inject::inject(self.pid, &self.held, mapped, &mut |thread| {
             work(thread).map_err(|error| ForkError::Trace(self.pid, error))
         })
     }

@@ -37,6 +37,8 @@ pub(crate) enum KeeperError {
     Exited(#[from] io::Error),
     #[error("{0}")]
     Refused(String),
+    #[error("it has mapped memory of its own where stubs were to be")]
+    Occupied,
 }
 
 impl KeeperError {
@@ -139,6 +141,7 @@ impl Keeper {
         channel.send_value(request, descriptors)?;
         match receive(channel, REPLY_BYTES_MAX)? {
             Reply::Refused(reason) => Err(KeeperError::Refused(reason)),
+            Reply::Occupied => Err(KeeperError::Occupied),
             reply => Ok(reply),
         }
     }

@@ -139,6 +139,8 @@ pub(super) enum Reply {
     Installed(Installed),
     Rseq(Option<i32>),
     Refused(String),
+    /// Addresses for an installation that were free are not any more.
+    Occupied,
     Settled,
 }
 

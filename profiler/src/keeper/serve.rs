@@ -49,15 +49,17 @@ pub fn serve() -> io::Result<()> {
                 links.detach(id);
                 continue;
             }
-            Request::Install(plan) => stubs.install(plan, &descriptors).map(Reply::Installed),
+            Request::Install(plan) => match stubs.install(plan, &descriptors) {
+                Ok(installed) => Ok(Reply::Installed(installed)),
+                Err(error) if error.is_occupied() => Ok(Reply::Occupied),
+                Err(error) => Err(io::Error::other(error.of_engine())),
+            },
             Request::Adopt(plan) => {
                 stubs.adopt(plan);
                 continue;
             }
             Request::FindRseq(pid) => stubs::rseq_offset(pid).map(Reply::Rseq),
-            Request::RemoveLeft(plan) => {
-                stubs::remove(plan.pid, &plan).map(|()| Reply::Settled).map_err(io::Error::other)
-            }
+            Request::RemoveLeft(plan) => stubs::remove_left(&plan).map(|()| Reply::Settled).map_err(io::Error::other),
             Request::HandBack(pid) => stubs.hand_back(pid).map(|()| Reply::Settled).map_err(io::Error::other),
             Request::Remove(pid) => {
                 stubs.remove(pid);
@@ -188,7 +190,7 @@ impl Worker {
         }
     }
 
-    /// Resumes the process that waits for a suspended agent, which is told so when it goes on.
+    /// Resumes the process that waits for a suspended agent, whose next request fails for this reason.
     fn let_go(&mut self) {
         self.let_go = self.stopped.take().map(|stopped| stopped.living_thread()).or(self.let_go);
         if let Some(program) = &mut self.program {

@@ -9,7 +9,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::panic::resume_unwind;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 
@@ -17,13 +17,13 @@ use super::control;
 use super::protocol::{FunctionPlace, Installation, Installed};
 use crate::collect::inject::InjectedThread;
 use crate::collect::stop::Stopped;
-use crate::collect::{CollectError, ForkError, StopLimit};
+use crate::collect::{CollectError, StopLimit};
 use crate::ids::{Pid, Tid};
 use crate::linux::pidfd::PidFd;
 use crate::linux::proc::maps::regions;
 use crate::linux::proc::process::{entry_path, thread_name};
 use crate::linux::proc::stat;
-use crate::linux::process_memory::read_words;
+use crate::linux::process_memory::{read_words, share_memory};
 use crate::linux::ptrace::Tracee;
 use crate::linux::scheduling::RealTime;
 
@@ -38,9 +38,8 @@ pub(crate) const NO_FIRST_THREAD: &str =
 pub(super) struct Stubs(BTreeMap<Pid, Installation>);
 
 impl Stubs {
-    pub(super) fn install(&mut self, plan: Installation, descriptors: &[OwnedFd]) -> io::Result<Installed> {
-        let installed = on_own_thread(plan.pid, || install(&plan, descriptors));
-        let installed = installed.map_err(|error| io::Error::other(error.of_engine()))?;
+    pub(super) fn install(&mut self, plan: Installation, descriptors: &[OwnedFd]) -> Result<Installed, CollectError> {
+        let installed = on_own_thread(plan.pid, || install(&plan, descriptors))?;
         match self.0.entry(plan.pid) {
             Entry::Occupied(mut known) if descriptors.is_empty() => known.get_mut().add_slots(plan.slots),
             Entry::Occupied(mut known) => *known.get_mut() = plan,
@@ -58,8 +57,8 @@ impl Stubs {
         let Some(plan) = self.0.remove(&pid) else { return };
         if let Err(error) = remove(pid, &plan) {
             tracing::debug!("process {pid} keeps its stubs: {error}");
-            // Another thread may trace it until the end.
-            if matches!(error, CollectError::Traced { .. }) {
+            // Another thread may trace it until the end, or its threads may be able to stop then.
+            if matches!(error, CollectError::Traced { .. } | CollectError::Waiting { .. }) {
                 self.0.insert(pid, plan);
             }
         }
@@ -91,25 +90,39 @@ fn on_own_thread<T: Send>(pid: Pid, work: impl FnOnce() -> Result<T, CollectErro
 }
 
 /// A thread that waits for a child of `vfork` does not stop, while the others wait for it.
-const INSTALL_STOP_MAX: Duration = Duration::from_millis(500);
+const STOP_MAX: Duration = Duration::from_millis(500);
+/// While all threads run, how long those are waited for that could not be stopped now.
+const PATIENCE: Duration = Duration::from_millis(200);
+const PATIENCE_PERIOD: Duration = Duration::from_millis(2);
+
+/// Stops all threads, unless one of them waits for so long that the others would have to wait for it.
+fn stop(pid: Pid) -> Result<Stopped, CollectError> {
+    let begun = Instant::now();
+    let mut waiting = stat::waiting_threads(pid);
+    while let Some(&tid) = waiting.first() {
+        if begun.elapsed() >= PATIENCE {
+            return Err(CollectError::Waiting { pid, tid });
+        }
+        thread::sleep(PATIENCE_PERIOD);
+        let still = stat::waiting_threads(pid);
+        waiting.retain(|tid| still.contains(tid));
+    }
+    Stopped::new_within(pid, Vec::new(), Some(StopLimit::begin(STOP_MAX)), &|| true)
+}
 
 /// All or nothing, but slots that have changed meanwhile stay as they are. All threads are stopped, so that no module is unmapped
 /// meanwhile, and none meets the descriptors that the process has for a time: the numbers of those that it opens are as without them.
 pub(super) fn install(plan: &Installation, descriptors: &[OwnedFd]) -> Result<Installed, CollectError> {
     let urgent = RealTime::begin();
-    let limit = StopLimit::begin(INSTALL_STOP_MAX);
-    let changed = Stopped::new_within(plan.pid, Vec::new(), Some(limit), &|| true).and_then(|stopped| {
-        let slots = install_held(&stopped, plan, descriptors)?;
-        Ok(Installed { slots, stopped: stopped.release() })
-    });
+    let stopped = stop(plan.pid)?;
+    let slots = install_held(&stopped, plan, descriptors)?;
+    let stopped = stopped.release();
     drop(urgent);
-    if changed.is_err() && !descriptors.is_empty() && !plan.is_mapped {
-        unmap(plan);
-    }
-    changed
+    Ok(Installed { slots, stopped })
 }
 
-/// In a program whose threads are all held.
+/// In a program whose threads are all held. What is mapped stays if slots cannot be changed then: later, the process may have mapped
+/// something else there.
 pub(super) fn install_held(
     stopped: &Stopped,
     plan: &Installation,
@@ -165,43 +178,28 @@ fn switch(memory: &File, plan: &Installation, on: bool) -> io::Result<()> {
     memory.write_all_at(&bypassed.to_ne_bytes(), field(control::BYPASSED))
 }
 
-/// Stops one thread to make system calls, or all of them if it is on a stack of which nothing is known, as in a Go program: no other
-/// may be on the first thread's stack meanwhile.
-fn with_held(pid: Pid, work: &dyn Fn(&Stopped) -> Result<(), CollectError>) -> Result<(), CollectError> {
-    match Stopped::one_thread(pid).and_then(|stopped| work(&stopped)) {
-        Err(CollectError::Fork(ForkError::NoStack(_) | ForkError::NoThread(_))) => {
-            let _urgent = RealTime::begin();
-            work(&Stopped::new_while(pid, Vec::new(), &|| true)?)
-        }
-        result => result,
-    }
-}
-
-/// What no slot leads to.
-fn unmap(plan: &Installation) {
-    let unmapped = with_held(plan.pid, &|stopped| {
-        let whole = plan.code_bytes + plan.data_bytes + plan.filter_bytes;
-        stopped.inject(&regions(stopped.living_thread())?, &mut |thread| {
-            thread.checked(libc::SYS_munmap, [plan.address, whole, 0, 0, 0, 0]).map(drop)
-        })?;
-        Ok(())
-    });
-    if let Err(error) = unmapped {
-        tracing::debug!("process {} keeps a mapping: {error}", plan.pid);
-    }
-}
-
 /// Restores all slots that still lead to stubs. Stubs stay mapped, because the process may have copied their addresses, but are
 /// switched off. Makes no system calls in the process, which would crash if this were killed meanwhile; so the filter stays mapped
 /// too.
-pub(super) fn remove(pid: Pid, plan: &Installation) -> Result<(), CollectError> {
+fn remove(pid: Pid, plan: &Installation) -> Result<(), CollectError> {
     on_own_thread(pid, || {
         let _urgent = RealTime::begin();
-        let stopped = Stopped::new_while(pid, Vec::new(), &|| true)?;
+        let stopped = stop(pid)?;
         restore_held(&stopped, plan)?;
         stopped.release();
         Ok(())
     })
+}
+
+/// Removes what another heapbpf has left, or what a process has copied. A child of `vfork` uses the memory of its parent, whose other
+/// threads run.
+pub(super) fn remove_left(plan: &Installation) -> Result<(), CollectError> {
+    let pid = plan.pid;
+    let parent = stat::status(pid, Tid(pid.0)).map(|status| status.parent);
+    if let Some(parent) = parent.filter(|parent| share_memory(pid, *parent)) {
+        return Err(CollectError::Waiting { pid: parent, tid: Tid(pid.0) });
+    }
+    remove(pid, plan)
 }
 
 /// The same for a process whose threads are all held.
@@ -290,7 +288,9 @@ fn map_parts(thread: &mut InjectedThread, plan: &Installation, code: u64, filter
     };
     // Code and countdowns may be in use: the process may have copied addresses of stubs.
     if is_mapped {
-        return map_filter(thread);
+        // By now the process may have mapped something else there, which this would replace.
+        let memory = open(plan.pid)?;
+        return if has_stubs(&memory, plan) { map_filter(thread) } else { Err(io::ErrorKind::AlreadyExists.into()) };
     }
     let reserve = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED_NOREPLACE;
     thread.map(address, code_bytes + data_bytes + filter_bytes, libc::PROT_NONE, reserve, None)?;
@@ -351,4 +351,89 @@ fn receive(thread: &mut InjectedThread, memory: &File, scratch: u64, end: u32) -
     let number =
         |at: usize| u64::from(u32::from_ne_bytes([numbers[at], numbers[at + 1], numbers[at + 2], numbers[at + 3]]));
     Ok([number(0), number(4)])
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::{Child, Command};
+
+    use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+    use rustix::param::page_size;
+
+    use super::*;
+    use crate::keeper::protocol::Patch;
+    use crate::linux::proc::maps::Region;
+
+    /// A program that waits. Killed when dropped.
+    struct Sleeping(Child);
+
+    impl Sleeping {
+        fn start() -> Self {
+            let sleeping = Self(Command::new("sleep").arg("1000").spawn().expect("it starts"));
+            let is_waiting = || {
+                let path = entry_path(sleeping.pid(), "syscall");
+                std::fs::read_to_string(path).is_ok_and(|text| text.starts_with(&libc::SYS_clock_nanosleep.to_string()))
+            };
+            while !is_waiting() {
+                thread::yield_now();
+            }
+            sleeping
+        }
+
+        fn pid(&self) -> Pid {
+            Pid(self.0.id())
+        }
+
+        fn regions(&self) -> Vec<Region> {
+            regions(self.pid()).expect("it runs")
+        }
+    }
+
+    impl Drop for Sleeping {
+        fn drop(&mut self) {
+            self.0.kill().expect("it runs");
+            self.0.wait().expect("it is ours");
+        }
+    }
+
+    fn memory() -> OwnedFd {
+        let file = memfd_create("code", MemfdFlags::CLOEXEC).expect("there is memory");
+        ftruncate(&file, page_size() as u64).expect("there is memory");
+        file
+    }
+
+    fn plan(pid: Pid, address: u64, is_mapped: bool) -> Installation {
+        let page = page_size() as u64;
+        Installation {
+            pid,
+            address,
+            code_bytes: page,
+            data: vec![0; page_size()],
+            data_bytes: page,
+            filter_bytes: page,
+            list: Patch { address, bytes: vec![1; 100] },
+            functions: Vec::new(),
+            is_mapped,
+            slots: Vec::new(),
+        }
+    }
+
+    /// A process that runs may map memory where a place for stubs was chosen: that memory is its own.
+    #[test]
+    fn what_a_process_has_mapped_in_the_place_of_stubs_is_left_alone() {
+        let sleeping = Sleeping::start();
+        let before = sleeping.regions();
+        let places: Vec<u64> = before.iter().filter(|region| region.writable).map(|region| region.start.0).collect();
+        assert!(places.len() > 3, "{before:?}");
+        for (address, is_mapped) in places.into_iter().flat_map(|place| [(place, false), (place, true)]) {
+            let plan = plan(sleeping.pid(), address, is_mapped);
+            let error = install(&plan, &[memory(), memory()]).expect_err("it is not free");
+            assert!(error.is_occupied(), "{error}");
+            assert_eq!(sleeping.regions(), before, "{address:#x}, {is_mapped}");
+        }
+        // Where it is free, they are mapped.
+        let free = before.windows(2).find(|two| two[1].start.0 - two[0].end.0 > 1 << 30).expect("the space is large");
+        install(&plan(sleeping.pid(), free[0].end.0 + (1 << 29), false), &[memory(), memory()]).expect("it is free");
+        assert_eq!(sleeping.regions().len(), before.len() + 3);
+    }
 }

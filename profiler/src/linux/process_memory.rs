@@ -1,6 +1,6 @@
-//! Reads memory of another process, and finds which of its pages hold data.
+//! Reads memory of another process, finds which of its pages hold data, and whether another one uses it.
 
-#![expect(unsafe_code, reason = "rustix has no process_vm_readv and no PAGEMAP_SCAN")]
+#![expect(unsafe_code, reason = "rustix has neither process_vm_readv nor kcmp nor PAGEMAP_SCAN")]
 
 use std::fs::File;
 use std::io;
@@ -41,6 +41,15 @@ pub(crate) fn read_words(pid: Pid, addresses: &[u64]) -> Vec<Option<u64>> {
         }
     }
     words
+}
+
+/// Whether two processes use the same memory, as a child of `vfork` uses that of its parent. False where `kcmp(2)` is missing or not
+/// permitted.
+pub(crate) fn share_memory(first: Pid, second: Pid) -> bool {
+    /// `KCMP_VM` in include/uapi/linux/kcmp.h.
+    const MEMORY: libc::c_int = 1;
+    // SAFETY: it takes numbers, and changes nothing.
+    unsafe { libc::syscall(libc::SYS_kcmp, first.0, second.0, MEMORY, 0_u64, 0_u64) == 0 }
 }
 
 /// Also copies `PROT_NONE` memory. Fails where nothing is mapped, or with `proc_mem.force_override=never`.

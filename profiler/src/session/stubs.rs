@@ -34,7 +34,7 @@ use super::rates::Rates;
 use super::target::Target;
 use crate::bpf::load::{Kernel, LinkKind};
 use crate::ids::{HeapId, Pid, Tid};
-use crate::keeper::{Installation, Keeper, NO_FIRST_THREAD, SlotChange, Stopper};
+use crate::keeper::{Installation, Keeper, KeeperError, NO_FIRST_THREAD, SlotChange, Stopper};
 use crate::linux::proc::maps::Mapping;
 use crate::linux::proc::process;
 use crate::linux::proc::stat;
@@ -87,6 +87,8 @@ pub(super) enum Change {
 const MULTI: &str = "it requires links of many probes: Linux 6.6, and not `--backend perf`";
 const UNRESOLVED: &str = "it has not resolved the pointers to its allocator";
 const THREAD_SLOTS_BITS: u32 = 8;
+/// Places that are tried for stubs.
+const PLACES_MAX: u32 = 5;
 
 impl Stubs {
     pub(super) fn new(engine: Engine, random: u64) -> Self {
@@ -189,7 +191,7 @@ impl Stubs {
             // Counted from before the first call that passes a stub.
             None => self
                 .count_from_here(pid, kernel)
-                .and_then(|()| self.install_new(target, kernel, stopper, discovery, rates).map(Box::new)),
+                .and_then(|()| self.install_anywhere(target, kernel, stopper, discovery, rates).map(Box::new)),
         };
         let state = installed.map_or_else(|error| refuse(target, format!("{error:#}"), None), State::Installed);
         self.targets.insert(pid, state);
@@ -295,11 +297,12 @@ impl Stubs {
     }
 
     fn hand_back(&mut self, target: &Target, reason: String, stopper: Stopper<'_>) {
-        let Some(State::Installed(installed)) = self.targets.remove(&target.pid) else { return };
+        let Some(State::Installed(mut installed)) = self.targets.remove(&target.pid) else { return };
         let state = match stopper.restore(&installed.plan) {
             Ok(()) => refuse(target, reason, Some(installed)),
             Err(error) => {
                 debug!("process {} keeps its stubs for now: {error:#}", target.pid);
+                installed.postpone();
                 State::Installed(installed)
             }
         };
@@ -344,6 +347,25 @@ impl Stubs {
         let space = &*target.mappings.space;
         let functions: Vec<Replaced> = hooks_of(target, discovery).map(|hook| hook.unplaced()).collect();
         self.slots.leading_to(&functions, &Previous::default(), space, &discovery.modules, discovery.names()).len()
+    }
+
+    /// The process runs while a place is chosen, and may map memory there itself.
+    fn install_anywhere(
+        &mut self,
+        target: &Target,
+        kernel: &Kernel,
+        stopper: Stopper<'_>,
+        discovery: &Discovery,
+        rates: &Rates,
+    ) -> Result<Installed> {
+        let is_occupied = |error: &anyhow::Error| matches!(error.downcast_ref(), Some(KeeperError::Occupied));
+        for _ in 1..PLACES_MAX {
+            match self.install_new(target, kernel, stopper, discovery, rates) {
+                Err(error) if is_occupied(&error) => debug!("process {}: {error}", target.pid),
+                installed => return installed,
+            }
+        }
+        self.install_new(target, kernel, stopper, discovery, rates)
     }
 
     fn install_new(

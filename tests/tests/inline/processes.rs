@@ -1,8 +1,9 @@
 //! Processes that fork and execute programs while slots lead to stubs.
 
 use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
 
-use heapbpf_tests::kernel::{assert_no_probes, tasks};
+use heapbpf_tests::kernel::{assert_no_probes, state, tasks};
 use heapbpf_tests::recipe::Recipe;
 use heapbpf_tests::report::{Counts, Process};
 use heapbpf_tests::stubs::{assert_restored, mapped, slots_to_stubs};
@@ -107,8 +108,41 @@ fn a_program_that_waits_for_a_child_of_vfork_is_recorded_by_probes() {
     target.work("resume");
     let report = finish(&heapbpf, session, &mut target);
     let (reason, count) = engine(&report).refused.iter().next().expect("it has no stubs");
-    assert!(reason.contains("did not stop within") && *count == 1, "{reason}");
+    assert!(reason.contains("waits for a child of `vfork`") && *count == 1, "{reason}");
     assert_eq!(report.process(target.pid()).exact_by_leaf()["keeps"], Counts::kept(25, 2500));
+}
+
+/// At the end of a recording neither: its slots stay as they are, which a warning and the next recording know.
+#[test]
+fn the_end_of_a_recording_stops_no_thread_of_a_program_that_waits_for_a_child_of_vfork() {
+    let mut target = Target::start("waiting_for_child.c");
+    let (heapbpf, session) = start(&target, EXACT);
+    target.work("keep 25");
+    target.work("suspend");
+    let pid = target.pid();
+    let is_over = AtomicBool::new(false);
+    let outcome = std::thread::scope(|scope| {
+        let watched = scope.spawn(|| {
+            let mut stopped = 0;
+            while !is_over.load(Ordering::Relaxed) {
+                stopped += tasks(pid).into_iter().filter(|&tid| state(tid) == 't').count();
+            }
+            stopped
+        });
+        let outcome = session.interrupt();
+        is_over.store(true, Ordering::Relaxed);
+        assert_eq!(watched.join().expect("it does not panic"), 0, "threads were stopped");
+        outcome
+    });
+    let outcome = outcome.expect_code(0);
+    assert!(outcome.stderr.contains("stubs of heapbpf remain in process"), "{}", outcome.stderr);
+    assert_eq!(heapbpf.report("out.json").process(pid).exact_by_leaf()["keeps"], Counts::kept(25, 2500));
+    assert!(!slots_to_stubs(pid).expect("it runs").is_empty());
+    target.work("keep 25");
+    target.work("resume");
+    let (_heapbpf, session) = start(&target, EXACT);
+    let _ = session.interrupt().expect_code(0);
+    assert_unharmed(&mut target);
 }
 
 /// A child that is not followed must be as fast as without heapbpf, or correct at least: its stubs sample nothing for long.

@@ -353,7 +353,7 @@ fn abandon(pid: Pid, round: u32) {
         let way_back = WayBack::find(pid, tracee, &mapped).expect("readable").expect("glibc has this code");
         let taken = InjectedThread::take(pid, tracee, way_back.instruction);
         let mut thread = taken.expect("held").expect("it runs");
-        let find = |size_bytes: u64| place::find(held, &Held::All(&all.0), &mapped, size_bytes);
+        let find = |size_bytes: u64| place::find(held, &all.0, &mapped, size_bytes);
         if index + 1 == all.0.len() {
             thread.prepare_way_back(&way_back, &find).expect("there is room");
         } else {

@@ -5,7 +5,7 @@
 //! Nothing can be in the memory that is chosen: it is below all stack pointers, far enough to stay unused for the length of a call,
 //! and either consists of zeros, to which it is reset, or was not mapped before: the kernel extends the stack for it.
 
-use crate::collect::process::{Held, StoppedThread};
+use crate::collect::process::StoppedThread;
 use crate::linux::memory::page_bytes;
 use crate::linux::proc::maps::{Region, RegionKind};
 
@@ -18,19 +18,20 @@ const DISTANCE_BYTES: u64 = 16 << 10;
 /// Space that the kernel keeps below a stack (`stack_guard_gap` in mm/mmap.c).
 const GUARD_BYTES: u64 = 1 << 20;
 
-/// Returns where a frame of this size can be written while these threads are held, one of which is to make the calls.
-pub(crate) fn find(chosen: &StoppedThread, threads: &Held<'_>, mapped: &[Region], size_bytes: u64) -> Option<u64> {
+/// Returns where a frame of this size can be written while all threads of the process are held. `chosen` is to make the calls.
+pub(crate) fn find(
+    chosen: &StoppedThread,
+    threads: &[StoppedThread],
+    mapped: &[Region],
+    size_bytes: u64,
+) -> Option<u64> {
     let at = mapped.iter().position(|region| region.kind == RegionKind::Stack && region.writable && !region.shared)?;
     let stack = &mapped[at];
     let pointer =
         |held: &StoppedThread| held.tracee.registers().ok().flatten().map(|registers| registers.stack_pointer());
     let is_inside = |pointer: &u64| (stack.start.0..stack.end.0).contains(pointer);
-    let lowest = match threads {
-        // One that was killed has no registers.
-        Held::All(threads) => threads.iter().filter_map(pointer).filter(is_inside).min(),
-        // If it is on this stack, no other is.
-        Held::Some(_) => Some(pointer(chosen).filter(is_inside)?),
-    };
+    // One that was killed has no registers.
+    let lowest = threads.iter().filter_map(pointer).filter(is_inside).min();
     let free_until = lowest.unwrap_or(stack.end.0).saturating_sub(DISTANCE_BYTES);
     let below = at.checked_sub(1).map_or(0, |below| mapped[below].end.0);
     let [inside, extended] = places(stack.start.0, free_until, below, size_bytes);

@@ -89,6 +89,13 @@ pub(crate) struct Status {
     pub parent: Pid,
 }
 
+/// Threads that wait without being interruptible, as for a child of `vfork`, for a device, or in a frozen control group. They stop for
+/// no tracer until they go on. None if the process has ended.
+pub(crate) fn waiting_threads(pid: Pid) -> Vec<Tid> {
+    let is_waiting = |tid: &Tid| status(pid, *tid).is_some_and(|status| status.state == 'D');
+    threads(pid).into_iter().flatten().filter(is_waiting).collect()
+}
+
 /// All threads of a process, including zombies.
 pub(crate) fn threads(pid: Pid) -> Result<Vec<Tid>, ProcError> {
     let failed = |source| ProcError::from_io(pid, "task", source);

@@ -20,6 +20,8 @@ use crate::session::rates::Rates;
 
 /// Calls of a program's start-up do not decide which engine records it.
 const START_UP: Duration = Duration::from_secs(1);
+/// Pause after calls could not be handed back.
+const POSTPONED: Duration = Duration::from_secs(5);
 /// Time and calls after which the share of trapped calls is known.
 const WINDOW: Duration = Duration::from_millis(250);
 const WINDOW_CALLS_MIN: u64 = 1000;
@@ -223,6 +225,12 @@ impl Installed {
     pub(super) fn excess(&mut self) -> Option<f64> {
         self.judge();
         if let Decision::Leaves(percent) = self.decision { Some(percent) } else { None }
+    }
+
+    /// Decides again later, because calls could not be handed back now.
+    pub(super) fn postpone(&mut self) {
+        self.decision = Decision::Suspected;
+        self.window = Window { since: Instant::now() + POSTPONED, counts: self.counts };
     }
 
     fn judge(&mut self) {
