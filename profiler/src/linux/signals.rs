@@ -4,7 +4,7 @@
 
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, IntoRawFd, OwnedFd, RawFd};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use std::{io, ptr};
@@ -120,21 +120,32 @@ pub(crate) fn ignore_file_size_signal() {
 /// Signals last sent by a process (`kill`), and not by the kernel for a terminal's group. Bit n for signal n.
 static FROM_PROCESS: AtomicU64 = AtomicU64::new(0);
 
+/// SIGINTs since senders are recorded.
+static INTERRUPTS: AtomicU32 = AtomicU32::new(0);
+
 /// Call it before other handlers are registered, so that they find the sender recorded.
 pub(crate) fn record_senders(signals: &[i32]) -> io::Result<()> {
     for &signal in signals {
         // `SI_FROMUSER` in include/uapi/asm-generic/siginfo.h: signals sent by processes have codes of 0 and below.
         let action = move |info: &libc::siginfo_t| {
+            if signal == libc::SIGINT {
+                INTERRUPTS.fetch_add(1, Ordering::Relaxed);
+            }
             if info.si_code <= 0 {
                 FROM_PROCESS.fetch_or(1 << signal, Ordering::Relaxed);
             } else {
                 FROM_PROCESS.fetch_and(!(1 << signal), Ordering::Relaxed);
             }
         };
-        // SAFETY: the action changes an atomic, which is async-signal-safe.
+        // SAFETY: the action changes atomics, which is async-signal-safe.
         unsafe { signal_hook_registry::register_sigaction(signal, action) }?;
     }
     Ok(())
+}
+
+/// Whether the user has interrupted more than once, and waits for the end.
+pub(crate) fn is_interrupted_again() -> bool {
+    INTERRUPTS.load(Ordering::Relaxed) > 1
 }
 
 /// While it exists, a second SIGINT exits at once. For times at which heapbpf cannot handle the first one soon, and has nothing to

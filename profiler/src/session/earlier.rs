@@ -18,11 +18,15 @@ use crate::collect::{CollectError, Collected};
 use crate::ids::{HeapId, Pid, Tid};
 use crate::ingest::event::{Event, Free};
 use crate::ledger::{LiveAllocation, inventory};
+use crate::linux::memory;
 use crate::units::MonotonicNanos;
 use crate::walk::{self, Absence, Scene, Walk, glibc, walk};
 
-/// Maximum number of frees to note, which bounds their memory to about 200 MiB.
+/// Maximum number of frees to note, which bounds their memory to about 200 MiB, and their share of what is left in a small control
+/// group.
 const FREED_MAX: usize = 1 << 21;
+const FREED_BYTES: u64 = 100;
+const GROUP_SHARE: u64 = 8;
 
 /// The inventory that is being taken. One at a time, because each copies the memory of a process.
 #[derive(Default)]
@@ -45,6 +49,7 @@ pub(super) struct Pending {
     pub(super) last_frees: LastFrees,
     /// Reported frees since then.
     pub(super) freed: FxHashMap<TargetAddr, Free>,
+    freed_max: usize,
     pub(super) stale: StaleBlocks,
     /// Whether the process has executed another program since.
     is_void: bool,
@@ -79,6 +84,8 @@ pub(super) struct Walked {
 
 impl Pending {
     pub(super) fn new(pid: Pid, opened: Instant, taken: MonotonicNanos) -> Self {
+        let affordable = memory::available_in_cgroup_bytes().map(|bytes| bytes / GROUP_SHARE / FREED_BYTES);
+        let freed_max = affordable.and_then(|count| usize::try_from(count).ok()).unwrap_or(FREED_MAX).min(FREED_MAX);
         Self {
             pid,
             opened,
@@ -88,6 +95,7 @@ impl Pending {
             dropped: 0,
             last_frees: LastFrees::default(),
             freed: FxHashMap::default(),
+            freed_max,
             stale: StaleBlocks::default(),
             is_void: false,
             walker: None,
@@ -160,7 +168,7 @@ impl Inventories {
 
     /// Whether frees may be missing.
     pub(super) fn is_full(&self) -> bool {
-        self.pending.as_ref().is_some_and(|pending| pending.freed.len() >= FREED_MAX)
+        self.pending.as_ref().is_some_and(|pending| pending.freed.len() >= pending.freed_max)
     }
 
     /// Notes a free of a block that is not in the live set: returns the event to enter if the ledger has the block. Other
@@ -196,7 +204,7 @@ impl Pending {
         let block = ledger.and_then(|ledger| ledger.block(free.address));
         let since = block.filter(|_| !is_earlier).map_or(self.taken, |block| block.time);
         let free = Free { age_us: FreeRecord::age_us(since.0 / 1000, free.time.0 / 1000), ..free };
-        if self.freed.len() < FREED_MAX {
+        if self.freed.len() < self.freed_max {
             self.freed.entry(free.address).or_insert(free);
         }
         if block.is_some() {

@@ -9,7 +9,7 @@
 //! before `free` had worked, is left out. What was sampled before the stop is part of the walked
 //! heap, and is removed, except blocks that are as large as the interval: all of those are known.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use profiler_common::counter::Counter;
 use profiler_common::interval::Interval;
@@ -30,7 +30,7 @@ use crate::ingest::event::{Event, Free};
 use crate::keeper;
 use crate::ledger::LiveAllocation;
 use crate::linux::proc::stat::{self, Stat};
-use crate::linux::{bpf, clock};
+use crate::linux::{bpf, clock, signals};
 use crate::model::Inventory;
 use crate::report::text;
 use crate::units::{Amounts, EstimatedBytes};
@@ -43,8 +43,13 @@ const LIVE_SHARE: usize = 4;
 /// Maximum number of stops, if a heap was being changed each time, and maximum time for all of them.
 const TRIES_MAX: u32 = 8;
 const PAUSES_MAX: Duration = Duration::from_secs(1);
-/// Blocks to insert between two reads of the ring buffer.
+/// Blocks to insert between two reads of the ring buffer, also where each of these takes long.
 const PART: usize = 64;
+const PART_MAX: usize = 1024;
+/// Times from which on parts are larger, and from which on no more blocks are inserted: a process may fill the ring buffer as fast as
+/// it is read, and everything else waits meanwhile.
+const SMALL_PARTS_MAX: Duration = Duration::from_millis(500);
+const ENTERING_MAX: Duration = Duration::from_secs(2);
 const WAIT: Duration = Duration::from_micros(500);
 
 impl Session {
@@ -168,8 +173,8 @@ impl Session {
         heaps.filter(|(name, _)| name != MMAP).collect()
     }
 
-    /// Enters the blocks of a finished walk, or tries again.
-    pub(super) fn finish_inventory(&mut self) {
+    /// Enters the blocks of a finished walk, or tries again if that may help.
+    pub(super) fn finish_inventory(&mut self, may_try_again: bool) {
         let Some(pending) = &mut self.inventories.pending else { return };
         let Some(walker) = pending.walker.take() else { return };
         let Ok(walked) = walker.join() else {
@@ -178,7 +183,7 @@ impl Session {
         let pause = pending.pause;
         // All stops together: the next one is expected to be as long as the others.
         let is_short = pause + pause / pending.tries.max(1) <= PAUSES_MAX.min(self.config.inventory_stop_max);
-        let may_try = pending.tries < TRIES_MAX && is_short;
+        let may_try = may_try_again && pending.tries < TRIES_MAX && is_short;
         if walked.was_changing && may_try && self.inventory_target().is_some() {
             return self.try_inventory();
         }
@@ -220,8 +225,7 @@ impl Session {
             self.enter_gone(&gone);
         }
         match self.enter_live(pid, &rest) {
-            Ok(true) => {}
-            Ok(false) => inventory.gaps.push("the live set is full (see `--live-blocks`)".to_owned()),
+            Ok(gap) => inventory.gaps.extend(gap),
             Err(error) => return Inventory { error: Some(error.to_string()), ..inventory },
         }
         if is_smaller {
@@ -254,18 +258,30 @@ impl Session {
     }
 
     /// Enters live blocks, some at a time: a block that is freed between the check of its reported frees and the insertion
-    /// is removed when that free is read. Returns whether the live set had room for all.
-    fn enter_live(&mut self, pid: Pid, blocks: &[LiveAllocation]) -> Result<bool, LoadError> {
+    /// is removed when that free is read. Returns what is missing.
+    fn enter_live(&mut self, pid: Pid, blocks: &[LiveAllocation]) -> Result<Option<String>, LoadError> {
+        let begun = Instant::now();
         let mut gone: Vec<LiveAllocation> = Vec::new();
-        let mut has_room = true;
-        for part in blocks.chunks(PART) {
+        let mut gap = None;
+        let mut left = blocks;
+        while !left.is_empty() {
+            if begun.elapsed() > ENTERING_MAX || signals::is_interrupted_again() {
+                let (missing, all) = (left.len(), blocks.len());
+                gap = Some(format!(
+                    "{missing} of {all} blocks are missing: the process allocates faster than they can be entered (use a larger `--interval`)"
+                ));
+                break;
+            }
+            let size = if begun.elapsed() < SMALL_PARTS_MAX { PART } else { PART_MAX };
+            let (part, rest) = left.split_at(size.min(left.len()));
+            left = rest;
             self.catch_up();
             self.forget_stale(pid);
             let (freed, part): (Vec<LiveAllocation>, Vec<LiveAllocation>) =
                 part.iter().partition(|block| self.inventories.is_freed(block.address));
             gone.extend(freed);
             if self.inventory_target().is_none() {
-                return Ok(true);
+                return Ok(None);
             }
             let of_kernel: Vec<(TargetAddr, LiveBlock)> = part.iter().map(kernel_block).collect();
             if let Some(pending) = &mut self.inventories.pending {
@@ -273,7 +289,7 @@ impl Session {
             }
             let refused = self.probes.kernel.insert_earlier_blocks(pid, &of_kernel)?;
             let (Some(refused), Some(pending)) = (refused, &mut self.inventories.pending) else {
-                has_room = false;
+                gap = Some("the live set is full (see `--live-blocks`)".to_owned());
                 break;
             };
             pending.stale.refuse(refused);
@@ -292,7 +308,7 @@ impl Session {
         self.complete_programs();
         self.forget_stale(pid);
         self.enter_gone(&gone);
-        Ok(has_room)
+        Ok(gap)
     }
 
     /// Enters blocks that were freed during the walk, and their frees.
@@ -374,7 +390,20 @@ impl Session {
     pub(super) fn complete_inventory(&mut self) {
         while self.inventories.pending.is_some() {
             if self.inventories.is_walked() {
-                self.finish_inventory();
+                self.finish_inventory(true);
+            } else if self.take_records() {
+                std::thread::sleep(WAIT);
+            }
+        }
+    }
+
+    /// Waits for the walk at the end of the recording, unless the user interrupts again.
+    pub(super) fn complete_last_inventory(&mut self) {
+        while self.inventories.pending.is_some() {
+            if self.inventories.is_walked() {
+                self.finish_inventory(false);
+            } else if signals::is_interrupted_again() {
+                self.end_inventory(failed("interrupted before the heap was walked".to_owned()));
             } else if self.take_records() {
                 std::thread::sleep(WAIT);
             }

@@ -395,7 +395,7 @@ impl Session {
         }
         self.probes.update_intervals(&self.rates);
         if self.inventories.is_walked() {
-            self.finish_inventory();
+            self.finish_inventory(true);
         }
         if self.resync.is_read() && self.take_records() {
             self.finish_pass();
@@ -448,7 +448,7 @@ impl Session {
 
     /// Reads counters before it detaches: a call whose return probe is removed first would count as not returning.
     fn stop(&mut self) -> Result<(clock::Instant, Counters)> {
-        self.complete_inventory();
+        self.complete_last_inventory();
         self.rates.stop(&mut self.probes.kernel)?;
         let now = clock::now();
         self.catch_up();
