@@ -5,24 +5,23 @@ use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
 use std::io::{self, Seek, Write};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use jiff::Zoned;
-use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
-use rustix::io::Errno;
 
 use super::exit::usage;
 use super::terminal;
 use crate::linux::files::Replacement;
+use crate::linux::place::{Found, Place, Stream};
 use crate::report::{Format, ReportError};
 
 const RECORDING_EXTENSION: &str = "heapbpf";
 
 const NAME_CHARS_MAX: usize = 100;
 
-const NONBLOCK: i32 = OFlags::NONBLOCK.bits().cast_signed();
+/// Folders whose entries are the open files of heapbpf itself.
+const DESCRIPTORS: [&str; 2] = ["/dev/fd", "/proc/self/fd"];
 
 /// Who may read a file, as far as the umask allows it.
 #[derive(Clone, Copy, Debug)]
@@ -285,40 +284,40 @@ fn write_all(file: impl Write, report: impl FnOnce(&mut dyn Write) -> Result<()>
 }
 
 fn destination(path: &Path, access: Access) -> Result<Destination> {
-    match fs::metadata(path) {
-        Ok(metadata) if metadata.is_dir() => bail!("it is a directory; name a file in it"),
-        Ok(metadata) if !metadata.is_file() => {
-            let is_pipe = metadata.file_type().is_fifo();
-            let file = if is_pipe { open_pipe(path)? } else { File::options().write(true).open(path)? };
-            return Ok(Destination::Device(file));
-        }
-        // A read-only file must not be replaced either.
-        Ok(_) => drop(File::options().append(true).open(path)?),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-        Err(error) => return Err(error.into()),
+    if is_standard_output(path) {
+        return Ok(Destination::Stdout);
+    }
+    // The kernel leads these to open files of heapbpf.
+    if path.parent().is_some_and(|folder| DESCRIPTORS.iter().any(|known| folder == Path::new(known))) {
+        return Ok(Destination::Device(File::options().write(true).open(path)?));
+    }
+    let place = Place::find(path)?;
+    match place.found()? {
+        Found::Folder => bail!("it is a directory; name a file in it"),
+        Found::Stream(stream) => return Ok(Destination::Device(open_stream(path, &stream)?)),
+        Found::File => place.check_writable()?,
+        Found::Nothing => {}
     }
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let new =
-        Replacement::create(path, access as u32).map_err(|error| anyhow::anyhow!("{}", explain(&error, folder)))?;
+    let new = Replacement::create_at(&place, access as u32)
+        .map_err(|error| anyhow::anyhow!("{}", explain(&error, folder)))?;
     Ok(Destination::Replacement(new))
 }
 
-/// Opens a named pipe. One without a reader is waited for, as by other programs, but not in silence.
-fn open_pipe(path: &Path) -> io::Result<File> {
-    match File::options().write(true).custom_flags(NONBLOCK).open(path) {
-        Ok(file) => {
-            fcntl_setfl(&file, fcntl_getfl(&file)? - OFlags::NONBLOCK)?;
-            Ok(file)
-        }
-        Err(error) if error.raw_os_error() == Some(Errno::NXIO.raw_os_error()) => {
-            terminal::say(&format!(
-                "heapbpf: waiting for a program that reads `{0}`, as `cat {0}` does; Ctrl-C ends this",
-                path.display()
-            ));
-            File::options().write(true).open(path)
-        }
-        Err(error) => Err(error),
+fn is_standard_output(path: &Path) -> bool {
+    path == Path::new("-") || path == Path::new("/dev/stdout")
+}
+
+/// Opens a device or pipe. A pipe without a reader is waited for, as by other programs, but not in silence.
+fn open_stream(path: &Path, stream: &Stream) -> io::Result<File> {
+    if let Some(file) = stream.open()? {
+        return Ok(file);
     }
+    terminal::say(&format!(
+        "heapbpf: waiting for a program that reads `{0}`, as `cat {0}` does; Ctrl-C ends this",
+        path.display()
+    ));
+    stream.open_when_read()
 }
 
 fn explain_format(path: &Path, error: &str) -> String {

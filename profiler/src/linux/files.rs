@@ -14,6 +14,8 @@ use rustix::fs::{AtFlags, CWD, FsWord, Mode, OFlags, fcntl_setfl, fstatfs, linka
 use rustix::io::Errno;
 use rustix::pipe::{SpliceFlags, pipe, tee};
 
+use super::place::Place;
+
 const WRITER_WAIT: Duration = Duration::from_secs(10);
 
 const WRITER_PERIOD: Duration = Duration::from_millis(50);
@@ -78,9 +80,11 @@ pub(crate) struct Replacement {
 impl Replacement {
     /// `mode` is reduced by the umask. A symbolic link at the path is not followed.
     pub(crate) fn create(path: &Path, mode: u32) -> io::Result<Self> {
-        let name = path.file_name().ok_or(io::ErrorKind::InvalidInput)?.to_owned();
-        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        let folder = openat(CWD, folder, OFlags::DIRECTORY | OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
+        Self::create_at(&Place::find(path)?, mode)
+    }
+
+    pub(crate) fn create_at(place: &Place, mode: u32) -> io::Result<Self> {
+        let (folder, name) = (place.folder().try_clone_to_owned()?, place.name().to_owned());
         let mode = Mode::from_raw_mode(mode);
         let flags = OFlags::RDWR | OFlags::CLOEXEC;
         match openat(&folder, ".", flags | OFlags::TMPFILE, mode) {

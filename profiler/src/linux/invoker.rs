@@ -25,7 +25,7 @@ pub(crate) fn as_invoker<T: Send>(run: impl FnOnce() -> T + Send) -> io::Result<
 }
 
 /// The user and group in the variables of sudo and pkexec, which count only where heapbpf is root.
-fn invoker() -> Option<(Uid, Gid)> {
+pub(super) fn invoker() -> Option<(Uid, Gid)> {
     let number = |name: &str| env::var(name).ok()?.parse::<u32>().ok();
     if !rustix::process::getuid().is_root() {
         return None;

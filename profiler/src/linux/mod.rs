@@ -14,6 +14,7 @@ pub(crate) mod invoker;
 pub(crate) mod memory;
 pub(crate) mod patience;
 pub(crate) mod pidfd;
+pub(crate) mod place;
 pub(crate) mod proc;
 pub(crate) mod process_memory;
 pub(crate) mod ptrace;
