@@ -4,6 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use heapbpf_tests::heapbpf::{Heapbpf, text};
+use heapbpf_tests::sampling::{Errors, Expected, SIGMAS, assert_unbiased};
 use heapbpf_tests::target::Target;
 use rustix::process::Signal;
 use serde_json::Value;
@@ -96,18 +97,25 @@ fn growth_between_two_processes_is_exact_to_the_byte() {
 
 #[test]
 fn nine_tenths_of_the_growth_is_in_one_function() {
-    let directory = tempfile::tempdir().expect("there is a directory for temporary files");
-    // A sample represents 512 KiB: four standard deviations are 4 MB for 80 blocks and 26 MB for 8,000 blocks.
-    let before = record("growth.c", "80 0", "512KiB", directory.path(), "before.json");
-    let after = record("growth.c", "80 8000", "512KiB", directory.path(), "after.json");
-    let mut heapbpf = diff(&before, &after, "-o growth.json");
-    let outcome = heapbpf.run().expect_code(DONE);
-    let report: Value = serde_json::from_str(&text(&heapbpf.file("growth.json"))).expect("the difference is JSON");
-    let growth = of_leaf(&report, "Allocate2", "live_bytes", "growth");
-    assert!((50e6..110e6).contains(&growth), "{growth}");
-    let whole = report["totals"]["live_bytes"]["growth"].as_f64().expect("a number");
-    assert!(growth > 0.9 * whole, "{growth} of {whole}");
-    assert!(outcome.stdout.contains(" Allocate2 (growth.c:5) ← work ← main"), "{}", outcome.stdout);
+    // gperftools requires 50 MB to 110 MB, which are more than four standard deviations.
+    let expected = Expected::blocks(8000.0, 10_000.0, 524_288.0);
+    assert!(SIGMAS * expected.bytes_variance.sqrt() < 30e6, "{expected:?}");
+    assert_unbiased("growth", || {
+        let directory = tempfile::tempdir().expect("there is a directory for temporary files");
+        let before = record("growth.c", "80 0", "512KiB", directory.path(), "before.json");
+        let after = record("growth.c", "80 8000", "512KiB", directory.path(), "after.json");
+        let mut heapbpf = diff(&before, &after, "-o growth.json");
+        let outcome = heapbpf.run().expect_code(DONE);
+        let report: Value = serde_json::from_str(&text(&heapbpf.file("growth.json"))).expect("the difference is JSON");
+        let growth = |quantity| of_leaf(&report, "Allocate2", quantity, "growth");
+        let (count, bytes) = (growth("live_count"), growth("live_bytes"));
+        let whole = report["totals"]["live_bytes"]["growth"].as_f64().expect("a number");
+        assert!(bytes > 0.9 * whole, "{bytes} of {whole}");
+        assert!(outcome.stdout.contains(" Allocate2 (growth.c:5) ← work ← main"), "{}", outcome.stdout);
+        let mut errors = Errors::default();
+        errors.note("growth", &expected, count, bytes);
+        errors
+    });
 }
 
 /// gperftools: more than nine tenths of the growth between two dumps is in `Allocate2`.

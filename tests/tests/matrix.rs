@@ -5,12 +5,7 @@
 //! functions directly, through failing calls, and on four threads at once. Their ledgers allocate nothing, so that the
 //! totals must equal the ledger's too: a surplus is a nested call that was counted twice.
 //!
-//! # Four sigma
-//!
-//! Some 3,000 estimates must be within 4σ. A normal one exceeds that once in 16,000 times, so one of them does every
-//! five runs. Then the cell is sampled again, and fails if the same estimate errs to the same side by 4σ again: by
-//! chance, once in a hundred thousand runs. An estimate off by 6σ fails at once, which is as unlikely by chance. Double
-//! counting always exceeds 4σ by far: 10,000 blocks per function make σ less than 4 %.
+//! Double counting is always found: 10,000 blocks per function make σ less than 4 %.
 
 mod cell;
 mod check;

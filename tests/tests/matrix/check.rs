@@ -1,18 +1,14 @@
 //! Profiles a cell and compares the report with the cell's ledger.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 use heapbpf_tests::heapbpf::Heapbpf;
 use heapbpf_tests::report::{Callsite, Counts, Estimates, Ledger, Process, Report};
-use heapbpf_tests::sampling::Expected;
+use heapbpf_tests::sampling::{Errors, Expected, SAMPLES_MIN, assert_unbiased};
 use heapbpf_tests::stubs::assert_restored;
 
 use super::cell::{Cell, Engine};
 
-/// Allowed error in standard deviations, see the matrix's documentation.
-const SIGMAS: f64 = 4.0;
-/// Allowed error in either run.
-const SIGMAS_MAX: f64 = 6.0;
 const INTERVAL_BYTES: f64 = 4096.0;
 
 /// Number of calls that throw for the command `throw`.
@@ -20,9 +16,6 @@ const THROWS: u64 = 80;
 /// Number of calls that fail without throwing for the command `exact`. In the C++ runtime, these catch what others
 /// throw.
 const CATCHES: u64 = 40;
-
-/// Minimum number of samples to assume a normal distribution.
-const SAMPLES_MIN: f64 = 100.0;
 
 /// One command from start to end.
 struct Profile {
@@ -166,43 +159,15 @@ fn assert_heap(cell: &Cell, process: &Process, ledger: &Ledger) {
 /// At an interval of 4 KiB.
 #[track_caller]
 pub(crate) fn sampled(cell: &Cell) {
-    let off = outside(cell);
-    assert_none_is_far_off(cell, &off);
-    if off.is_empty() {
-        return;
-    }
-    let again = outside(cell);
-    assert_none_is_far_off(cell, &again);
-    let both: Vec<String> = off
-        .iter()
-        .filter_map(|(what, sigmas)| Some((what, sigmas, again.get(what).filter(|it| *it * sigmas > 0.0)?)))
-        .map(|(what, first, second)| format!("{what} by {first:.1} and {second:.1}"))
-        .collect();
-    assert!(both.is_empty(), "{cell}: off by more than {SIGMAS} sigma, twice:\n{}", both.join("\n"));
+    assert_unbiased(&cell.to_string(), || estimate(cell));
 }
 
-#[track_caller]
-fn assert_none_is_far_off(cell: &Cell, off: &BTreeMap<String, f64>) {
-    let far: Vec<_> = off.iter().filter(|(_, sigmas)| sigmas.abs() > SIGMAS_MAX).collect();
-    assert!(far.is_empty(), "{cell}: off by more than {SIGMAS_MAX} sigma: {far:?}");
-}
-
-/// Returns the estimates of one run that exceed the allowed error, with their error in standard deviations.
-#[track_caller]
-fn outside(cell: &Cell) -> BTreeMap<String, f64> {
+fn estimate(cell: &Cell) -> Errors {
     let Profile { report, pid, ledger, exit_code } = profile(cell, "--interval 4KiB", "many");
     assert_eq!(exit_code, Some(0), "{cell}: {:?}", report.health.lost);
     report.assert_complete();
     let process = report.process(pid);
-    let mut off = BTreeMap::new();
-    let mut note = |what: &str, expected: Expected, count: f64, bytes: f64| {
-        let (count_sigmas, bytes_sigmas) = expected.deviations(count, bytes);
-        for (unit, sigmas) in [("blocks", count_sigmas), ("bytes", bytes_sigmas)] {
-            if sigmas.abs() > SIGMAS {
-                off.insert(format!("{what} {unit}"), sigmas);
-            }
-        }
-    };
+    let mut errors = Errors::default();
     let (mut allocated, mut live) = (Expected::default(), Expected::default());
     for site in ledger.sites.iter().filter(|site| site.counts.alloc_count > 0) {
         let (of_site, live_of_site) = expected(site.counts);
@@ -211,15 +176,15 @@ fn outside(cell: &Cell) -> BTreeMap<String, f64> {
         assert!(of_site.samples >= SAMPLES_MIN, "`{}` is called too rarely for a check", site.function);
         assert!(nothing_lives || live_of_site.samples >= SAMPLES_MIN, "`{}` keeps too little", site.function);
         let got = process.estimates_under(|function| is(function, &site.function));
-        note(&format!("{} allocated", site.function), of_site, got.alloc_count, got.alloc_bytes);
-        note(&format!("{} live", site.function), live_of_site, got.live_count, got.live_bytes);
+        errors.note(&format!("{} allocated", site.function), &of_site, got.alloc_count, got.alloc_bytes);
+        errors.note(&format!("{} live", site.function), &live_of_site, got.live_count, got.live_bytes);
         allocated.add(of_site);
         live.add(live_of_site);
     }
     let Estimates { alloc_count, alloc_bytes, live_count, live_bytes } = process.totals.estimates();
-    note("all allocated", allocated, alloc_count, alloc_bytes);
-    note("all live", live, live_count, live_bytes);
-    off
+    errors.note("all allocated", &allocated, alloc_count, alloc_bytes);
+    errors.note("all live", &live, live_count, live_bytes);
+    errors
 }
 
 /// Returns the allocated and live amounts of blocks of one size.

@@ -1,22 +1,18 @@
 //! Sampling cases: gperftools' 8000 blocks, its mix of large and small ones, Chrome's test driver and its count of
 //! samples.
 //!
-//! Like gperftools, these tests allow four standard deviations, which correct numbers exceed once in 16,000 times.
-//! There are a dozen of such checks.
+//! Like gperftools, these tests allow four standard deviations.
 
 use std::ops::RangeInclusive;
 
 use heapbpf_tests::heapbpf::Heapbpf;
 use heapbpf_tests::kernel::changed_code;
 use heapbpf_tests::report::Report;
-use heapbpf_tests::sampling::Expected;
+use heapbpf_tests::sampling::{Errors, Expected, SIGMAS, assert_unbiased};
 use heapbpf_tests::target::Target;
 use serde_json::Value;
 
 use super::json;
-
-/// gperftools' `kSigmas`.
-const SIGMAS: f64 = 4.0;
 
 /// Standard deviations in half a 95 % interval.
 const HALF_95: f64 = 1.96;
@@ -36,14 +32,6 @@ fn profile(source: &str, line: &str, interval_bytes: u64) -> (Report, Value, Tar
     (report, json(&heapbpf, "out.json"), target)
 }
 
-/// Fails unless an estimate of blocks and bytes is within four standard deviations of the truth.
-#[track_caller]
-fn assert_within(what: &str, expected: &Expected, count: f64, bytes: f64) {
-    let (count_sigmas, bytes_sigmas) = expected.deviations(count, bytes);
-    assert!(count_sigmas.abs() <= SIGMAS, "{what}: {count} blocks, {count_sigmas:.1} sigma from {expected:?}");
-    assert!(bytes_sigmas.abs() <= SIGMAS, "{what}: {bytes} bytes, {bytes_sigmas:.1} sigma from {expected:?}");
-}
-
 /// Returns both bounds of an interval in the report.
 #[track_caller]
 fn bounds(interval: &Value) -> RangeInclusive<f64> {
@@ -55,22 +43,24 @@ fn bounds(interval: &Value) -> RangeInclusive<f64> {
 fn eight_thousand_blocks_of_ten_thousand_bytes_at_512_kib() {
     const INTERVAL: f64 = 524_288.0;
     const TRUTH: f64 = 80e6;
-    let (report, json, target) = profile("service.c", "keep 10000 8000", 512 << 10);
-    let totals = report.process(target.pid()).totals.estimates();
-    for (what, bytes) in [("alloc_bytes", totals.alloc_bytes), ("live_bytes", totals.live_bytes)] {
-        // The bound of gperftools.
-        assert!((50e6..110e6).contains(&bytes), "{what}: {bytes}");
-        let interval = bounds(&json["targets"][0]["totals"][format!("{what}_95")]);
-        let half = (interval.end() - interval.start()) / 2.0;
-        let sigma = half / HALF_95;
-        assert!((bytes - TRUTH).abs() <= SIGMAS * sigma, "{what}: {bytes} is more than 4 times {sigma} from the truth");
-        assert!(interval.contains(&bytes), "{what}: {bytes} is not in {interval:?}");
-        let in_theory = HALF_95 * (INTERVAL * TRUTH).sqrt();
-        assert!((half / in_theory - 1.0).abs() <= 0.25, "{what}: {half} to either side, in theory {in_theory}");
-    }
+    // gperftools requires 50 MB to 110 MB, which are more than four standard deviations.
     let expected = Expected::blocks(8000.0, 10_000.0, INTERVAL);
-    assert_within("allocated", &expected, totals.alloc_count, totals.alloc_bytes);
-    assert_within("live", &expected, totals.live_count, totals.live_bytes);
+    assert!(SIGMAS * expected.bytes_variance.sqrt() < 30e6, "{expected:?}");
+    assert_unbiased("8000 blocks", || {
+        let (report, json, target) = profile("service.c", "keep 10000 8000", 512 << 10);
+        let totals = report.process(target.pid()).totals.estimates();
+        for (what, bytes) in [("alloc_bytes", totals.alloc_bytes), ("live_bytes", totals.live_bytes)] {
+            let interval = bounds(&json["targets"][0]["totals"][format!("{what}_95")]);
+            let half = (interval.end() - interval.start()) / 2.0;
+            assert!(interval.contains(&bytes), "{what}: {bytes} is not in {interval:?}");
+            let in_theory = HALF_95 * (INTERVAL * TRUTH).sqrt();
+            assert!((half / in_theory - 1.0).abs() <= 0.25, "{what}: {half} to either side, in theory {in_theory}");
+        }
+        let mut errors = Errors::default();
+        errors.note("allocated", &expected, totals.alloc_count, totals.alloc_bytes);
+        errors.note("live", &expected, totals.live_count, totals.live_bytes);
+        errors
+    });
 }
 
 /// gperftools counts samples of the large blocks, too; here all are sampled, because they exceed the interval.
@@ -78,39 +68,50 @@ fn eight_thousand_blocks_of_ten_thousand_bytes_at_512_kib() {
 fn large_and_small_blocks_are_near_their_truth_when_mixed() {
     const INTERVAL: f64 = 524_288.0;
     const LARGE: f64 = 128.0 * 4.0 * 8.0;
-    let (report, _, target) = profile("drawn.c", "mixed 4096", 512 << 10);
-    let functions = report.process(target.pid()).estimates_by_leaf();
-    let (large, small) = (functions["draws_large"], functions["draws_small"]);
-    assert_eq!((large.alloc_count, large.alloc_bytes), (LARGE, LARGE * 1_056_769.0));
-    let expected = Expected::blocks(LARGE * 129.0, 8192.0, INTERVAL);
-    assert_within("small", &expected, small.alloc_count, small.alloc_bytes);
-    let totals = report.process(target.pid()).totals.estimates();
-    assert_eq!((totals.live_count, totals.live_bytes), (0.0, 0.0), "what is freed is taken away to the last bit");
+    assert_unbiased("a mix", || {
+        let (report, _, target) = profile("drawn.c", "mixed 4096", 512 << 10);
+        let functions = report.process(target.pid()).estimates_by_leaf();
+        let (large, small) = (functions["draws_large"], functions["draws_small"]);
+        assert_eq!((large.alloc_count, large.alloc_bytes), (LARGE, LARGE * 1_056_769.0));
+        let expected = Expected::blocks(LARGE * 129.0, 8192.0, INTERVAL);
+        let totals = report.process(target.pid()).totals.estimates();
+        assert_eq!((totals.live_count, totals.live_bytes), (0.0, 0.0), "what is freed is taken away to the last bit");
+        let mut errors = Errors::default();
+        errors.note("small", &expected, small.alloc_count, small.alloc_bytes);
+        errors
+    });
 }
 
 #[test]
 fn chromes_test_driver_at_777_bytes() {
     const INTERVAL: f64 = 777.0;
     let mut bystander = Target::start("drawn.c");
-    let (report, _, target) = profile("drawn.c", "driver", 777);
-    let functions = report.process(target.pid()).estimates_by_leaf();
-    let mut variadic = Expected::default();
-    (700..1700).for_each(|size| variadic.add(Expected::blocks(1.0, f64::from(size), INTERVAL)));
-    for (function, expected) in [
-        ("draws_700", Expected::blocks(1570.0, 700.0, INTERVAL)),
-        ("draws_variadic", variadic),
-        ("draws_200", Expected::blocks(2000.0, 200.0, INTERVAL)),
-    ] {
-        let got = functions[function];
-        // The bound of Chrome.
-        assert!((0.5..=2.0).contains(&(got.alloc_count / expected.count)), "{function}: {} blocks", got.alloc_count);
-        assert!((0.5..=2.0).contains(&(got.alloc_bytes / expected.bytes)), "{function}: {} bytes", got.alloc_bytes);
-        assert_within(function, &expected, got.alloc_count, got.alloc_bytes);
-        assert_within(function, &expected, got.live_count, got.live_bytes);
-    }
-
-    assert_eq!(report.targets.len(), 1, "{:?}", report.targets);
-    assert_eq!(report.targets[0].pid, target.pid());
+    assert_unbiased("Chrome's driver", || {
+        let (report, _, target) = profile("drawn.c", "driver", 777);
+        let mut errors = Errors::default();
+        let functions = report.process(target.pid()).estimates_by_leaf();
+        let mut variadic = Expected::default();
+        (700..1700).for_each(|size| variadic.add(Expected::blocks(1.0, f64::from(size), INTERVAL)));
+        for (function, expected) in [
+            ("draws_700", Expected::blocks(1570.0, 700.0, INTERVAL)),
+            ("draws_variadic", variadic),
+            ("draws_200", Expected::blocks(2000.0, 200.0, INTERVAL)),
+        ] {
+            let got = functions[function];
+            // The bound of Chrome.
+            assert!(
+                (0.5..=2.0).contains(&(got.alloc_count / expected.count)),
+                "{function}: {} blocks",
+                got.alloc_count
+            );
+            assert!((0.5..=2.0).contains(&(got.alloc_bytes / expected.bytes)), "{function}: {} bytes", got.alloc_bytes);
+            errors.note(&format!("{function} allocated"), &expected, got.alloc_count, got.alloc_bytes);
+            errors.note(&format!("{function} live"), &expected, got.live_count, got.live_bytes);
+        }
+        assert_eq!(report.targets.len(), 1, "{:?}", report.targets);
+        assert_eq!(report.targets[0].pid, target.pid());
+        errors
+    });
     assert!(changed_code(bystander.pid()).is_empty());
     bystander.work("driver");
     bystander.assert_running();
@@ -123,12 +124,15 @@ fn a_thousand_samples_in_a_thousand_intervals() {
     const INTERVAL: f64 = 10_000.0;
     const ROUNDS: f64 = 50.0;
     const BLOCKS: f64 = 40_000.0 * ROUNDS;
-    let (_, json, _) = profile("drawn.c", "points 2000000", 10_000);
-    let samples = json["targets"][0]["totals"]["alloc_samples"].as_f64().expect("a number");
-    let per_round = samples / ROUNDS;
-    assert!((900.0..=1100.0).contains(&per_round), "{per_round} samples");
-    let taken = 1.0 - (-250.0 / INTERVAL).exp();
-    let sigma = (BLOCKS * taken * (1.0 - taken)).sqrt();
-    let off = (samples - BLOCKS * taken) / sigma;
-    assert!(off.abs() <= SIGMAS, "{samples} samples, {off:.1} sigma from {}", BLOCKS * taken);
+    assert_unbiased("two million points", || {
+        let (_, json, _) = profile("drawn.c", "points 2000000", 10_000);
+        let samples = json["targets"][0]["totals"]["alloc_samples"].as_f64().expect("a number");
+        let per_round = samples / ROUNDS;
+        assert!((900.0..=1100.0).contains(&per_round), "{per_round} samples");
+        let taken = 1.0 - (-250.0 / INTERVAL).exp();
+        let sigma = (BLOCKS * taken * (1.0 - taken)).sqrt();
+        let mut errors = Errors::default();
+        errors.note_sigmas("samples", (samples - BLOCKS * taken) / sigma);
+        errors
+    });
 }
