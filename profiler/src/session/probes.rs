@@ -368,23 +368,10 @@ impl Probes {
     pub(super) fn finish_detaching<'a>(&mut self, targets: impl Iterator<Item = &'a Target>) {
         self.links.replaced.clear();
         if self.keeper().settle().is_ok() {
-            self.restore_copies();
-            return self.report_stubs(targets);
+            return self.restore_copies();
         }
         if let Err(error) = self.recover(targets) {
             warn!("breakpoints and stubs of heapbpf may remain in the targets: {error}; `heapbpf doctor` removes them");
-        }
-    }
-
-    /// A process that another tool traces cannot be stopped.
-    fn report_stubs<'a>(&mut self, targets: impl Iterator<Item = &'a Target>) {
-        for target in targets.filter(|_| self.stubs.is_enabled()) {
-            if self.discovery.open(target.pid).is_ok_and(|opened| stubs::are_left(&opened)) {
-                warn!(
-                    "stubs of heapbpf remain in process {}, which could not be stopped: they slow its calls down by 2 ns; the next recording or `heapbpf doctor` removes them",
-                    target.pid
-                );
-            }
         }
     }
 

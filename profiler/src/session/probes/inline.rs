@@ -99,7 +99,7 @@ impl Probes {
     }
 
     /// Restores pointers of children that have copied stubs and were not followed, because the user did not want it, or because they
-    /// were created at the end of the recording.
+    /// were created at the end of the recording; and of targets that could not be stopped before.
     pub(in crate::session) fn restore_copies(&mut self) {
         if !self.stubs.has_installed_any() {
             return;
@@ -114,9 +114,9 @@ impl Probes {
             }
             match stubs::remove_left(&opened, &self.discovery, &self.links.keeper) {
                 Ok(restored) => debug!("process {pid}: restored {restored} pointers that it has copied"),
-                Err(error) => {
-                    warn!("stubs of heapbpf remain in process {pid}: {error:#}; `heapbpf doctor` removes them")
-                }
+                Err(error) => warn!(
+                    "stubs of heapbpf remain in process {pid}, and slow its calls down by 2 ns: {error:#}; the next recording or `heapbpf doctor` removes them"
+                ),
             }
         }
     }
