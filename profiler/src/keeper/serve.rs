@@ -185,7 +185,7 @@ impl Worker {
     /// Whether a process that heapbpf has not started waits for the agent.
     fn is_waited_for(&self) -> bool {
         match &self.program {
-            Some(program) => !program.is_own && program.launch.is_traced() && !program.launch.is_followed(),
+            Some(program) => program.waits_for_agent(),
             None => self.stopped.is_some(),
         }
     }
@@ -368,6 +368,12 @@ impl TracedProgram {
             return Err(LaunchError::Suspended(self.launch.pid()));
         }
         stepped.map(Outcome::StartUp)
+    }
+
+    /// Whether heapbpf has not started it, and it is held, or may stop without that being noticed before the agent asks.
+    fn waits_for_agent(&self) -> bool {
+        let is_noticed = self.launch.is_followed() && self.changes.is_some();
+        !self.is_own && self.launch.is_traced() && !is_noticed
     }
 
     /// Resumes it as if it had never been traced, without the agent.

@@ -163,10 +163,13 @@ impl Channel {
         if !descriptors.is_empty() {
             ancillary.push(SendAncillaryMessage::ScmRights(descriptors));
         }
-        let parts = [IoSlice::new(&header)];
+        // In one call: a process that is stopped or killed in between would leave a part, for the rest of which its peer waits.
+        let parts = [IoSlice::new(&header), IoSlice::new(bytes)];
         let sent = rustix::io::retry_on_intr(|| sendmsg(&self.0, &parts, &mut ancillary, SendFlags::NOSIGNAL))?;
-        (&self.0).write_all(&header[sent..])?;
-        (&self.0).write_all(bytes)
+        if sent < HEADER_BYTES {
+            (&self.0).write_all(&header[sent..])?;
+        }
+        (&self.0).write_all(&bytes[sent.saturating_sub(HEADER_BYTES)..])
     }
 
     /// `None` when the peer has closed its end. Errors: `UnexpectedEof` in a message, `InvalidData` above `bytes_max`.

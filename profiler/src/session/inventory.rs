@@ -9,7 +9,7 @@
 //! before `free` had worked, is left out. What was sampled before the stop is part of the walked
 //! heap, and is removed, except blocks that are as large as the interval: all of those are known.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use profiler_common::counter::Counter;
 use profiler_common::interval::Interval;
@@ -43,13 +43,12 @@ const LIVE_SHARE: usize = 4;
 /// Maximum number of stops, if a heap was being changed each time, and maximum time for all of them.
 const TRIES_MAX: u32 = 8;
 const PAUSES_MAX: Duration = Duration::from_secs(1);
-/// Blocks to insert between two reads of the ring buffer, also where each of these takes long.
+/// Blocks to insert between two reads of the ring buffer: first, and when the process has filled it once meanwhile.
 const PART: usize = 64;
 const PART_MAX: usize = 1024;
-/// Times from which on parts are larger, and from which on no more blocks are inserted: a process may fill the ring buffer as fast as
-/// it is read, and everything else waits meanwhile.
-const SMALL_PARTS_MAX: Duration = Duration::from_millis(500);
-const ENTERING_MAX: Duration = Duration::from_secs(2);
+/// Number of times that the process may fill the ring buffer until no more blocks are inserted: it may do so as fast as the ring
+/// buffer is read, and everything else waits meanwhile.
+const FILLED_MAX: u64 = 4;
 const WAIT: Duration = Duration::from_micros(500);
 
 impl Session {
@@ -260,19 +259,20 @@ impl Session {
     /// Enters live blocks, some at a time: a block that is freed between the check of its reported frees and the insertion
     /// is removed when that free is read. Returns what is missing.
     fn enter_live(&mut self, pid: Pid, blocks: &[LiveAllocation]) -> Result<Option<String>, LoadError> {
-        let begun = Instant::now();
+        let begun = self.ring.read_bytes();
         let mut gone: Vec<LiveAllocation> = Vec::new();
         let mut gap = None;
         let mut left = blocks;
         while !left.is_empty() {
-            if begun.elapsed() > ENTERING_MAX || signals::is_interrupted_again() {
+            let filled = (self.ring.read_bytes() - begun) / u64::from(self.config.ring_bytes).max(1);
+            if filled >= FILLED_MAX || signals::is_interrupted_again() {
                 let (missing, all) = (left.len(), blocks.len());
                 gap = Some(format!(
                     "{missing} of {all} blocks are missing: the process allocates faster than they can be entered (use a larger `--interval`)"
                 ));
                 break;
             }
-            let size = if begun.elapsed() < SMALL_PARTS_MAX { PART } else { PART_MAX };
+            let size = if filled == 0 { PART } else { PART_MAX };
             let (part, rest) = left.split_at(size.min(left.len()));
             left = rest;
             self.catch_up();

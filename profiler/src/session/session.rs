@@ -47,7 +47,7 @@ pub struct Session {
     pub(super) config: SessionConfig,
     pub(super) probes: Probes,
     pub(super) rates: Rates,
-    ring: Ring,
+    pub(super) ring: Ring,
     raw_stacks: RawStacks,
     pub(super) records_unreadable: u64,
     pub(super) resync: Resync,
