@@ -291,17 +291,16 @@ fn destination(path: &Path, access: Access) -> Result<Destination> {
     if path.parent().is_some_and(|folder| DESCRIPTORS.iter().any(|known| folder == Path::new(known))) {
         return Ok(Destination::Device(File::options().write(true).open(path)?));
     }
-    let place = Place::find(path)?;
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let explained = |error: io::Error| anyhow::anyhow!("{}", explain(&error, folder));
+    let place = Place::find(path).map_err(explained)?;
     match place.found()? {
         Found::Folder => bail!("it is a directory; name a file in it"),
         Found::Stream(stream) => return Ok(Destination::Device(open_stream(path, &stream)?)),
         Found::File => place.check_writable()?,
         Found::Nothing => {}
     }
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let new = Replacement::create_at(&place, access as u32)
-        .map_err(|error| anyhow::anyhow!("{}", explain(&error, folder)))?;
-    Ok(Destination::Replacement(new))
+    Ok(Destination::Replacement(Replacement::create_at(place, access as u32).map_err(explained)?))
 }
 
 fn is_standard_output(path: &Path) -> bool {
@@ -330,7 +329,10 @@ fn explain_format(path: &Path, error: &str) -> String {
 fn explain(error: &io::Error, folder: &Path) -> String {
     match error.kind() {
         io::ErrorKind::NotFound => format!("the directory `{0}` does not exist; `mkdir -p {0}`", folder.display()),
-        io::ErrorKind::PermissionDenied => format!("no permission to write in `{}`", folder.display()),
+        // Other refusals have their own reasons.
+        io::ErrorKind::PermissionDenied if error.raw_os_error().is_some() => {
+            format!("no permission to write in `{}`", folder.display())
+        }
         _ => error.to_string(),
     }
 }

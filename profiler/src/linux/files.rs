@@ -80,11 +80,11 @@ pub(crate) struct Replacement {
 impl Replacement {
     /// `mode` is reduced by the umask. A symbolic link at the path is not followed.
     pub(crate) fn create(path: &Path, mode: u32) -> io::Result<Self> {
-        Self::create_at(&Place::find(path)?, mode)
+        Self::create_at(Place::find(path)?, mode)
     }
 
-    pub(crate) fn create_at(place: &Place, mode: u32) -> io::Result<Self> {
-        let (folder, name) = (place.folder().try_clone_to_owned()?, place.name().to_owned());
+    pub(crate) fn create_at(place: Place, mode: u32) -> io::Result<Self> {
+        let (folder, name) = place.into_parts();
         let mode = Mode::from_raw_mode(mode);
         let flags = OFlags::RDWR | OFlags::CLOEXEC;
         match openat(&folder, ".", flags | OFlags::TMPFILE, mode) {

@@ -5,7 +5,7 @@
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path};
 
@@ -51,12 +51,8 @@ impl Place {
         Walk { folder: start, is_ours, links_left: LINKS_MAX }.to(path)
     }
 
-    pub(crate) fn folder(&self) -> BorrowedFd<'_> {
-        self.folder.as_fd()
-    }
-
-    pub(crate) fn name(&self) -> &OsStr {
-        &self.name
+    pub(crate) fn into_parts(self) -> (OwnedFd, OsString) {
+        (self.folder, self.name)
     }
 
     /// Fails for what must not be written to: block devices, and devices and pipes of other users or in their folders.
