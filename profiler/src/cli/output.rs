@@ -53,7 +53,7 @@ enum Destination {
 impl Output {
     /// Opens `path` for writing. Its extension selects the format, unless one is `forced`.
     pub(super) fn open(path: &Path, forced: Option<Format>, access: Access) -> Result<Self> {
-        if path == Path::new("-") {
+        if is_standard_output(path) {
             let format = forced.unwrap_or(Format::Folded);
             if !format.spec().is_text && terminal::output_is_terminal() {
                 let extension = format.spec().extension;
@@ -284,9 +284,6 @@ fn write_all(file: impl Write, report: impl FnOnce(&mut dyn Write) -> Result<()>
 }
 
 fn destination(path: &Path, access: Access) -> Result<Destination> {
-    if is_standard_output(path) {
-        return Ok(Destination::Stdout);
-    }
     // The kernel leads these to open files of heapbpf.
     if path.parent().is_some_and(|folder| DESCRIPTORS.iter().any(|known| folder == Path::new(known))) {
         return Ok(Destination::Device(File::options().write(true).open(path)?));

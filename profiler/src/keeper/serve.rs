@@ -456,11 +456,17 @@ impl Agent {
 
     /// Waits so long for a message, the end of the channel, or the agent's exit.
     fn has_answer(&self, period_ns: i64) -> bool {
+        let limit = Timespec { tv_sec: 0, tv_nsec: period_ns };
+        self.wait(Some(&limit)).map_or(true, |ready| ready.is_some())
+    }
+
+    /// Whether the channel is readable, or the agent has exited; `None` when the time is up.
+    fn wait(&self, limit: Option<&Timespec>) -> io::Result<Option<bool>> {
         let readable = |fd| PollFd::from_borrowed_fd(fd, PollFlags::IN);
         let process = self.process.as_ref().map(AsFd::as_fd);
         let mut polled: Vec<PollFd<'_>> = std::iter::once(self.channel.as_fd()).chain(process).map(readable).collect();
-        let limit = Timespec { tv_sec: 0, tv_nsec: period_ns };
-        retry_on_intr(|| poll(&mut polled, Some(&limit))).map_or(true, |ready| ready > 0)
+        let ready = retry_on_intr(|| poll(&mut polled, limit))?;
+        Ok((ready > 0).then(|| !polled[0].revents().is_empty()))
     }
 
     fn send(&self, answer: &impl Serialize) -> bool {
@@ -470,11 +476,7 @@ impl Agent {
     /// Waits for the next message, with its descriptors; `None` when there are no more. Ends with the agent even if
     /// another process has inherited a descriptor of the channel. An incomplete message of a killed agent is ignored.
     fn receive<T: DeserializeOwned>(&self, bytes_max: usize) -> Option<(T, Vec<OwnedFd>)> {
-        let readable = |fd| PollFd::from_borrowed_fd(fd, PollFlags::IN);
-        let process = self.process.as_ref().map(AsFd::as_fd);
-        let mut polled: Vec<PollFd<'_>> = std::iter::once(self.channel.as_fd()).chain(process).map(readable).collect();
-        retry_on_intr(|| poll(&mut polled, None)).ok()?;
-        if polled[0].revents().is_empty() {
+        if self.wait(None).ok()? != Some(true) {
             return None;
         }
         self.channel.receive_value(bytes_max).ok().flatten()

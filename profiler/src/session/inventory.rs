@@ -57,7 +57,7 @@ impl Session {
         if self.config.inventory_bytes_max == 0 || self.config.selection.all {
             return;
         }
-        self.complete_inventory();
+        self.complete_inventory(false);
         let heaps = self.hooked_heaps(pid);
         if heaps.is_empty() {
             return;
@@ -265,11 +265,14 @@ impl Session {
         let mut left = blocks;
         while !left.is_empty() {
             let filled = (self.ring.read_bytes() - begun) / u64::from(self.config.ring_bytes).max(1);
-            if filled >= FILLED_MAX || signals::is_interrupted_again() {
-                let (missing, all) = (left.len(), blocks.len());
-                gap = Some(format!(
-                    "{missing} of {all} blocks are missing: the process allocates faster than they can be entered (use a larger `--interval`)"
-                ));
+            let reason = if signals::is_interrupted_again() {
+                Some("the user has interrupted again")
+            } else {
+                (filled >= FILLED_MAX)
+                    .then_some("the process allocates faster than they can be entered (use a larger `--interval`)")
+            };
+            if let Some(reason) = reason {
+                gap = Some(format!("{} of {} blocks are missing: {reason}", left.len(), blocks.len()));
                 break;
             }
             let size = if filled == 0 { PART } else { PART_MAX };
@@ -386,23 +389,12 @@ impl Session {
         self.memory.poll(&mut self.processes, self.probes.discovery.plan.heaps(), clock::now().monotonic);
     }
 
-    /// Waits for the walk.
-    pub(super) fn complete_inventory(&mut self) {
+    /// Waits for the walk, unless the recording ends and the user interrupts again.
+    pub(super) fn complete_inventory(&mut self, is_end: bool) {
         while self.inventories.pending.is_some() {
             if self.inventories.is_walked() {
-                self.finish_inventory(true);
-            } else if self.take_records() {
-                std::thread::sleep(WAIT);
-            }
-        }
-    }
-
-    /// Waits for the walk at the end of the recording, unless the user interrupts again.
-    pub(super) fn complete_last_inventory(&mut self) {
-        while self.inventories.pending.is_some() {
-            if self.inventories.is_walked() {
-                self.finish_inventory(false);
-            } else if signals::is_interrupted_again() {
+                self.finish_inventory(!is_end);
+            } else if is_end && signals::is_interrupted_again() {
                 self.end_inventory(failed("interrupted before the heap was walked".to_owned()));
             } else if self.take_records() {
                 std::thread::sleep(WAIT);

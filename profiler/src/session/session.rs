@@ -448,7 +448,7 @@ impl Session {
 
     /// Reads counters before it detaches: a call whose return probe is removed first would count as not returning.
     fn stop(&mut self) -> Result<(clock::Instant, Counters)> {
-        self.complete_last_inventory();
+        self.complete_inventory(true);
         self.rates.stop(&mut self.probes.kernel)?;
         let now = clock::now();
         self.catch_up();

@@ -89,7 +89,7 @@ impl Session {
     }
 
     fn dump(&mut self, reason: WindowReason, listener: &mut dyn Listener) -> Result<()> {
-        self.complete_inventory();
+        self.complete_inventory(false);
         self.empty_ring();
         let (now, counters) = (clock::now(), self.counters()?);
         self.processes.refresh_thread_names();
@@ -122,7 +122,7 @@ impl Session {
     }
 
     fn set_mark(&mut self, listener: &mut dyn Listener) -> Result<()> {
-        self.complete_inventory();
+        self.complete_inventory(false);
         self.empty_ring();
         let (now, counters) = (clock::now(), self.counters()?);
         self.processes.note(now.monotonic, Some(SampleTrigger::Mark));

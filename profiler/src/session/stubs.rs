@@ -191,7 +191,8 @@ impl Stubs {
             // Counted from before the first call that passes a stub.
             None => self
                 .count_from_here(pid, kernel)
-                .and_then(|()| self.install_anywhere(target, kernel, stopper, discovery, rates).map(Box::new)),
+                .and_then(|()| anywhere(pid, &mut || self.install_new(target, kernel, stopper, discovery, rates)))
+                .map(Box::new),
         };
         let state = installed.map_or_else(|error| refuse(target, format!("{error:#}"), None), State::Installed);
         self.targets.insert(pid, state);
@@ -349,25 +350,6 @@ impl Stubs {
         self.slots.leading_to(&functions, &Previous::default(), space, &discovery.modules, discovery.names()).len()
     }
 
-    /// The process runs while a place is chosen, and may map memory there itself.
-    fn install_anywhere(
-        &mut self,
-        target: &Target,
-        kernel: &Kernel,
-        stopper: Stopper<'_>,
-        discovery: &Discovery,
-        rates: &Rates,
-    ) -> Result<Installed> {
-        let is_occupied = |error: &anyhow::Error| matches!(error.downcast_ref(), Some(KeeperError::Occupied));
-        for _ in 1..PLACES_MAX {
-            match self.install_new(target, kernel, stopper, discovery, rates) {
-                Err(error) if is_occupied(&error) => debug!("process {}: {error}", target.pid),
-                installed => return installed,
-            }
-        }
-        self.install_new(target, kernel, stopper, discovery, rates)
-    }
-
     fn install_new(
         &mut self,
         target: &Target,
@@ -493,4 +475,16 @@ fn refuse(target: &Target, reason: String, left: Option<Box<Installed>>) -> Stat
 
 fn nanos(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// Repeats an installation for which the process has taken the place: it runs while one is chosen, and may map memory there itself.
+fn anywhere(pid: Pid, install: &mut dyn FnMut() -> Result<Installed>) -> Result<Installed> {
+    let is_occupied = |error: &anyhow::Error| matches!(error.downcast_ref(), Some(KeeperError::Occupied));
+    for _ in 1..PLACES_MAX {
+        match install() {
+            Err(error) if is_occupied(&error) => debug!("process {pid}: {error}"),
+            installed => return installed,
+        }
+    }
+    install()
 }
