@@ -23,7 +23,8 @@ const LIBRARIES: [(&str, &str, &str); 8] = [
     ("wrapping.so", "wrapping.c", "-O2"),
     ("plain.so", "separated.c", "-O2"),
 ];
-/// The kernel writes to the memory of threads with restartable sequences; libraries with thread-local variables need room.
+/// The kernel writes the processor's number into the memory of threads with restartable sequences; libraries with thread-local
+/// variables need room.
 const TUNABLES: &str = "glibc.pthread.rseq=0:glibc.rtld.optional_static_tls=8192";
 
 /// A program with its setting.
@@ -160,7 +161,9 @@ impl Workshop {
 
     /// Builds a program that follows the protocol of `attacked.h`; `None` for servers.
     pub(super) fn build(&self, program: &Program) -> Result<Option<Line>> {
-        let line = |words: Vec<OsString>| Ok(Some(Line { words, environment: Vec::new() }));
+        // Only in programs whose memory is compared: elsewhere, restartable sequences are part of what is attacked.
+        let tunables = || program.idles.then(|| ("GLIBC_TUNABLES", TUNABLES.into()));
+        let line = |words: Vec<OsString>| Ok(Some(Line { words, environment: tunables().into_iter().collect() }));
         match program.kind {
             Kind::Built(source, flags, arguments, preload) => {
                 let compiler = if source.ends_with(".cpp") { "g++" } else { "gcc" };
@@ -168,7 +171,7 @@ impl Workshop {
                 let arguments = arguments.split_ascii_whitespace().map(|word| self.placed(word));
                 let words = std::iter::once(path.into()).chain(arguments).collect();
                 let preload = (!preload.is_empty()).then(|| ("LD_PRELOAD", self.placed(preload)));
-                let environment = preload.into_iter().chain([("GLIBC_TUNABLES", TUNABLES.into())]).collect();
+                let environment = preload.into_iter().chain(tunables()).collect();
                 Ok(Some(Line { words, environment }))
             }
             Kind::Script(interpreter, script) => line(vec![interpreter.into(), self.sources.join(script).into()]),
