@@ -9,6 +9,7 @@ use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
 use tracing_subscriber::registry::LookupSpan;
 
 use super::terminal;
+use crate::report::text;
 
 /// `RUST_LOG` takes precedence.
 pub(super) fn start(verbose: u8, quiet: bool, is_agent: bool) {
@@ -50,8 +51,10 @@ where
         if *metadata.level() > Level::INFO {
             write!(out, "{}: ", metadata.target())?;
         }
-        context.field_format().format_fields(out.by_ref(), event)?;
-        writeln!(out)
+        let mut fields = String::new();
+        context.field_format().format_fields(Writer::new(&mut fields), event)?;
+        // What targets have named gets no colours.
+        writeln!(out, "{}", text::plain(&fields))
     }
 }
 
@@ -86,6 +89,18 @@ mod tests {
         });
         let bytes = kept.0.lock().expect("no writer panics").clone();
         String::from_utf8(bytes).expect("text")
+    }
+
+    #[test]
+    fn names_in_messages_get_no_colours() {
+        let kept = Kept::default();
+        let writer = kept.clone();
+        let log = tracing_subscriber::fmt().with_ansi(false).with_writer(move || writer.clone());
+        let log = log.event_format(Lines { colour: false }).finish();
+        tracing::subscriber::with_default(log, || tracing::warn!(name = "\x1b[31mb", "cannot read `{}`", "\x1b[31ma"));
+        let bytes = kept.0.lock().expect("no writer panics").clone();
+        let text = String::from_utf8(bytes).expect("text");
+        assert!(!text.contains('\x1b') && text.contains("[31ma`"), "{text:?}");
     }
 
     #[test]

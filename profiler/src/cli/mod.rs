@@ -136,12 +136,11 @@ fn doctor(args: &DoctorArgs) -> Result<u8> {
     let runtime = runtime::async_runtime()?;
     let _guard = runtime.enter();
     let diagnosis = Diagnosis::make(pid, args.placement, &refusal::command_line());
-    let mut out = terminal::output();
     if args.json {
-        report::write_json(&diagnosis, &mut out)?;
+        report::write_json(&diagnosis, &mut terminal::output())?;
     } else {
         let (_, colour) = terminal::layout();
-        out.write_all(report::text(&diagnosis, colour).as_bytes())?;
+        terminal::coloured_output().write_all(report::text(&diagnosis, colour).as_bytes())?;
     }
     Ok(if diagnosis.works() { exit::DONE } else { exit::FAILED })
 }

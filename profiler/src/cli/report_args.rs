@@ -54,7 +54,7 @@ pub(super) struct OutputArgs {
     #[arg(help_heading = OUTPUT, long, hide_short_help = true)]
     pub(super) native: bool,
 
-    /// Embed the source lines around each frame in HTML reports, from files on this machine that the invoking user may
+    /// Embed the source lines around each frame in HTML reports, from files on this machine that the program's user and you may
     /// read. Files are named by the target's debug information: check a report before you pass it on.
     #[arg(help_heading = OUTPUT, long)]
     pub(super) source: bool,
@@ -93,6 +93,11 @@ pub(super) struct PresentationArgs {
     /// Name of the recorded machine in Parquet files. While recording, its host name is the default.
     #[arg(help_heading = OUTPUT, long, value_name = "NAME")]
     pub(super) host: Option<String>,
+
+    /// Write names into CSV as they are. By default, those that a spreadsheet would evaluate (`=…`, `+…`, `-…`, `@…`) begin with
+    /// an apostrophe.
+    #[arg(help_heading = OUTPUT, long)]
+    pub(super) csv_raw: bool,
 
     /// Number of rows in the table on the terminal.
     #[arg(help_heading = OUTPUT, long, value_name = "ROWS", default_value_t = 10)]
@@ -145,8 +150,8 @@ impl PresentationArgs {
 
     pub(super) fn presentation(&self) -> Presentation {
         let by = self.by.iter().copied().collect::<IndexSet<_>>().into_iter().collect();
-        let (threshold, icicle, host) = (self.threshold, self.icicle, self.host.clone());
-        Presentation { view: self.view, by, threshold, icicle, host }
+        let (threshold, icicle, host, csv_raw) = (self.threshold, self.icicle, self.host.clone(), self.csv_raw);
+        Presentation { view: self.view, by, threshold, icicle, host, csv_raw }
     }
 }
 

@@ -7,7 +7,7 @@ use crossterm::cursor::{Hide, Show};
 use crossterm::execute;
 use crossterm::terminal::{EnterAlternateScreen, LeaveAlternateScreen, disable_raw_mode, enable_raw_mode};
 
-use super::terminal::{keep_messages, kept_messages, say, unfiltered_output};
+use super::terminal::{keep_messages, kept_messages, say_coloured, unfiltered_output};
 
 /// The terminal in raw mode and on its alternate screen. Restored when this is dropped, and before the message of a panic.
 pub(super) struct TakenTerminal(());
@@ -54,5 +54,5 @@ fn restore() {
     // A terminal that has hung up needs no modes.
     let _ = execute!(unfiltered_output(), Show, LeaveAlternateScreen);
     let _ = disable_raw_mode();
-    kept.iter().for_each(|message| say(message));
+    kept.iter().for_each(|message| say_coloured(message));
 }

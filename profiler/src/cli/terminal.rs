@@ -1,6 +1,8 @@
-//! Standard error and terminals receive no control characters except line ends, tabs and colours: names and paths of
-//! targets could move a terminal's cursor or type into it, even from a log file printed later.
+//! Standard error and terminals receive no control characters except line ends and tabs: names and paths of targets could move a
+//! terminal's cursor or type into it, even from a log file printed later. Colours pass only in what [`Page`](crate::report::page::Page)
+//! and the log have coloured.
 
+use std::borrow::Cow;
 use std::collections::VecDeque;
 use std::io::{self, IsTerminal, Write};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -10,14 +12,19 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use terminal_size::terminal_size;
 
 use super::status;
-use crate::report::text::on_terminal;
+use crate::report::text;
 use crate::session::Progress;
 
-/// Writes a line to standard error. Ignores errors: reports are written even if nobody reads messages.
-pub(super) fn say(line: &str) {
-    if !keep(line) {
+/// Writes a message to standard error, whatever names are in it. Ignores errors: reports are written even if nobody reads messages.
+pub(super) fn say(message: &str) {
+    say_coloured(&text::plain(message));
+}
+
+/// Writes what may have colours of heapbpf's own.
+pub(super) fn say_coloured(message: &str) {
+    if !keep(message) {
         let mut out = errors();
-        let _ = writeln!(out, "{line}").and_then(|()| out.flush());
+        let _ = writeln!(out, "{message}").and_then(|()| out.flush());
     }
 }
 
@@ -52,12 +59,19 @@ fn keep(message: &str) -> bool {
     true
 }
 
+/// Standard output, for reports and other text.
 pub(super) fn output() -> Lines<io::Stdout> {
-    Lines::new(io::stdout(), output_is_terminal())
+    Lines::new(io::stdout(), output_is_terminal().then_some(text::plain))
 }
 
+/// Standard output, for what may have colours of heapbpf's own.
+pub(super) fn coloured_output() -> Lines<io::Stdout> {
+    Lines::new(io::stdout(), output_is_terminal().then_some(text::coloured))
+}
+
+/// Standard error, for what may have colours of heapbpf's own.
 pub(super) fn errors() -> Lines<io::Stderr> {
-    Lines::new(io::stderr(), true)
+    Lines::new(io::stderr(), Some(text::coloured))
 }
 
 pub(super) fn output_is_terminal() -> bool {
@@ -97,21 +111,24 @@ fn columns() -> usize {
 /// Prints a command's tables, on standard error if standard output has a report (`redirected`).
 pub(super) fn print(text: &str, redirected: bool) -> io::Result<()> {
     if redirected {
-        say(text);
+        say_coloured(text);
         return Ok(());
     }
-    writeln!(output(), "{text}")
+    writeln!(coloured_output(), "{text}")
 }
+
+type Filter = fn(&str) -> Cow<'_, str>;
 
 /// Writer that filters whole lines for terminals, and passes bytes on unchanged elsewhere.
 pub(super) struct Lines<W: Write> {
     inner: W,
-    line: Option<Vec<u8>>,
+    /// The filter, and the line that has no end yet.
+    filtered: Option<(Filter, Vec<u8>)>,
 }
 
 impl<W: Write> Lines<W> {
-    fn new(inner: W, filters: bool) -> Self {
-        Self { inner, line: filters.then(Vec::new) }
+    fn new(inner: W, filter: Option<Filter>) -> Self {
+        Self { inner, filtered: filter.map(|filter| (filter, Vec::new())) }
     }
 }
 
@@ -122,12 +139,12 @@ fn hung_up(error: io::Error) -> io::Error {
 
 impl<W: Write> Write for Lines<W> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        let Some(line) = &mut self.line else { return self.inner.write(bytes) };
+        let Some((filter, line)) = &mut self.filtered else { return self.inner.write(bytes) };
         let end = bytes.iter().rposition(|&byte| byte == b'\n').map_or(0, |at| at + 1);
         let (lines, rest) = bytes.split_at(end);
         line.extend(lines);
         if !lines.is_empty() {
-            let safe = on_terminal(&String::from_utf8_lossy(line)).into_owned();
+            let safe = filter(&String::from_utf8_lossy(line)).into_owned();
             line.clear();
             self.inner.write_all(safe.as_bytes()).map_err(hung_up)?;
         }
@@ -136,9 +153,9 @@ impl<W: Write> Write for Lines<W> {
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        if let Some(line) = &mut self.line {
+        if let Some((filter, line)) = &mut self.filtered {
             let line = std::mem::take(line);
-            self.inner.write_all(on_terminal(&String::from_utf8_lossy(&line)).as_bytes()).map_err(hung_up)?;
+            self.inner.write_all(filter(&String::from_utf8_lossy(&line)).as_bytes()).map_err(hung_up)?;
             return self.inner.flush().map_err(hung_up);
         }
         self.inner.flush()
@@ -254,9 +271,9 @@ impl Write for Log {
 mod tests {
     use super::*;
 
-    fn written(filters: bool, pieces: &[&str]) -> String {
+    fn written(filter: Option<Filter>, pieces: &[&str]) -> String {
         let mut out = Vec::new();
-        let mut lines = Lines::new(&mut out, filters);
+        let mut lines = Lines::new(&mut out, filter);
         pieces.iter().for_each(|piece| lines.write_all(piece.as_bytes()).expect("vectors accept all bytes"));
         drop(lines);
         String::from_utf8(out).expect("text")
@@ -264,10 +281,14 @@ mod tests {
 
     #[test]
     fn terminal_output_has_no_control_characters() {
-        assert_eq!(written(true, &["a\x1b[2Jb\nc", "d\x07\n", "e"]), "a\u{fffd}[2Jb\ncd\u{fffd}\ne");
+        let red = ["\x1b[3", "1mred\x1b[0m\n"];
+        for filter in [text::plain as Filter, text::coloured] {
+            assert_eq!(written(Some(filter), &["a\x1b[2Jb\nc", "d\x07\n", "e"]), "a\u{fffd}[2Jb\ncd\u{fffd}\ne");
+            assert_eq!(written(Some(filter), &["\u{e9}".repeat(3).as_str(), "\n"]), "ééé\n");
+        }
         // An escape sequence may span two writes.
-        assert_eq!(written(true, &["\x1b[3", "1mred\x1b[0m\n"]), "\x1b[31mred\x1b[0m\n");
-        assert_eq!(written(true, &["\u{e9}".repeat(3).as_str(), "\n"]), "ééé\n");
+        assert_eq!(written(Some(text::coloured), &red), "\x1b[31mred\x1b[0m\n");
+        assert_eq!(written(Some(text::plain), &red), "\u{fffd}[31mred\u{fffd}[0m\n");
     }
 
     #[test]
@@ -281,13 +302,13 @@ mod tests {
                 Ok(())
             }
         }
-        let error = |filters| Lines::new(Failing, filters).write_all(b"line\n").expect_err("it fails");
-        assert_eq!(error(true).kind(), io::ErrorKind::BrokenPipe);
-        assert_eq!(error(false).raw_os_error(), Some(libc::EIO));
+        let error = |filter| Lines::new(Failing, filter).write_all(b"line\n").expect_err("it fails");
+        assert_eq!(error(Some(text::plain)).kind(), io::ErrorKind::BrokenPipe);
+        assert_eq!(error(None).raw_os_error(), Some(libc::EIO));
     }
 
     #[test]
     fn files_and_pipes_receive_unchanged_bytes() {
-        assert_eq!(written(false, &["a\x1b[2Jb\n", "c\x07"]), "a\x1b[2Jb\nc\x07");
+        assert_eq!(written(None, &["a\x1b[2Jb\n", "c\x07"]), "a\x1b[2Jb\nc\x07");
     }
 }

@@ -91,7 +91,8 @@ fn show(settings: TopSettings, feed: &Feed, mut phase: watch::Receiver<Phase>) -
             None => show_screen(settings, feed, profile, phase).await,
             Some(style) => {
                 let TopSettings { period, is_once, has_duration, callsites_max, .. } = settings;
-                let settings = script::Settings { style, period, is_once, has_duration, callsites_max };
+                let csv_raw = settings.presentation.csv_raw;
+                let settings = script::Settings { style, period, is_once, has_duration, callsites_max, csv_raw };
                 match script::run(feed, profile, settings, phase, &mut terminal::output()).await {
                     Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
                     written => written.context("cannot write to standard output"),

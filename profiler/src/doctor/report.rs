@@ -2,7 +2,7 @@
 
 use std::io;
 
-use anstyle::{AnsiColor, Style};
+use anstyle::Style;
 
 use super::json::Doctor;
 use super::{Costs, Diagnosis, EnginesForecast, Refusal, Target, Trial};
@@ -11,14 +11,9 @@ use crate::model::ScopeKind;
 use crate::probe::place::Class;
 use crate::probe::plan::PlannedHook;
 use crate::report::page::Column::{self, Left, Right};
-use crate::report::page::table_lines;
+use crate::report::page::{BAD, GOOD, HEADING, PLAIN, Page, table_lines};
 use crate::report::text::printable;
 use crate::session::ScopeForecast;
-
-const HEADING: Style = Style::new().bold();
-const GOOD: Style = AnsiColor::Green.on_default();
-const BAD: Style = AnsiColor::Red.on_default().bold();
-const PLAIN: Style = Style::new();
 
 pub(crate) fn write_json(diagnosis: &Diagnosis, out: &mut dyn io::Write) -> io::Result<()> {
     let json = serde_json::to_string(&Doctor::new(diagnosis)).map_err(io::Error::other)?;
@@ -26,7 +21,7 @@ pub(crate) fn write_json(diagnosis: &Diagnosis, out: &mut dyn io::Write) -> io::
 }
 
 pub(crate) fn text(diagnosis: &Diagnosis, colour: bool) -> String {
-    let mut page = Page { text: String::new(), colour };
+    let mut page = Page::new(None, colour);
     page.line(
         HEADING,
         &format!("heapbpf {} on Linux {} ({})", env!("CARGO_PKG_VERSION"), diagnosis.kernel, std::env::consts::ARCH),
@@ -43,27 +38,13 @@ pub(crate) fn text(diagnosis: &Diagnosis, colour: bool) -> String {
     page.text
 }
 
-struct Page {
-    text: String,
-    colour: bool,
-}
-
 impl Page {
-    fn line(&mut self, style: Style, line: &str) {
-        if self.colour && style != PLAIN {
-            self.text.push_str(&format!("{style}{line}{style:#}\n"));
-        } else {
-            self.text.push_str(line);
-            self.text.push('\n');
-        }
-    }
-
     fn heading(&mut self, heading: &str) {
-        self.text.push('\n');
+        self.gap();
         self.line(HEADING, heading);
     }
 
-    fn table(&mut self, columns: &[Column], rows: Vec<(Style, Vec<String>)>) {
+    fn styled_table(&mut self, columns: &[Column], rows: Vec<(Style, Vec<String>)>) {
         let (styles, rows): (Vec<Style>, Vec<Vec<String>>) = rows.into_iter().unzip();
         let lines = table_lines(columns, rows, None);
         // The first line has the headings, if columns have any.
@@ -82,7 +63,7 @@ impl Page {
         let rows = diagnosis.environments.iter().map(|environment| {
             (PLAIN, vec![environment.name.clone(), printable(&environment.evidence.join("; ")).into_owned()])
         });
-        self.table(&[Left(""); 2], rows.collect());
+        self.styled_table(&[Left(""); 2], rows.collect());
     }
 
     fn trials(&mut self, trials: &[Trial]) {
@@ -99,7 +80,7 @@ impl Page {
             let needed = if trial.needed { "" } else { "not needed" };
             (style, vec![trial.name().to_owned(), answer.to_owned(), needed.to_owned(), remarks])
         };
-        self.table(&[Left(""); 4], trials.iter().map(row).collect());
+        self.styled_table(&[Left(""); 4], trials.iter().map(row).collect());
     }
 
     fn limits(&mut self, diagnosis: &Diagnosis) {
@@ -109,7 +90,7 @@ impl Page {
             let value = limit.value.as_deref().map_or_else(unreadable, |value| printable(value).into_owned());
             (PLAIN, vec![limit.name.to_owned(), value, limit.meaning.to_owned()])
         });
-        self.table(&[Left(""), Right(""), Left("")], rows.collect());
+        self.styled_table(&[Left(""), Right(""), Left("")], rows.collect());
     }
 
     fn costs(&mut self, costs: Option<&Costs>) {
@@ -123,7 +104,7 @@ impl Page {
             row("emulated by the kernel", costs.emulated_ns, costs.emulated_with_return_ns),
             row("single-stepped", costs.single_stepped_ns, costs.single_stepped_with_return_ns),
         ];
-        self.table(&columns, rows);
+        self.styled_table(&columns, rows);
     }
 
     fn target(&mut self, target: &Target, costs: Option<&Costs>) {
@@ -132,12 +113,12 @@ impl Page {
             Ok(hooks) => {
                 let [function, instruction, probe, module] = ["function", "instruction", "probe", "module"].map(Left);
                 let columns = [function, Right("offset"), instruction, probe, Right("per call"), module];
-                self.table(&columns, hooks.iter().map(|hook| (PLAIN, row(hook, costs))).collect());
+                self.styled_table(&columns, hooks.iter().map(|hook| (PLAIN, row(hook, costs))).collect());
             }
             Err(error) => self.line(BAD, &format!("  {}", printable(error))),
         }
         if let Some(scope) = &target.scope {
-            self.scope(scope);
+            self.forecast_scope(scope);
         }
         if let Some(engines) = &target.engines {
             self.engines(engines);
@@ -146,7 +127,7 @@ impl Page {
 
     fn engines(&mut self, engines: &EnginesForecast) {
         let rate = engines.allocations_per_second;
-        self.text.push('\n');
+        self.gap();
         self.line(PLAIN, &format!("  allocations per second of CPU time: ≈ {rate:.0} (counted for 0.2 s)"));
         // What remains of the counted time without the probes is then too small to be a divisor.
         let trap = if engines.trap > 10.0 { "more than 10".to_owned() } else { format!("≈ {:.2}", engines.trap) };
@@ -158,10 +139,10 @@ impl Page {
         self.line(PLAIN, &format!("  CPU time with `--engine inline`: {inline}"));
     }
 
-    fn scope(&mut self, scope: &ScopeForecast) {
+    fn forecast_scope(&mut self, scope: &ScopeForecast) {
         let foreign = scope.foreign_probes.map_or_else(|| "unknown".to_owned(), |probes| probes.to_string());
         let style = if scope.foreign_probes.is_some_and(|probes| probes > 0) { BAD } else { PLAIN };
-        self.text.push('\n');
+        self.gap();
         self.line(PLAIN, &format!("  other processes that map these files: {}", scope.other_processes));
         self.line(style, &format!("  probes of other tools on these functions: {foreign}"));
         for (selection, choice) in [("this target alone", &scope.one_target), ("`--all`", &scope.all)] {
@@ -210,7 +191,7 @@ impl Page {
     }
 
     fn verdict(&mut self, diagnosis: &Diagnosis) {
-        self.text.push('\n');
+        self.gap();
         if diagnosis.works() {
             return self.line(GOOD, "profiling works here");
         }

@@ -1,5 +1,6 @@
 //! Comma-separated values (RFC 4180): a table of callsites, and one of functions.
 
+use std::borrow::Cow;
 use std::cmp::Reverse;
 use std::io;
 
@@ -9,38 +10,80 @@ use super::usage::{own_frame, usage};
 use super::{folded, text};
 use crate::model::{CallsiteProfile, Profile, TargetProfile};
 
+/// A cell of a table.
+pub(crate) enum Cell<'a> {
+    /// heapbpf's own: a heading, or a number.
+    Own(Cow<'a, str>),
+    /// What targets and files have named.
+    Name(Cow<'a, str>),
+}
+
+impl<'a> Cell<'a> {
+    pub(crate) fn own(text: &'a str) -> Self {
+        Self::Own(text.into())
+    }
+
+    pub(crate) fn number(number: impl ToString) -> Self {
+        Self::Own(number.to_string().into())
+    }
+
+    pub(crate) fn name(text: impl Into<Cow<'a, str>>) -> Self {
+        Self::Name(text.into())
+    }
+
+    /// Quoted where the format requires it. Spreadsheets evaluate text that starts like a formula: unless names are wanted raw, these
+    /// have an apostrophe before them, as in <https://owasp.org/www-community/attacks/CSV_Injection>.
+    fn written(&self, raw: bool) -> String {
+        let (text, is_name) = match self {
+            Self::Own(text) => (text, false),
+            Self::Name(text) => (text, true),
+        };
+        let text = text::printable(text);
+        let mark = if is_name && !raw && text.starts_with(FORMULA) { "'" } else { "" };
+        if text.contains([',', '"']) {
+            format!("\"{mark}{}\"", text.replace('"', "\"\""))
+        } else {
+            format!("{mark}{text}")
+        }
+    }
+}
+
+/// First characters of formulas, also in the width that East Asian keyboards type. Tabs and line ends have been trimmed.
+const FORMULA: [char; 8] = ['=', '+', '-', '@', '＝', '＋', '－', '＠'];
+
 /// A row per callsite, the largest of the view first. Stacks are as in folded text, the outermost frame first.
 pub(super) fn write(profile: &Profile, presentation: &Presentation, out: &mut dyn io::Write) -> io::Result<()> {
     let amounts = View::ALL.map(column);
     let columns = ["pid", "process", "thread", "heap"].into_iter().chain(amounts.iter().map(String::as_str));
-    row(columns.chain(["age_ns_median", "function", "file", "line", "module", "stack"]), out)?;
+    let columns = columns.chain(["age_ns_median", "function", "file", "line", "module", "stack"]);
+    row(columns.map(Cell::own), presentation.csv_raw, out)?;
     let mut callsites: Vec<_> = profile.callsites().collect();
     callsites.sort_by_key(|(_, callsite)| Reverse(presentation.view.of_callsite(callsite)));
     for (target, callsite) in callsites {
-        row(cells(profile, target, callsite).iter().map(String::as_str), out)?;
+        row(cells(profile, target, callsite), presentation.csv_raw, out)?;
     }
     Ok(())
 }
 
-fn cells(profile: &Profile, target: &TargetProfile, callsite: &CallsiteProfile) -> Vec<String> {
+fn cells<'a>(profile: &'a Profile, target: &'a TargetProfile, callsite: &'a CallsiteProfile) -> Vec<Cell<'a>> {
     let thread = callsite.thread.map(|_| group_frame(Group::Thread, target, callsite)).unwrap_or_default();
     let frame = own_frame(profile, callsite).and_then(|at| tables::frame(profile, callsite.stack[at]));
     let names = frame.map(|frame| (frame.label(), frame.file.as_deref().unwrap_or_default(), frame.line));
     let (function, file, line) = names.unwrap_or_default();
     let module = frame.and_then(|frame| frame.module.as_deref()).unwrap_or_default();
     let mut cells = vec![
-        target.facts.pid.to_string(),
-        target.facts.comm.clone(),
-        thread,
-        heap_name(target, callsite.heap).to_owned(),
+        Cell::number(target.facts.pid),
+        Cell::name(&target.facts.comm),
+        Cell::name(thread),
+        Cell::name(heap_name(target, callsite.heap)),
     ];
-    cells.extend(View::ALL.map(|view| view.of_callsite(callsite).to_string()));
-    let age = callsite.details.ages.median_ns();
-    cells.push(age.map(|age| age.to_string()).unwrap_or_default());
-    cells.extend([function, file.to_owned(), line.map(|line| line.to_string()).unwrap_or_default(), module.to_owned()]);
+    cells.extend(View::ALL.map(|view| Cell::number(view.of_callsite(callsite))));
+    let optional = |number: Option<u64>| number.map_or(Cell::own(""), Cell::number);
+    cells.extend([optional(callsite.details.ages.median_ns()), Cell::name(function), Cell::name(file)]);
+    cells.extend([optional(line.map(u64::from)), Cell::name(module)]);
     let own = callsite.stack.iter().rev().filter_map(|&id| tables::frame(profile, id)).map(|frame| frame.label());
     let stack: Vec<String> = gap_frames(callsite).chain(own).map(|name| folded::label(&name)).collect();
-    cells.push(stack.join(";"));
+    cells.push(Cell::name(stack.join(";")));
     cells
 }
 
@@ -51,11 +94,12 @@ pub(super) fn write_functions(
     out: &mut dyn io::Write,
 ) -> io::Result<()> {
     let amounts = ["self", "total"].map(|kind| View::ALL.map(|view| format!("{kind}_{}", column(view))));
-    row(["function", "module"].into_iter().chain(amounts.iter().flatten().map(String::as_str)), out)?;
+    let columns = ["function", "module"].into_iter().chain(amounts.iter().flatten().map(String::as_str));
+    row(columns.map(Cell::own), presentation.csv_raw, out)?;
     for (key, usage) in usage(profile, presentation.view, true) {
-        let amounts = [usage.own, usage.total].map(|views| views.map(|amount| amount.to_string()));
-        let names = [key.function.as_str(), key.module.as_str()];
-        row(names.into_iter().chain(amounts.iter().flatten().map(String::as_str)), out)?;
+        let amounts = [usage.own, usage.total].into_iter().flatten().map(Cell::number);
+        let names = [&key.function, &key.module].map(Cell::name);
+        row(names.into_iter().chain(amounts), presentation.csv_raw, out)?;
     }
     Ok(())
 }
@@ -64,13 +108,8 @@ fn column(view: View) -> String {
     view.name().replace('-', "_")
 }
 
-pub(crate) fn row<'a>(cells: impl IntoIterator<Item = &'a str>, out: &mut dyn io::Write) -> io::Result<()> {
-    let cells: Vec<String> = cells.into_iter().map(cell).collect();
+/// Writes a row. `raw` leaves names as they are, for programs.
+pub(crate) fn row<'a>(cells: impl IntoIterator<Item = Cell<'a>>, raw: bool, out: &mut dyn io::Write) -> io::Result<()> {
+    let cells: Vec<String> = cells.into_iter().map(|cell| cell.written(raw)).collect();
     writeln!(out, "{}", cells.join(","))
-}
-
-/// Quotes a cell where the format requires it.
-fn cell(text: &str) -> String {
-    let text = text::printable(text);
-    if text.contains([',', '"']) { format!("\"{}\"", text.replace('"', "\"\"")) } else { text.into_owned() }
 }

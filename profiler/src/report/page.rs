@@ -1,30 +1,36 @@
-//! Text for terminals: styled lines, and tables that fit the width.
+//! Text for terminals: styled lines, and tables that fit the width. The only place that adds colours, to lines without any.
 
 use anstyle::{AnsiColor, Style};
 use comfy_table::{CellAlignment, ColumnConstraint, ContentArrangement, Row, Table, Width, presets};
 
-const WIDTH_MIN: usize = 80;
-pub(super) const HEADING: Style = Style::new().bold();
-pub(super) const WARNING: Style = AnsiColor::Yellow.on_default().bold();
-pub(super) const PLAIN: Style = Style::new();
+use super::text;
 
-pub(super) struct Page {
-    pub(super) text: String,
+const WIDTH_MIN: usize = 80;
+pub(crate) const HEADING: Style = Style::new().bold();
+pub(crate) const WARNING: Style = AnsiColor::Yellow.on_default().bold();
+pub(crate) const GOOD: Style = AnsiColor::Green.on_default();
+pub(crate) const BAD: Style = AnsiColor::Red.on_default().bold();
+pub(crate) const PLAIN: Style = Style::new();
+
+pub(crate) struct Page {
+    pub(crate) text: String,
     pub(super) width: Option<usize>,
     colour: bool,
 }
 
 impl Page {
     /// `width` is the terminal's, in columns; `colour` allows ANSI escapes.
-    pub(super) fn new(width: Option<usize>, colour: bool) -> Self {
+    pub(crate) fn new(width: Option<usize>, colour: bool) -> Self {
         Self { text: String::new(), width: width.map(|width| width.max(WIDTH_MIN)), colour }
     }
 
-    pub(super) fn line(&mut self, style: Style, line: &str) {
+    /// The line may contain what others have named: it gets no colours but its style, and nothing that controls a terminal.
+    pub(crate) fn line(&mut self, style: Style, line: &str) {
+        let line = text::plain(line);
         if self.colour && style != PLAIN {
             self.text.push_str(&format!("{style}{line}{style:#}\n"));
         } else {
-            self.text.push_str(line);
+            self.text.push_str(&line);
             self.text.push('\n');
         }
     }
@@ -39,7 +45,7 @@ impl Page {
         }
     }
 
-    pub(super) fn gap(&mut self) {
+    pub(crate) fn gap(&mut self) {
         self.text.push('\n');
     }
 

@@ -21,6 +21,8 @@ pub struct Presentation {
     pub icicle: bool,
     /// Name of the recorded machine, for formats that are aggregated over machines; `None` where unknown.
     pub host: Option<String>,
+    /// Tables of comma-separated values have names as they are, also those that spreadsheets evaluate.
+    pub csv_raw: bool,
 }
 
 impl From<View> for Presentation {

@@ -93,10 +93,23 @@ pub(crate) fn printable(name: &str) -> Cow<'_, str> {
         .into()
 }
 
-/// Keeps newlines, tabs and colours (`ESC [ … m`); other control and all bidirectional characters become `\u{fffd}`.
-pub(crate) fn on_terminal(text: &str) -> Cow<'_, str> {
-    let is_safe = |c: char| matches!(c, '\n' | '\t') || !c.is_control() && !is_deceptive(c);
-    if text.chars().all(is_safe) {
+/// For terminals: text in which names and paths of others may be. Keeps line ends and tabs; other control and all bidirectional
+/// characters become `\u{fffd}`.
+pub(crate) fn plain(text: &str) -> Cow<'_, str> {
+    if text.chars().all(is_plain) {
+        return Cow::Borrowed(text);
+    }
+    text.chars().map(|c| if is_plain(c) { c } else { char::REPLACEMENT_CHARACTER }).collect::<String>().into()
+}
+
+fn is_plain(c: char) -> bool {
+    matches!(c, '\n' | '\t') || !c.is_control() && !is_deceptive(c)
+}
+
+/// For terminals: lines that heapbpf has coloured after it has removed colours from their texts. As [`plain`], but keeps colours
+/// (`ESC [ … m`).
+pub(crate) fn coloured(text: &str) -> Cow<'_, str> {
+    if text.chars().all(is_plain) {
         return Cow::Borrowed(text);
     }
     let mut safe = String::with_capacity(text.len());
@@ -104,7 +117,7 @@ pub(crate) fn on_terminal(text: &str) -> Cow<'_, str> {
     while let Some(c) = rest.chars().next() {
         let colour = colour_length(rest);
         let (piece, after) = rest.split_at(colour.unwrap_or(c.len_utf8()));
-        safe.push_str(if colour.is_some() || is_safe(c) { piece } else { "\u{fffd}" });
+        safe.push_str(if colour.is_some() || is_plain(c) { piece } else { "\u{fffd}" });
         rest = after;
     }
     safe.into()
@@ -138,15 +151,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn terminal_text_keeps_colours_and_no_other_sequence() {
-        assert_eq!(on_terminal("plain\tté\n"), "plain\tté\n");
-        assert_eq!(on_terminal("\x1b[1;31mred\x1b[0m"), "\x1b[1;31mred\x1b[0m");
-        assert_eq!(on_terminal("\x1b[1;31"), "\u{fffd}[1;31");
+    fn coloured_text_keeps_colours_and_no_other_sequence() {
+        assert_eq!(coloured("plain\tté\n"), "plain\tté\n");
+        assert_eq!(coloured("\x1b[1;31mred\x1b[0m"), "\x1b[1;31mred\x1b[0m");
+        assert_eq!(coloured("\x1b[1;31"), "\u{fffd}[1;31");
         assert_eq!(
-            on_terminal("a\x1b]0;title\x07b\r\x1b[2K\u{9b}2J"),
+            coloured("a\x1b]0;title\x07b\r\x1b[2K\u{9b}2J"),
             "a\u{fffd}]0;title\u{fffd}b\u{fffd}\u{fffd}[2K\u{fffd}2J"
         );
-        assert_eq!(on_terminal("a\u{202e}b"), "a\u{fffd}b");
+        assert_eq!(coloured("a\u{202e}b"), "a\u{fffd}b");
+        assert_eq!(plain("\x1b[1;31mred\x1b[0m\té\n"), "\u{fffd}[1;31mred\u{fffd}[0m\té\n");
     }
 
     #[test]

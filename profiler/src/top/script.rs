@@ -13,8 +13,9 @@ use super::columns::{CallsiteColumn, Column, Order, TargetColumn};
 use super::model::{CallsiteRow, Model, TargetRow};
 use crate::live::{Feed, Unavailable};
 use crate::model::{Frame, MemoryPart, Profile, TargetProfile};
+use crate::report::csv::{self, Cell};
 use crate::report::page::{Column as PageColumn, table_lines};
-use crate::report::{csv, function, text};
+use crate::report::{function, text};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Style {
@@ -36,6 +37,8 @@ pub(crate) struct Settings {
     pub(crate) has_duration: bool,
     /// Maximum number of callsites of each process.
     pub(crate) callsites_max: usize,
+    /// See [`Presentation::csv_raw`](crate::report::Presentation::csv_raw).
+    pub(crate) csv_raw: bool,
 }
 
 /// Writes a record per period, until the recording ends or the view is to end.
@@ -83,7 +86,7 @@ fn write(model: &Model, settings: Settings, is_first: bool, out: &mut dyn Write)
     match settings.style {
         Style::Text => write_text(model, settings.callsites_max, is_first, out)?,
         Style::Json => write_json(model, settings.callsites_max, out)?,
-        Style::Csv => write_csv(model, is_first, out)?,
+        Style::Csv => write_csv(model, settings.csv_raw, is_first, out)?,
     }
     out.flush()
 }
@@ -261,7 +264,7 @@ fn signed(estimate: f64) -> i64 {
     estimate.round() as i64
 }
 
-fn write_csv(model: &Model, is_first: bool, out: &mut dyn Write) -> io::Result<()> {
+fn write_csv(model: &Model, raw: bool, is_first: bool, out: &mut dyn Write) -> io::Result<()> {
     const COLUMNS: [&str; 9] = [
         "unix_ns",
         "elapsed_ns",
@@ -274,21 +277,21 @@ fn write_csv(model: &Model, is_first: bool, out: &mut dyn Write) -> io::Result<(
         "rss_bytes",
     ];
     if is_first {
-        csv::row(COLUMNS, out)?;
+        csv::row(COLUMNS.map(Cell::own), raw, out)?;
     }
     for row in sorted_targets(model) {
         let cells = [
-            model.profile.ended_unix_ns.to_string(),
-            model.elapsed_ns().to_string(),
-            row.key.pid.to_string(),
-            model.profile.targets[row.at].facts.comm.clone(),
-            bytes(row.live).to_string(),
-            signed(row.growth).to_string(),
-            signed(row.growth_per_s).to_string(),
-            signed(row.allocated_per_s).to_string(),
-            row.rss_bytes.map(|bytes| bytes.to_string()).unwrap_or_default(),
+            Cell::number(model.profile.ended_unix_ns),
+            Cell::number(model.elapsed_ns()),
+            Cell::number(row.key.pid),
+            Cell::name(&model.profile.targets[row.at].facts.comm),
+            Cell::number(bytes(row.live)),
+            Cell::number(signed(row.growth)),
+            Cell::number(signed(row.growth_per_s)),
+            Cell::number(signed(row.allocated_per_s)),
+            row.rss_bytes.map_or(Cell::own(""), Cell::number),
         ];
-        csv::row(cells.iter().map(String::as_str), out)?;
+        csv::row(cells, raw, out)?;
     }
     Ok(())
 }

@@ -1,7 +1,7 @@
 //! Tables for spreadsheets.
 
 use super::{check_golden, profiles, render};
-use crate::report::{Format, View};
+use crate::report::{Format, Presentation, View};
 
 #[test]
 fn goldens() {
@@ -12,6 +12,32 @@ fn goldens() {
     ] {
         check_golden(&format!("csv/{name}.csv"), &render(Format::Csv, &profile, view));
         check_golden(&format!("csv/{name}.functions.csv"), &render(Format::CsvFunctions, &profile, view));
+    }
+}
+
+#[test]
+fn names_that_a_spreadsheet_evaluates_are_marked_unless_they_are_wanted_raw() {
+    for (name, marked) in [
+        ("=1+2", "'=1+2"),
+        ("+1", "'+1"),
+        ("-cmd|' /C calc'!A0", "'-cmd|' /C calc'!A0"),
+        ("@SUM(1)", "'@SUM(1)"),
+        ("\t=1", "'=1"),
+        ("＝1", "'＝1"),
+        ("=a,b", "\"'=a,b\""),
+        ("operator=", "operator="),
+    ] {
+        let mut profile = profiles::exact();
+        profile.targets[0].facts.comm = name.to_owned();
+        let table = |csv_raw| {
+            let presentation = Presentation { csv_raw, ..Presentation::default() };
+            let mut out = Vec::new();
+            Format::Csv.write(&profile, &presentation, &mut out).expect("vectors accept all bytes");
+            String::from_utf8(out).expect("text")
+        };
+        assert!(table(false).contains(&format!(",{marked},")), "{name}: {}", table(false));
+        let raw = marked.replacen('\'', "", usize::from(marked != name));
+        assert!(table(true).contains(&format!(",{raw},")), "{name}: {}", table(true));
     }
 }
 
