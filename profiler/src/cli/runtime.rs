@@ -132,7 +132,9 @@ impl Stops {
                 listeners.push((number, signal(kind).context("cannot listen for signals")?));
             }
         }
-        Ok(Self { listeners, interrupts_left: 0, requested: false, terminated: false })
+        // One between both steps has not reached its listener.
+        let requested = signals::interrupts() > 0;
+        Ok(Self { listeners, interrupts_left: 0, requested, terminated: false })
     }
 
     pub(super) async fn wait(&mut self, command: Option<Launched>) {

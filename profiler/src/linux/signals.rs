@@ -143,9 +143,14 @@ pub(crate) fn record_senders(signals: &[i32]) -> io::Result<()> {
     Ok(())
 }
 
+/// Number of SIGINTs since senders are recorded.
+pub(crate) fn interrupts() -> u32 {
+    INTERRUPTS.load(Ordering::Relaxed)
+}
+
 /// Whether the user has interrupted more than once, and waits for the end.
 pub(crate) fn is_interrupted_again() -> bool {
-    INTERRUPTS.load(Ordering::Relaxed) > 1
+    interrupts() > 1
 }
 
 /// While it exists, a second SIGINT exits at once. For times at which heapbpf cannot handle the first one soon, and has nothing to
