@@ -30,6 +30,7 @@ mod object;
 mod probe;
 mod process;
 mod push;
+mod reader;
 mod recording;
 mod report;
 mod serve;
@@ -42,6 +43,7 @@ mod unwind;
 mod walk;
 
 pub use cli::run;
+pub use reader::{COMMAND as READER_COMMAND, serve as serve_reader};
 pub use symbolize::sandbox::{COMMAND as SYMBOLIZER_COMMAND, serve as serve_symbolizer};
 
 /// Items for the tests, examples and fuzz targets of this workspace. Not a stable interface.

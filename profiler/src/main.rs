@@ -8,9 +8,14 @@ use std::thread;
 const STACK_BYTES: usize = 8 << 20;
 
 fn main() -> ExitCode {
-    // The symbolizer drops capabilities and namespaces, which are per thread: this must be the only one.
-    if std::env::args_os().nth(1).is_some_and(|command| command == heapbpf::SYMBOLIZER_COMMAND) {
+    // These processes drop capabilities, users and namespaces, which are per thread: this must be the only one.
+    let command = std::env::args_os().nth(1);
+    let is = |other: &str| command.as_ref().is_some_and(|command| command == other);
+    if is(heapbpf::SYMBOLIZER_COMMAND) {
         return heapbpf::serve_symbolizer().map_or(ExitCode::FAILURE, |()| ExitCode::SUCCESS);
+    }
+    if is(heapbpf::READER_COMMAND) {
+        return heapbpf::serve_reader().map_or(ExitCode::FAILURE, |()| ExitCode::SUCCESS);
     }
     let thread = thread::Builder::new().name("heapbpf".to_owned()).stack_size(STACK_BYTES).spawn(heapbpf::run);
     match thread.map(thread::JoinHandle::join) {

@@ -3,6 +3,7 @@
 
 mod agent;
 mod backends;
+mod boundary;
 mod churn;
 mod command_line;
 mod cut_stacks;

@@ -118,6 +118,7 @@ pub(crate) fn take_unrecorded(pid: Pid, method: Method, keeper: &Keeper) -> Resu
         facts: TargetFacts {
             cgroup: process.cgroup.clone(),
             program: process.program.clone(),
+            rights: process.rights.clone(),
             ..TargetFacts::running(pid, &process.command, &process.comm, Beginning::running(now.monotonic))
         },
         space: Arc::new(space),

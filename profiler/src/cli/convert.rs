@@ -19,6 +19,8 @@ use super::windows::Windows;
 use crate::ids::LedgerId;
 use crate::ledger::totals::Movement;
 use crate::linux::files;
+use crate::linux::place::Place;
+use crate::linux::rights::Rights;
 use crate::model::Profile;
 use crate::recording::block::MAGIC;
 use crate::recording::names::{self, Found, RecordedNames};
@@ -75,7 +77,7 @@ pub(super) fn convert(args: &ConvertArgs, naming: Naming) -> Result<u8> {
     input.judge(args.verdict.strict);
     input.select(&args.filter.filter());
     if args.output.source {
-        source::embed(&mut input.profile, args.output.quiet);
+        source::embed(&mut input.profile, &author(&args.recording), args.output.quiet);
     }
     write(args, &options, &input, outputs)?;
     let is_complete = !input.profile.incomplete() && !input.is_damaged;
@@ -193,6 +195,17 @@ struct Options {
     /// Length of windows.
     every_ns: Option<u64>,
     events: bool,
+}
+
+/// The rights of who can have written a recording, and named any file in it.
+fn author(path: &Path) -> Rights {
+    match (path.metadata(), Place::find(path)) {
+        (Ok(file), Ok(place)) if file.is_file() && place.is_ours() => Rights::of_owner(&file),
+        // Standard input.
+        (Err(_), _) => Rights::of_invoker(),
+        // Others can exchange it at any time.
+        _ => Rights::of_nobody(),
+    }
 }
 
 /// Reads the profile in a JSON report. Returns `None` for a recording, which is not read yet. A pipe is read once.

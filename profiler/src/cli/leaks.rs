@@ -24,6 +24,7 @@ use crate::check::{Plan, absence, check, heap_snapshot};
 use crate::collect::Method;
 use crate::ids::Pid;
 use crate::keeper::Keeper;
+use crate::linux::rights::Rights;
 use crate::linux::signals::Inherited;
 use crate::process::selection::Selection;
 use crate::report::text::printable;
@@ -254,7 +255,7 @@ fn start_checker(plan: Plan, reports: Reports) -> Checker {
             }
             let mut found = check_snapshot(snapshot, &plan, &resolver, reports.quiet || reports.to_stderr)?;
             if reports.source {
-                source::embed(&mut found.profile, reports.quiet || reports.to_stderr);
+                source::embed(&mut found.profile, &Rights::of_invoker(), reports.quiet || reports.to_stderr);
             }
             reports.print(&found, count == 0, plan.with_contents)?;
             leaking.insert(found.target().map_or(Pid(0), |target| target.facts.pid), found.leak_count > 0);
@@ -312,7 +313,7 @@ impl Reports {
             let _ = write_text(&mut terminal::errors());
             return Ok(());
         }
-        match write_text(&mut terminal::output()).map_err(anyhow::Error::from) {
+        match write_text(&mut terminal::coloured_output()).map_err(anyhow::Error::from) {
             Err(error) if is_broken_pipe(&error) => Ok(()),
             written => written,
         }

@@ -25,6 +25,7 @@ use crate::allocator::selection::HeapSelection;
 use crate::guardrail::Limits;
 use crate::ids::Pid;
 use crate::linux::proc::process;
+use crate::linux::rights::Rights;
 use crate::linux::signals::Inherited;
 use crate::model::Profile;
 use crate::process::selection::Selection;
@@ -405,7 +406,7 @@ impl State {
         profile.suppress(&self.suppressions);
         self.args.filter.filter().apply(&mut profile);
         if self.args.common.output.source {
-            source::embed(&mut profile, self.args.common.output.quiet);
+            source::embed(&mut profile, &Rights::of_invoker(), self.args.common.output.quiet);
         }
         profile.strict = self.args.verdict.strict;
         profile

@@ -1,20 +1,19 @@
 //! `--source`: lines of source files around the frames of a profile. Debug information, which targets control, names
-//! the files: so only regular files with the extension of a programming language are read, with the rights of the
-//! invoking user, and the amount of text is limited.
+//! the files: so only regular files with the extension of a programming language are read, with the rights of a user whose
+//! process names them and with those of the invoking user, and the amount of text is limited.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::{self, Read};
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
-use rustix::fs::OFlags;
 
 use super::terminal::say;
-use crate::linux::invoker::as_invoker;
+use crate::linux::rights::Rights;
 use crate::model::{Frame, Profile, SourcePiece};
+use crate::reader::{self, Wanted};
 use crate::report::View;
 use crate::report::text::{counted, printable};
 
@@ -33,63 +32,72 @@ const EXTENSIONS: [&str; 50] = [
     "adb", "ads", "pas", "swift", "nim", "cr", "vala", "ml", "hs", "java", "kt", "cs", "py", "pyx",
 ];
 
-/// Embeds the lines around each frame, those of callsites with the largest amounts first.
-pub(super) fn embed(profile: &mut Profile, quiet: bool) {
-    let files = by_weight(profile);
+/// Embeds the lines around each frame, those of callsites with the largest amounts first. `others` are the rights for what targets name
+/// whose own rights are not known: those of a recording.
+pub(super) fn embed(profile: &mut Profile, others: &Rights, quiet: bool) {
+    let files = by_weight(profile, others);
     let count = files.len();
-    let (pieces, read) = match as_invoker(|| pieces(&files)) {
-        Ok(found) => found,
-        Err(error) => {
-            say(&format!(
-                "heapbpf: warning: no source lines embedded: cannot take on the invoking user's rights: {error}"
-            ));
-            return;
-        }
-    };
+    let (pieces, read) = pieces(&files);
     profile.sources = pieces;
     if !quiet && read < count {
         let files = counted(count as u64, "source file");
         say(&format!(
-            "heapbpf: embedded lines of {read} of {files}; the others are missing, unreadable for the invoking user, or beyond the limit of 4 MiB of text"
+            "heapbpf: embedded lines of {read} of {files}; the others are missing, unreadable for the profiled program's user or for you, or beyond the limit of 4 MiB of text"
         ));
     }
 }
 
 /// A line of a source file that the invoking user may read; `None` without one.
 pub(super) fn line(path: &Path, line: u32) -> Option<String> {
-    let text = as_invoker(|| read_source(path)).and_then(|text| text).ok()?;
+    let text = read_source(path, &[Rights::of_invoker()]).ok()?;
     let line = text.lines().nth(usize::try_from(line.checked_sub(1)?).ok()?)?;
     Some(cleaned(line))
 }
 
 type Lines = BTreeSet<u32>;
 
+/// A file that debug information names.
+struct Named {
+    file: Arc<str>,
+    lines: Lines,
+    /// Of the users whose processes name it.
+    rights: Vec<Rights>,
+}
+
 /// Files and lines of frames, by the allocated bytes of the callsites through them.
-fn by_weight(profile: &Profile) -> Vec<(Arc<str>, Lines)> {
-    let mut weights: FxHashMap<usize, u128> = FxHashMap::default();
-    for (_, callsite) in profile.callsites() {
+fn by_weight(profile: &Profile, others: &Rights) -> Vec<Named> {
+    let mut weights: FxHashMap<usize, (u128, Vec<&Rights>)> = FxHashMap::default();
+    for (target, callsite) in profile.callsites() {
         let bytes = View::AllocBytes.of_callsite(callsite).max(View::LiveBytes.of_callsite(callsite));
+        let own = target.facts.rights.as_ref().unwrap_or(others);
         for id in &callsite.stack {
-            *weights.entry(id.0 as usize).or_default() += u128::from(bytes);
+            let (weight, rights) = weights.entry(id.0 as usize).or_default();
+            *weight += u128::from(bytes);
+            if !rights.contains(&own) {
+                rights.push(own);
+            }
         }
     }
-    let mut files: BTreeMap<Arc<str>, (u128, Lines)> = BTreeMap::new();
-    for (index, weight) in weights {
+    let mut files: BTreeMap<Arc<str>, (u128, Lines, Vec<Rights>)> = BTreeMap::new();
+    for (index, (weight, rights)) in weights {
         let Some(Frame { file: Some(file), line: Some(line @ 1..), .. }) = profile.frames.get(index) else { continue };
-        let (most, lines) = files.entry(Arc::clone(file)).or_default();
+        let (most, lines, all) = files.entry(Arc::clone(file)).or_default();
         *most = weight.max(*most);
         lines.insert(*line);
+        let is_new = |own: &&Rights| !all.contains(own);
+        let new: Vec<Rights> = rights.into_iter().filter(is_new).cloned().collect();
+        all.extend(new);
     }
     let mut files: Vec<_> = files.into_iter().collect();
-    files.sort_by(|(_, (one, _)), (_, (other, _))| other.cmp(one));
-    files.into_iter().map(|(file, (_, lines))| (file, lines)).collect()
+    files.sort_by(|(_, (one, ..)), (_, (other, ..))| other.cmp(one));
+    files.into_iter().map(|(file, (_, lines, rights))| Named { file, lines, rights }).collect()
 }
 
 /// The pieces, and of how many files there are some.
-fn pieces(files: &[(Arc<str>, Lines)]) -> (Vec<SourcePiece>, usize) {
+fn pieces(files: &[Named]) -> (Vec<SourcePiece>, usize) {
     let (mut pieces, mut read, mut bytes) = (Vec::new(), 0, 0);
-    for (file, lines) in files.iter().take(FILES_MAX) {
-        let Ok(text) = read_source(Path::new(&**file)) else { continue };
+    for Named { file, lines, rights } in files.iter().take(FILES_MAX) {
+        let Ok(text) = read_source(Path::new(&**file), rights) else { continue };
         let found = around(file, &text, lines);
         let size: usize = found.iter().map(|piece| piece.text.len()).sum();
         if found.is_empty() || bytes + size > TEXT_BYTES_MAX {
@@ -102,23 +110,22 @@ fn pieces(files: &[(Arc<str>, Lines)]) -> (Vec<SourcePiece>, usize) {
     (pieces, read)
 }
 
-/// Only with an absolute path: others are relative to where the compiler ran.
-fn read_source(path: &Path) -> io::Result<String> {
-    let refused = |reason| Err(io::Error::new(io::ErrorKind::InvalidInput, reason));
+/// Reads a file that one of these users and the invoking one may read. Only with an absolute path: others are relative to where the
+/// compiler ran.
+fn read_source(path: &Path, rights: &[Rights]) -> io::Result<String> {
+    let refused = |reason| io::Error::new(io::ErrorKind::InvalidInput, reason);
     let is_source = path.extension().and_then(|extension| extension.to_str()).is_some_and(|e| EXTENSIONS.contains(&e));
     if !path.is_absolute() || !is_source {
-        return refused("it is not the absolute path of a source file");
+        return Err(refused("it is not the absolute path of a source file"));
     }
-    // Opening a device can change its state.
-    if !fs::metadata(path)?.is_file() {
-        return refused("it is not a regular file");
-    }
-    let flags = OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
-    #[expect(clippy::cast_possible_wrap, reason = "the flags use the low bits only")]
-    let file = File::options().read(true).custom_flags(flags.bits() as i32).open(path)?;
-    let metadata = file.metadata()?;
-    if !metadata.is_file() || metadata.len() > FILE_BYTES_MAX {
-        return refused("it is not a regular file, or too large");
+    let root = File::open("/")?;
+    let wanted = Wanted { path, follows: true, owners: None, bytes_max: FILE_BYTES_MAX };
+    let open = |rights: &Rights| reader::open(rights, &root, wanted).map_err(io::Error::other);
+    let invoker = Rights::of_invoker();
+    let mut file = open(&invoker)?.file;
+    if !rights.contains(&invoker) {
+        let found = rights.iter().find_map(|rights| open(rights).ok());
+        file = found.ok_or_else(|| refused("the user of the program that names it may not read it"))?.file;
     }
     let mut bytes = Vec::new();
     file.take(FILE_BYTES_MAX).read_to_end(&mut bytes)?;
@@ -155,9 +162,14 @@ fn cleaned(line: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::symlink;
+    use std::fs;
+    use std::os::unix::fs::{PermissionsExt, chown, symlink};
 
     use super::*;
+
+    fn read(path: &Path) -> io::Result<String> {
+        read_source(path, &[Rights::of_invoker()])
+    }
 
     fn text(length: u32) -> String {
         (1..=length).map(|line| format!("line {line}\n")).collect()
@@ -193,12 +205,36 @@ mod tests {
         rustix::fs::mknodat(rustix::fs::CWD, path("pipe.c"), rustix::fs::FileType::Fifo, rustix::fs::Mode::RWXU, 0)
             .expect("ours");
         for name in ["a.c", "link.rs"] {
-            assert_eq!(read_source(&path(name)).expect("it is source"), "text");
+            assert_eq!(read(&path(name)).expect("it is source"), "text");
         }
         for name in ["key", "a.pem", "large.c", "folder.c", "device.c", "pipe.c", "missing.c"] {
-            assert!(read_source(&path(name)).is_err(), "{name}");
+            assert!(read(&path(name)).is_err(), "{name}");
         }
-        assert!(read_source(Path::new("Cargo.toml")).is_err() && read_source(Path::new("src/lib.rs")).is_err());
+        assert!(read(Path::new("Cargo.toml")).is_err() && read(Path::new("src/lib.rs")).is_err());
+    }
+
+    /// A link of a target's in the place of its source must not show what root alone can read.
+    #[test]
+    fn what_the_programs_user_may_not_read_is_not_shown() {
+        const OTHER: u32 = 65534;
+        let folder = tempfile::tempdir().expect("temporary folder");
+        let path = |name: &str| folder.path().join(name);
+        fs::set_permissions(folder.path(), PermissionsExt::from_mode(0o755)).expect("ours");
+        for (name, mode) in [("secret.c", 0o600), ("open.c", 0o644)] {
+            fs::write(path(name), name).expect("ours");
+            fs::set_permissions(path(name), PermissionsExt::from_mode(mode)).expect("ours");
+        }
+        symlink(path("secret.c"), path("link.c")).expect("ours");
+        chown(path("open.c"), Some(OTHER), None).expect("tests run as root");
+        let other = [Rights::of_owner(&path("open.c").metadata().expect("ours"))];
+        for name in ["secret.c", "link.c"] {
+            assert_eq!(read(&path(name)).expect("of root"), "secret.c");
+            let error = read_source(&path(name), &other).expect_err("not for this user").to_string();
+            assert!(error.contains("may not read"), "{error}");
+        }
+        assert_eq!(read_source(&path("open.c"), &other).expect("for all"), "open.c");
+        let both = [other[0].clone(), Rights::of_invoker()];
+        assert_eq!(read_source(&path("secret.c"), &both).expect("a program of root names it, too"), "secret.c");
     }
 
     #[test]
@@ -206,11 +242,12 @@ mod tests {
         let folder = tempfile::tempdir().expect("temporary folder");
         let long = "x".repeat(LINE_CHARS_MAX * 2) + "\n";
         let lines: Lines = (1..=4000).collect();
-        let files: Vec<(Arc<str>, Lines)> = (0..4)
+        let files: Vec<Named> = (0..4)
             .map(|number| {
                 let path = folder.path().join(format!("{number}.c"));
                 fs::write(&path, long.repeat(4000)).expect("ours");
-                (path.to_str().expect("UTF-8").into(), lines.clone())
+                let file = path.to_str().expect("UTF-8").into();
+                Named { file, lines: lines.clone(), rights: vec![Rights::of_invoker()] }
             })
             .collect();
         let (pieces, read) = pieces(&files);

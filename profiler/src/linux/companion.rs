@@ -9,6 +9,7 @@ use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Mutex, PoisonError};
+use std::thread;
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -93,6 +94,16 @@ impl Companion {
         self.channel = None;
         let _ = self.child.kill();
         let _ = self.child.wait();
+    }
+
+    /// Kills it without waiting: it can be in a system call that a signal does not end.
+    #[cfg_attr(test, expect(dead_code, reason = "unit tests start no readers"))]
+    pub(crate) fn abandon(mut self) {
+        self.channel = None;
+        let _ = self.child.kill();
+        let reaper = thread::Builder::new().name("reaper".to_owned());
+        // Without a thread, dropping it waits.
+        let _ = reaper.spawn(move || drop(self));
     }
 }
 

@@ -18,6 +18,7 @@ pub(crate) mod place;
 pub(crate) mod proc;
 pub(crate) mod process_memory;
 pub(crate) mod ptrace;
+pub(crate) mod rights;
 pub(crate) mod scheduling;
 pub(crate) mod signals;
 pub(crate) mod spawn;

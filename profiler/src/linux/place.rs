@@ -51,6 +51,11 @@ impl Place {
         Walk { folder: start, is_ours, links_left: LINKS_MAX }.to(path)
     }
 
+    /// Whether nobody else can exchange the folders on the way.
+    pub(crate) fn is_ours(&self) -> bool {
+        self.is_ours
+    }
+
     pub(crate) fn into_parts(self) -> (OwnedFd, OsString) {
         (self.folder, self.name)
     }

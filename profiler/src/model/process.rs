@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use super::health::Overhead;
 use crate::ids::Pid;
 use crate::ledger::totals::Totals;
+use crate::linux::rights::Rights;
 use crate::process::program::Program;
 use crate::units::MonotonicNanos;
 
@@ -23,6 +24,9 @@ pub struct TargetFacts {
     /// The link that the program was started by, whose name reports show; `None` where it was none.
     #[serde(default, with = "in_json")]
     pub program: Option<Program>,
+    /// With which files are read that the process names, while it is recorded.
+    #[serde(skip)]
+    pub rights: Option<Rights>,
     pub beginning: Beginning,
     pub exited: bool,
     /// The process executed another program, which is a target of its own.
@@ -42,6 +46,7 @@ impl TargetFacts {
             comm: comm.to_owned(),
             cgroup: None,
             program: None,
+            rights: None,
             beginning,
             exited: false,
             replaced: false,

@@ -10,6 +10,10 @@ use std::path::{Path, PathBuf};
 
 use super::elf::{BuildId, Elf};
 use super::image::{Image, open_beneath, open_regular};
+use crate::ids::Pid;
+use crate::linux::proc::process::entry_path;
+use crate::linux::rights::Rights;
+use crate::reader::Wanted;
 
 /// `.gnu_debuglink`: a name, padding and a checksum.
 const SECTION_BYTES_MAX: u64 = 512;
@@ -28,15 +32,18 @@ pub struct DebugLink {
     pub checksum: u32,
 }
 
-/// `None` for a module that contains its own line information.
-pub(super) fn find_linked(root: &Path, path: &Path, image: &Image, elf: &Elf) -> Option<DebugLink> {
+/// Opened with the rights of the process whose module it is. `None` for a module that contains its own line information.
+pub(super) fn find_linked(pid: Pid, path: &Path, image: &Image, elf: &Elf) -> Option<DebugLink> {
     let section = elf.section(".gnu_debuglink").filter(|_| elf.section(".debug_info").is_none())?;
     let bytes = image.read(section.offset, section.size_bytes, SECTION_BYTES_MAX).ok()?;
     let (name, checksum) = parse_debug_link(&bytes)?;
-    let root = File::open(root).ok()?;
+    let (root, rights) = (File::open(entry_path(pid, "root")).ok()?, Rights::of(pid)?);
     let this = image.identity();
     let is_other = |found: &Image| (found.identity().device, found.identity().inode) != (this.device, this.inode);
-    let open = |path: PathBuf| open_beneath(&root, &path, DEBUG_FILE_BYTES_MAX).ok().filter(is_other);
+    let open = |path: PathBuf| {
+        let wanted = Wanted { path: &path, follows: true, owners: None, bytes_max: DEBUG_FILE_BYTES_MAX };
+        Image::open_for(&rights, &root, wanted).ok().filter(is_other)
+    };
     let image = candidates(path.parent()?, name).into_iter().find_map(open)?;
     Some(DebugLink { image, checksum })
 }

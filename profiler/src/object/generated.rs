@@ -2,17 +2,15 @@
 //! the target controls them: the symbolizer process parses them.
 
 use std::fs::File;
-use std::io;
-use std::os::fd::AsRawFd;
-use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
-use rustix::fs::{Mode, OFlags, ResolveFlags};
 
 use super::ObjectError;
-use super::image::{Image, open_regular};
+use super::image::Image;
+use crate::linux::rights::Rights;
+use crate::reader::Wanted;
 use crate::units::MonotonicNanos;
 
 /// Path of the module that stands for a process's generated code. No file has it: paths of files are absolute.
@@ -149,22 +147,12 @@ fn is_same(one: &Image, other: &Image) -> bool {
     (one.device, one.inode) == (other.device, other.inode)
 }
 
-/// Opens the map of a process beneath its root directory. `pid` is the process's own number for itself, `uid` its owner. As
-/// for perf, the file must belong to that user or to root. It must be no link: a link of the target's could lead to any file.
-pub(crate) fn open_perf_map(root: &File, pid: u32, uid: u32) -> Result<Image, ObjectError> {
+/// Opens the map of a process beneath its root directory, with its rights. `pid` is the process's own number for itself. As for perf,
+/// the file must belong to its user or to root. It must be no link: a link of the target's could lead to any file.
+pub(crate) fn open_perf_map(root: &File, pid: u32, rights: &Rights) -> Result<Image, ObjectError> {
     let path = format!("tmp/perf-{pid}.map");
-    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
-    let found = rustix::fs::openat2(root, Path::new(&path), flags, Mode::empty(), resolve).map_err(io::Error::from)?;
-    let found = File::from(found);
-    let metadata = found.metadata()?;
-    if !metadata.is_file() {
-        return Err(ObjectError::NotRegular);
-    }
-    if metadata.uid() != 0 && metadata.uid() != uid {
-        return Err(ObjectError::Malformed("it belongs to another user"));
-    }
-    open_regular(Path::new(&format!("/proc/self/fd/{}", found.as_raw_fd())))
+    let owners = Some([0, rights.uid()]);
+    Image::open_for(rights, root, Wanted { path: Path::new(&path), follows: false, owners, bytes_max: u64::MAX })
 }
 
 /// Whether a mapped file is a marker by which perf finds a dump: `jit-PID.dump`.
@@ -216,14 +204,15 @@ mod tests {
     fn only_regular_files_of_the_target_are_opened() {
         let folder = tempfile::tempdir().expect("temporary folder");
         let root = File::open(folder.path()).expect("it is a folder");
-        let uid = folder.path().metadata().expect("ours").uid();
+        let rights = Rights::of_invoker();
         std::fs::create_dir(folder.path().join("tmp")).expect("ours");
         let path = |pid: u32| folder.path().join(format!("tmp/perf-{pid}.map"));
         std::fs::write(path(1), "10 1 a\n").expect("ours");
         symlink(path(1), path(2)).expect("ours");
-        rustix::fs::mknodat(rustix::fs::CWD, path(3), rustix::fs::FileType::Fifo, Mode::RUSR, 0).expect("ours");
+        rustix::fs::mknodat(rustix::fs::CWD, path(3), rustix::fs::FileType::Fifo, rustix::fs::Mode::RUSR, 0)
+            .expect("ours");
         std::fs::create_dir(path(4)).expect("ours");
-        let open = |pid| open_perf_map(&root, pid, uid).map(|image| image.identity().size_bytes);
+        let open = |pid| open_perf_map(&root, pid, &rights).map(|image| image.identity().size_bytes);
         assert_eq!(open(1), Ok(7));
         for other in [2, 3, 4] {
             assert_eq!(open(other), Err(ObjectError::NotRegular), "{other}");

@@ -14,6 +14,8 @@ use crate::address::FileOffset;
 use crate::ids::Pid;
 use crate::linux::proc::maps::{Device, Mapping};
 use crate::linux::proc::process::entry_path;
+use crate::linux::rights::Rights;
+use crate::reader::{self, Opened, Original, ReadError, Wanted};
 
 /// Rewriting a file in place changes its time, replacing it changes its inode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -28,7 +30,9 @@ pub struct Identity {
 #[derive(Debug)]
 pub struct Image {
     file: File,
+    /// Of the original, if this is a copy.
     identity: Identity,
+    is_copy: bool,
 }
 
 impl Image {
@@ -37,7 +41,15 @@ impl Image {
         if !metadata.is_file() {
             return Err(ObjectError::NotRegular);
         }
-        Ok(Self { identity: identity_of(&metadata), file })
+        Ok(Self { identity: identity_of(&metadata), file, is_copy: false })
+    }
+
+    /// Opens a file that a target has named.
+    pub(crate) fn open_for(rights: &Rights, root: &File, wanted: Wanted<'_>) -> Result<Self, ObjectError> {
+        let Opened { file, original } = reader::open(rights, root, wanted)?;
+        let Some(Original { device, inode, size_bytes, modified }) = original else { return Self::new(file) };
+        let identity = Identity { device: Device::from_raw(device), inode, size_bytes, modified };
+        Ok(Self { file, identity, is_copy: true })
     }
 
     /// Stores the bytes in a memfd, so that all modules are files.
@@ -81,7 +93,7 @@ impl Image {
 
     /// Neither truncated nor rewritten since it was opened.
     pub fn unchanged(&self) -> bool {
-        self.file.metadata().is_ok_and(|metadata| identity_of(&metadata) == self.identity)
+        self.is_copy || self.file.metadata().is_ok_and(|metadata| identity_of(&metadata) == self.identity)
     }
 
     /// Fails if `size_bytes` exceeds `size_bytes_max` or the file.
@@ -143,7 +155,19 @@ fn from_root(pid: Pid, mapping: &Mapping, path: &Path) -> Result<Image, ObjectEr
     open_regular(Path::new(&format!("/proc/self/fd/{}", found.as_raw_fd())))
 }
 
-/// The target controls the directory tree.
+impl From<ReadError> for ObjectError {
+    fn from(error: ReadError) -> Self {
+        match error {
+            ReadError::Silent => Self::Silent,
+            ReadError::NotRegular => Self::NotRegular,
+            ReadError::TooLarge => Self::Malformed("the file exceeds the size limit"),
+            ReadError::Foreign => Self::Malformed("it, or a link to it, belongs to another user"),
+            ReadError::Io(error) => error.into(),
+        }
+    }
+}
+
+/// The user of heapbpf controls the directory tree.
 pub(super) fn open_beneath(root: &File, path: &Path, bytes_max: u64) -> Result<Image, ObjectError> {
     let found = locate(root, path)?;
     let metadata = found.metadata()?;

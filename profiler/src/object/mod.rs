@@ -26,6 +26,8 @@ pub enum ObjectError {
     /// Code without a file, such as `[vsyscall]`.
     #[error("there is no file behind this code")]
     NoFile,
+    #[error("its file system does not answer")]
+    Silent,
     #[error("not a regular file")]
     NotRegular,
     #[error("not a 64-bit little-endian ELF file; check it with `file`")]

@@ -14,7 +14,6 @@ use super::interpreted::{CodeTable, PseudoModule};
 use crate::address::{FileOffset, LinkAddr, TargetAddr};
 use crate::ids::{ModuleId, Pid};
 use crate::linux::proc::maps::{Device, Mapping, MappingName, is_stubs};
-use crate::linux::proc::process::entry_path;
 
 #[derive(Debug)]
 pub struct Module {
@@ -41,31 +40,29 @@ struct Contents {
     debug_link: Option<DebugLink>,
 }
 
-const OWN_ROOT: &str = "/";
-
 impl Module {
-    /// `path` is relative to the directory `root`.
-    fn new(path: &str, root: &Path, image: Result<Image, ObjectError>) -> Self {
+    /// `pid` is a process that has mapped it, in whose directories its debug file is searched; heapbpf's own for others.
+    fn new(path: &str, pid: Pid, image: Result<Image, ObjectError>) -> Self {
         let contents = image.map(|image| {
             let elf = Elf::read(&image);
             // Resolved now, because the target's root directory may be gone when names are needed.
             let debug_link =
-                elf.as_ref().ok().and_then(|elf| debug_files::find_linked(root, Path::new(path), &image, elf));
+                elf.as_ref().ok().and_then(|elf| debug_files::find_linked(pid, Path::new(path), &image, elf));
             Contents { image, elf, debug_link }
         });
         Self { path: path.into(), contents, recorded: Recorded::default(), generated: None, codes: None }
     }
 
     pub fn recorded(path: &str, image: Result<Image, ObjectError>, recorded: Recorded) -> Self {
-        Self { recorded, ..Self::new(path, Path::new(OWN_ROOT), image) }
+        Self { recorded, ..Self::new(path, own_pid(), image) }
     }
 
     fn of_generated(generated: Generated) -> Self {
-        Self { generated: Some(generated), ..Self::new(GENERATED, Path::new(OWN_ROOT), Err(ObjectError::NoFile)) }
+        Self { generated: Some(generated), ..Self::new(GENERATED, own_pid(), Err(ObjectError::NoFile)) }
     }
 
     fn of_pseudo(pseudo: PseudoModule, codes: Arc<CodeTable>) -> Self {
-        Self { codes: Some(codes), ..Self::new(pseudo.path(), Path::new(OWN_ROOT), Err(ObjectError::NoFile)) }
+        Self { codes: Some(codes), ..Self::new(pseudo.path(), own_pid(), Err(ObjectError::NoFile)) }
     }
 
     /// Whether it stands for code without a file. Offsets in it are words of stacks.
@@ -199,18 +196,17 @@ impl ModuleStore {
                     Ok(image) => Key::File(image.identity()),
                     Err(_) => Key::Unopened(mapping.device, mapping.inode, path.clone()),
                 };
-                Some(self.intern(key, &path.to_string_lossy(), &entry_path(pid, "root"), || image))
+                Some(self.intern(key, &path.to_string_lossy(), pid, || image))
             }
             MappingName::Special(name) if name == "[vdso]" => {
                 let (key, image) = match image::read_vdso(pid, mapping) {
                     Ok(bytes) => (Key::Image(bytes.clone()), Ok(bytes)),
                     Err(error) => (Key::Special(name.clone()), Err(error)),
                 };
-                let root = Path::new(OWN_ROOT);
-                Some(self.intern(key, name, root, || image.and_then(|bytes| Image::from_bytes(&bytes))))
+                Some(self.intern(key, name, own_pid(), || image.and_then(|bytes| Image::from_bytes(&bytes))))
             }
             MappingName::Special(name) => {
-                Some(self.intern(Key::Special(name.clone()), name, Path::new(OWN_ROOT), || Err(ObjectError::NoFile)))
+                Some(self.intern(Key::Special(name.clone()), name, own_pid(), || Err(ObjectError::NoFile)))
             }
         }
     }
@@ -255,13 +251,13 @@ impl ModuleStore {
         &mut self,
         key: Key,
         path: &str,
-        root: &Path,
+        pid: Pid,
         open: impl FnOnce() -> Result<Image, ObjectError>,
     ) -> ModuleId {
         if let Some(known) = self.by_key.get(&key) {
             return *known;
         }
-        let id = self.add(Module::new(path, root, open()));
+        let id = self.add(Module::new(path, pid, open()));
         self.by_key.insert(key, id);
         id
     }
@@ -272,6 +268,10 @@ impl ModuleStore {
         self.modules.0.push(Arc::new(module));
         id
     }
+}
+
+fn own_pid() -> Pid {
+    Pid(std::process::id())
 }
 
 /// Whether a mapped file is shared memory, in which just-in-time compilers generate code.
@@ -286,7 +286,7 @@ fn is_memory(path: &Path) -> bool {
 impl ModuleStore {
     pub(crate) fn intern_path(&mut self, path: &Path) -> Result<ModuleId, ObjectError> {
         let image = image::open_regular(path)?;
-        Ok(self.intern(Key::File(image.identity()), &path.to_string_lossy(), Path::new(OWN_ROOT), || Ok(image)))
+        Ok(self.intern(Key::File(image.identity()), &path.to_string_lossy(), own_pid(), || Ok(image)))
     }
 }
 

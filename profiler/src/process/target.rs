@@ -15,6 +15,7 @@ use crate::linux::companion::is_companion;
 use crate::linux::pidfd::{PidFd, Readiness};
 use crate::linux::proc::stat::{Stat, living_thread};
 use crate::linux::proc::{ProcError, process};
+use crate::linux::rights::Rights;
 use crate::process::cgroup;
 use crate::process::launch::shell_code;
 use crate::process::program::{Program, started_as};
@@ -30,6 +31,8 @@ pub(crate) struct Process {
     pub cgroup: Option<Arc<str>>,
     /// The link that it was started by, if it was one.
     pub program: Option<Program>,
+    /// With which it opens files.
+    pub rights: Option<Rights>,
     pidfd: PidFd,
 }
 
@@ -72,7 +75,16 @@ impl Process {
         let command = arguments.into_iter().next().unwrap_or_else(|| stat.comm.clone());
         let cgroup = cgroup::of_memory(&cgroups).map(Arc::from);
         let program = started_as(pid, &command, &stat.comm);
-        Ok(Self { pid, started: stat.start_ticks, command, comm: stat.comm, cgroup, program, pidfd })
+        Ok(Self {
+            pid,
+            started: stat.start_ticks,
+            command,
+            comm: stat.comm,
+            cgroup,
+            program,
+            rights: Rights::of(pid),
+            pidfd,
+        })
     }
 
     pub(crate) fn identity(&self) -> Identity {

@@ -9,6 +9,7 @@ use crate::ids::Pid;
 use crate::ingest::event::Stack;
 use crate::linux::clock;
 use crate::linux::proc::process::{Owner, entry_path};
+use crate::linux::rights::Rights;
 use crate::object::ObjectError;
 use crate::object::generated::{Generated, is_dump, open_perf_map};
 use crate::object::image::Image;
@@ -31,7 +32,8 @@ pub(super) struct GeneratedCode {
 /// Stays valid when the process exits.
 struct Place {
     root: File,
-    owner: Owner,
+    own_pid: u32,
+    rights: Rights,
 }
 
 impl GeneratedCode {
@@ -59,7 +61,7 @@ impl GeneratedCode {
         if self.place.is_none() {
             self.place = Place::of(space.pid());
         }
-        let found = self.place.as_ref().map(|place| open_perf_map(&place.root, place.owner.own_pid, place.owner.uid));
+        let found = self.place.as_ref().map(|place| open_perf_map(&place.root, place.own_pid, &place.rights));
         let mut has_own = false;
         match found {
             Some(Ok(image)) => {
@@ -99,7 +101,7 @@ impl GeneratedCode {
 
 impl Place {
     fn of(pid: Pid) -> Option<Self> {
-        let owner = Owner::read(pid)?;
-        Some(Self { root: File::open(entry_path(pid, "root")).ok()?, owner })
+        let own_pid = Owner::read(pid)?.own_pid;
+        Some(Self { root: File::open(entry_path(pid, "root")).ok()?, own_pid, rights: Rights::of(pid)? })
     }
 }

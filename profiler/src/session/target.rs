@@ -21,6 +21,7 @@ use crate::ledger::snapshot::TargetSnapshot;
 use crate::ledger::timeline::{Timeline, TimelinePoint};
 use crate::ledger::totals::Totals;
 use crate::linux::proc::maps::FileIdentity;
+use crate::linux::rights::Rights;
 use crate::model::{Beginning, Leaks, Origin, Overhead};
 use crate::object::module::ModuleStore;
 use crate::probe::plan::Plan;
@@ -40,6 +41,7 @@ pub(super) struct Target {
     pub(super) comm: String,
     /// Control group when the program was opened.
     cgroup: Option<Arc<str>>,
+    rights: Option<Rights>,
     program: Option<Program>,
     /// `None` once the process has exited or executed another program.
     pub(super) process: Option<Process>,
@@ -169,6 +171,7 @@ impl Target {
             command: process.command.clone(),
             comm: process.comm.clone(),
             cgroup: process.cgroup.clone(),
+            rights: process.rights.clone(),
             program: process.program.clone(),
             process: Some(process),
             threads: Threads::default(),
@@ -365,6 +368,7 @@ impl Target {
             comm: self.comm.clone(),
             cgroup: self.cgroup.clone(),
             program: self.program.clone(),
+            rights: self.rights.clone(),
             beginning: self.beginning,
             exited: exit.is_some(),
             exit_code: exit.and_then(|exit| exit.code),

@@ -117,6 +117,7 @@ fn target(target: schema::Target<'_>, modules: usize, names: &mut Names) -> Resu
             cgroup: target.cgroup.as_deref().map(Into::into),
             // The names are in the frames.
             program: None,
+            rights: None,
             beginning: beginning(&target.beginning)?,
             exited: target.exited,
             replaced: target.replaced,
