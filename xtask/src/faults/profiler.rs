@@ -90,7 +90,7 @@ impl Profiler {
                 return Ok(status);
             }
             if Instant::now() > deadline {
-                bail!("heapbpf does not exit: {}", self.stderr());
+                bail!("heapbpf does not exit: {}waiting in {}", self.stderr(), waits(self.pid()).join(", "));
             }
             thread::sleep(POLL_PERIOD);
         }
@@ -134,6 +134,14 @@ impl Drop for Profiler {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+/// Where the kernel has put the threads of a process and of its children to sleep (`/proc/PID/task/TID/wchan`; 0: nowhere).
+fn waits(pid: u32) -> Vec<String> {
+    let tasks = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    let text = |path: PathBuf| fs::read_to_string(path).unwrap_or_default().trim_end().to_owned();
+    let wait = |task: fs::DirEntry| format!("{}: {}", text(task.path().join("comm")), text(task.path().join("wchan")));
+    tasks.map(wait).chain(children(pid).into_iter().flat_map(waits)).collect()
 }
 
 /// Sends a signal to a process, which may have exited.
