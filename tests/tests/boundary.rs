@@ -80,6 +80,31 @@ fn sources_that_the_programs_user_may_not_read_are_not_shown() {
     }
 }
 
+/// As in a container or unit with few capabilities.
+#[test]
+fn root_without_the_right_to_change_its_user_reads_for_no_other() {
+    let folder = open_folder();
+    let line = "int line_for_all_users;\n";
+    let source = folder.path().join("source.c");
+    fs::write(&source, line.repeat(30)).expect("ours");
+    let program = folder.path().join("program");
+    copy_program(program_of(&source), &program);
+    for (more, is_shown) in [(",+setuid,+setgid", true), (",+setuid", false), (",+setgid", false), ("", false)] {
+        let mut command = Command::new("setpriv");
+        command.args(["--reuid", "65534", "--regid", "65534", "--clear-groups"]).arg(&program);
+        let mut target = Target::spawn(&mut command);
+        let mut command = Command::new("setpriv");
+        let few = "--bounding-set=-all,+bpf,+perfmon,+sys_ptrace,+dac_override,+checkpoint_restore,+sys_admin";
+        command.arg(format!("{few}{more}")).arg(heapbpf_tests::heapbpf::binary());
+        command.args(["--pid", &target.pid().to_string(), "--interval", "1", "--source", "-o", "x.html"]);
+        let mut heapbpf = Heapbpf::with_command(command);
+        let session = heapbpf.start();
+        target.work("go");
+        let _ = session.interrupt().expect_code(0);
+        assert_eq!(shows(&heapbpf, "x.html", line.trim_end()), is_shown, "with{more}");
+    }
+}
+
 #[test]
 fn paths_in_messages_do_not_control_a_terminal() {
     let folder = open_folder();

@@ -12,8 +12,9 @@ use heapbpf_tests::target::{Target, copy_program};
 use heapbpf_tests::viewers::{output, program, text};
 use tempfile::TempDir;
 
-/// systemd's measure, from 0 (isolated) to 10 (unsafe): a profiler has capabilities, and reads all processes.
-const EXPOSURE_MAX: f64 = 3.6;
+/// systemd's measure, from 0 (isolated) to 10 (unsafe): a profiler has capabilities, and reads all processes. 0.3 of it is the right to
+/// change its user, by which readers give up rights.
+const EXPOSURE_MAX: f64 = 3.8;
 
 /// The oldest and the newest version of Kubernetes that the manifests are checked against.
 const VERSIONS: [&str; 2] = ["1.27", "1.37"];
@@ -112,6 +113,8 @@ fn units_have_no_capability_too_many() {
                     let _ = outcome.expect_code(0);
                     assert_eq!(heapbpf.report("out.json").health.scope.expect("is known").foreign_probes, None);
                 }
+                // See `boundary::root_without_the_right_to_change_its_user_reads_for_no_other`.
+                "setuid" | "setgid" => drop(outcome.expect_code(0)),
                 _ => panic!("{name}: nothing shows that {without} is needed"),
             }
         }

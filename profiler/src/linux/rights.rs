@@ -80,10 +80,11 @@ impl Rights {
     }
 
     /// Takes them on for the calling thread, permanently and without any other capability. If heapbpf may not change its user, its
-    /// own user's rights are left.
+    /// own user's rights are left, but not root's for another user (`EPERM`: without `CAP_SETUID` and `CAP_SETGID`).
     pub(crate) fn take_on(&self) -> io::Result<()> {
         match self.change_user() {
-            Ok(()) | Err(Errno::PERM) => {}
+            Ok(()) => {}
+            Err(Errno::PERM) if self.uid == geteuid().as_raw() || !geteuid().is_root() => {}
             Err(error) => return Err(error.into()),
         }
         let kept =
