@@ -10,10 +10,14 @@ mod server;
 mod subject;
 mod tally;
 
+use std::os::unix::process::CommandExt as _;
+use std::process::Command;
 use std::time::{SystemTime, UNIX_EPOCH};
+use std::{env, fs};
 
 use anyhow::{Context as _, Result, bail};
 use heapbpf_tests::faults::{Backend, Mode, Role};
+use rustix::process::Signal;
 
 use crate::bench::figures;
 use crate::command::{self, Privilege, Repository};
@@ -93,6 +97,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     if Privilege::find() != Privilege::Root {
         bail!("profiling other processes requires root: run it as root");
     }
+    heed_interrupts()?;
     let repository = Repository::find()?;
     if let Some(Engine::Inline) = arguments.engine {
         return attack(arguments, &repository);
@@ -117,7 +122,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     }
     let outcome = command::run(&mut test);
     // Also written when there was harm, which the counts include.
-    if let Ok(text) = std::fs::read_to_string(&table) {
+    if let Ok(text) = fs::read_to_string(&table) {
         println!("{text}");
         if arguments.write {
             let text = format!("{}\n\n{text}", figures::provenance()?);
@@ -158,4 +163,19 @@ fn attack(arguments: &Arguments, repository: &Repository) -> Result<()> {
         (faults, []) => bail!("{faults} faults; seed {seed}"),
         (faults, not_run) => bail!("{faults} faults, and not run: {}; seed {seed}", not_run.join(", ")),
     }
+}
+
+/// Starts this program again with the default action for SIGINT if it is ignored, as in background jobs of scripts. heapbpf would inherit
+/// that, and would ignore interrupts until it has installed its handler, as any program does.
+fn heed_interrupts() -> Result<()> {
+    let status = fs::read_to_string("/proc/self/status")?;
+    let ignored =
+        status.lines().find_map(|line| line.strip_prefix("SigIgn:")).context("the kernel lists ignored signals")?;
+    let ignored = u64::from_str_radix(ignored.trim(), 16)?;
+    if ignored & 1 << (Signal::INT.as_raw() - 1) == 0 {
+        return Ok(());
+    }
+    let mut again = Command::new("env");
+    again.arg("--default-signal=INT").arg(env::current_exe()?).args(env::args_os().skip(1));
+    Err(again.exec()).context("cannot start `env`, which resets ignored signals")
 }
