@@ -215,7 +215,7 @@ fn column(setup: &Setup, workload: &'static Workload, extent: Extent) -> Result<
 fn census(setup: &Setup, prepared: &Prepared<'_>) -> Result<Census> {
     let rounds = prepared.workload.rounds(Expense::High);
     let tool = Tool::Heapbpf(&["--interval", "1", "--on-overload", "drop", "--ring-size", "256MiB"]);
-    let (_, report) = attached(setup, prepared, tool, &[], rounds)?;
+    let (_, rounds, report) = attached(setup, prepared, tool, &[], rounds)?;
     let mut report = report.context("heapbpf writes a report")?;
     ensure!(tool::dropped(&report) == 0, "events were dropped: {:?}", report.health.lost);
     let heaps = report.targets.iter_mut().flat_map(|target| &mut target.heaps);
@@ -240,33 +240,34 @@ fn allocated(report: &Report) -> Allocated {
     }
 }
 
+/// Also returns the number of rounds that the tool has seen.
 fn attached(
     setup: &Setup,
     prepared: &Prepared<'_>,
     tool: Tool,
     hooks: &[Hook],
     rounds: u32,
-) -> Result<(Work, Option<Report>)> {
+) -> Result<(Work, u32, Option<Report>)> {
     let mut held = prepared.start(&Wrapper::default())?;
     let attached = tool.attach(setup, held.pid(), hooks)?;
+    let seen = held.warm_up()? + rounds;
     let work = held.work(rounds)?;
     let report = if held.exits() { attached.finish()? } else { attached.detach(held.pid())? };
     held.end()?;
-    Ok((work, report))
+    Ok((work, seen, report))
 }
 
 fn run(setup: &Setup, prepared: &Prepared<'_>, census: &Census, row: &Row) -> Result<Run> {
     let rounds = prepared.workload.rounds(row.expense);
-    let expected = census.allocated.times(rounds);
     let (mut dropped, mut trapped) = (0, None);
     let work = match row.method {
         Method::Attached(tool) => {
             if let Some(reason) = tool.missing(setup) {
                 bail!("{reason}");
             }
-            let (work, report) = attached(setup, prepared, tool, &census.hooks, rounds)?;
+            let (work, seen, report) = attached(setup, prepared, tool, &census.hooks, rounds)?;
             if let (Some(report), Tool::Heapbpf(options)) = (report, tool) {
-                check(&report, expected)?;
+                check(&report, census.allocated.times(seen))?;
                 dropped = tool::dropped(&report);
                 trapped = if options.contains(&"inline") { Some(trapped_part(&report)?) } else { None };
             }
@@ -281,9 +282,10 @@ fn run(setup: &Setup, prepared: &Prepared<'_>, census: &Census, row: &Row) -> Re
             }
             let (wrapper, profile) = launcher.prepare(setup)?;
             let mut held = prepared.start(&wrapper)?;
+            let seen = held.warm_up()? + rounds;
             let work = held.work(rounds)?;
             held.end()?;
-            profile.check(expected)?;
+            profile.check(census.allocated.times(seen))?;
             work
         }
     };
