@@ -91,8 +91,7 @@ fn alloc(call: &Call<impl Store>, shape: u8) -> bool {
         return false;
     }
     // Such a call is not stored, so a hooked function that it calls is sampled separately.
-    if call.cookie.may_throw() && limits::may_refuse(size_bytes) {
-        count(Counter::MayThrow);
+    if may_throw(call, size_bytes) {
         return false;
     }
     let sampled = captured(call, interval_code);
@@ -113,6 +112,16 @@ fn alloc(call: &Call<impl Store>, shape: u8) -> bool {
             old_tracked: 0,
         },
     )
+}
+
+/// Whether the call may throw an exception now: then its return must not be probed. Counts it.
+#[inline(always)]
+fn may_throw(call: &Call<impl Store>, size_bytes: Option<u64>) -> bool {
+    let may_throw = call.cookie.may_throw() && limits::may_refuse(size_bytes);
+    if may_throw {
+        count(Counter::MayThrow);
+    }
+    may_throw
 }
 
 struct Sampled {
@@ -152,9 +161,18 @@ fn realloc(call: &Call<impl Store>, shape: u8) -> bool {
         return false;
     }
     let Some(size_bytes) = call.size_bytes() else {
+        if call.cookie.may_throw() {
+            count(Counter::MayThrow);
+            return false;
+        }
         // The call will fail and keep the old block. It is stored nevertheless, because it may call others first.
         return enter_realloc(call, shape, u64::MAX, 0, &Sampled::NO, None);
     };
+    // The old block counts as freed, and the new one is not recorded.
+    if may_throw(call, Some(size_bytes)) {
+        free(call);
+        return false;
+    }
     let pointer = call.pointer();
     let old = if pointer == 0 { None } else { live::take(call, pointer) };
     let sampled = sampled(call, size_bytes);

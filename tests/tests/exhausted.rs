@@ -55,6 +55,38 @@ fn exceptions_reach_a_recorded_program() {
     }
 }
 
+/// The kernel calls the probes of all recordings in each process that has a breakpoint.
+#[test]
+fn exceptions_reach_every_target_of_a_library() {
+    for engine in ENGINES {
+        for allocator in ALLOCATORS {
+            let start = || Target::spawn(&mut Command::new(program(allocator)));
+            let mut targets = [start(), start(), start()];
+            let [one, other, third] = targets.each_ref().map(Target::pid);
+            let mut both = Heapbpf::of(one, &format!("--engine {engine} --interval 1 --pid {other} -o out.json"));
+            let mut alone = Heapbpf::of(third, &format!("--engine {engine} --interval 1 -o out.json"));
+            let sessions = [both.start(), alone.start()];
+            for target in &mut targets {
+                target.work("make 5000 300");
+                target.work("limit address-space");
+                target.work("exhaust 3");
+            }
+            for session in sessions {
+                let _ = session.interrupt();
+            }
+            for (heapbpf, pid) in [(&both, one), (&both, other), (&alone, third)] {
+                let report = heapbpf.report("out.json");
+                let made = report.process(pid).exact_under(|function| function == "makes").alloc_count;
+                assert!(made >= 300, "{engine} {allocator}: {made} of 300 blocks are recorded");
+            }
+            for mut target in targets {
+                target.assert_running();
+                target.exit(0);
+            }
+        }
+    }
+}
+
 #[test]
 fn a_handler_of_failures_is_called_as_often_as_without_heapbpf() {
     for engine in ENGINES {

@@ -3,7 +3,7 @@
 #![expect(unsafe_code, reason = "aya 0.14 has no uprobe_multi and no uprobe session")]
 
 use std::ffi::{CStr, CString, OsString};
-use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -285,6 +285,39 @@ pub(crate) fn program_id(program: impl AsFd) -> io::Result<u32> {
     Ok(info.id)
 }
 
+/// Numbers of all loaded programs with the same instructions, this one among them. Requires CAP_SYS_ADMIN.
+pub(crate) fn equal_programs(program: impl AsFd) -> io::Result<Vec<u32>> {
+    let tag_of = |program: BorrowedFd<'_>| {
+        let mut info = no_information();
+        // SAFETY: all of `info` is 0.
+        unsafe { program_info(program, &mut info) }.map(|()| info.tag)
+    };
+    let tag = tag_of(program.as_fd())?;
+    let mut equal = Vec::new();
+    let mut attr = attributes();
+    loop {
+        // SAFETY: `attr` contains no pointers.
+        match unsafe { command(bpf_cmd::BPF_PROG_GET_NEXT_ID, &mut attr) } {
+            Ok(_) => {}
+            Err(error) if error.raw_os_error() == Some(libc::ENOENT) => return Ok(equal),
+            Err(error) => return Err(error),
+        }
+        // SAFETY: the kernel has written an integer there.
+        let id = unsafe { attr.__bindgen_anon_6.next_id };
+        attr = attributes();
+        attr.__bindgen_anon_6.__bindgen_anon_1.prog_id = id;
+        // SAFETY: `attr` contains no pointers.
+        match unsafe { open(bpf_cmd::BPF_PROG_GET_FD_BY_ID, &mut attr) } {
+            Ok(other) => equal.extend((tag_of(other.as_fd())? == tag).then_some(id)),
+            // Unloaded meanwhile.
+            Err(error) if error.raw_os_error() == Some(libc::ENOENT) => {}
+            Err(error) => return Err(error),
+        }
+        attr = attributes();
+        attr.__bindgen_anon_6.__bindgen_anon_1.start_id = id;
+    }
+}
+
 /// Number of instructions that the verifier processed (Linux 5.16; 0 before).
 pub(crate) fn verified_instructions(program: impl AsFd) -> io::Result<u32> {
     let mut info = no_information();
@@ -495,5 +528,9 @@ mod tests {
         };
         let ids = [&multi, &perf].map(|program| program_id(program).expect("it is loaded"));
         assert_eq!([listed(&[]), listed(&ids[..1]), listed(&ids)], [2, 1, 0]);
+        let twin = load_nothing(AttachType::UprobeMulti).expect("it can be loaded");
+        let id = program_id(&twin).expect("it is loaded");
+        let equal = equal_programs(&multi).expect("root may list them");
+        assert!(equal.contains(&ids[0]) && equal.contains(&id), "{equal:?}");
     }
 }

@@ -69,9 +69,28 @@ struct Listed {
     is_complete: bool,
 }
 
+/// Whether all probes at these places are of other recordings by the same heapbpf.
+pub(crate) fn are_of_heapbpf(
+    own: &[BorrowedFd<'_>],
+    places: &[CodeLocation],
+    modules: &ModuleStore,
+) -> io::Result<bool> {
+    let programs = own.iter().map(bpf::equal_programs).collect::<io::Result<Vec<_>>>()?.concat();
+    let listed = list_without(&programs)?;
+    let is_of_other = |&(module, offset): &CodeLocation| {
+        let file = modules.get(module).file().and_then(|file| file.metadata().ok());
+        let offsets = file.and_then(|file| listed.by_file.get(&identity(&file)));
+        offsets.is_some_and(|offsets| offsets.contains(&offset.0))
+    };
+    Ok(listed.is_complete && !places.iter().any(is_of_other))
+}
+
 fn list(own: &[BorrowedFd<'_>]) -> io::Result<Listed> {
-    let own = own.iter().map(bpf::program_id).collect::<io::Result<Vec<u32>>>()?;
-    let links = bpf::uprobe_links(&own)?;
+    list_without(&own.iter().map(bpf::program_id).collect::<io::Result<Vec<u32>>>()?)
+}
+
+fn list_without(programs: &[u32]) -> io::Result<Listed> {
+    let links = bpf::uprobe_links(programs)?;
     let mut listed = Listed { is_complete: links.iter().all(Option::is_some), ..Listed::default() };
     let links = links.into_iter().flatten().map(|link| (link.path, link.offsets));
     for (path, offsets) in links.chain(enabled_events()) {

@@ -79,8 +79,9 @@ impl Links {
         self.replaced.retain(|(since, _)| since.elapsed() < REPLACED_DURATION);
     }
 
-    /// All or none. Probes of functions that may throw are never shared by a flag, because a link of a single process lets the kernel
-    /// replace returns in others, too (`uprobe_multi_link_handler` in kernel/trace/bpf_trace.c, up to 7.3).
+    /// All or none. Links of functions that may throw are of all processes: one of a single process lets the kernel replace returns
+    /// in other processes that have a breakpoint there, such as other targets, without asking the program whether the call may throw
+    /// (`uprobe_multi_link_handler` in kernel/trace/bpf_trace.c, up to 7.3).
     pub(super) fn attach(
         &mut self,
         kernel: &Kernel,
@@ -89,16 +90,12 @@ impl Links {
         pid: Pid,
     ) -> Result<Vec<OwnLink>, AttachError> {
         let (throwing, others): (Vec<_>, Vec<_>) = hooks.iter().copied().partition(|(_, probe)| probe.cookie.may_throw);
-        let mut links = Vec::new();
-        let groups =
-            [(&others, ProbeScope::Shared, ProbeScope::Process), (&throwing, ProbeScope::Any, ProbeScope::Any)];
-        for (hooks, shared, own) in groups {
-            if self.scope.is_shared() {
-                links.extend(self.attach_shared(kernel, file, hooks, shared)?);
-            } else {
-                links.extend(self.attach_own(kernel, file, hooks, pid, own)?);
-            }
-        }
+        let mut links = if self.scope.is_shared() {
+            self.attach_shared(kernel, file, &others, ProbeScope::Shared)?
+        } else {
+            self.attach_own(kernel, file, &others, pid)?.into_iter().collect()
+        };
+        links.extend(self.attach_shared(kernel, file, &throwing, ProbeScope::Any)?);
         self.attached.extend(hooks.iter().map(|(id, _)| *id));
         Ok(links)
     }
@@ -109,11 +106,10 @@ impl Links {
         file: &File,
         hooks: &[(HookId, Probe)],
         pid: Pid,
-        scope: ProbeScope,
     ) -> Result<Option<OwnLink>, AttachError> {
-        let probes: Vec<Probe> = hooks.iter().map(|&(_, probe)| scoped(probe, scope)).collect();
+        let probes: Vec<Probe> = hooks.iter().map(|&(_, probe)| scoped(probe, ProbeScope::Process)).collect();
         let link = || attach(&self.keeper, kernel, file, &probes, Some(pid)).map(Arc::new);
-        Ok(if probes.is_empty() { None } else { Some(OwnLink::new(link()?, scope)) })
+        Ok(if probes.is_empty() { None } else { Some(OwnLink::new(link()?, ProbeScope::Process)) })
     }
 
     pub(super) fn attach_shared(

@@ -31,6 +31,7 @@ use crate::linux::proc::maps::{self, FileIdentity};
 use crate::linux::{clock, memory};
 use crate::model::ProbeScope;
 use crate::probe::cost::{self, CostError, Costs};
+use crate::probe::foreign;
 use crate::probe::leftover::{self, CodeLocation};
 use crate::probe::plan::{Plan, PlannedHook};
 use crate::report::text::printable;
@@ -339,9 +340,8 @@ impl Probes {
             return;
         }
         let places = target.hooks.unattached_places(&self.discovery.plan);
-        let places: Vec<CodeLocation> =
-            places.filter(|(hook, _)| !self.links.is_shared(*hook)).map(|(_, place)| place).collect();
-        let found = self.breakpoints(target, places);
+        let places: Vec<_> = places.filter(|(hook, _)| !self.links.is_shared(*hook)).collect();
+        let found = self.breakpoints(target, places.iter().map(|(_, place)| *place).collect());
         if found.is_empty() {
             return;
         }
@@ -354,10 +354,26 @@ impl Probes {
         if removed > 0 {
             warn!("removed {removed} breakpoints from process {} that a killed heapbpf had left", target.pid);
         }
-        if !others.is_empty() {
+        let is_recorded =
+            || others.iter().any(|other| !self.are_throwing(&places, other)) || !self.are_of_heapbpf(&others);
+        if !others.is_empty() && is_recorded() {
             self.stubs.refuse(target, "other tools have probes on its functions, from which stubs would hide calls");
         }
         self.foreign.add_breakpoints(others);
+    }
+
+    /// Whether all hooks at a place may throw. Links of such functions are of all processes, so they show no recording of this one.
+    fn are_throwing(&self, places: &[(HookId, CodeLocation)], place: &CodeLocation) -> bool {
+        let mut hooks = places.iter().filter(|(_, other)| other == place);
+        hooks.all(|(hook, _)| self.discovery.plan.hook(*hook).hook.spec.may_throw)
+    }
+
+    fn are_of_heapbpf(&self, places: &[CodeLocation]) -> bool {
+        let own = self.kernel.hook_programs().unwrap_or_default();
+        foreign::are_of_heapbpf(&own, places, &self.discovery.modules).unwrap_or_else(|error| {
+            debug!("cannot list probes of other tools: {error}");
+            false
+        })
     }
 
     fn breakpoints(&self, target: &Target, places: Vec<CodeLocation>) -> Vec<CodeLocation> {
