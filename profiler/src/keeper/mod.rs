@@ -1,5 +1,6 @@
 //! The process that owns uprobe links, ptrace stops and injections (ARCHITECTURE.md, "Why the keeper exists").
 
+mod agent;
 mod client;
 pub(crate) mod control;
 mod launch;

@@ -10,9 +10,8 @@ use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::retry_on_intr;
-use serde::Serialize;
-use serde::de::DeserializeOwned;
 
+use super::agent::Agent;
 use super::links::Links;
 use super::protocol::{
     Answer, COMMAND_BYTES_MAX, Command, Installation, Installed, Outcome, REQUEST_BYTES_MAX, Reply, Request,
@@ -22,11 +21,9 @@ use crate::collect::fork::ForkCopy;
 use crate::collect::process::{Release, StoppedThread};
 use crate::collect::stop::Stopped;
 use crate::collect::{CollectError, StopLimit};
-use crate::ids::{Pid, Tid};
+use crate::ids::Pid;
 use crate::linux::companion::{self, Channel};
-use crate::linux::pidfd::PidFd;
 use crate::linux::proc::maps::Region;
-use crate::linux::proc::stat;
 use crate::linux::signals::{self, ChildSignal};
 use crate::process::launch::{Launch, LaunchError, retry_releases};
 
@@ -39,9 +36,8 @@ pub fn serve() -> io::Result<()> {
     // Tracing threads receive it.
     signals::block_child_signal();
     // If the agent has exited already, the channel is closed.
-    let process = PidFd::open(Pid(std::os::unix::process::parent_id())).ok().map(Arc::new);
     let (mut links, mut stubs, mut tracers) = (Links::default(), Stubs::default(), Vec::new());
-    let agent = Agent { channel, process };
+    let agent = Agent::new(channel, Pid(std::os::unix::process::parent_id()));
     while let Some((request, descriptors)) = agent.receive(REQUEST_BYTES_MAX) {
         let reply = match request {
             Request::Attach { kind, sites, pid } => links.attach(kind, &sites, pid, &descriptors).map(Reply::Attached),
@@ -85,8 +81,8 @@ pub fn serve() -> io::Result<()> {
 fn start_tracer(agent: &Agent, tracers: &mut Vec<JoinHandle<()>>, descriptors: Vec<OwnedFd>) -> io::Result<()> {
     tracers.retain(|tracer| !tracer.is_finished());
     let channel = descriptors.into_iter().next().map(Channel::from).ok_or(io::ErrorKind::InvalidInput)?;
-    let agent = Agent { channel, process: agent.process.clone() };
-    let work = move || Worker { agent, copies: Vec::new(), stopped: None, let_go: None, program: None }.work();
+    let agent = agent.through(channel);
+    let work = move || Worker::new(agent).work();
     tracers.push(thread::Builder::new().name("heapbpf-tracer".to_owned()).spawn(work)?);
     Ok(())
 }
@@ -105,7 +101,7 @@ struct LentCopy {
 /// A tracing thread. Copies exit before the process resumes.
 #[derive(Debug)]
 struct Worker {
-    agent: Agent,
+    agent: Arc<Agent>,
     copies: Vec<LentCopy>,
     stopped: Option<Stopped>,
     /// The process that was stopped last, if it was resumed because the agent was suspended.
@@ -114,11 +110,15 @@ struct Worker {
 }
 
 impl Worker {
+    fn new(agent: Agent) -> Self {
+        Self { agent: Arc::new(agent), copies: Vec::new(), stopped: None, let_go: None, program: None }
+    }
+
     fn work(mut self) {
         while self.wait_for_command() {
-            let Some((command, descriptors)) = self.agent.receive(COMMAND_BYTES_MAX) else { break };
+            let Some((command, descriptors)) = self.receive() else { break };
             let answer = self.execute(command, descriptors);
-            if !self.agent.send(&answer) {
+            if !self.send(&answer) {
                 break;
             }
         }
@@ -142,6 +142,31 @@ impl Worker {
         true
     }
 
+    /// The agent may be suspended between the parts of a command that is larger than the channel's buffer.
+    fn receive(&mut self) -> Option<(Command, Vec<OwnedFd>)> {
+        let agent = Arc::clone(&self.agent);
+        agent.receive_while(COMMAND_BYTES_MAX, || self.wait_in_message(PollFlags::IN))
+    }
+
+    /// As [`receive`](Self::receive).
+    fn send(&mut self, answer: &Answer) -> bool {
+        let agent = Arc::clone(&self.agent);
+        agent.send_while(answer, || self.wait_in_message(PollFlags::OUT))
+    }
+
+    /// Waits until the channel is ready for more of a message. A process does not wait for a suspended agent meanwhile.
+    fn wait_in_message(&mut self, ready: PollFlags) -> io::Result<()> {
+        loop {
+            let limit = Timespec { tv_sec: 0, tv_nsec: SUSPENSION_PERIOD_NS };
+            match self.agent.wait(ready, self.is_waited_for().then_some(&limit))? {
+                Some(true) => return Ok(()),
+                Some(false) => return Err(io::ErrorKind::BrokenPipe.into()),
+                None if self.is_waited_for() && self.agent.is_suspended() => self.let_go(),
+                None => {}
+            }
+        }
+    }
+
     /// Waits until the agent exits, closes a pipe, or the traced program may have stopped; with `with_channel` also
     /// until the channel is readable, and returns whether it is. Ends the copies that the agent has released.
     fn wait(&mut self, with_channel: bool) -> bool {
@@ -152,9 +177,9 @@ impl Worker {
         };
         let limit = period.map(|tv_nsec| Timespec { tv_sec: 0, tv_nsec });
         let readable = |fd| PollFd::from_borrowed_fd(fd, PollFlags::IN);
-        let channel = with_channel.then_some(self.agent.channel.as_fd());
+        let channel = with_channel.then_some(self.agent.as_fd());
         let changes = self.program.as_ref().and_then(|program| program.changes.as_ref()).map(AsFd::as_fd);
-        let agent = self.agent.process.as_ref().map(AsFd::as_fd);
+        let agent = self.agent.process();
         let pipes = self.copies.iter().map(|lent| lent.pipe.as_fd());
         let all = pipes.chain(changes).chain(channel).chain(agent);
         let mut polled: Vec<PollFd<'_>> = all.map(readable).collect();
@@ -429,56 +454,5 @@ fn request_attach(at_exec: bool, other: Option<Pid>, agent: &Agent) -> Result<()
     }
 }
 
-#[derive(Debug)]
-struct Agent {
-    channel: Channel,
-    /// `None` if it had exited already.
-    process: Option<Arc<PidFd>>,
-}
-
-impl Agent {
-    fn is_connected(&self) -> bool {
-        let mut channel = [PollFd::new(&self.channel, PollFlags::RDHUP)];
-        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-        let is_open = retry_on_intr(|| poll(&mut channel, Some(&now))).is_ok_and(|ready| ready == 0);
-        is_open && !self.has_exited()
-    }
-
-    fn has_exited(&self) -> bool {
-        self.process.as_ref().is_none_or(|process| process.has_ended().unwrap_or(true))
-    }
-
-    /// Whether it is stopped by a signal, as by SIGSTOP. It answers nothing until SIGCONT.
-    fn is_suspended(&self) -> bool {
-        let pid = Pid(std::os::unix::process::parent_id());
-        stat::status(pid, Tid(pid.0)).is_some_and(|status| status.state == 'T')
-    }
-
-    /// Waits so long for a message, the end of the channel, or the agent's exit.
-    fn has_answer(&self, period_ns: i64) -> bool {
-        let limit = Timespec { tv_sec: 0, tv_nsec: period_ns };
-        self.wait(Some(&limit)).map_or(true, |ready| ready.is_some())
-    }
-
-    /// Whether the channel is readable, or the agent has exited; `None` when the time is up.
-    fn wait(&self, limit: Option<&Timespec>) -> io::Result<Option<bool>> {
-        let readable = |fd| PollFd::from_borrowed_fd(fd, PollFlags::IN);
-        let process = self.process.as_ref().map(AsFd::as_fd);
-        let mut polled: Vec<PollFd<'_>> = std::iter::once(self.channel.as_fd()).chain(process).map(readable).collect();
-        let ready = retry_on_intr(|| poll(&mut polled, limit))?;
-        Ok((ready > 0).then(|| !polled[0].revents().is_empty()))
-    }
-
-    fn send(&self, answer: &impl Serialize) -> bool {
-        self.channel.send_value(answer, &[]).is_ok()
-    }
-
-    /// Waits for the next message, with its descriptors; `None` when there are no more. Ends with the agent even if
-    /// another process has inherited a descriptor of the channel. An incomplete message of a killed agent is ignored.
-    fn receive<T: DeserializeOwned>(&self, bytes_max: usize) -> Option<(T, Vec<OwnedFd>)> {
-        if self.wait(None).ok()? != Some(true) {
-            return None;
-        }
-        self.channel.receive_value(bytes_max).ok().flatten()
-    }
-}
+#[cfg(test)]
+mod tests;

@@ -2,7 +2,7 @@
 
 #![expect(unsafe_code, reason = "runs code between fork and exec")]
 
-use std::io::{self, IoSlice, IoSliceMut, Read, Write};
+use std::io::{self, IoSlice, IoSliceMut, Read};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -161,26 +161,38 @@ impl Channel {
 
     /// Errors: `EPIPE` or `ECONNRESET` when the peer has exited, `InvalidInput` for too many descriptors or bytes.
     pub(crate) fn send(&self, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
+        self.send_while(bytes, descriptors, || Ok(poll(&mut [PollFd::new(&self.0, PollFlags::OUT)], None).map(drop)?))
+    }
+
+    /// Calls `wait` when the peer has not received enough to send more. It waits until the channel is writable, or fails.
+    pub(crate) fn send_while(
+        &self,
+        bytes: &[u8],
+        descriptors: &[BorrowedFd<'_>],
+        mut wait: impl FnMut() -> io::Result<()>,
+    ) -> io::Result<()> {
         if descriptors.len() > DESCRIPTORS_MAX {
             return Err(io::ErrorKind::InvalidInput.into());
         }
-        let length = u32::try_from(bytes.len()).map_err(|_| io::ErrorKind::InvalidInput)?;
-        let count = u32::try_from(descriptors.len()).map_err(|_| io::ErrorKind::InvalidInput)?;
-        let mut header = [0; HEADER_BYTES];
-        header[..4].copy_from_slice(&length.to_ne_bytes());
-        header[4..].copy_from_slice(&count.to_ne_bytes());
+        let header = header(bytes.len(), descriptors.len())?;
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
         let mut ancillary = SendAncillaryBuffer::new(&mut space);
         if !descriptors.is_empty() {
             ancillary.push(SendAncillaryMessage::ScmRights(descriptors));
         }
-        // In one call: a process that is stopped or killed in between would leave a part, for the rest of which its peer waits.
-        let parts = [IoSlice::new(&header), IoSlice::new(bytes)];
-        let sent = rustix::io::retry_on_intr(|| sendmsg(&self.0, &parts, &mut ancillary, SendFlags::NOSIGNAL))?;
-        if sent < HEADER_BYTES {
-            (&self.0).write_all(&header[sent..])?;
+        let mut sent = 0;
+        while sent < HEADER_BYTES + bytes.len() {
+            // Header and data in one call: a process that is killed in between would leave a part, for the rest of which its peer waits.
+            let rest = [&header[sent.min(HEADER_BYTES)..], &bytes[sent.saturating_sub(HEADER_BYTES)..]];
+            match sendmsg(&self.0, &rest.map(IoSlice::new), &mut ancillary, SendFlags::NOSIGNAL | SendFlags::DONTWAIT) {
+                // The descriptors arrive with the first byte.
+                Ok(count) => (sent, ancillary) = (sent + count, SendAncillaryBuffer::default()),
+                Err(Errno::AGAIN) => wait()?,
+                Err(Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+            }
         }
-        (&self.0).write_all(&bytes[sent.saturating_sub(HEADER_BYTES)..])
+        Ok(())
     }
 
     /// `None` when the peer has closed its end. Errors: `UnexpectedEof` in a message, `InvalidData` above `bytes_max`.
@@ -189,11 +201,20 @@ impl Channel {
     }
 
     pub(crate) fn send_value(&self, value: &impl Serialize, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
-        self.send(&postcard::to_stdvec(value).map_err(io::Error::other)?, descriptors)
+        self.send(&encode(value)?, descriptors)
     }
 
     pub(crate) fn receive_value<T: DeserializeOwned>(&self, bytes_max: usize) -> io::Result<Option<(T, Vec<OwnedFd>)>> {
-        let Some(message) = self.receive(bytes_max)? else { return Ok(None) };
+        self.receive_value_while(bytes_max, || Ok(()))
+    }
+
+    /// As [`receive_while`](Self::receive_while).
+    pub(crate) fn receive_value_while<T: DeserializeOwned>(
+        &self,
+        bytes_max: usize,
+        wait: impl FnMut() -> io::Result<()>,
+    ) -> io::Result<Option<(T, Vec<OwnedFd>)>> {
+        let Some(message) = self.receive_while(bytes_max, wait)? else { return Ok(None) };
         let value = postcard::from_bytes(&message.bytes).map_err(io::Error::other)?;
         Ok(Some((value, message.descriptors)))
     }
@@ -258,6 +279,20 @@ impl Channel {
             Err(error) => Err(error.into()),
         }
     }
+}
+
+/// What precedes a message.
+pub(crate) fn header(bytes: usize, descriptors: usize) -> io::Result<[u8; HEADER_BYTES]> {
+    let mut header = [0; HEADER_BYTES];
+    for (field, number) in header.chunks_exact_mut(4).zip([bytes, descriptors]) {
+        field.copy_from_slice(&u32::try_from(number).map_err(|_| io::ErrorKind::InvalidInput)?.to_ne_bytes());
+    }
+    Ok(header)
+}
+
+/// The bytes of a message.
+pub(crate) fn encode(value: &impl Serialize) -> io::Result<Vec<u8>> {
+    postcard::to_stdvec(value).map_err(io::Error::other)
 }
 
 impl AsFd for Channel {
