@@ -13,7 +13,7 @@ use std::thread;
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::io::Errno;
+use rustix::io::{Errno, retry_on_intr};
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
     recvmsg, sendmsg,
@@ -161,7 +161,8 @@ impl Channel {
 
     /// Errors: `EPIPE` or `ECONNRESET` when the peer has exited, `InvalidInput` for too many descriptors or bytes.
     pub(crate) fn send(&self, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
-        self.send_while(bytes, descriptors, || Ok(poll(&mut [PollFd::new(&self.0, PollFlags::OUT)], None).map(drop)?))
+        let wait = || retry_on_intr(|| poll(&mut [PollFd::new(&self.0, PollFlags::OUT)], None));
+        self.send_while(bytes, descriptors, || Ok(wait().map(drop)?))
     }
 
     /// Calls `wait` when the peer has not received enough to send more. It waits until the channel is writable, or fails.
@@ -233,7 +234,7 @@ impl Channel {
         let received = {
             let mut parts = [IoSliceMut::new(&mut header)];
             let flags = RecvFlags::CMSG_CLOEXEC;
-            rustix::io::retry_on_intr(|| recvmsg(&self.0, &mut parts, &mut ancillary, flags))?.bytes
+            retry_on_intr(|| recvmsg(&self.0, &mut parts, &mut ancillary, flags))?.bytes
         };
         if received == 0 {
             return Ok(None);
