@@ -294,22 +294,32 @@ pub(crate) fn equal_programs(program: impl AsFd) -> io::Result<Vec<u32>> {
     };
     let tag = tag_of(program.as_fd())?;
     let mut equal = Vec::new();
+    for_each(bpf_cmd::BPF_PROG_GET_NEXT_ID, bpf_cmd::BPF_PROG_GET_FD_BY_ID, |id, other| {
+        equal.extend((tag_of(other.as_fd())? == tag).then_some(id));
+        Ok(())
+    })?;
+    Ok(equal)
+}
+
+/// Opens all objects of a kind in turn: by the command that returns the number after another, and the one that opens a number.
+fn for_each(next: bpf_cmd, by_id: bpf_cmd, mut visit: impl FnMut(u32, OwnedFd) -> io::Result<()>) -> io::Result<()> {
     let mut attr = attributes();
     loop {
         // SAFETY: `attr` contains no pointers.
-        match unsafe { command(bpf_cmd::BPF_PROG_GET_NEXT_ID, &mut attr) } {
+        match unsafe { command(next, &mut attr) } {
             Ok(_) => {}
-            Err(error) if error.raw_os_error() == Some(libc::ENOENT) => return Ok(equal),
+            Err(error) if error.raw_os_error() == Some(libc::ENOENT) => return Ok(()),
             Err(error) => return Err(error),
         }
         // SAFETY: the kernel has written an integer there.
         let id = unsafe { attr.__bindgen_anon_6.next_id };
         attr = attributes();
-        attr.__bindgen_anon_6.__bindgen_anon_1.prog_id = id;
+        // The numbers of all kinds, and the one to start from, are at the same place.
+        attr.__bindgen_anon_6.__bindgen_anon_1.start_id = id;
         // SAFETY: `attr` contains no pointers.
-        match unsafe { open(bpf_cmd::BPF_PROG_GET_FD_BY_ID, &mut attr) } {
-            Ok(other) => equal.extend((tag_of(other.as_fd())? == tag).then_some(id)),
-            // Unloaded meanwhile.
+        match unsafe { open(by_id, &mut attr) } {
+            Ok(object) => visit(id, object)?,
+            // Closed meanwhile.
             Err(error) if error.raw_os_error() == Some(libc::ENOENT) => {}
             Err(error) => return Err(error),
         }
@@ -360,28 +370,11 @@ pub(crate) struct UprobeLink {
 /// Linux 6.6 for perf events, before 6.8 for `uprobe_multi`). Requires CAP_SYS_ADMIN.
 pub(crate) fn uprobe_links(own: &[u32]) -> io::Result<Vec<Option<UprobeLink>>> {
     let mut links = Vec::new();
-    let mut attr = attributes();
-    loop {
-        // SAFETY: `attr` contains no pointers.
-        match unsafe { command(bpf_cmd::BPF_LINK_GET_NEXT_ID, &mut attr) } {
-            Ok(_) => {}
-            Err(error) if error.raw_os_error() == Some(libc::ENOENT) => return Ok(links),
-            Err(error) => return Err(error),
-        }
-        // SAFETY: the kernel has written an integer there.
-        let id = unsafe { attr.__bindgen_anon_6.next_id };
-        attr = attributes();
-        attr.__bindgen_anon_6.__bindgen_anon_1.link_id = id;
-        // SAFETY: `attr` contains no pointers.
-        match unsafe { open(bpf_cmd::BPF_LINK_GET_FD_BY_ID, &mut attr) } {
-            Ok(link) => links.extend(uprobes_of(&link, own)?),
-            // Closed meanwhile.
-            Err(error) if error.raw_os_error() == Some(libc::ENOENT) => {}
-            Err(error) => return Err(error),
-        }
-        attr = attributes();
-        attr.__bindgen_anon_6.__bindgen_anon_1.start_id = id;
-    }
+    for_each(bpf_cmd::BPF_LINK_GET_NEXT_ID, bpf_cmd::BPF_LINK_GET_FD_BY_ID, |_, link| {
+        links.extend(uprobes_of(&link, own)?);
+        Ok(())
+    })?;
+    Ok(links)
 }
 
 /// `None` for other links; `Some(None)` as of [`uprobe_links`].

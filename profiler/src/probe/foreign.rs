@@ -36,11 +36,8 @@ pub(crate) fn find<'a>(
     });
     let mut found = Found { is_complete: listed.is_complete, ..Found::default() };
     for planned in hooks {
-        let (module, offset) = (planned.hook.module, planned.offset());
-        let file = modules.get(module).file().and_then(|file| file.metadata().ok());
-        let offsets = file.and_then(|file| listed.by_file.get(&identity(&file)));
-        let count = offsets.map_or(0, |offsets| offsets.iter().filter(|&&other| other == offset.0).count() as u64);
-        let count = count.max(u64::from(breakpoints.contains(&(module, offset))));
+        let place = (planned.hook.module, planned.offset());
+        let count = listed.count_at(place, modules).max(u64::from(breakpoints.contains(&place)));
         if count > 0 {
             found.count += count;
             found.functions.entry(&planned.hook.path).or_default().push(planned.hook.spec.function);
@@ -69,6 +66,14 @@ struct Listed {
     is_complete: bool,
 }
 
+impl Listed {
+    fn count_at(&self, (module, offset): CodeLocation, modules: &ModuleStore) -> u64 {
+        let file = modules.get(module).file().and_then(|file| file.metadata().ok());
+        let offsets = file.and_then(|file| self.by_file.get(&identity(&file)));
+        offsets.map_or(0, |offsets| offsets.iter().filter(|&&other| other == offset.0).count() as u64)
+    }
+}
+
 /// Whether all probes at these places are of other recordings by the same heapbpf.
 pub(crate) fn are_of_heapbpf(
     own: &[BorrowedFd<'_>],
@@ -77,12 +82,7 @@ pub(crate) fn are_of_heapbpf(
 ) -> io::Result<bool> {
     let programs = own.iter().map(bpf::equal_programs).collect::<io::Result<Vec<_>>>()?.concat();
     let listed = list_without(&programs)?;
-    let is_of_other = |&(module, offset): &CodeLocation| {
-        let file = modules.get(module).file().and_then(|file| file.metadata().ok());
-        let offsets = file.and_then(|file| listed.by_file.get(&identity(&file)));
-        offsets.is_some_and(|offsets| offsets.contains(&offset.0))
-    };
-    Ok(listed.is_complete && !places.iter().any(is_of_other))
+    Ok(listed.is_complete && places.iter().all(|&place| listed.count_at(place, modules) == 0))
 }
 
 fn list(own: &[BorrowedFd<'_>]) -> io::Result<Listed> {
