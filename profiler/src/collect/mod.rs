@@ -102,4 +102,4 @@ fn forked(
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

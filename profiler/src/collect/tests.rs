@@ -1,6 +1,6 @@
 //! Tests with real processes.
 
-pub(super) mod fixture;
+pub(crate) mod fixture;
 
 use super::*;
 use crate::address::TargetAddr;

@@ -29,27 +29,10 @@ impl StoppedProcess for Stopped {
     }
 }
 
-/// A program with N threads, including the first, all of which wait.
-const THREADS: &str = r#"
-static void *run(void *unused) { for (;;) pause(); return unused; }
-int main(int argc, char **argv) {
-    pthread_attr_t attributes;
-    pthread_attr_init(&attributes);
-    pthread_attr_setstacksize(&attributes, 1 << 16);
-    for (int i = 1; i < atoi(argv[1]); i++) {
-        pthread_t thread;
-        if (pthread_create(&thread, &attributes, run, NULL)) return 1;
-    }
-    say("ready");
-    for (;;) { wait_for_word(); say("on"); }
-}
-"#;
-
 /// With no time left, all threads resume, whether they had stopped or not.
 #[test]
 fn a_stop_that_takes_too_long_is_abandoned() {
-    let mut subject = Subject::start_with(THREADS, &["100"], "gcc");
-    assert_eq!(subject.line(), "ready");
+    let mut subject = Subject::with_threads(100);
     let limit = StopLimit::begin(Duration::ZERO);
     let error = Stopped::new_within(subject.pid(), Vec::new(), Some(limit), &|| true).expect_err("no time").to_string();
     assert!(error.contains("was stopped for 0ns and continues to run"), "{error}");
@@ -58,13 +41,6 @@ fn a_stop_that_takes_too_long_is_abandoned() {
     assert_eq!((listed.len(), listed.into_iter().find_map(tracers)), (100, None));
     assert!(!states_of_all(subject.pid()).contains(&'t'));
     subject.check_answers();
-}
-
-/// A program with one thread that answers.
-fn answering() -> Subject {
-    let mut subject = Subject::start_with(THREADS, &["1"], "gcc");
-    assert_eq!(subject.line(), "ready");
-    subject
 }
 
 fn stopped(subject: &Subject) -> Stopped {
@@ -78,8 +54,7 @@ fn states_of_all(pid: Pid) -> Vec<char> {
 
 /// Checks that every thread is stopped, has registers, and resumes.
 fn check_capture(count: usize) {
-    let mut subject = Subject::start_with(THREADS, &[&count.to_string()], "gcc");
-    assert_eq!(subject.line(), "ready");
+    let mut subject = Subject::with_threads(count);
     let listed: BTreeSet<Tid> = stat::threads(subject.pid()).expect("it runs").into_iter().collect();
     assert_eq!(listed.len(), count);
     let stopped = stopped(&subject);
@@ -104,8 +79,7 @@ fn one_two_ten_and_1024_threads_are_captured() {
 
 #[test]
 fn killing_a_stopped_process_is_an_error() {
-    let mut subject = Subject::start_with(THREADS, &["10"], "gcc");
-    assert_eq!(subject.line(), "ready");
+    let mut subject = Subject::with_threads(10);
     let stopped = stopped(&subject);
     subject.send(Signal::KILL);
     subject.wait_for("State", "Z");
@@ -157,7 +131,7 @@ fn signals_during_a_stop_are_delivered_once_each() {
 
 #[test]
 fn a_group_stop_persists() {
-    let mut subject = answering();
+    let mut subject = Subject::with_threads(1);
     subject.send(Signal::STOP);
     subject.wait_for("State", "T (stopped)");
     for _ in 0..3 {
@@ -180,7 +154,7 @@ fn a_group_stop_persists() {
 
 #[test]
 fn a_panic_resumes_the_process() {
-    let mut subject = answering();
+    let mut subject = Subject::with_threads(1);
     let pid = subject.pid();
     let caught = catch_unwind(AssertUnwindSafe(|| {
         let _stopped = stopped(&subject);
@@ -270,7 +244,7 @@ fn a_process_that_exits_while_it_is_stopped_does_not_hang() {
 
 #[test]
 fn an_existing_tracer_is_named() {
-    let mut subject = answering();
+    let mut subject = Subject::with_threads(1);
     let pid = subject.pid();
     std::thread::scope(|scope| {
         let (sender, receiver) = std::sync::mpsc::channel();

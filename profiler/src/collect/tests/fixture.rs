@@ -26,6 +26,22 @@ const PROLOGUE: &str = r#"
 static void wait_for_word(void) { char c; do { if (read(0, &c, 1) == 0) _exit(3); } while (c != '\n'); }
 "#;
 
+/// N threads, including the first, all of which wait.
+const THREADS: &str = r#"
+static void *run(void *unused) { for (;;) pause(); return unused; }
+int main(int argc, char **argv) {
+    pthread_attr_t attributes;
+    pthread_attr_init(&attributes);
+    pthread_attr_setstacksize(&attributes, 1 << 16);
+    for (int i = 1; i < atoi(argv[1]); i++) {
+        pthread_t thread;
+        if (pthread_create(&thread, &attributes, run, NULL)) return 1;
+    }
+    say("ready");
+    for (;;) { wait_for_word(); say("on"); }
+}
+"#;
+
 /// Collects a process from the calling thread.
 pub(in crate::collect) fn collect_here(
     pid: Pid,
@@ -36,7 +52,7 @@ pub(in crate::collect) fn collect_here(
 }
 
 /// A running test program.
-pub(in crate::collect) struct Subject {
+pub(crate) struct Subject {
     child: Child,
     input: ChildStdin,
     output: BufReader<ChildStdout>,
@@ -44,6 +60,13 @@ pub(in crate::collect) struct Subject {
 }
 
 impl Subject {
+    /// Starts a program with a number of threads, including the first, which answers.
+    pub(crate) fn with_threads(count: usize) -> Self {
+        let mut subject = Self::start_with(THREADS, &[&count.to_string()], "gcc");
+        assert_eq!(subject.line(), "ready");
+        subject
+    }
+
     pub(in crate::collect) fn start(text: &str) -> Self {
         Self::start_with(text, &[], "gcc")
     }
@@ -60,7 +83,7 @@ impl Subject {
         Self { child, input, output, _workshop: workshop }
     }
 
-    pub(in crate::collect) fn pid(&self) -> Pid {
+    pub(crate) fn pid(&self) -> Pid {
         Pid(self.child.id())
     }
 
@@ -92,7 +115,7 @@ impl Subject {
         assert_eq!(self.line(), "on");
     }
 
-    pub(in crate::collect) fn send(&self, signal: Signal) {
+    pub(crate) fn send(&self, signal: Signal) {
         kill_process(crate::linux::pidfd::raw_pid(self.pid()).expect("a process"), signal).expect("it lives");
     }
 
@@ -109,7 +132,7 @@ impl Subject {
     }
 
     /// Waits until a field of its status begins with `start`.
-    pub(in crate::collect) fn wait_for(&self, field: &str, start: &str) {
+    pub(crate) fn wait_for(&self, field: &str, start: &str) {
         while !self.status(field).starts_with(start) {
             std::thread::yield_now();
         }
