@@ -34,10 +34,21 @@ pub fn state(pid: u32) -> char {
 /// Whether a signal was sent to a process, and not delivered to it.
 #[track_caller]
 pub fn is_pending(pid: u32, signal: rustix::process::Signal) -> bool {
+    is_in_set(pid, "ShdPnd:", signal)
+}
+
+/// Whether a process ignores a signal.
+#[track_caller]
+pub fn ignores(pid: u32, signal: rustix::process::Signal) -> bool {
+    is_in_set(pid, "SigIgn:", signal)
+}
+
+#[track_caller]
+fn is_in_set(pid: u32, set: &str, signal: rustix::process::Signal) -> bool {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_else(|error| panic!("{pid}: {error}"));
-    let pending = status.lines().find_map(|line| line.strip_prefix("ShdPnd:")).expect("the kernel writes it");
-    let pending = u64::from_str_radix(pending.trim(), 16).expect("a number");
-    pending & 1 << (signal.as_raw() - 1) != 0
+    let signals = status.lines().find_map(|line| line.strip_prefix(set)).expect("the kernel writes it");
+    let signals = u64::from_str_radix(signals.trim(), 16).expect("a number");
+    signals & 1 << (signal.as_raw() - 1) != 0
 }
 
 /// Returns the ids of a process's threads.

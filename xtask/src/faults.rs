@@ -17,6 +17,7 @@ use std::{env, fs};
 
 use anyhow::{Context as _, Result, bail};
 use heapbpf_tests::faults::{Backend, Mode, Role};
+use heapbpf_tests::kernel;
 use rustix::process::Signal;
 
 use crate::bench::figures;
@@ -168,11 +169,7 @@ fn attack(arguments: &Arguments, repository: &Repository) -> Result<()> {
 /// Starts this program again with the default action for SIGINT if it is ignored, as in background jobs of scripts. heapbpf would inherit
 /// that, and would ignore interrupts until it has installed its handler, as any program does.
 fn heed_interrupts() -> Result<()> {
-    let status = fs::read_to_string("/proc/self/status")?;
-    let ignored =
-        status.lines().find_map(|line| line.strip_prefix("SigIgn:")).context("the kernel lists ignored signals")?;
-    let ignored = u64::from_str_radix(ignored.trim(), 16)?;
-    if ignored & 1 << (Signal::INT.as_raw() - 1) == 0 {
+    if !kernel::ignores(std::process::id(), Signal::INT) {
         return Ok(());
     }
     let mut again = Command::new("env");
