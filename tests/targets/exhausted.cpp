@@ -3,7 +3,7 @@
 //
 // `make SIZE COUNT` keeps blocks. `limit KIND` exhausts mappings, or limits the address space, data or locked memory, to a little
 // more than it uses. `exhaust SIZE` allocates until operator new throws, COUNT times, and frees all of these blocks; `handle COUNT`
-// does the same with a new-handler that throws.
+// does the same with a new-handler that throws, and `child COUNT` in a forked child.
 #include <cstdio>
 #include <cstdlib>
 #include <new>
@@ -11,6 +11,8 @@
 
 #include <sys/mman.h>
 #include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 extern "C" {
 #include "protocol.h"
@@ -65,6 +67,16 @@ static void limit(const char *kind) {
     if (setrlimit(strcmp(kind, "data") == 0 ? RLIMIT_DATA : RLIMIT_AS, &value)) give_up("setrlimit");
 }
 
+static void exhaust_in_child(size_t count) {
+    int status = 0;
+    pid_t child = fork();
+    if (child == 0) {
+        while (count--) exhaust(3000000);
+        _exit(0);
+    }
+    if (child < 0 || waitpid(child, &status, 0) != child || status != 0) give_up("an exception did not reach a child");
+}
+
 extern "C" void prepare(void) {
     kept.reserve(100000);
     exhausting.reserve(100000);
@@ -79,6 +91,8 @@ static void work(const char *line) {
         limit(kind);
     } else if (sscanf(line, "exhaust %zu", &count) == 1) {
         while (count--) exhaust(3000000);
+    } else if (sscanf(line, "child %zu", &count) == 1) {
+        exhaust_in_child(count);
     } else if (sscanf(line, "handle %zu", &count) == 1) {
         std::set_new_handler(refuse);
         handled = 0;

@@ -27,6 +27,11 @@ PROBED uint64_t make_or_throw(uint64_t size, uint64_t result) {
     return made;
 }
 
+PROBED uint64_t remake_or_throw(uint64_t, uint64_t, uint64_t result) {
+    if (result == 0) throw std::bad_alloc();
+    return result;
+}
+
 static void say(const char *line) {
     if (write(1, line, strlen(line)) < 0) _exit(98);
 }
@@ -45,6 +50,12 @@ static void work(const char *line) {
             make_or_throw(a, b);
         } catch (const std::bad_alloc &) {
             if (b != 0) _exit(96);
+        }
+    } else if (strcmp(function, "remake_or_throw") == 0) {
+        try {
+            remake_or_throw(a, b, c);
+        } catch (const std::bad_alloc &) {
+            if (c != 0) _exit(96);
         }
     } else _exit(95);
 }

@@ -60,7 +60,12 @@ fn exceptions_reach_a_recorded_program() {
 fn exceptions_reach_every_target_of_a_library() {
     for engine in ENGINES {
         for allocator in ALLOCATORS {
-            let start = || Target::spawn(&mut Command::new(program(allocator)));
+            let start = || {
+                let mut target = Target::spawn(&mut Command::new(program(allocator)));
+                // It resolves its pointers, which can lead to stubs then.
+                target.work("make 5000 1");
+                target
+            };
             let mut targets = [start(), start(), start()];
             let [one, other, third] = targets.each_ref().map(Target::pid);
             let mut both = Heapbpf::of(one, &format!("--engine {engine} --interval 1 --pid {other} -o out.json"));
@@ -70,6 +75,7 @@ fn exceptions_reach_every_target_of_a_library() {
                 target.work("make 5000 300");
                 target.work("limit address-space");
                 target.work("exhaust 3");
+                target.work("child 3");
             }
             for session in sessions {
                 let _ = session.interrupt();
@@ -79,6 +85,12 @@ fn exceptions_reach_every_target_of_a_library() {
                 let made = report.process(pid).exact_under(|function| function == "makes").alloc_count;
                 assert!(made >= 300, "{engine} {allocator}: {made} of 300 blocks are recorded");
             }
+            // The probes of the one recording keep stubs away from no target of the other.
+            let by_stubs =
+                |heapbpf: &Heapbpf| heapbpf.report("out.json").health.inline_engine.map_or(0, |it| it.targets);
+            let expected = if engine == "inline" { [2, 1] } else { [0, 0] };
+            let recorded = [&both, &alone].map(by_stubs);
+            assert!(recorded.iter().zip(expected).all(|(number, least)| *number >= least), "{allocator}: {recorded:?}");
             for mut target in targets {
                 target.assert_running();
                 target.exit(0);

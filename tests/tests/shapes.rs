@@ -22,11 +22,12 @@ use profiler_common::sampling::SamplingRate;
 use tempfile::TempDir;
 use tokio::runtime::{Builder, Runtime};
 
-/// From this size on, `make_or_throw` may throw.
+/// From this size on, `make_or_throw` and `remake_or_throw` may throw.
 const THROW_SAFE_BYTES: u64 = 1000;
 
 const MAKE: u16 = 0;
 const MAKE_OR_THROW: u16 = 4;
+const REMAKE_OR_THROW: u16 = 5;
 
 /// The functions of `targets/shapes.cpp`, by hook.
 fn hooks() -> Vec<(&'static str, HookCookie)> {
@@ -54,6 +55,7 @@ fn hooks() -> Vec<(&'static str, HookCookie)> {
         ("remake_freeing", HookCookie { frees_on_failure: true, ..with_block(CallShape::Realloc, 2) }),
         ("resize", with_block(CallShape::Resize, 3)),
         ("make_or_throw", HookCookie { may_throw: true, delegates: true, ..cookie(CallShape::Alloc, MAKE_OR_THROW) }),
+        ("remake_or_throw", HookCookie { may_throw: true, ..with_block(CallShape::Realloc, REMAKE_OR_THROW) }),
     ]
 }
 
@@ -271,6 +273,21 @@ fn a_call_that_may_throw_is_not_probed_and_its_nested_calls_are() {
     watched.check("make_or_throw 1000 0", &[]);
     watched.check("make 10 12288", &[Short::Alloc(12288, 10, MAKE)]);
     watched.check("make_or_throw 20 16384", &[Short::Alloc(16384, 20, MAKE_OR_THROW)]);
+    assert_eq!(watched.losses(), [(Counter::MayThrow, 2)]);
+    watched.target.assert_running();
+}
+
+/// What a call has moved is not known without its return: the old block counts as freed, and the new one is missing.
+#[test]
+fn a_realloc_that_may_throw_is_not_probed() {
+    let mut watched = Watched::start(LinkKind::Session);
+    watched.check("make 400 4096", &[Short::Alloc(4096, 400, MAKE)]);
+    watched.check("remake_or_throw 4096 999 8192", &[Short::Free(4096), Short::Alloc(8192, 999, REMAKE_OR_THROW)]);
+    assert_eq!(watched.losses(), []);
+    watched.check("remake_or_throw 8192 1000 12288", &[Short::Free(8192)]);
+    assert_eq!(watched.losses(), [(Counter::MayThrow, 1)]);
+    // It throws, and the exception propagates.
+    watched.check("remake_or_throw 12288 1000 0", &[]);
     assert_eq!(watched.losses(), [(Counter::MayThrow, 2)]);
     watched.target.assert_running();
 }
