@@ -242,7 +242,8 @@ pub(super) struct RecordArgs {
     pub(super) engine: Engine,
 
     /// Attach probes to WHICH processes: `process` is the targets, whose calls cost more with each further target; `inode` is
-    /// all that map the same file, 1 to 2 µs per call of others; `auto` chooses the cheaper, and the report states why.
+    /// all that map the same file, 1 to 2 µs per call of others; `auto` chooses the cheaper, and the report states why. Functions
+    /// that may throw are always probed in all that map the file.
     #[arg(help_heading = KERNEL, long, value_name = "WHICH", default_value = "auto", value_parser = named(SCOPE), hide_possible_values = true)]
     pub(super) scope: ScopeChoice,
 
