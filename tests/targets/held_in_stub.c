@@ -1,12 +1,14 @@
 /*
  * A program whose threads are interrupted by signals in code that heapbpf has mapped, and stay in the handler. `catch COUNT FROM TO`
  * waits until COUNT threads are held at these offsets of functions of that code, or until signals have interrupted it so often
- * that no instruction seems to start there. `release` lets them return there.
+ * that no instruction seems to start there. `release` lets them return there. The threads have a low priority, because they take
+ * all processor time that is left.
  */
 #include "protocol.h"
 
 #include <pthread.h>
 #include <signal.h>
+#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <ucontext.h>
@@ -73,6 +75,7 @@ static void start_timer(long number) {
 static void *loop(void *argument) {
     long number = (long)argument;
     unsigned random = (unsigned)number * 7919 + 1;
+    if (setpriority(PRIO_PROCESS, (id_t)syscall(SYS_gettid), 10)) give_up("setpriority");
     start_timer(number);
     for (;;) {
         random = random * 1664525 + 1013904223;

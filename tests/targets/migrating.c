@@ -4,7 +4,8 @@
  *   `run THREADS COUNT`   that many threads with COUNT allocations each, moved between CPUs all the time
  *   `drop`                frees what they have kept
  *   `alarm HERTZ`         from now on SIGALRM and SIGPROF interrupt, so many times a second; 0 ends this
- *   `load THREADS`        that many threads allocate, without counts, and each starts further threads, until `load 0`
+ *   `load THREADS`        that many threads allocate, without counts, and each starts further threads, until `load 0`: with
+ *                         a low priority, because they take all processor time that is left
  *   `rounds [COUNT]`      waits until each of these has done another hundred rounds, or so many
  *   `handled`             waits until a hundred further signals have been handled
  *
@@ -16,6 +17,7 @@
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
+#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <sys/time.h>
 
@@ -192,6 +194,8 @@ static void *short_life(void *seed) {
 
 static void *load(void *number) {
     intptr_t me = (intptr_t)number;
+    /* Of this thread alone: on Linux, the process with a thread's number is that thread. */
+    if (setpriority(PRIO_PROCESS, (id_t)syscall(SYS_gettid), 10) != 0) give_up("priority");
     while (__atomic_load_n(&loads, __ATOMIC_SEQ_CST)) {
         pthread_t other;
         if (pthread_create(&other, NULL, short_life, (void *)(uintptr_t)(rounds[me] * 64 + (uint64_t)me)) != 0) give_up("no thread");
