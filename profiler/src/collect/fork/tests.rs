@@ -260,6 +260,13 @@ fn is_running(pid: Pid) -> bool {
         .is_ok_and(|status| !status.contains("State:\tZ") && !status.contains("State:\tX"))
 }
 
+/// Waits, and leaves the processor to the process that is waited for.
+fn wait_while(condition: impl Fn() -> bool) {
+    while condition() {
+        std::thread::sleep(Duration::from_micros(100));
+    }
+}
+
 /// A counter of the process, not of its copy.
 fn count(pid: Pid, index: u64) -> u64 {
     let mut bytes = [0; 8];
@@ -275,7 +282,7 @@ fn a_copy_preserves_memory() {
     let memory = ForkMemory::new(Box::new(forked), vec![page(COUNTS)]);
     let word = |index: u64| memory.word(TargetAddr(COUNTS.0 + 8 * index)).expect("there");
     let before = [word(1), word(2)];
-    while count(program.pid(), 1) == before[0] || count(program.pid(), 2) == before[1] {}
+    wait_while(|| count(program.pid(), 1) == before[0] || count(program.pid(), 2) == before[1]);
     assert_eq!([word(1), word(2), word(511)], [before[0], before[1], 0x1234_5678_90ab_cdef]);
     // Neither for a thread with an empty cache.
     let other = std::thread::scope(|scope| scope.spawn(|| [word(1), word(2)]).join().expect("no panic"));
@@ -301,7 +308,7 @@ fn a_process_is_collected_from_a_copy() {
     let collected = collected.expect("it can be stopped");
     let word = |index: u64| collected.memory.word(TargetAddr(COUNTS.0 + 8 * index));
     let before = word(1).expect("there");
-    while count(program.pid(), 1) == before {}
+    wait_while(|| count(program.pid(), 1) == before);
     // Read by another thread, with an empty cache.
     let other = std::thread::scope(|scope| scope.spawn(|| word(1)).join().expect("no panic"));
     assert_eq!((other, word(511)), (Some(before), Some(0x1234_5678_90ab_cdef)));
@@ -377,11 +384,12 @@ fn threads_restore_themselves_if_their_tracer_is_killed() {
     for round in 0..60 {
         std::thread::spawn(move || abandon(pid, round)).join().expect("no panic");
         let counts = [0, 1, 2].map(|index| count(pid, index));
-        while (0..3).any(|index| count(pid, index) == counts[usize::try_from(index).expect("small")]) {}
+        wait_while(|| (0..3).any(|index| count(pid, index) == counts[usize::try_from(index).expect("small")]));
         let deadline = Instant::now() + Duration::from_secs(60);
-        while masks(pid).iter().any(|mask| mask != "SigBlk:\t0000000000000000") {
+        wait_while(|| {
             assert!(Instant::now() < deadline, "{:?}", masks(pid));
-        }
+            masks(pid).iter().any(|mask| mask != "SigBlk:\t0000000000000000")
+        });
     }
     program.check_end();
 }
@@ -404,7 +412,7 @@ fn a_process_that_runs_and_one_that_forks_are_copied() {
         for _ in 0..30 {
             let before = count(program.pid(), 0);
             drop(fork(program.pid()).expect("copied"));
-            while count(program.pid(), 0) == before {}
+            wait_while(|| count(program.pid(), 0) == before);
         }
         if how == "forks" {
             program.check_end();
@@ -444,10 +452,10 @@ fn a_stopped_process_stays_stopped() {
     let raw = crate::linux::pidfd::raw_pid(program.pid()).expect("a process");
     rustix::process::kill_process(raw, rustix::process::Signal::STOP).expect("it runs");
     let state = || read_to_string(format!("/proc/{}/status", program.pid())).expect("it runs");
-    while !state().contains("State:\tT (stopped)") {}
+    wait_while(|| !state().contains("State:\tT (stopped)"));
     let error = fork(program.pid()).expect_err("stopped").to_string();
     assert!(error.contains("the process is stopped"), "{error}");
-    while !state().contains("State:\tT (stopped)") {}
+    wait_while(|| !state().contains("State:\tT (stopped)"));
     rustix::process::kill_process(raw, rustix::process::Signal::CONT).expect("it runs");
     program.check_end();
 }
@@ -475,7 +483,7 @@ fn a_copy_exits_with_heapbpf() {
     assert!(is_running(copy));
     reader.kill().expect("it runs");
     reader.wait().expect("a child");
-    while is_running(copy) {}
+    wait_while(|| is_running(copy));
     program.check_end();
 }
 
