@@ -6,7 +6,7 @@
 import json
 import sys
 
-import jsonschema
+import jsonschema_rs
 
 
 def load(path):
@@ -16,14 +16,14 @@ def load(path):
 
 def main(schema, *paths):
     schema = load(schema)
-    validator = jsonschema.validators.validator_for(schema)
-    validator.check_schema(schema)
+    jsonschema_rs.meta.validate(schema)
+    validator = jsonschema_rs.validator_for(schema)
     wrong = [
-        f"{path}: {error.json_path}: {error.message[:200]}"
+        f"{path}: {error.instance_path}: {error.message[:200]}"
         for path in paths
-        for error in validator(schema).iter_errors(load(path))
+        for error in validator.iter_errors(load(path))
     ]
-    json.dump({"draft": validator.META_SCHEMA["$id"], "wrong": wrong}, sys.stdout)
+    json.dump({"draft": schema["$schema"], "validator": type(validator).__name__, "wrong": wrong}, sys.stdout)
 
 
 main(*sys.argv[1:])

@@ -1,4 +1,4 @@
-//! The JSON report, checked against its schema by PyPI's jsonschema.
+//! The JSON report, checked against its schema by PyPI's jsonschema-rs.
 
 use std::path::{Path, PathBuf};
 
@@ -20,5 +20,6 @@ fn reports_and_goldens_match_the_schema() {
     assert!(paths.len() >= 10, "{paths:?}");
     let checked = viewers::python("schema.py", &paths);
     assert_eq!(checked["draft"], "https://json-schema.org/draft/2020-12/schema");
+    assert_eq!(checked["validator"], "Draft202012Validator");
     assert_eq!(checked["wrong"], serde_json::json!([]));
 }
