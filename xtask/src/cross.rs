@@ -95,10 +95,10 @@ impl Toolchain {
         Ok(repository.target.join(triple).join(folder).join("heapbpf"))
     }
 
-    /// Builds an integration test. Returns the path of the program.
-    pub(crate) fn build_test(&self, repository: &Repository, name: &str) -> Result<PathBuf> {
+    /// Builds an integration test of a package. Returns the path of the program.
+    pub(crate) fn build_test(&self, repository: &Repository, package: &str, name: &str) -> Result<PathBuf> {
         let mut cargo = self.cargo(repository);
-        cargo.args(["test", "--no-run", "--package", "heapbpf-tests", "--test", name]);
+        cargo.args(["test", "--no-run", "--package", package, "--test", name]);
         cargo.args(["--target", self.architecture.triple(), "--message-format", "json-render-diagnostics"]);
         eprintln!("+ {}", command::line(&cargo));
         let messages = command::output(&mut cargo)?;

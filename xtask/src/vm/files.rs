@@ -144,7 +144,7 @@ pub(super) fn initramfs(
 }
 
 fn add_comparison(repository: &Repository, system: &System, root: &Path) -> Result<()> {
-    let test = Toolchain::install(repository, system.architecture)?.build_test(repository, "unwind")?;
+    let test = Toolchain::install(repository, system.architecture)?.build_test(repository, "heapbpf", "unwind")?;
     copy(&test, &root.join("bin/unwind"))?;
     for program in COMPARED {
         let from = system.program(program)?;

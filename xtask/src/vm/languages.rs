@@ -88,7 +88,7 @@ pub(super) fn add(repository: &Repository, architecture: Architecture, folder: &
 /// Adds the tests, what they profile, and the programs that they call.
 fn add_tests(repository: &Repository, architecture: Architecture, user_space: &Path) -> Result<()> {
     let toolchain = Toolchain::install(repository, architecture)?;
-    let built = toolchain.build_test(repository, "it")?;
+    let built = toolchain.build_test(repository, "heapbpf-tests", "it")?;
     for (module, tests) in TESTS {
         // As cargo's target folder.
         copy(&built, &user_space.join("tests/debug/deps").join(module))?;
