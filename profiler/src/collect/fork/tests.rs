@@ -4,6 +4,8 @@ use std::fs::read_to_string;
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
+use heapbpf_tests::kernel::wait_until;
+
 use super::*;
 use crate::address::TargetAddr;
 use crate::collect::inject::{ALL_SIGNALS, WayBack, place};
@@ -260,13 +262,6 @@ fn is_running(pid: Pid) -> bool {
         .is_ok_and(|status| !status.contains("State:\tZ") && !status.contains("State:\tX"))
 }
 
-/// Waits, and leaves the processor to the process that is waited for.
-fn wait_while(condition: impl Fn() -> bool) {
-    while condition() {
-        std::thread::sleep(Duration::from_micros(100));
-    }
-}
-
 /// A counter of the process, not of its copy.
 fn count(pid: Pid, index: u64) -> u64 {
     let mut bytes = [0; 8];
@@ -282,7 +277,7 @@ fn a_copy_preserves_memory() {
     let memory = ForkMemory::new(Box::new(forked), vec![page(COUNTS)]);
     let word = |index: u64| memory.word(TargetAddr(COUNTS.0 + 8 * index)).expect("there");
     let before = [word(1), word(2)];
-    wait_while(|| count(program.pid(), 1) == before[0] || count(program.pid(), 2) == before[1]);
+    wait_until("both threads count", || count(program.pid(), 1) != before[0] && count(program.pid(), 2) != before[1]);
     assert_eq!([word(1), word(2), word(511)], [before[0], before[1], 0x1234_5678_90ab_cdef]);
     // Neither for a thread with an empty cache.
     let other = std::thread::scope(|scope| scope.spawn(|| [word(1), word(2)]).join().expect("no panic"));
@@ -308,7 +303,7 @@ fn a_process_is_collected_from_a_copy() {
     let collected = collected.expect("it can be stopped");
     let word = |index: u64| collected.memory.word(TargetAddr(COUNTS.0 + 8 * index));
     let before = word(1).expect("there");
-    wait_while(|| count(program.pid(), 1) == before);
+    wait_until("a thread counts", || count(program.pid(), 1) != before);
     // Read by another thread, with an empty cache.
     let other = std::thread::scope(|scope| scope.spawn(|| word(1)).join().expect("no panic"));
     assert_eq!((other, word(511)), (Some(before), Some(0x1234_5678_90ab_cdef)));
@@ -384,11 +379,12 @@ fn threads_restore_themselves_if_their_tracer_is_killed() {
     for round in 0..60 {
         std::thread::spawn(move || abandon(pid, round)).join().expect("no panic");
         let counts = [0, 1, 2].map(|index| count(pid, index));
-        wait_while(|| (0..3).any(|index| count(pid, index) == counts[usize::try_from(index).expect("small")]));
+        let has_counted = |index| count(pid, index) != counts[usize::try_from(index).expect("small")];
+        wait_until("all threads count", || (0..3).all(has_counted));
         let deadline = Instant::now() + Duration::from_secs(60);
-        wait_while(|| {
+        wait_until("no thread blocks signals", || {
             assert!(Instant::now() < deadline, "{:?}", masks(pid));
-            masks(pid).iter().any(|mask| mask != "SigBlk:\t0000000000000000")
+            masks(pid).iter().all(|mask| mask == "SigBlk:\t0000000000000000")
         });
     }
     program.check_end();
@@ -412,7 +408,7 @@ fn a_process_that_runs_and_one_that_forks_are_copied() {
         for _ in 0..30 {
             let before = count(program.pid(), 0);
             drop(fork(program.pid()).expect("copied"));
-            wait_while(|| count(program.pid(), 0) == before);
+            wait_until("the process counts", || count(program.pid(), 0) != before);
         }
         if how == "forks" {
             program.check_end();
@@ -452,10 +448,10 @@ fn a_stopped_process_stays_stopped() {
     let raw = crate::linux::pidfd::raw_pid(program.pid()).expect("a process");
     rustix::process::kill_process(raw, rustix::process::Signal::STOP).expect("it runs");
     let state = || read_to_string(format!("/proc/{}/status", program.pid())).expect("it runs");
-    wait_while(|| !state().contains("State:\tT (stopped)"));
+    wait_until("it is stopped", || state().contains("State:\tT (stopped)"));
     let error = fork(program.pid()).expect_err("stopped").to_string();
     assert!(error.contains("the process is stopped"), "{error}");
-    wait_while(|| !state().contains("State:\tT (stopped)"));
+    wait_until("it is stopped", || state().contains("State:\tT (stopped)"));
     rustix::process::kill_process(raw, rustix::process::Signal::CONT).expect("it runs");
     program.check_end();
 }
@@ -483,7 +479,7 @@ fn a_copy_exits_with_heapbpf() {
     assert!(is_running(copy));
     reader.kill().expect("it runs");
     reader.wait().expect("a child");
-    wait_while(|| is_running(copy));
+    wait_until("the copy has exited", || !is_running(copy));
     program.check_end();
 }
 

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
+use heapbpf_tests::kernel::wait_until;
 use rustix::process::Signal;
 
 use super::super::Method;
@@ -320,7 +321,8 @@ fn an_exec_that_waits_for_stopped_threads_does_not_hang() {
     tracee.interrupt().expect("seized");
     let stop = tracee.wait(Duration::from_secs(10)).expect("seized").expect("it stops");
     subject.say();
-    while stat::status(subject.pid(), tid).is_some_and(|status| status.state != 'Z') {}
+    let has_exited = || stat::status(subject.pid(), tid).is_none_or(|status| status.state == 'Z');
+    wait_until("the thread has exited", has_exited);
     let held = vec![StoppedThread { tracee, stop, release: Release::Detach }];
     let stopped = Stopped::new(subject.pid(), held).unwrap_or_else(|error| panic!("{error}"));
     assert_eq!(stopped.held().iter().map(|held| held.tracee.tid().0).collect::<Vec<_>>(), [subject.pid().0]);

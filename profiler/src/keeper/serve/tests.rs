@@ -3,6 +3,7 @@
 use std::os::unix::net::UnixStream;
 use std::thread::{self, JoinHandle};
 
+use heapbpf_tests::kernel::wait_until;
 use rustix::net::sockopt::set_socket_send_buffer_size;
 use rustix::process::Signal;
 
@@ -23,11 +24,8 @@ fn traced_threads(target: &Subject) -> usize {
         .count()
 }
 
-/// Waits until no thread is traced. A test that fails here does not end.
 fn wait_until_free(target: &Subject) {
-    while traced_threads(target) > 0 {
-        thread::yield_now();
-    }
+    wait_until("no thread is traced", || traced_threads(target) == 0);
 }
 
 /// A tracing thread, and an agent that does nothing but can be suspended.

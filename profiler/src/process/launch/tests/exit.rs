@@ -5,6 +5,7 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::time::Instant;
 
+use heapbpf_tests::kernel::wait_until;
 use rustix::process::{Signal, kill_process};
 
 use super::super::*;
@@ -245,7 +246,7 @@ fn a_program_that_has_exited_meanwhile_is_not_stopped() {
     assert_eq!(next(&mut launch), Some(ProgramStop::Exiting));
     launch.follow_execs().expect("held");
     let stat = format!("/proc/{}/stat", launch.pid());
-    while !std::fs::read_to_string(&stat).expect("not reaped").contains(") Z ") {}
+    wait_until("it has exited", || std::fs::read_to_string(&stat).expect("not reaped").contains(") Z "));
     assert!(!launch.stop().expect("it has exited"));
     assert_eq!(launch.try_reap().map(shell_code), Some(3));
 }
