@@ -13,8 +13,8 @@ use heapbpf_tests::report::{Health, Report};
 use heapbpf_tests::target::Target;
 
 /// Number of programs that are started.
-const SPAWNS: u64 = 1000;
-const LOAD: &str = "spawn 200 1000";
+const SPAWNS: u64 = 2000;
+const LOAD: &str = "spawn 200 2000";
 
 /// Ends the load, even if a check fails.
 struct Finally<'a>(&'a AtomicBool);
