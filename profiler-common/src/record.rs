@@ -103,8 +103,8 @@ pub struct AllocRecord {
     pub tid: u32,
     /// Hook of the call: an index into the session's list.
     pub hook: u16,
-    /// Always 0.
-    pub reserved: u16,
+    /// 1 if the block has replaced one of the live set, whose free was missed; otherwise 0.
+    pub has_replaced: u16,
     /// The block, as entered into the live set.
     pub block: LiveBlock,
 }

@@ -41,7 +41,19 @@ impl SamplingRate {
     /// Decides at random whether a block of `size_bytes` is sampled. `random` returns uniform 32-bit numbers; most calls that
     /// are not sampled use one.
     #[inline(always)]
-    pub fn samples(&self, size_bytes: u64, mut random: impl FnMut() -> u32) -> bool {
+    pub fn samples(&self, size_bytes: u64, random: impl FnMut() -> u32) -> bool {
+        self.samples_by(size_bytes, random, is_below_probability)
+    }
+
+    /// As [`samples`](Self::samples), with a copy of [`is_below_probability`] of the caller's: the kernel side has one that the verifier
+    /// checks once.
+    #[inline(always)]
+    pub fn samples_by(
+        &self,
+        size_bytes: u64,
+        mut random: impl FnMut() -> u32,
+        is_below_probability: impl Fn(u64, u64) -> bool,
+    ) -> bool {
         let size = if size_bytes == 0 { 1 } else { size_bytes };
         if size >= self.interval_bytes as u64 {
             return true;
@@ -54,8 +66,14 @@ impl SamplingRate {
             return false;
         }
         let random = (high as u64) << 32 | random() as u64;
-        random < probability(x)
+        is_below_probability(random, x)
     }
+}
+
+/// Whether a random number decides that a block is sampled, whose size is the part x of the interval. Both are fractions of 2^64.
+#[inline(always)]
+pub const fn is_below_probability(random: u64, x: u64) -> bool {
+    random < probability(x)
 }
 
 /// `1 − e^(−x)` for x in [0, 1), both as fractions of 2^64.

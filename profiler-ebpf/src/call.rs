@@ -8,7 +8,6 @@ use aya_ebpf::helpers::{bpf_get_attach_cookie, bpf_get_current_pid_tgid};
 use profiler_common::arch::DATA_ADDRESS;
 use profiler_common::hook::{RawCookie, checked_product};
 use profiler_common::live::LiveKey;
-use profiler_common::step::ReadMemory;
 
 use crate::maps::{INFLIGHT_CALLS, PROBES};
 use crate::{arch, config, remap};
@@ -119,10 +118,10 @@ impl<S: Store> Call<S> {
         arch::bp(self.regs)
     }
 
-    /// The return address, at a function's entry.
+    /// Where the return address is, at a function's entry: see [`arch::caller`].
     #[inline(always)]
-    pub(crate) fn caller(&self, memory: &impl ReadMemory) -> Option<u64> {
-        arch::caller(self.regs, memory)
+    pub(crate) fn return_place(&self) -> u64 {
+        arch::return_place(self.regs)
     }
 
     #[inline(always)]

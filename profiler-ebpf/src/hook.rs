@@ -63,7 +63,7 @@ fn entered(call: &Call<impl Store>) {
     let interval = Interval::from_code(sampled.interval_code);
     let block = LiveBlock::new(size_bytes, emit::now_ns(), sampled.stack_id, interval, call.cookie.heap());
     if address == UNKNOWN_ADDRESS {
-        live::report(call, RecordKind::Alloc, address, block);
+        live::report(call, block);
     } else {
         live::enter(call, RecordKind::Alloc, address, block);
     }

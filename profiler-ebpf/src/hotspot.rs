@@ -54,7 +54,7 @@ pub(crate) extern "C" fn hotspot_frame(area: u32) -> u32 {
 
 #[inline(always)]
 fn interpreted(area: u32, scratch: *mut Scratch, machine: &Hotspot, registers: &Registers) -> Option<Registers> {
-    let window = Window(scratch);
+    let window = Window::of(scratch, area);
     let frame = JAVA_FRAMES.interpreted_method(registers, &window)?;
     let constant = user_word(frame.method.wrapping_add(u64::from(machine.method_constant))).unwrap_or(0);
     let bytecode = frame.bytecode.wrapping_sub(constant).wrapping_sub(u64::from(machine.constant_bytecode));
@@ -67,7 +67,7 @@ fn interpreted(area: u32, scratch: *mut Scratch, machine: &Hotspot, registers: &
 
 #[inline(always)]
 fn generated(area: u32, scratch: *mut Scratch, machine: &Hotspot, registers: &Registers) -> Option<Registers> {
-    let window = Window(scratch);
+    let window = Window::of(scratch, area);
     let Some(blob) = find_blob(machine, registers.lookup_address()).filter(|&blob| read_blob(scratch, machine, blob))
     else {
         frames::add(scratch, registers.ip);

@@ -11,7 +11,7 @@
 use aya_ebpf::bindings::BPF_ANY;
 use profiler_common::arch::CALL_BYTES;
 use profiler_common::counter::Counter;
-use profiler_common::hook::Site;
+use profiler_common::hook::{RawCookie, Site};
 use profiler_common::limits::{INFLIGHT_BUCKETS, INFLIGHT_WAYS};
 
 use crate::asm;
@@ -81,17 +81,17 @@ pub(crate) fn nested<S: Store>(call: &Call<S>) -> bool {
     false
 }
 
-/// Whether this return address of the call is in a hooked function whose calls are followed to their return only if they are
-/// sampled. The call is then nested in it, although it may not be stored.
+/// Whether this return address of a call is in a hooked function whose calls are followed to their return only if they are
+/// sampled. The call is then nested in it, although it may not be stored. `ip` is the address of the probe.
 #[inline(always)]
-pub(crate) fn is_caller_hooked(call: &Call<impl Store>, caller: u64) -> bool {
-    if !call.cookie.has_nested_callers() || call.cookie.site() != Site::Function as u8 {
+pub(crate) fn is_caller_hooked(cookie: RawCookie, ip: u64, caller: u64) -> bool {
+    if !cookie.has_nested_callers() || cookie.site() != Site::Function as u8 {
         return false;
     }
-    let Some(callers) = NESTED.get(u32::from(call.cookie.hook())) else {
+    let Some(callers) = NESTED.get(u32::from(cookie.hook())) else {
         return false;
     };
-    let distance = caller.wrapping_sub(call.ip()) as i64;
+    let distance = caller.wrapping_sub(ip) as i64;
     distance != 0 && callers.iter().any(|&listed| i64::from(listed) == distance)
 }
 

@@ -63,19 +63,21 @@ pub(crate) const NEW_CODE: u32 = 1 << 8;
 
 /// Frames that one call of [`interpreter_frames`] or [`outermost_frames`] adds at most. These calls repeat in a second loop: the
 /// verifier adds the bounds of both, while at run time they multiply.
-pub(crate) const BATCH: usize = 64;
+pub(crate) const BATCH: usize = 32;
 const BATCHES: usize = STACK_FRAMES_MAX / BATCH;
 
 const _: () = assert!(STACK_FRAMES_MAX.is_multiple_of(BATCH));
 
 /// Adds the frames of one call of the interpreter loop.
-#[inline(always)]
-pub(crate) fn frames_of_call(area: u32) {
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub(crate) extern "C" fn frames_of_call(area: u32) -> u32 {
     for _ in 0..BATCHES {
         if interpreter_frames(area) != NEXT {
             break;
         }
     }
+    0
 }
 
 /// Adds the next frames of one call of the interpreter loop. Returns [`NEXT`] if it may have more, else [`DONE`].

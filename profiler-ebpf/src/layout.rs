@@ -61,6 +61,19 @@ pub(crate) struct InflightBucket {
     pub(crate) calls: [Inflight; INFLIGHT_WAYS],
 }
 
+/// A call at its function's entry, as far as its stack depends on it.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub(crate) struct Origin {
+    pub(crate) ip: u64,
+    pub(crate) sp: u64,
+    pub(crate) bp: u64,
+    /// Where its return address is, which depends on the processor: its address, or itself.
+    pub(crate) return_place: u64,
+    /// Of the probe: a [`RawCookie`](profiler_common::hook::RawCookie).
+    pub(crate) cookie: u64,
+}
+
 /// State of the unwinder between frames.
 #[repr(C)]
 pub(crate) struct Walk {
@@ -211,6 +224,8 @@ pub(crate) const WINDOW_WORDS: usize = 1024;
 pub(crate) struct Scratch {
     /// 0 if free.
     pub(crate) claimed: u64,
+    /// The call whose stack is captured.
+    pub(crate) origin: Origin,
     pub(crate) walk: Walk,
     /// Address of the window's first word.
     pub(crate) window_start: u64,

@@ -1,9 +1,10 @@
 //! Inserts blocks into the live set, removes them, and reports both to the agent.
 
 use aya_ebpf::bindings::BPF_NOEXIST;
+use aya_ebpf::helpers::bpf_get_current_pid_tgid;
 use profiler_common::counter::Counter;
 use profiler_common::live::{FILTER_FULL, LiveBlock, LiveKey};
-use profiler_common::record::{AllocRecord, FreeRecord, RecordHeader, RecordKind};
+use profiler_common::record::{AllocRecord, FreeRecord, RecordHeader, RecordKind, UNKNOWN_ADDRESS};
 
 use crate::call::{Call, Store};
 use crate::maps::{LIVE, LIVE_FILTER, count};
@@ -16,30 +17,51 @@ const ENOSPC: i32 = 28;
 /// Inserts a block and writes a record of this kind.
 #[inline(always)]
 pub(crate) fn enter(call: &Call<impl Store>, kind: RecordKind, address: u64, block: LiveBlock) {
-    let key = LiveKey::new(call.tgid(), address);
+    let [stack_id, time, size] = block.words();
+    enter_block(address, stack_id, time, size, u64::from(call.cookie.hook()) << 32 | kind as u64);
+}
+
+/// As [`enter`], of the current thread: `stack_id`, `time` and `size` are the words of the block, and `what` has the hook above the kind.
+///
+/// A global function, so that the verifier checks it once.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub(crate) extern "C" fn enter_block(address: u64, stack_id: u64, time: u64, size: u64, what: u64) -> u32 {
+    let thread = bpf_get_current_pid_tgid();
+    let block = LiveBlock::from_words([stack_id, time, size]);
+    let key = LiveKey::new((thread >> 32) as u32, address);
+    let mut has_replaced = 0;
     if let Err(error) = insert(&key, &block) {
         // Two live blocks cannot share an address, so the free of the old one was missed. The new one replaces it.
         if error == -EEXIST {
+            has_replaced = 1;
             count(Counter::MissedFree);
             let _ = remove(&key);
         }
         if error != -EEXIST || insert(&key, &block).is_err() {
             count(Counter::LiveSetFull);
-            return;
+            return 0;
         }
     }
-    report(call, kind, address, block);
+    let kind = if what as u8 == RecordKind::Restore as u8 { RecordKind::Restore } else { RecordKind::Alloc };
+    write(kind, thread, address, (what >> 32) as u16, has_replaced, block);
+    0
 }
 
-/// Writes a record of a block.
+/// Writes a record of a block without an address, which is not in the live set.
 #[inline(always)]
-pub(crate) fn report(call: &Call<impl Store>, kind: RecordKind, address: u64, block: LiveBlock) {
+pub(crate) fn report(call: &Call<impl Store>, block: LiveBlock) {
+    write(RecordKind::Alloc, call.thread, UNKNOWN_ADDRESS, call.cookie.hook(), 0, block);
+}
+
+#[inline(always)]
+fn write(kind: RecordKind, thread: u64, address: u64, hook: u16, has_replaced: u16, block: LiveBlock) {
     emit::record(AllocRecord {
-        header: RecordHeader::new(kind, call.tgid()),
+        header: RecordHeader::new(kind, (thread >> 32) as u32),
         address,
-        tid: call.tid(),
-        hook: call.cookie.hook(),
-        reserved: 0,
+        tid: thread as u32,
+        hook,
+        has_replaced,
         block,
     });
 }

@@ -5,7 +5,7 @@ use profiler_common::arch::STUB_INTERVAL;
 use profiler_common::counter::Counter;
 use profiler_common::hook::{ProbeScope, Site};
 use profiler_common::interval::Interval;
-use profiler_common::sampling::SamplingRate;
+use profiler_common::sampling::{SamplingRate, is_below_probability};
 use profiler_common::target::{
     BORROWS_MEMORY, OTHER_PROCESSES, REPORTS_FREES, SAMPLED_CALLS, SHARES_PROBES, TRAPPED_CALLS,
 };
@@ -30,13 +30,20 @@ pub(crate) fn sample(call: &Call<impl Store>, size_bytes: u64) -> Option<u32> {
         // The stub decided. A target that forges it falsifies its own profile.
         Interval::from_code(call.register(STUB_INTERVAL.number()) as u32).code()
     // SAFETY: the helper takes no arguments.
-    } else if rate.samples(size_bytes, || unsafe { bpf_get_prandom_u32() }) {
+    } else if rate.samples_by(size_bytes, || unsafe { bpf_get_prandom_u32() }, |random, x| decide(random, x) != 0) {
         rate.interval_code
     } else {
         0
     };
     let chance = if size_bytes < u64::from(rate.interval_bytes) { Chance::Random } else { Chance::Certain };
     if interval_code != 0 && is_recorded(call, chance) { Some(interval_code) } else { None }
+}
+
+/// Whether a block is sampled: see [`is_below_probability`]. A global function, so that the verifier checks the arithmetic once.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub(crate) extern "C" fn decide(random: u64, x: u64) -> u32 {
+    is_below_probability(random, x) as u32
 }
 
 /// Whether two probes of the same call take the same decision.

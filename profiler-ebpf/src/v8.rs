@@ -33,7 +33,7 @@ pub(crate) extern "C" fn v8_frame(area: u32) -> u32 {
     if add_function(area, scratch, engine, &registers).is_none() {
         frames::add(scratch, registers.ip);
     }
-    match step_by_frame_pointer(&registers, &Window(scratch)) {
+    match step_by_frame_pointer(&registers, &Window::of(scratch, area)) {
         Step::Caller(caller) => {
             walk.set_registers(&caller);
             0
@@ -45,7 +45,7 @@ pub(crate) extern "C" fn v8_frame(area: u32) -> u32 {
 /// `None` if the frame is not of a function, or of one of the engine's own.
 #[inline(always)]
 fn add_function(area: u32, scratch: *mut Scratch, engine: &V8, registers: &Registers) -> Option<()> {
-    let window = Window(scratch);
+    let window = Window::of(scratch, area);
     let function = function(registers, &window)?;
     let address = registers.lookup_address();
     let is_generated = !engine.builtins[0].contains(address) && !engine.builtins[1].contains(address);

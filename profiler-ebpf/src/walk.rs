@@ -14,19 +14,10 @@ use profiler_common::unwind::{
     PageRows, ProcessMapping, ProcessMappings, ReadTables, Rule, SEARCH_STEPS, UnwindRow, find_rule,
 };
 
-use crate::call::{Call, Store};
 use crate::layout::{Scratch, Walk};
 use crate::maps::{MAPPINGS, PAGES, PROCESSES, ROWS, RULE_CACHE, RULES, SCRATCH};
-use crate::scratch::Claim;
 use crate::window::Window;
 use crate::{config, frames, hotspot, interpreter, machine, php, v8};
-
-/// Result of a walk; the frames are in the area's record.
-pub(crate) struct Unwound {
-    pub(crate) depth: u64,
-    pub(crate) end: StackEnd,
-    pub(crate) hasher: StackHasher,
-}
 
 /// Result of [`unwind_step`] if there is a caller; any other is a [`StackEnd`] plus 1.
 const CONTINUE: u32 = 0;
@@ -36,33 +27,28 @@ const IN_LOOP: u32 = 1 << 8;
 const IN_HOTSPOT: u32 = 1 << 9;
 const IN_V8: u32 = 1 << 10;
 
-/// The return address of a call at its function's entry. Fills the window, if it is on the stack.
+/// Unwinds from a call of the process at its function's entry. `sp` and `bp` are its registers there, `caller` its return
+/// address. The frames are in the area's record then, and their number and hash in its state.
 #[inline(always)]
-pub(crate) fn caller(call: &Call<impl Store>, claim: &Claim) -> Option<u64> {
-    // SAFETY: this program has claimed the area.
-    unsafe { (*claim.scratch).window_words = 0 };
-    call.caller(&Window(claim.scratch))
-}
-
-/// Unwinds from the return address, as of [`caller`].
-#[inline(always)]
-pub(crate) fn unwind(call: &Call<impl Store>, claim: &Claim, caller: Option<u64>, hasher: StackHasher) -> Unwound {
-    let scratch = claim.scratch;
-    let end = match start(call, scratch, caller, hasher) {
-        Ok(()) => walk(scratch, claim.area),
+pub(crate) fn unwind(
+    scratch: *mut Scratch,
+    area: u32,
+    tgid: u32,
+    (sp, bp, caller): (u64, u64, Option<u64>),
+    hasher: StackHasher,
+) -> StackEnd {
+    match start(scratch, tgid, (sp, bp, caller), hasher) {
+        Ok(()) => walk(scratch, area),
         Err(end) => end,
-    };
-    // SAFETY: this program has claimed the area.
-    let (depth, hash) = unsafe { ((*scratch).walk.depth, (*scratch).walk.hash) };
-    Unwound { depth, end, hasher: StackHasher::resume(hash) }
+    }
 }
 
 /// Initialises the state: the caller's registers after the call has returned.
 #[inline(always)]
 fn start(
-    call: &Call<impl Store>,
     scratch: *mut Scratch,
-    caller: Option<u64>,
+    tgid: u32,
+    (sp, bp, caller): (u64, u64, Option<u64>),
     hasher: StackHasher,
 ) -> Result<(), StackEnd> {
     // SAFETY: this program has claimed the area.
@@ -71,16 +57,16 @@ fn start(
     walk.hash = hasher.state();
     walk.seed = hasher.state();
     walk.ip = caller.ok_or(StackEnd::Unreadable)?;
-    walk.sp = call.sp().wrapping_add(CALL_BYTES);
+    walk.sp = sp.wrapping_add(CALL_BYTES);
     if HAS_LINK {
         walk.link = 0;
     }
-    walk.bp = call.bp();
+    walk.bp = bp;
     walk.is_return_address = 1;
     walk.interpreter.number = 0;
     machine::start(&mut walk.machine, 0);
     if config::unwind_by_tables() {
-        let mappings = mappings_of(call.tgid());
+        let mappings = mappings_of(tgid);
         walk.mapping_first = mappings.first;
         walk.mapping_count = mappings.count;
         walk.mapping_serial = mappings.serial;
@@ -181,7 +167,7 @@ pub(crate) extern "C" fn unwind_step(area: u32) -> u32 {
         }
     };
     frames::add(scratch, registers.ip);
-    match step(&registers, rule, &Window(scratch)) {
+    match step(&registers, rule, &Window::of(scratch, area)) {
         Step::Caller(caller) => {
             walk.set_registers(&caller);
             CONTINUE | in_loop

@@ -9,6 +9,7 @@ use profiler_common::step::ReadMemory;
 use crate::asm::masked;
 use crate::helpers::{bpf_probe_read_user, read_user};
 use crate::layout::{Scratch, WINDOW_WORDS};
+use crate::maps::SCRATCH;
 
 const PAGE_BYTES: u64 = 4096;
 
@@ -24,9 +25,17 @@ const BELOW_BYTES: u64 = 64;
 const WORD: u64 = size_of::<u64>() as u64;
 
 /// The window of a claimed area.
-pub(crate) struct Window(pub(crate) *mut Scratch);
+pub(crate) struct Window {
+    scratch: *mut Scratch,
+    area: u32,
+}
 
 impl Window {
+    #[inline(always)]
+    pub(crate) fn of(scratch: *mut Scratch, area: u32) -> Self {
+        Self { scratch, area }
+    }
+
     #[inline(always)]
     pub(crate) fn read(&self, address: u64) -> Option<u64> {
         if address & (WORD - 1) != 0 {
@@ -35,14 +44,14 @@ impl Window {
         if let Some(word) = self.buffered(address) {
             return Some(word);
         }
-        fill(self.0, address);
+        fill_window(self.area, address);
         self.buffered(address)
     }
 
     #[inline(always)]
     fn buffered(&self, address: u64) -> Option<u64> {
         // SAFETY: this program has claimed the area.
-        let scratch = unsafe { &*self.0 };
+        let scratch = unsafe { &*self.scratch };
         let index = address.wrapping_sub(scratch.window_start) / WORD;
         if index >= scratch.window_words {
             return None;
@@ -60,10 +69,16 @@ impl ReadMemory for Window {
     }
 }
 
-/// Moves the window to `address`, which is aligned.
+/// Moves the window to `address`, which is aligned. If that cannot be read, the window is empty.
+///
+/// A global function, so that the verifier checks it once, not at each of its many calls.
+#[unsafe(no_mangle)]
 #[inline(never)]
-fn fill(scratch: *mut Scratch, address: u64) {
-    // SAFETY: this program has claimed the area.
+pub(crate) extern "C" fn fill_window(area: u32, address: u64) -> u32 {
+    let Some(scratch) = SCRATCH.get_ptr_mut(area) else {
+        return 0;
+    };
+    // SAFETY: the pointer comes from a successful lookup, and this program has claimed the area.
     let scratch = unsafe { &mut *scratch };
     let page = address & !(PAGE_BYTES - 1);
     let start = if address - page > BELOW_BYTES { address - BELOW_BYTES } else { page };
@@ -75,7 +90,7 @@ fn fill(scratch: *mut Scratch, address: u64) {
     let window = scratch.window.as_mut_ptr();
     // SAFETY: a page or less into an array of two pages; the helper checks the address.
     if unsafe { read_user(window.cast(), length as u32, start as *const _) } != 0 {
-        return;
+        return 0;
     }
     scratch.window_words = length / WORD;
     if length < SHORT_BYTES {
@@ -87,6 +102,7 @@ fn fill(scratch: *mut Scratch, address: u64) {
             scratch.window_words += wanted / WORD;
         }
     }
+    0
 }
 
 /// Reads a word that is not on the stack.

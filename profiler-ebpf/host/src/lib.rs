@@ -12,7 +12,6 @@
 )]
 
 mod asm;
-mod call;
 #[path = "../../src/code.rs"]
 mod code;
 mod config;
@@ -37,7 +36,6 @@ mod process;
 mod random;
 #[path = "../../src/ruby.rs"]
 mod ruby;
-mod scratch;
 #[path = "../../src/seen.rs"]
 mod seen;
 #[cfg(test)]

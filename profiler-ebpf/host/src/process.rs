@@ -1,6 +1,5 @@
 //! Walks stacks of a copied process.
 
-use core::marker::PhantomData;
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -16,13 +15,11 @@ use profiler_common::unwind::{ProcessMapping, ProcessMappings, Rule, TableRef};
 use profiler_common::v8::V8;
 use serde::{Deserialize, Serialize};
 
-use crate::call::{Buckets, Call};
 use crate::maps::{
     CODE_RATES, CURRENT, INTERPRETERS, JAVA_MACHINES, JAVASCRIPT_ENGINES, MAPPINGS, PHPS, PROCESSES, RUBIES,
     RULE_CACHE, SCRATCH, STACKS,
 };
 use crate::memory::Memory;
-use crate::scratch::Claim;
 use crate::walk;
 
 /// A thread, as it has entered a hooked function.
@@ -119,22 +116,17 @@ impl Process {
             (current.records, current.counts, current.reads) = (Vec::new(), BTreeMap::new(), 0);
         });
         let scratch = SCRATCH.get_ptr_mut(0).expect("it was cleared");
-        let claim = Claim { scratch, area: 0 };
-        let call = Call::<Buckets> {
-            tgid: self.tgid,
-            sp: thread.sp.wrapping_sub(CALL_BYTES),
-            bp: thread.bp,
-            caller: Some(thread.ip),
-            store: PhantomData,
-        };
-        let caller = walk::caller(&call, &claim);
-        let unwound = walk::unwind(&call, &claim, caller, StackHasher::new(1, self.tgid));
-        let depth = usize::try_from(unwound.depth).expect("a depth fits").min(STACK_FRAMES_MAX);
         // SAFETY: the array's own element, which nothing else refers to now.
+        unsafe { (*scratch).window_words = 0 };
+        let entry = (thread.sp.wrapping_sub(CALL_BYTES), thread.bp, Some(thread.ip));
+        let end = walk::unwind(scratch, 0, self.tgid, entry, StackHasher::new(1, self.tgid));
+        // SAFETY: as above.
+        let depth = usize::try_from(unsafe { (*scratch).walk.depth }).expect("a depth fits").min(STACK_FRAMES_MAX);
+        // SAFETY: as above.
         let frames = unsafe { &(*scratch).record.frames }[..depth].to_vec();
         CURRENT.with(|current| Walked {
             frames,
-            end: unwound.end,
+            end,
             records: std::mem::take(&mut current.records),
             counts: std::mem::take(&mut current.counts),
             reads: current.reads,

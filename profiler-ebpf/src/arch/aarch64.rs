@@ -53,10 +53,16 @@ pub(crate) fn result(regs: *const pt_regs) -> u64 {
     load!(regs, 0)
 }
 
-/// The return address at a function's entry: in the link register, signed if the function has begun so.
+/// What [`caller`] takes, at a function's entry: the link register.
 #[inline(always)]
-pub(crate) fn caller(regs: *const pt_regs, _memory: &impl ReadMemory) -> Option<u64> {
-    Some(load!(regs, 30) & CODE_ADDRESS)
+pub(crate) fn return_place(regs: *const pt_regs) -> u64 {
+    load!(regs, 30)
+}
+
+/// The return address. Functions that have begun may have signed it.
+#[inline(always)]
+pub(crate) fn caller(return_place: u64, _memory: &impl ReadMemory) -> Option<u64> {
+    Some(return_place & CODE_ADDRESS)
 }
 
 /// Reads the register with this number, which is at most 31.

@@ -35,10 +35,16 @@ pub(crate) fn result(regs: *const pt_regs) -> u64 {
     unsafe { (*regs).rax }
 }
 
-/// The return address at a function's entry: on top of the stack.
+/// What [`caller`] takes, at a function's entry: the return address is on top of the stack.
 #[inline(always)]
-pub(crate) fn caller(regs: *const pt_regs, memory: &impl ReadMemory) -> Option<u64> {
-    memory.read_u64(sp(regs))
+pub(crate) fn return_place(regs: *const pt_regs) -> u64 {
+    sp(regs)
+}
+
+/// The return address.
+#[inline(always)]
+pub(crate) fn caller(return_place: u64, memory: &impl ReadMemory) -> Option<u64> {
+    memory.read_u64(return_place)
 }
 
 /// Reads a register at a constant offset.

@@ -62,6 +62,8 @@ pub struct Allocation {
     pub interval: Interval,
     pub hook: HookId,
     pub heap: HeapId,
+    /// Whether the live set had a block with this address, whose free was missed. Recordings do not contain it.
+    pub has_replaced: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -89,6 +89,7 @@ fn allocation(bytes: &[u8]) -> Result<Allocation, DecodeError> {
         interval: block.interval(),
         hook: HookId(field!(bytes, AllocRecord, hook, u16)),
         heap: HeapId(block.heap()),
+        has_replaced: field!(bytes, AllocRecord, has_replaced, u16) != 0,
     })
 }
 
@@ -293,6 +294,7 @@ mod tests {
             interval: Interval::nearest(4096),
             hook: HookId(5),
             heap: HeapId(2),
+            has_replaced: false,
         }
     }
 

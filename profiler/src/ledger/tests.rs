@@ -38,6 +38,7 @@ fn allocation(address: u64, size_bytes: u64, stack: u64, interval_bytes: u32) ->
         interval: Interval::nearest(interval_bytes),
         hook: HookId(0),
         heap: HeapId(0),
+        has_replaced: false,
     }
 }
 

@@ -241,10 +241,9 @@ impl SharedWords {
 
     /// The sum of all words' upper bits, from `shift` on. May or may not include concurrent changes.
     pub(crate) fn sum_above(&self, shift: u32) -> u64 {
-        let words = self.mapped.as_mut_ptr().cast::<u64>();
-        // SAFETY: within the mapping, as in `add`.
-        let word = |index| unsafe { AtomicU64::from_ptr(words.add(index)) }.load(Ordering::Relaxed);
-        (0..self.count).map(|index| word(index) >> shift).fold(0, u64::wrapping_add)
+        // SAFETY: `count` words are mapped, as long as this lives, and other writers write atomically, as in `add`.
+        let words = unsafe { std::slice::from_raw_parts(self.mapped.as_mut_ptr().cast::<AtomicU64>(), self.count) };
+        words.iter().map(|word| word.load(Ordering::Relaxed) >> shift).fold(0, u64::wrapping_add)
     }
 
     /// Adds to a word, wrapping around. Ignores indexes beyond the last.

@@ -280,7 +280,7 @@ impl Unpacker {
         let address = TargetAddr(self.address.advance(packed.address));
         let time = MonotonicNanos(self.time.advance(packed.time));
         let (size_bytes, interval) = (packed.size_bytes, Interval::from_code(interval));
-        Ok(Allocation { pid, tid, address, size_bytes, time, stack, interval, hook, heap })
+        Ok(Allocation { pid, tid, address, size_bytes, time, stack, interval, hook, heap, has_replaced: false })
     }
 
     fn remap(&mut self, packed: &PackedRemap) -> Result<Remap, PackError> {

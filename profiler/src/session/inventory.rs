@@ -287,9 +287,6 @@ impl Session {
                 return Ok(None);
             }
             let of_kernel: Vec<(TargetAddr, LiveBlock)> = part.iter().map(kernel_block).collect();
-            if let Some(pending) = &mut self.inventories.pending {
-                pending.stale.begin_insertion(clock::now().monotonic);
-            }
             let refused = self.probes.kernel.insert_earlier_blocks(pid, &of_kernel)?;
             let (Some(refused), Some(pending)) = (refused, &mut self.inventories.pending) else {
                 gap = Some("the live set is full (see `--live-blocks`)".to_owned());
@@ -337,7 +334,7 @@ impl Session {
     /// Removes blocks from the live set that were freed before they were inserted.
     fn forget_stale(&mut self, pid: Pid) {
         let Some(pending) = &mut self.inventories.pending else { return };
-        let stale = pending.stale.take(clock::now().monotonic);
+        let stale = pending.stale.take();
         if let Err(error) = self.probes.kernel.forget_blocks(pid, stale) {
             debug!("process {pid}: {error}");
         }
@@ -355,7 +352,6 @@ impl Session {
         let removed = pending.stale.take_removed();
         let Some(target) = self.processes.get(pid).filter(|target| pending.is_of(target)) else { return false };
         let newer: Vec<LiveAllocation> = removed.iter().filter_map(|address| target.ledger.block(*address)).collect();
-        pending.stale.begin_insertion(clock::now().monotonic);
         pending.stale.restore(newer.iter().map(|block| block.address));
         let newer: Vec<(TargetAddr, LiveBlock)> = newer.iter().map(kernel_block).collect();
         if let Err(error) = self.probes.kernel.insert_earlier_blocks(pid, &newer) {

@@ -425,6 +425,7 @@ mod tests {
             interval: Interval::EXACT,
             hook: HookId(0),
             heap: HeapId(0),
+            has_replaced: false,
         })
     }
 

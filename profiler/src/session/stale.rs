@@ -1,14 +1,14 @@
 //! Stale blocks: blocks from before the recording that the process has freed before they were inserted into the live set.
 //!
 //! The kernel side has reported their frees as those of unknown blocks. Until the agent has read that and removes them, calls of the
-//! process meet them: an allocation counts their free as missed, and the free of a block that was not sampled is reported as theirs.
-//! And where the process has allocated meanwhile, the agent removes a newer block, which must be inserted again.
+//! process meet them: an allocation replaces them and counts their free as missed, and the free of a block that was not sampled is
+//! reported as theirs. Records contain what calls have met: times do not show it, because the agent inserts and removes many blocks
+//! at once. And where the process has allocated meanwhile, the agent removes a newer block, which must be inserted again.
 
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::address::TargetAddr;
 use crate::ingest::event::{Allocation, Free};
-use crate::units::MonotonicNanos;
 
 /// The stale blocks of one inventory.
 #[derive(Debug, Default)]
@@ -18,23 +18,18 @@ pub(super) struct StaleBlocks {
     refused: FxHashSet<TargetAddr>,
     /// Newer blocks that were inserted again.
     restored: FxHashSet<TargetAddr>,
-    /// When the last insertion began.
-    inserted: MonotonicNanos,
 }
 
-#[derive(Clone, Copy, Debug)]
+/// What has happened to a stale block.
+#[derive(Clone, Copy, Debug, Default)]
 struct Mark {
-    inserted: MonotonicNanos,
-    /// When the removal began.
-    removed: Option<MonotonicNanos>,
-    is_counted: bool,
+    /// Whether its removal has begun.
+    is_removed: bool,
+    /// Whether the process has replaced it since then.
+    is_replaced: bool,
 }
 
 impl StaleBlocks {
-    pub(super) fn begin_insertion(&mut self, now: MonotonicNanos) {
-        self.inserted = now;
-    }
-
     /// Notes blocks that were not inserted.
     pub(super) fn refuse(&mut self, addresses: Vec<TargetAddr>) {
         self.refused.extend(addresses);
@@ -43,33 +38,27 @@ impl StaleBlocks {
     /// Notes that a block of the ledger was freed while the live set did not contain it. Unless it was refused, it does by now.
     pub(super) fn note_free(&mut self, address: TargetAddr, is_earlier: bool) {
         if is_earlier && !self.refused.contains(&address) || self.restored.contains(&address) {
-            self.marks.insert(address, Mark { inserted: self.inserted, removed: None, is_counted: false });
+            self.marks.insert(address, Mark::default());
         }
     }
 
     /// Whether an allocation has met a stale block, which the kernel side counts as a missed free.
     pub(super) fn is_met_by_allocation(&mut self, allocation: &Allocation) -> bool {
-        let Some(mark) = self.marks.get_mut(&allocation.address) else { return false };
-        if allocation.time < mark.inserted || mark.is_counted || mark.removed.is_some_and(|at| at <= allocation.time) {
-            return false;
+        match self.marks.get_mut(&allocation.address) {
+            // The newer block may have been removed instead.
+            Some(mark) if mark.is_removed => allocation.has_replaced && !std::mem::replace(&mut mark.is_replaced, true),
+            Some(_) => {
+                self.marks.remove(&allocation.address);
+                allocation.has_replaced
+            }
+            None => false,
         }
-        if mark.removed.is_some() {
-            // The newer block has been removed instead.
-            mark.is_counted = true;
-        } else {
-            self.marks.remove(&allocation.address);
-        }
-        true
     }
 
-    /// Whether a free of a block that the ledger lacks has met a stale block: what was allocated there was not sampled.
+    /// Whether a free of a block of the live set that the ledger lacks has met a stale block: what was allocated there was not
+    /// sampled.
     pub(super) fn is_met_by_free(&mut self, free: &Free) -> bool {
-        let is_met = |mark: &Mark| mark.removed.is_none_or(|at| free.time < at);
-        let is_met = self.marks.get(&free.address).is_some_and(is_met);
-        if is_met {
-            self.marks.remove(&free.address);
-        }
-        is_met
+        self.marks.remove(&free.address).is_some()
     }
 
     /// Whether this is the free of a block that may have been inserted again after it.
@@ -78,24 +67,24 @@ impl StaleBlocks {
     }
 
     /// Returns the blocks to remove from the live set now.
-    pub(super) fn take(&mut self, now: MonotonicNanos) -> Vec<TargetAddr> {
-        let left = self.marks.iter_mut().filter(|(_, mark)| mark.removed.is_none());
+    pub(super) fn take(&mut self) -> Vec<TargetAddr> {
+        let left = self.marks.iter_mut().filter(|(_, mark)| !mark.is_removed);
         left.map(|(address, mark)| {
-            mark.removed = Some(now);
+            mark.is_removed = true;
             *address
         })
         .collect()
     }
 
     pub(super) fn has_removed(&self) -> bool {
-        self.marks.values().any(|mark| mark.removed.is_some())
+        self.marks.values().any(|mark| mark.is_removed)
     }
 
     /// Returns the addresses of removed blocks, where newer ones may have been removed instead.
     pub(super) fn take_removed(&mut self) -> Vec<TargetAddr> {
-        let removed = self.marks.iter().filter(|(_, mark)| mark.removed.is_some());
+        let removed = self.marks.iter().filter(|(_, mark)| mark.is_removed);
         let removed: Vec<TargetAddr> = removed.map(|(address, _)| *address).collect();
-        self.marks.retain(|_, mark| mark.removed.is_none());
+        self.marks.retain(|_, mark| !mark.is_removed);
         removed
     }
 
@@ -111,60 +100,63 @@ mod tests {
 
     use super::*;
     use crate::ids::{HeapId, HookId, Pid, StackId, Tid};
+    use crate::units::MonotonicNanos;
 
     const A: TargetAddr = TargetAddr(16);
 
-    fn allocation(time: u64) -> Allocation {
+    fn allocation(has_replaced: bool) -> Allocation {
         Allocation {
             pid: Pid(1),
             tid: Tid(1),
             address: A,
             size_bytes: 10,
-            time: MonotonicNanos(time),
+            time: MonotonicNanos(9),
             stack: StackId(7),
             interval: Interval::EXACT,
             hook: HookId(0),
             heap: HeapId(0),
+            has_replaced,
         }
     }
 
-    fn free(time: u64) -> Free {
-        Free { pid: Pid(1), tid: Tid(1), address: A, time: MonotonicNanos(time), age_us: 0 }
-    }
+    const FREE: Free = Free { pid: Pid(1), tid: Tid(1), address: A, time: MonotonicNanos(9), age_us: 0 };
 
     fn inserted_and_freed() -> StaleBlocks {
         let mut stale = StaleBlocks::default();
-        stale.begin_insertion(MonotonicNanos(10));
         stale.note_free(A, true);
         stale
     }
 
     #[test]
-    fn an_allocation_meets_a_stale_block_until_it_is_removed() {
+    fn an_allocation_that_replaces_a_stale_block_has_met_it() {
         let mut stale = inserted_and_freed();
-        assert!(!stale.is_met_by_allocation(&allocation(9)), "it was inserted later");
-        assert!(stale.is_met_by_allocation(&allocation(11)));
-        assert!(!stale.is_met_by_allocation(&allocation(12)), "the newer block is there");
-        assert!(stale.take(MonotonicNanos(20)).is_empty(), "the newer block stays");
+        assert!(stale.is_met_by_allocation(&allocation(true)));
+        assert!(!stale.is_met_by_allocation(&allocation(true)), "the newer block is there, whose free was missed");
+        assert!(stale.take().is_empty(), "the newer block stays");
 
         let mut stale = inserted_and_freed();
-        assert_eq!(stale.take(MonotonicNanos(20)), [A]);
-        assert!(!stale.is_met_by_allocation(&allocation(20)));
-        assert!(stale.is_met_by_allocation(&allocation(19)));
-        assert!(!stale.is_met_by_allocation(&allocation(19)), "once");
-        assert_eq!(stale.take_removed(), [A], "the newer block has been removed");
+        assert!(!stale.is_met_by_allocation(&allocation(false)));
+        assert!(stale.take().is_empty(), "nothing was there, so the newer block stays");
+    }
+
+    #[test]
+    fn a_block_that_replaces_a_stale_one_during_its_removal_is_inserted_again() {
+        let mut stale = inserted_and_freed();
+        assert_eq!(stale.take(), [A]);
+        assert!(stale.is_met_by_allocation(&allocation(true)), "at any time before the removal itself");
+        assert!(!stale.is_met_by_allocation(&allocation(true)), "once");
+        assert_eq!(stale.take_removed(), [A], "the newer block may have been removed");
         assert!(stale.take_removed().is_empty());
     }
 
     #[test]
     fn a_free_that_meets_a_stale_block_is_not_one_of_the_ledgers() {
         let mut stale = inserted_and_freed();
-        assert!(stale.is_met_by_free(&free(11)));
-        assert!(!stale.is_met_by_free(&free(12)), "it is gone");
-        let mut stale = inserted_and_freed();
-        stale.take(MonotonicNanos(20));
-        assert!(!stale.is_met_by_free(&free(20)));
-        assert!(stale.is_met_by_free(&free(19)));
+        assert!(stale.is_met_by_free(&FREE));
+        assert!(!stale.is_met_by_free(&FREE), "it is gone");
+        stale.note_free(A, true);
+        stale.take();
+        assert!(stale.is_met_by_free(&FREE), "it was in the live set, so it was not removed yet");
     }
 
     #[test]
@@ -172,12 +164,12 @@ mod tests {
         let mut stale = StaleBlocks::default();
         stale.refuse(vec![A]);
         stale.note_free(A, true);
-        assert!(stale.take(MonotonicNanos(1)).is_empty(), "it was not inserted");
+        assert!(stale.take().is_empty(), "it was not inserted");
         stale.note_free(TargetAddr(32), false);
-        assert!(stale.take(MonotonicNanos(1)).is_empty(), "the kernel side has removed it");
+        assert!(stale.take().is_empty(), "the kernel side has removed it");
         stale.restore([TargetAddr(32)]);
         assert!(stale.is_restored(TargetAddr(32)));
         stale.note_free(TargetAddr(32), false);
-        assert_eq!(stale.take(MonotonicNanos(1)), [TargetAddr(32)]);
+        assert_eq!(stale.take(), [TargetAddr(32)]);
     }
 }

@@ -116,6 +116,7 @@ mod tests {
             hook: HookId(0),
             heap: HeapId(0),
             time: MonotonicNanos(0),
+            has_replaced: false,
         })
     }
 

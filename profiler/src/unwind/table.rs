@@ -128,19 +128,21 @@ impl Table {
 
 const MAGIC: [u8; 8] = *b"hbunwind";
 /// Must be incremented whenever a module gives another table or other bytes: layout, meaning of rules, builder.
-const VERSION: u32 = 5;
+const VERSION: u32 = 6;
 /// Before the checksummed bytes are magic, version and checksum.
 pub(crate) const CHECKED_FROM: usize = 16;
 
-/// File name, base, rows, pages, rules, statistics, samples: in postcard's format, after the header.
-type Stored<'a> = (&'a [u8], u64, Vec<(u16, u16)>, Vec<(u32, u32)>, Vec<[u8; 8]>, BuildStats, Samples);
+/// File name, base, rows, pages, rules, statistics, samples: in postcard's format, after the header. Rows are the bytes of their
+/// fields, little endian: there are tens of thousands, and decoding each number would take most of the time.
+type Stored<'a> = (&'a [u8], u64, &'a [u8], Vec<(u32, u32)>, Vec<[u8; 8]>, BuildStats, Samples);
 
 impl Table {
     pub(crate) fn encode(&self, name: &[u8]) -> Vec<u8> {
+        let rows: Vec<u8> = self.rows.iter().flat_map(row_bytes).collect();
         let stored: Stored<'_> = (
             name,
             self.base.0,
-            self.rows.iter().map(|row| (row.pc_low, row.rule)).collect(),
+            &rows,
             self.pages.iter().map(|page| (page.first, page.end)).collect(),
             self.rules.iter().map(|rule| rule.to_bytes()).collect(),
             self.stats,
@@ -163,7 +165,7 @@ impl Table {
             postcard::take_from_bytes(checked).ok()?;
         let table = Self {
             base: LinkAddr(base),
-            rows: rows.into_iter().map(|(pc_low, rule)| UnwindRow { pc_low, rule }).collect(),
+            rows: rows_of(rows)?,
             pages: pages.into_iter().map(|(first, end)| PageRows { first, end }).collect(),
             rules: rules.into_iter().map(Rule::from_bytes).collect::<Option<_>>()?,
             stats,
@@ -171,6 +173,19 @@ impl Table {
         };
         (rest.is_empty() && stored_name == name && table.is_consistent()).then_some(table)
     }
+}
+
+fn row_bytes(row: &UnwindRow) -> [u8; 4] {
+    let ([a, b], [c, d]) = (row.pc_low.to_le_bytes(), row.rule.to_le_bytes());
+    [a, b, c, d]
+}
+
+/// `None` if the bytes are not whole rows.
+fn rows_of(bytes: &[u8]) -> Option<Vec<UnwindRow>> {
+    let (rows, rest) = bytes.as_chunks();
+    let row =
+        |&[a, b, c, d]: &[u8; 4]| UnwindRow { pc_low: u16::from_le_bytes([a, b]), rule: u16::from_le_bytes([c, d]) };
+    rest.is_empty().then(|| rows.iter().map(row).collect())
 }
 
 impl ReadTables for Table {

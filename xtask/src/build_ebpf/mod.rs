@@ -221,6 +221,9 @@ fn contains(content: &[u8], wanted: &[u8]) -> bool {
 /// v4 would take Linux 6.6. An atomic operation whose result is used must not be `Relaxed`: LLVM 22 then emits the
 /// instruction without a result, and silently uses the operand as the result. `AcqRel` works.
 const CPU: &str = "v3";
+/// Longer loops stay loops. The verifier follows each call of a function, and copies of calls multiply along a chain of functions
+/// (`check_max_stack_depth` in kernel/bpf/verifier.c).
+const UNROLL: &str = "-unroll-full-max-count=16";
 const PACKAGE: &str = "heapbpf-ebpf";
 
 /// Flags that affect the object, and are therefore equal on every machine. Paths are not among them: see above.
@@ -232,6 +235,8 @@ fn rustflags(architecture: Architecture) -> String {
         "-Clink-arg=--btf",
         "-Cdebuginfo=2",
         &format!("-Ctarget-cpu={CPU}"),
+        &format!("-Cllvm-args={UNROLL}"),
+        &format!("-Clink-arg=--llvm-args={UNROLL}"),
     ]
     .join("\u{1f}")
 }

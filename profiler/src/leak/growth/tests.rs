@@ -72,6 +72,7 @@ impl Program {
             interval: self.interval,
             hook: HookId(0),
             heap: HeapId(0),
+            has_replaced: false,
         };
         self.ledger.enter(Event::Alloc(allocation));
         Some(address)

@@ -23,6 +23,7 @@ fn allocated(address: u64, size_bytes: u64, time: MonotonicNanos) -> Event {
         interval: Interval::EXACT,
         hook: HookId(0),
         heap: HeapId(0),
+        has_replaced: false,
     })
 }
 

@@ -172,6 +172,7 @@ fn played(acts: &[Act]) -> (Timeline, Vec<u64>, Vec<(TimelinePoint, Naive)>) {
                     interval,
                     hook: HookId(0),
                     heap: HeapId(0),
+                    has_replaced: false,
                 }));
                 naive.live.insert(address, (stack, size_bytes));
                 let made = naive.made.entry(stack).or_default();

@@ -40,6 +40,7 @@ fn allocation(address: u64, size_bytes: u64, time: u64) -> Allocation {
         interval: Interval::nearest(4096),
         hook: HookId(1),
         heap: HeapId(2),
+        has_replaced: false,
     }
 }
 
@@ -61,6 +62,7 @@ fn any_event() -> impl Strategy<Value = Event> {
             interval: Interval::nearest(interval),
             hook: HookId(hook),
             heap: HeapId(heap),
+            has_replaced: false,
         },
     );
     let free = any::<([u32; 3], [u64; 2])>().prop_map(|([pid, tid, age_us], [address, time])| Free {

@@ -59,6 +59,7 @@ fn run(seed: u64, blocks: u64, from: u32, to: &[u32]) -> (Totals, f64, f64) {
             interval: Interval::nearest(from),
             hook: HookId(0),
             heap: HEAP,
+            has_replaced: false,
         }));
         let interval = thinnings.interval(PID, address, &block(size_bytes, time.0, from));
         let interval_before = Interval::nearest(from);

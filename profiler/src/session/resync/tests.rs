@@ -123,6 +123,7 @@ fn carry_out(step: Step, time: u64, kernel: &mut BTreeMap<u64, LiveBlock>) -> Ev
                 interval: Interval::EXACT,
                 hook: HookId(0),
                 heap: HeapId(0),
+                has_replaced: false,
             })
         }
     }

@@ -49,6 +49,7 @@ impl Running {
             interval: Interval::EXACT,
             hook: HookId(0),
             heap: HeapId(0),
+            has_replaced: false,
         }));
     }
 
