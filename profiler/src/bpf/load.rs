@@ -387,6 +387,8 @@ fn check_uprobes(source: &Path) -> Result<(), LoadError> {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::{HashMap, HashSet};
+
     use object::{Object as _, ObjectSection as _, ObjectSymbol as _, RelocationTarget};
 
     use super::*;
@@ -425,6 +427,65 @@ mod tests {
         assert!(functions.iter().any(|name| name == "cpython_step"), "calls have relocations: {functions:?}");
         let found: Vec<_> = functions.iter().filter(|name| name.starts_with("mem")).collect();
         assert!(found.is_empty(), "{found:?}: see `zero` in profiler-ebpf/src/asm.rs");
+    }
+
+    /// Bytes of stack that a function uses, by its instructions (Documentation/bpf/standardization/instruction-set.rst).
+    fn frame_bytes(code: &[u8]) -> u64 {
+        const FRAME_POINTER: u8 = 10;
+        let (mut lowest, mut addresses) = (0, HashSet::new());
+        for &[operation, registers, offset_low, offset_high, a, b, c, d] in code.as_chunks().0 {
+            let (destination, source) = (registers & 15, registers >> 4);
+            let offset = i64::from(i16::from_le_bytes([offset_low, offset_high]));
+            match operation & 7 {
+                1 if source == FRAME_POINTER => lowest = lowest.min(offset),
+                2 | 3 if destination == FRAME_POINTER => lowest = lowest.min(offset),
+                // `r = r10`, and `r += constant` after it.
+                7 if operation == 0xbf && source == FRAME_POINTER => _ = addresses.insert(destination),
+                7 if operation == 0x07 && addresses.remove(&destination) => {
+                    lowest = lowest.min(i64::from(i32::from_le_bytes([a, b, c, d])));
+                }
+                _ => {}
+            }
+        }
+        lowest.unsigned_abs()
+    }
+
+    /// Bytes of stack that a function and those that it calls take before Linux 6.8, which rounded each up to 32
+    /// (`check_max_stack_depth` in kernel/bpf/verifier.c).
+    fn nested_bytes(functions: &HashMap<String, (u64, Vec<String>)>, name: &str) -> u64 {
+        let (own, called) = &functions[name];
+        let most = called.iter().map(|name| nested_bytes(functions, name)).max();
+        own.max(&1).next_multiple_of(32) + most.unwrap_or(0)
+    }
+
+    #[test]
+    fn stacks_of_nested_functions_fit_on_kernels_that_round_them_up() {
+        let object = object::File::parse(OBJECT).expect("an object file");
+        let functions: HashMap<String, (u64, Vec<String>)> = object
+            .symbols()
+            .filter(|symbol| symbol.kind() == object::SymbolKind::Text && symbol.size() > 0)
+            .map(|symbol| {
+                let section = symbol.section_index().expect("a function has code");
+                let section = object.section_by_index(section).expect("a function has code");
+                let range = symbol.address()..symbol.address() + symbol.size();
+                let called = section.relocations().filter(|(at, _)| range.contains(at));
+                let called = called.filter_map(|(_, relocation)| match relocation.target() {
+                    RelocationTarget::Symbol(index) => object.symbol_by_index(index).ok(),
+                    _ => None,
+                });
+                // Those without a name of their own read a word, and call nothing.
+                let called = called.filter(|called| called.kind() == object::SymbolKind::Text && called.size() > 0);
+                let called = called.map(|called| called.name().expect("a name").to_owned()).collect();
+                let code = section.data_range(range.start, range.end - range.start).expect("in the section");
+                let own = frame_bytes(code.expect("in the section"));
+                (symbol.name().expect("a name").to_owned(), (own, called))
+            })
+            .collect();
+        for program in [ENTRY, RETURN, SESSION, FREE, STUB] {
+            let bytes = nested_bytes(&functions, program);
+            assert!((32..=480).contains(&bytes), "`{program}`: {bytes} bytes, and 32 of a function that reads a word");
+        }
+        assert!(nested_bytes(&functions, SESSION) > 300, "calls are followed: {functions:?}");
     }
 
     /// The verifier walks every chain of calls: 32 copies of each of three calls that nest made it take 0.4 s longer.
