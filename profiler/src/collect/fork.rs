@@ -13,7 +13,7 @@ use super::process::{ForkError, StoppedThread};
 use crate::ids::{Pid, Tid};
 use crate::linux::pidfd::PidFd;
 use crate::linux::proc::maps::Region;
-use crate::linux::proc::stat;
+use crate::linux::proc::{stat, writable};
 use crate::linux::ptrace::{Options, Pause, Stop, Tracee};
 
 const ADOPTS: &str = "it adopts orphans (as the first process of a container, or by PR_SET_CHILD_SUBREAPER), and would see the copy exit";
@@ -117,7 +117,7 @@ fn copy_from(pid: Pid, thread: &InjectedThread, between: &Tracee) -> Result<(For
         failed(error)
     })?;
     // Pages written from now on exist twice: if memory runs out, the copy is killed, and not the process.
-    let _ = std::fs::write(format!("/proc/{}/oom_score_adj", copy.pid()), "1000");
+    let _ = writable::write(copy.pid(), "oom_score_adj", "1000");
     let forked = ForkCopy {
         of: pid,
         pid: copy.pid(),

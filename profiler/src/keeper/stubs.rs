@@ -22,7 +22,7 @@ use crate::ids::{Pid, Tid};
 use crate::linux::pidfd::PidFd;
 use crate::linux::proc::maps::regions;
 use crate::linux::proc::process::{entry_path, thread_name};
-use crate::linux::proc::stat;
+use crate::linux::proc::{stat, writable};
 use crate::linux::process_memory::{read_words, share_memory};
 use crate::linux::ptrace::Tracee;
 use crate::linux::scheduling::RealTime;
@@ -138,7 +138,7 @@ pub(super) fn install_held(
 /// value is equivalent to the old one, whatever the memory with the slot is by now.
 fn change_slots(stopped: &Stopped, plan: &Installation) -> Result<usize, CollectError> {
     let thread = stopped.living_thread();
-    let memory = open(thread).map_err(CollectError::refused(plan.pid, "change pointers of"))?;
+    let memory = writable::memory(thread).map_err(CollectError::refused(plan.pid, "change pointers of"))?;
     // It may have executed another program, or unloaded the allocator.
     if !has_stubs(&memory, plan) || !plan.functions.iter().all(|function| is_unchanged(thread, &memory, function)) {
         return Ok(0);
@@ -205,7 +205,7 @@ pub(super) fn remove_left(plan: &Installation) -> Result<(), CollectError> {
 /// The same for a process whose threads are all held.
 pub(super) fn restore_held(stopped: &Stopped, plan: &Installation) -> Result<(), CollectError> {
     let refused = CollectError::refused(plan.pid, "change pointers of");
-    let memory = open(stopped.living_thread()).map_err(refused)?;
+    let memory = writable::memory(stopped.living_thread()).map_err(refused)?;
     // It may have executed another program.
     if !has_stubs(&memory, plan) {
         return Ok(());
@@ -255,10 +255,6 @@ fn has_stubs(memory: &File, plan: &Installation) -> bool {
     memory.read_exact_at(&mut list, plan.list.address).is_ok() && list == plan.list.bytes
 }
 
-fn open(pid: Pid) -> io::Result<File> {
-    File::options().read(true).write(true).open(entry_path(pid, "mem"))
-}
-
 /// Writes through memory protection: slots are in pages that the dynamic linker has made read-only.
 fn replace(memory: &File, address: u64, before: u64, after: u64) -> bool {
     let mut word = [0; WORD_BYTES];
@@ -268,7 +264,7 @@ fn replace(memory: &File, address: u64, before: u64, after: u64) -> bool {
 
 fn map(stopped: &Stopped, plan: &Installation, code: &OwnedFd, filter: &OwnedFd) -> Result<(), CollectError> {
     let pid = plan.pid;
-    let memory = open(stopped.living_thread()).map_err(CollectError::refused(pid, "write to"))?;
+    let memory = writable::memory(stopped.living_thread()).map_err(CollectError::refused(pid, "write to"))?;
     stopped.inject(&regions(stopped.living_thread())?, &mut |thread| {
         let [code, filter] = pass(pid, thread, &memory, [code.as_fd(), filter.as_fd()])?;
         let mapped = map_parts(thread, plan, code, filter);
@@ -289,7 +285,7 @@ fn map_parts(thread: &mut InjectedThread, plan: &Installation, code: u64, filter
     // Code and countdowns may be in use: the process may have copied addresses of stubs.
     if is_mapped {
         // By now the process may have mapped something else there, which this would replace.
-        let memory = open(plan.pid)?;
+        let memory = writable::memory(plan.pid)?;
         return if has_stubs(&memory, plan) { map_filter(thread) } else { Err(io::ErrorKind::AlreadyExists.into()) };
     }
     let reserve = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED_NOREPLACE;

@@ -128,7 +128,7 @@ pub(crate) fn is_companion(pid: Pid) -> bool {
 /// Sets the name of this process in `ps` and `top`. At most 15 bytes are kept.
 pub(crate) fn set_name(name: &str) {
     // The process has the name of its main thread; this may be another thread.
-    let _ = std::fs::write("/proc/self/comm", name);
+    let _ = super::proc::writable::write_own("comm", name);
 }
 
 /// Maximum number of descriptors in a message. The kernel's limit is 253 (`SCM_MAX_FD` in include/net/scm.h).

@@ -12,6 +12,7 @@ use tracing::debug;
 
 use crate::ids::Pid;
 use crate::linux::proc::process::{self, Membership};
+use crate::linux::proc::writable;
 
 /// Size of a page, which on some processors the kernel's configuration determines.
 pub(crate) fn page_bytes() -> u64 {
@@ -45,7 +46,7 @@ pub(crate) fn release_freed() {
     }
 }
 
-const OWN_OOM_SCORE: &str = "/proc/self/oom_score_adj";
+const OOM_SCORE: &str = "oom_score_adj";
 
 /// Number of guards, and the score from before the first of them.
 static OOM_PREFERENCES: Mutex<(usize, Option<String>)> = Mutex::new((0, None));
@@ -59,8 +60,8 @@ impl OomPreference {
     pub(crate) fn raise() -> Self {
         let mut state = OOM_PREFERENCES.lock().unwrap_or_else(PoisonError::into_inner);
         if state.0 == 0 {
-            state.1 = fs::read_to_string(OWN_OOM_SCORE).ok();
-            let _ = fs::write(OWN_OOM_SCORE, "1000");
+            state.1 = fs::read_to_string(Path::new("/proc/self").join(OOM_SCORE)).ok();
+            let _ = writable::write_own(OOM_SCORE, "1000");
         }
         state.0 += 1;
         Self(())
@@ -73,9 +74,9 @@ impl Drop for OomPreference {
         state.0 -= 1;
         if state.0 == 0
             && let Some(before) = state.1.take()
-            && let Err(error) = fs::write(OWN_OOM_SCORE, before.trim())
+            && let Err(error) = writable::write_own(OOM_SCORE, before.trim())
         {
-            debug!("cannot restore `{OWN_OOM_SCORE}`: {error}");
+            debug!("cannot restore `{OOM_SCORE}` of this process: {error}");
         }
     }
 }

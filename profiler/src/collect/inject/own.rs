@@ -1,7 +1,6 @@
 //! The mapping that an injected thread has for the length of its calls: arguments in memory, and the frame with which it restores
 //! itself. Only the calls that create and remove it have this frame elsewhere ([`place`](super::place)).
 
-use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 
@@ -9,7 +8,7 @@ use super::{InjectedThread, WayBack};
 use crate::collect::process::ForkError;
 use crate::linux::arch::FRAME_ALIGNMENT;
 use crate::linux::memory::page_bytes;
-use crate::linux::proc::process::entry_path;
+use crate::linux::proc::writable;
 
 /// Space for arguments of system calls.
 const SCRATCH_BYTES: usize = 1024;
@@ -60,7 +59,7 @@ impl InjectedThread {
     }
 
     fn write(&self, address: u64, bytes: &[u8]) -> io::Result<()> {
-        File::options().write(true).open(entry_path(self.tracee.pid(), "mem"))?.write_all_at(bytes, address)
+        writable::memory(self.tracee.pid())?.write_all_at(bytes, address)
     }
 
     fn map_own(&mut self) -> io::Result<()> {

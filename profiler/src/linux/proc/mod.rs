@@ -4,5 +4,6 @@ pub(crate) mod maps;
 pub(crate) mod process;
 pub(crate) mod smaps;
 pub(crate) mod stat;
+pub(crate) mod writable;
 
 pub(crate) use process::ProcError;

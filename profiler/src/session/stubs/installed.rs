@@ -1,6 +1,5 @@
 //! Stubs in one process: what has been installed, and what has passed it.
 
-use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -13,7 +12,7 @@ use crate::bpf::processes::StubCalls;
 use crate::ids::{HeapId, Pid};
 use crate::keeper::control;
 use crate::keeper::{Installation, Link, SlotChange};
-use crate::linux::proc::process::entry_path;
+use crate::linux::proc::writable;
 use crate::linux::process_memory;
 use crate::probe::stub::slot;
 use crate::session::rates::Rates;
@@ -263,7 +262,7 @@ impl Installed {
             if now == *written {
                 continue;
             }
-            let Ok(memory) = File::options().write(true).open(entry_path(self.plan.pid, "mem")) else { continue };
+            let Ok(memory) = writable::memory(self.plan.pid) else { continue };
             for number in 0..u64::from(self.slots_per_heap) {
                 let at = *address + number * slot::BYTES as u64 + u64::from(slot::NEXT_CODE.unsigned_abs());
                 let _ = memory.write_all_at(&now.code().to_ne_bytes(), at);
