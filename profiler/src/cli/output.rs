@@ -20,9 +20,6 @@ const RECORDING_EXTENSION: &str = "heapbpf";
 
 const NAME_CHARS_MAX: usize = 100;
 
-/// Folders whose entries are the open files of heapbpf itself.
-const DESCRIPTORS: [&str; 2] = ["/dev/fd", "/proc/self/fd"];
-
 /// Who may read a file, as far as the umask allows it.
 #[derive(Clone, Copy, Debug)]
 #[repr(u32)]
@@ -284,9 +281,8 @@ fn write_all(file: impl Write, report: impl FnOnce(&mut dyn Write) -> Result<()>
 }
 
 fn destination(path: &Path, access: Access) -> Result<Destination> {
-    // The kernel leads these to open files of heapbpf.
-    if path.parent().is_some_and(|folder| DESCRIPTORS.iter().any(|known| folder == Path::new(known))) {
-        return Ok(Destination::Device(File::options().write(true).open(path)?));
+    if let Some(stream) = Stream::of_descriptor(path)? {
+        return Ok(Destination::Device(open_stream(path, &stream)?));
     }
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let explained = |error: io::Error| anyhow::anyhow!("{}", explain(&error, folder));
@@ -298,6 +294,18 @@ fn destination(path: &Path, access: Access) -> Result<Destination> {
         Found::Nothing => {}
     }
     Ok(Destination::Replacement(Replacement::create_at(place, access as u32).map_err(explained)?))
+}
+
+/// Opens a file to append to it, a device or a pipe.
+pub(super) fn open_to_append(path: &Path) -> io::Result<File> {
+    if let Some(stream) = Stream::of_descriptor(path)? {
+        return open_stream(path, &stream);
+    }
+    let place = Place::find(path)?;
+    match place.found()? {
+        Found::Stream(stream) => open_stream(path, &stream),
+        Found::Nothing | Found::File | Found::Folder => place.append(Access::All as u32),
+    }
 }
 
 fn is_standard_output(path: &Path) -> bool {

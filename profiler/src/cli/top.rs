@@ -11,7 +11,7 @@ use clap::Args;
 use super::args::RecordArgs;
 use super::exit::usage;
 use super::top_settings::{TopSettings, term};
-use super::{record, terminal, values};
+use super::{output, record, terminal, values};
 use crate::linux::signals::Inherited;
 use crate::top::script::Style;
 
@@ -87,6 +87,5 @@ pub(super) fn run(args: TopArgs, inherited: Inherited) -> Result<u8> {
 
 fn command_output(path: Option<&Path>) -> Result<OwnedFd> {
     let path = path.unwrap_or(Path::new("/dev/null"));
-    let file = File::options().append(true).create(true).open(path);
-    Ok(file.with_context(|| format!("cannot write `{}`", path.display()))?.into())
+    Ok(output::open_to_append(path).with_context(|| format!("cannot write `{}`", path.display()))?.into())
 }

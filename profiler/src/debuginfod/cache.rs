@@ -1,16 +1,15 @@
 //! The cache that elfutils' client has too: `BUILD-ID/debuginfo` below its directory. An empty file stands for one that no server
 //! has. Accessed with the rights of the invoking user, whose directory it is.
 
-use std::fs::{self, DirBuilder, File};
-use std::io::Write as _;
-use std::os::unix::fs::DirBuilderExt;
-use std::path::{Path, PathBuf};
+use std::fs::File;
+use std::io;
+use std::path::PathBuf;
 use std::time::{Duration, SystemTime};
 
 use crate::linux::files::{self, Replacement};
-use crate::linux::invoker::as_invoker;
+use crate::linux::folder::Folder;
+use crate::linux::rights::Rights;
 use crate::object::elf::BuildId;
-use crate::object::image::open_regular;
 
 const FILE_NAME: &str = "debuginfo";
 /// Any user may read debug files; directories restrict that.
@@ -36,50 +35,43 @@ impl Cache {
     }
 
     fn path(&self, build_id: &BuildId) -> PathBuf {
-        self.0.join(build_id.to_string()).join(FILE_NAME)
+        self.0.join(build_id.to_string())
     }
 
     pub(super) fn find(&self, build_id: &BuildId) -> Cached {
-        as_invoker(|| self.look_up(&self.path(build_id))).unwrap_or(Cached::Unknown)
+        let find = || self.look_up(build_id).unwrap_or(Cached::Unknown);
+        Rights::of_invoker().run(find).unwrap_or(Cached::Unknown)
     }
 
-    fn look_up(&self, path: &Path) -> Cached {
-        let Ok(image) = open_regular(path) else { return Cached::Unknown };
-        if image.identity().size_bytes > 0 {
-            return image.file().try_clone().map_or(Cached::Unknown, Cached::File);
+    fn look_up(&self, build_id: &BuildId) -> io::Result<Cached> {
+        let file = Folder::find(&self.path(build_id))?.open(FILE_NAME)?;
+        let metadata = file.metadata()?;
+        if metadata.len() > 0 {
+            return Ok(Cached::File(file));
         }
-        let written = image.file().metadata().and_then(|metadata| metadata.modified());
-        let age = written.ok().and_then(|written| SystemTime::now().duration_since(written).ok());
+        let age = SystemTime::now().duration_since(metadata.modified()?).ok();
         let text = files::read_text(&self.0.join(MISSING_AGE_FILE), 64).ok();
         let age_max = text.and_then(|text| text.trim().parse().ok()).map_or(MISSING_AGE_MAX, Duration::from_secs);
-        if age.is_some_and(|age| age < age_max) { Cached::Missing } else { Cached::Unknown }
+        Ok(if age.is_some_and(|age| age < age_max) { Cached::Missing } else { Cached::Unknown })
     }
 
     /// `None` where the cache cannot be written; with a warning.
     pub(super) fn create(&self, build_id: &BuildId) -> Option<Replacement> {
-        let create = || {
-            let path = self.path(build_id);
-            DirBuilder::new().recursive(true).mode(0o700).create(path.parent().unwrap_or(&self.0))?;
-            Replacement::create(&path, FILE_MODE)
-        };
-        let created = as_invoker(create).and_then(|created| created);
+        let create = || Replacement::create_at(Folder::create(&self.path(build_id))?.place(FILE_NAME)?, FILE_MODE);
+        let created = Rights::of_invoker().run(create).and_then(|created| created);
         created.map_err(|error| tracing::warn!("debug files are not cached in `{}`: {error}", self.0.display())).ok()
     }
 
     /// Gives a complete file its name.
     pub(super) fn commit(&self, file: Replacement) {
-        if let Err(error) = as_invoker(|| file.commit()).and_then(|done| done) {
+        if let Err(error) = Rights::of_invoker().run(|| file.commit()).and_then(|done| done) {
             tracing::warn!("a debug file is not cached in `{}`: {error}", self.0.display());
         }
     }
 
-    /// Remembers that no server has a file.
+    /// Remembers that no server has a file, from now on.
     pub(super) fn add_missing(&self, build_id: &BuildId) {
-        let path = self.path(build_id);
-        // Replaces an older one, for its time.
-        let _ = as_invoker(|| fs::remove_file(&path));
         if let Some(empty) = self.create(build_id) {
-            let _ = empty.file().flush();
             self.commit(empty);
         }
     }

@@ -4,12 +4,14 @@
 #![expect(unsafe_code, reason = "changes namespaces and descriptors of a process that has one thread")]
 
 use std::ffi::CStr;
-use std::fs::{self, OpenOptions};
+use std::fs;
 use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::linux::arch::{LEGACY_OPEN, LEGACY_SYSCALLS_ALLOWED, SECCOMP_ARCH};
+use crate::linux::place::null_device;
+use crate::linux::proc::writable;
 use rustix::mount::{MountFlags, MountPropagationFlags, UnmountFlags, mount, mount_bind, mount_change, unmount};
 use rustix::process::{DumpableBehavior, Resource, Rlimit, Signal, chdir, chroot, getegid, geteuid, pivot_root};
 use rustix::thread::{CapabilitySet, CapabilitySets, UnshareFlags};
@@ -68,7 +70,7 @@ impl Confinement {
 pub(crate) fn confine(limits: &Limits) -> Confinement {
     // A closed channel ends only an idle process: when the agent is killed, its answers are useless.
     let _ = rustix::process::set_parent_process_death_signal(Some(Signal::KILL));
-    let nowhere = OpenOptions::new().read(true).write(true).open("/dev/null");
+    let nowhere = null_device();
     let root = root();
     let limited = limit(limits).is_ok();
     let without_capabilities = drop_capabilities().is_ok();
@@ -108,9 +110,9 @@ fn own_namespace() -> io::Result<()> {
     rustix::process::set_dumpable_behavior(DumpableBehavior::Dumpable)?;
     // SAFETY: as above.
     unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWUSER | UnshareFlags::NEWNS) }?;
-    fs::write("/proc/self/setgroups", "deny")?;
-    fs::write("/proc/self/uid_map", format!("{user} {user} 1"))?;
-    fs::write("/proc/self/gid_map", format!("{group} {group} 1"))
+    writable::write_own("setgroups", "deny")?;
+    writable::write_own("uid_map", &format!("{user} {user} 1"))?;
+    writable::write_own("gid_map", &format!("{group} {group} 1"))
 }
 
 /// Directories on which the new root can be mounted. Other processes do not see the mount.

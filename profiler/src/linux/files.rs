@@ -16,6 +16,9 @@ use rustix::pipe::{SpliceFlags, pipe, tee};
 
 use super::place::Place;
 
+/// How temporary names begin.
+pub(crate) const TEMPORARY_PREFIX: &str = ".heapbpf-";
+
 const WRITER_WAIT: Duration = Duration::from_secs(10);
 
 const WRITER_PERIOD: Duration = Duration::from_millis(50);
@@ -135,7 +138,7 @@ fn under_free_name<T>(mut create: impl FnMut(&OsStr) -> rustix::io::Result<T>) -
     static NEXT: AtomicU32 = AtomicU32::new(0);
     loop {
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        let name = OsString::from(format!(".heapbpf-{}-{number}", std::process::id()));
+        let name = OsString::from(format!("{TEMPORARY_PREFIX}{}-{number}", std::process::id()));
         match create(&name) {
             Ok(created) => return Ok((created, name)),
             Err(Errno::EXIST) => {}

@@ -1,31 +1,29 @@
-//! Places of files that heapbpf creates, replaces or writes to. Others can exchange what a name leads to at any time, and heapbpf is
-//! mostly root: so paths are walked from one open folder to the next, without links of other users, and what was opened is judged,
-//! not its name.
+//! Places of files that heapbpf creates, replaces, removes or writes to. Others can exchange what a name leads to at any time, and heapbpf
+//! is mostly root: so a place is a name in a folder that was reached as [`Walk`] does, and what was opened is judged, not its name.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
-use std::path::{Component, Path};
+use std::path::Path;
 
-use rustix::fs::{CWD, FileType, Mode, OFlags, Stat, fcntl_getfl, fcntl_setfl, fstat, openat, readlinkat};
+use rustix::fs::{
+    AtFlags, CWD, FileType, Mode, OFlags, Stat, fcntl_getfl, fcntl_setfl, fstat, makedev, openat, unlinkat,
+};
 use rustix::io::Errno;
-use rustix::process::geteuid;
 
-use super::invoker;
+use super::walk::{Walk, kind};
 
-/// Links that are followed on the way to one place: as many as the kernel follows (`MAXSYMLINKS` in include/linux/namei.h).
-const LINKS_MAX: u32 = 40;
+/// Folders whose entries are the open files of heapbpf itself.
+const DESCRIPTORS: [&str; 2] = ["/dev/fd", "/proc/self/fd"];
+const STANDARD_ERROR: &str = "/dev/stderr";
 
 /// A name in an open folder.
 #[derive(Debug)]
 pub(crate) struct Place {
-    folder: OwnedFd,
+    folder: Walk,
     name: OsString,
-    /// All folders on the way belong to root, this process's user or the user who invoked it.
-    is_ours: bool,
-    links_left: u32,
 }
 
 /// What is at a place.
@@ -39,40 +37,71 @@ pub(crate) enum Found {
     Stream(Stream),
 }
 
-/// An open device or named pipe, before it is opened for writing.
+/// An open device, named pipe or file of heapbpf's, before it is opened for writing.
 #[derive(Debug)]
 pub(crate) struct Stream(OwnedFd);
 
 impl Place {
     /// Fails for paths without a file's name, without their folders, and through links of other users.
     pub(crate) fn find(path: &Path) -> io::Result<Self> {
-        let start = openat(CWD, ".", FOLDER, Mode::empty())?;
-        let is_ours = is_trusted(&fstat(&start)?);
-        Walk { folder: start, is_ours, links_left: LINKS_MAX }.to(path)
+        Self::on(Walk::start()?, path)
+    }
+
+    pub(super) fn new(folder: Walk, name: OsString) -> Self {
+        Self { folder, name }
+    }
+
+    fn on(mut walk: Walk, path: &Path) -> io::Result<Self> {
+        // A path with a slash at its end names a directory.
+        let name = path.file_name().filter(|_| !path.as_os_str().as_bytes().ends_with(b"/"));
+        let no_file = || io::Error::new(io::ErrorKind::IsADirectory, "it is a directory; name a file in it");
+        let name = name.ok_or_else(no_file)?;
+        walk.to_folder(path.parent().unwrap_or(Path::new("")), true)?;
+        Ok(Self::new(walk, name.to_owned()))
     }
 
     /// Whether nobody else can exchange the folders on the way.
     pub(crate) fn is_ours(&self) -> bool {
-        self.is_ours
+        self.folder.is_ours()
     }
 
-    pub(crate) fn into_parts(self) -> (OwnedFd, OsString) {
-        (self.folder, self.name)
+    pub(super) fn into_parts(self) -> (OwnedFd, OsString) {
+        (self.folder.into_place(), self.name)
+    }
+
+    /// A path to the place through the open folder, whatever the folder's own path leads to now.
+    pub(super) fn own_path(&self) -> OsString {
+        let mut path = OsString::from(format!("/proc/self/fd/{}/", self.folder.as_fd().as_raw_fd()));
+        path.push(&self.name);
+        path
+    }
+
+    /// What is at the place, as a handle that cannot be read or written; of a link, itself.
+    pub(crate) fn entry(&self) -> io::Result<Option<File>> {
+        match self.folder.entry(&self.name) {
+            Err(Errno::NOENT) => Ok(None),
+            entry => Ok(Some(entry?.into())),
+        }
     }
 
     /// Fails for what must not be written to: block devices, and devices and pipes of other users or in their folders.
     pub(crate) fn found(&self) -> io::Result<Found> {
-        let entry = match openat(&self.folder, &self.name, ENTRY, Mode::empty()) {
-            Err(Errno::NOENT) => return Ok(Found::Nothing),
-            entry => entry?,
-        };
+        let Some(entry) = self.entry()?.map(OwnedFd::from) else { return Ok(Found::Nothing) };
         let stat = fstat(&entry)?;
-        match FileType::from_raw_mode(stat.st_mode) {
+        match kind(&stat) {
             FileType::RegularFile => Ok(Found::File),
             FileType::Directory => Ok(Found::Folder),
-            FileType::Symlink if !is_trusted(&stat) => Ok(Found::File),
-            FileType::Symlink => self.behind(&entry),
-            FileType::Fifo | FileType::CharacterDevice if self.is_ours && is_trusted(&stat) => {
+            FileType::Symlink if !self.folder.trusts(&stat) => Ok(Found::File),
+            // A link of a trusted user that leads to a file is replaced, as if it were the file.
+            FileType::Symlink => match self.behind(&entry).and_then(|place| place.found()) {
+                Ok(Found::Nothing) => Ok(Found::File),
+                Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Found::File),
+                Err(error) if error.kind() == io::ErrorKind::IsADirectory => Ok(Found::Folder),
+                found => found,
+            },
+            // In a container, it can belong to a user of the machine outside.
+            FileType::CharacterDevice if stat.st_rdev == makedev(1, 3) => Ok(Found::Stream(Stream(entry))),
+            FileType::Fifo | FileType::CharacterDevice if self.is_ours() && self.folder.trusts(&stat) => {
                 Ok(Found::Stream(Stream(entry)))
             }
             FileType::Fifo | FileType::CharacterDevice => Err(denied(
@@ -85,38 +114,78 @@ impl Place {
         }
     }
 
-    /// A link of a trusted user that leads to a file is replaced, as if it were the file.
-    fn behind(&self, link: &OwnedFd) -> io::Result<Found> {
-        let folder = self.folder.try_clone()?;
-        let mut walk = Walk { folder, is_ours: self.is_ours, links_left: self.links_left };
-        let target = match walk.read(link).and_then(|target| walk.to(Path::new(&target))) {
-            Ok(target) => target,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Found::File),
-            Err(error) if error.kind() == io::ErrorKind::IsADirectory => return Ok(Found::Folder),
-            Err(error) => return Err(error),
-        };
-        Ok(match target.found()? {
-            Found::Nothing | Found::File => Found::File,
-            other => other,
-        })
+    /// The place that a link leads to.
+    fn behind(&self, link: &OwnedFd) -> io::Result<Self> {
+        let mut walk = self.folder.try_clone()?;
+        let target = walk.read(link)?;
+        Self::on(walk, Path::new(&target))
     }
 
     /// Whether a file at this place may be written to: a read-only file must not be replaced either.
     pub(crate) fn check_writable(&self) -> io::Result<()> {
-        let flags = OFlags::WRONLY | OFlags::APPEND | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-        match openat(&self.folder, &self.name, flags, Mode::empty()) {
-            // A link.
-            Ok(_) | Err(Errno::LOOP | Errno::NOENT) => Ok(()),
-            Err(error) => Err(error.into()),
+        let Some(entry) = self.entry()? else { return Ok(()) };
+        // A link is replaced.
+        if kind(&fstat(&entry)?) == FileType::RegularFile {
+            reopen(&entry, OFlags::WRONLY | OFlags::APPEND | OFlags::NONBLOCK)?;
         }
+        Ok(())
+    }
+
+    /// Creates a file, of which `mode` is reduced by the umask. Fails if there is anything at the place.
+    pub(crate) fn create_new(&self, mode: u32) -> io::Result<File> {
+        let flags =
+            OFlags::WRONLY | OFlags::APPEND | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        Ok(openat(&self.folder, &self.name, flags, Mode::from_raw_mode(mode))?.into())
+    }
+
+    /// Opens a regular file to append to it, and creates it if there is none. Follows links of trusted users.
+    pub(crate) fn append(&self, mode: u32) -> io::Result<File> {
+        let Some(entry) = self.entry()? else { return self.create_new(mode) };
+        let stat = fstat(&entry)?;
+        match kind(&stat) {
+            FileType::Symlink if self.folder.trusts(&stat) => self.behind(&entry.into())?.append(mode),
+            FileType::RegularFile if self.may_append(&stat) => {
+                Ok(reopen(&entry, OFlags::WRONLY | OFlags::APPEND)?.into())
+            }
+            FileType::RegularFile => Err(denied(
+                "it belongs to another user, is in a folder of another user, or has several names; name a new file",
+            )),
+            _ => Err(denied("it is not a regular file; name a new file")),
+        }
+    }
+
+    /// Others can lead a name in their folder, or in one of all users, to a file of ours.
+    fn may_append(&self, stat: &Stat) -> bool {
+        self.is_ours() && self.folder.trusts(stat) && stat.st_nlink == 1
+    }
+
+    /// Removes the name, if it still leads to this file.
+    pub(crate) fn remove(&self, file: &File) -> io::Result<()> {
+        let Some(found) = self.entry()? else { return Ok(()) };
+        let [found, file] = [fstat(&found)?, fstat(file)?];
+        if (found.st_dev, found.st_ino) != (file.st_dev, file.st_ino) {
+            return Ok(());
+        }
+        Ok(unlinkat(&self.folder, &self.name, AtFlags::empty())?)
     }
 }
 
 impl Stream {
+    /// The open file of heapbpf that a path as `/dev/fd/3` or `/dev/stderr` names: by its number, whatever the path leads to.
+    pub(crate) fn of_descriptor(path: &Path) -> io::Result<Option<Self>> {
+        let number = match DESCRIPTORS.iter().any(|known| path.parent() == Some(Path::new(known))) {
+            true => path.file_name().and_then(OsStr::to_str).and_then(|number| number.parse::<u32>().ok()),
+            false => (path == Path::new(STANDARD_ERROR)).then_some(2),
+        };
+        let open =
+            |number| openat(CWD, format!("/proc/self/fd/{number}"), OFlags::PATH | OFlags::CLOEXEC, Mode::empty());
+        Ok(number.map(open).transpose()?.map(Self))
+    }
+
     /// `None` for a named pipe without a reader.
     pub(crate) fn open(&self) -> io::Result<Option<File>> {
-        match self.open_with(OFlags::NONBLOCK) {
-            Err(Errno::NXIO) => Ok(None),
+        match reopen(&self.0, OFlags::WRONLY | OFlags::APPEND | OFlags::NONBLOCK) {
+            Err(Errno::NXIO) if kind(&fstat(&self.0)?) == FileType::Fifo => Ok(None),
             opened => {
                 let file = opened?;
                 fcntl_setfl(&file, fcntl_getfl(&file)? - OFlags::NONBLOCK)?;
@@ -127,96 +196,37 @@ impl Stream {
 
     /// Waits for a reader of a named pipe.
     pub(crate) fn open_when_read(&self) -> io::Result<File> {
-        Ok(self.open_with(OFlags::empty())?.into())
-    }
-
-    /// Opens what was judged, whatever its name leads to now.
-    fn open_with(&self, flags: OFlags) -> rustix::io::Result<OwnedFd> {
-        let path = format!("/proc/self/fd/{}", self.0.as_raw_fd());
-        openat(CWD, path, flags | OFlags::WRONLY | OFlags::NOCTTY | OFlags::CLOEXEC, Mode::empty())
+        Ok(reopen(&self.0, OFlags::WRONLY | OFlags::APPEND)?.into())
     }
 }
 
-const FOLDER: OFlags = OFlags::PATH.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
-const ENTRY: OFlags = OFlags::PATH.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
-
-struct Walk {
-    folder: OwnedFd,
-    is_ours: bool,
-    links_left: u32,
+/// Opens what was judged, whatever its name leads to now.
+fn reopen(entry: impl AsFd, flags: OFlags) -> rustix::io::Result<OwnedFd> {
+    let path = format!("/proc/self/fd/{}", entry.as_fd().as_raw_fd());
+    openat(CWD, path, flags | OFlags::NOCTTY | OFlags::CLOEXEC, Mode::empty())
 }
 
-impl Walk {
-    fn to(mut self, path: &Path) -> io::Result<Place> {
-        // A path with a slash at its end names a directory.
-        let name = path.file_name().filter(|_| !path.as_os_str().as_bytes().ends_with(b"/"));
-        let no_file = || io::Error::new(io::ErrorKind::IsADirectory, "it is a directory; name a file in it");
-        let name = name.ok_or_else(no_file)?;
-        self.enter(path.parent().unwrap_or(Path::new("")))?;
-        Ok(Place { folder: self.folder, name: name.to_owned(), is_ours: self.is_ours, links_left: self.links_left })
-    }
-
-    fn enter(&mut self, path: &Path) -> io::Result<()> {
-        for component in path.components() {
-            match component {
-                Component::Prefix(_) | Component::CurDir => {}
-                Component::RootDir => self.enter_folder(openat(CWD, "/", FOLDER, Mode::empty())?, true)?,
-                Component::ParentDir => {
-                    let parent = openat(&self.folder, "..", FOLDER, Mode::empty())?;
-                    self.enter_folder(parent, self.is_ours)?;
-                }
-                Component::Normal(name) => self.enter_name(name)?,
-            }
-        }
-        Ok(())
-    }
-
-    fn enter_name(&mut self, name: &OsStr) -> io::Result<()> {
-        let entry = openat(&self.folder, name, ENTRY, Mode::empty())?;
-        let stat = fstat(&entry)?;
-        match FileType::from_raw_mode(stat.st_mode) {
-            FileType::Directory => self.enter_folder(entry, self.is_ours),
-            FileType::Symlink if is_trusted(&stat) => {
-                let target = self.read(&entry)?;
-                self.enter(Path::new(&target))
-            }
-            FileType::Symlink => Err(denied(&format!(
-                "`{}` on the way is a link of user {}, who may lead it elsewhere; name the folder itself",
-                name.display(),
-                stat.st_uid
-            ))),
-            _ => Err(Errno::NOTDIR.into()),
-        }
-    }
-
-    fn enter_folder(&mut self, folder: OwnedFd, is_ours: bool) -> io::Result<()> {
-        self.is_ours = is_ours && is_trusted(&fstat(&folder)?);
-        self.folder = folder;
-        Ok(())
-    }
-
-    fn read(&mut self, link: &OwnedFd) -> io::Result<OsString> {
-        self.links_left = self.links_left.checked_sub(1).ok_or(Errno::LOOP)?;
-        Ok(OsStr::from_bytes(readlinkat(link, "", Vec::new())?.as_bytes()).to_owned())
+/// Opens the device that discards what is written to it.
+pub(crate) fn null_device() -> io::Result<File> {
+    match Place::find(Path::new("/dev/null"))?.found()? {
+        Found::Stream(device) => device.open_when_read(),
+        _ => Err(io::ErrorKind::InvalidInput.into()),
     }
 }
 
-fn is_trusted(stat: &Stat) -> bool {
-    let invoker = invoker::invoker().map(|(uid, _)| uid.as_raw());
-    [Some(0), Some(geteuid().as_raw()), invoker].contains(&Some(stat.st_uid))
-}
-
-fn denied(reason: &str) -> io::Error {
+pub(super) fn denied(reason: &str) -> io::Error {
     io::Error::new(io::ErrorKind::PermissionDenied, reason)
 }
 
 #[cfg(test)]
 mod tests {
     use std::fs;
+    use std::io::Write as _;
     use std::os::unix::fs::{chown, symlink};
     use std::path::PathBuf;
 
     use rustix::fs::mknodat;
+    use rustix::process::geteuid;
 
     use super::*;
 
@@ -328,5 +338,84 @@ mod tests {
         let mut text = [0; 8];
         assert_eq!(rustix::io::read(&reader, &mut text), Ok(4));
         assert_eq!(fs::read_to_string(&path).expect("ours"), "precious");
+    }
+
+    #[test]
+    fn the_null_device_may_belong_to_any_user() {
+        let ground = Ground::new();
+        ground.folder("folder", OTHER);
+        mknodat(CWD, ground.path("folder/null"), FileType::CharacterDevice, Mode::RUSR | Mode::WUSR, makedev(1, 3))
+            .expect("root");
+        chown(ground.path("folder/null"), Some(OTHER), None).expect("root");
+        assert!(matches!(found(&ground.path("folder/null")), Ok(Found::Stream(_))));
+        rustix::io::write(null_device().expect("there is one"), b"text").expect("it takes all");
+    }
+
+    fn append(path: &Path) -> io::Result<()> {
+        Place::find(path)?.append(0o600)?.write_all(b"text")
+    }
+
+    #[test]
+    fn only_own_files_are_appended_to() {
+        let ground = Ground::new();
+        let folder = ground.folder("other", OTHER);
+        let log = ground.path("log");
+        for expected in ["text", "texttext"] {
+            append(&log).expect("ours");
+            assert_eq!(fs::read_to_string(&log).expect("ours"), expected);
+        }
+        append(&ground.link("own", &log, 0)).expect("our link");
+        append(&ground.link("to-nothing", &ground.path("new"), 0)).expect("our link");
+        assert_eq!(fs::read_to_string(ground.path("new")).expect("ours"), "text");
+        append(&folder.join("new")).expect("there was nothing");
+        fs::write(ground.path("theirs"), "").expect("ours");
+        chown(ground.path("theirs"), Some(OTHER), None).expect("root");
+        fs::hard_link(&log, ground.path("second")).expect("ours");
+        ground.link("foreign", &ground.path("new"), OTHER);
+        ground.pipe("pipe", 0);
+        for (name, reason) in [
+            ("other/new", "another user"),
+            ("theirs", "another user"),
+            ("second", "several names"),
+            ("foreign", "not a regular file"),
+            ("other", "not a regular file"),
+            ("pipe", "not a regular file"),
+        ] {
+            let error = append(&ground.path(name)).expect_err(name).to_string();
+            assert!(error.contains(reason), "{name}: {error}");
+        }
+        assert_eq!(fs::read_to_string(&log).expect("ours"), "texttexttext");
+    }
+
+    #[test]
+    fn a_name_is_removed_if_it_leads_to_the_file() {
+        let ground = Ground::new();
+        let place = Place::find(&ground.path("file")).expect("ours");
+        let file = place.create_new(0o600).expect("there was nothing");
+        assert_eq!(place.create_new(0o600).expect_err("there it is").kind(), io::ErrorKind::AlreadyExists);
+        fs::rename(ground.path("file"), ground.path("elsewhere")).expect("ours");
+        ground.link("file", &ground.path("elsewhere"), OTHER);
+        place.remove(&file).expect("it is kept");
+        assert!(ground.path("file").is_symlink() && ground.path("elsewhere").exists());
+        fs::rename(ground.path("elsewhere"), ground.path("file")).expect("ours");
+        place.remove(&file).expect("ours");
+        assert!(!ground.path("file").exists());
+        place.remove(&file).expect("it is gone already");
+    }
+
+    #[test]
+    fn open_files_are_named_by_their_number() {
+        let (reader, writer) = std::io::pipe().expect("a pipe");
+        for folder in DESCRIPTORS {
+            let path = format!("{folder}/{}", writer.as_fd().as_raw_fd());
+            let stream = Stream::of_descriptor(Path::new(&path)).expect("it is open").expect("a number");
+            stream.open().expect("it is a pipe").expect("it has a reader").write_all(b"text").expect("it has a reader");
+            let mut text = [0; 8];
+            assert_eq!(rustix::io::read(&reader, &mut text), Ok(4));
+        }
+        Stream::of_descriptor(Path::new("/dev/fd/4000000")).expect_err("it is not open");
+        for path in ["/dev/fd/x", "/dev/fd", "/dev/fd/../null", "/proc/self/fd2/1", "1"] {
+            assert!(Stream::of_descriptor(Path::new(path)).expect("another name").is_none(), "{path}");
+        }
     }
 }

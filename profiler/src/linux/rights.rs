@@ -1,18 +1,21 @@
-//! Rights of a user: what a process may open with them.
+//! Rights of a user: what a process may open, create and remove with them.
+
+#![expect(unsafe_code, reason = "rustix 1 has neither setfsuid nor setfsgid")]
 
 use std::fs::{self, Metadata};
-use std::io;
 use std::os::unix::fs::MetadataExt;
+use std::{env, io, thread};
 
 use rustix::io::Errno;
-use rustix::process::{Gid, Uid, getegid, geteuid, getgroups};
+use rustix::process::{
+    DumpableBehavior, Gid, Uid, dumpable_behavior, getegid, geteuid, getgroups, set_dumpable_behavior,
+};
 use rustix::thread::{
     CapabilitySet, CapabilitySets, set_capabilities, set_no_new_privs, set_thread_groups, set_thread_res_gid,
     set_thread_res_uid,
 };
 use serde::{Deserialize, Serialize};
 
-use super::invoker::invoker;
 use super::proc::process::entry_path;
 use crate::ids::Pid;
 
@@ -57,7 +60,7 @@ impl Rights {
     /// Those of the user who invoked heapbpf, also through sudo or pkexec.
     pub(crate) fn of_invoker() -> Self {
         if let Some((uid, gid)) = invoker() {
-            return Self { uid: uid.as_raw(), gid: gid.as_raw(), groups: Vec::new(), reads_all: false };
+            return Self { uid, gid, groups: Vec::new(), reads_all: false };
         }
         let uid = geteuid().as_raw();
         let groups = getgroups().unwrap_or_default().into_iter().map(Gid::as_raw).collect();
@@ -79,14 +82,61 @@ impl Rights {
         self.uid
     }
 
-    /// Takes them on for the calling thread, permanently and without any other capability. If heapbpf may not change its user, its
-    /// own user's rights are left, but not root's for another user (`EPERM`: without `CAP_SETUID` and `CAP_SETGID`).
+    /// Runs a function in a thread that opens, creates and removes files with these rights and without any other capability. For all other
+    /// purposes the thread's user remains heapbpf's: one of another user could be traced or killed by that user, with all of heapbpf.
+    pub(crate) fn run<T: Send>(&self, run: impl FnOnce() -> T + Send) -> io::Result<T> {
+        thread::scope(|scope| {
+            let thread = thread::Builder::new().name("rights".to_owned());
+            let with_rights = thread.spawn_scoped(scope, || self.take_on_for_files().map(|()| run()))?;
+            with_rights.join().unwrap_or_else(|_| Err(io::Error::other("the thread panicked")))
+        })
+    }
+
+    /// Takes them on for the calling thread, permanently and without any other capability. For processes that have no other thread.
     pub(crate) fn take_on(&self) -> io::Result<()> {
-        match self.change_user() {
-            Ok(()) => {}
-            Err(Errno::PERM) if self.uid == geteuid().as_raw() || !geteuid().is_root() => {}
-            Err(error) => return Err(error.into()),
+        self.permit(self.change_user())?;
+        self.drop_capabilities()?;
+        Ok(set_no_new_privs(true)?)
+    }
+
+    fn take_on_for_files(&self) -> io::Result<()> {
+        let dumpable = dumpable_behavior()?;
+        self.permit(self.change_user_for_files())?;
+        // The kernel changes it for the whole process when a thread changes its user.
+        if dumpable != DumpableBehavior::NotDumpable {
+            set_dumpable_behavior(dumpable)?;
         }
+        self.drop_capabilities()
+    }
+
+    /// If heapbpf may not change its user, its own user's rights are left, but not root's for another user (`EPERM`: without
+    /// `CAP_SETUID` and `CAP_SETGID`).
+    fn permit(&self, changed: rustix::io::Result<()>) -> io::Result<()> {
+        match changed {
+            Err(Errno::PERM) if self.uid == geteuid().as_raw() || !geteuid().is_root() => Ok(()),
+            other => Ok(other?),
+        }
+    }
+
+    fn change_user(&self) -> rustix::io::Result<()> {
+        let (uid, gid) = (Uid::from_raw(self.uid), Gid::from_raw(self.gid));
+        set_thread_groups(&self.groups())?;
+        set_thread_res_gid(gid, gid, gid)?;
+        set_thread_res_uid(uid, uid, uid)
+    }
+
+    fn change_user_for_files(&self) -> rustix::io::Result<()> {
+        set_thread_groups(&self.groups())?;
+        set_for_files(libc::SYS_setfsgid, self.gid)?;
+        set_for_files(libc::SYS_setfsuid, self.uid)
+    }
+
+    fn groups(&self) -> Vec<Gid> {
+        self.groups.iter().copied().map(Gid::from_raw).collect()
+    }
+
+    /// All but root's to read all files, if these rights include it.
+    fn drop_capabilities(&self) -> io::Result<()> {
         let kept =
             if self.reads_all && geteuid().is_root() { CapabilitySet::DAC_READ_SEARCH } else { CapabilitySet::empty() };
         let sets = CapabilitySets { effective: kept, permitted: kept, inheritable: CapabilitySet::empty() };
@@ -95,20 +145,40 @@ impl Rights {
             let none = CapabilitySet::empty();
             set_capabilities(None, CapabilitySets { effective: none, permitted: none, inheritable: none })?;
         }
-        Ok(set_no_new_privs(true)?)
+        Ok(())
     }
+}
 
-    fn change_user(&self) -> rustix::io::Result<()> {
-        let groups: Vec<Gid> = self.groups.iter().copied().map(Gid::from_raw).collect();
-        let (uid, gid) = (Uid::from_raw(self.uid), Gid::from_raw(self.gid));
-        set_thread_groups(&groups)?;
-        set_thread_res_gid(gid, gid, gid)?;
-        set_thread_res_uid(uid, uid, uid)
+/// Changes the user or group by which the kernel decides about files.
+fn set_for_files(call: libc::c_long, id: u32) -> rustix::io::Result<()> {
+    // SAFETY: both calls take a number, and act on the calling thread alone. They return the number from before, and fail in silence.
+    let set = |id: u32| unsafe { libc::syscall(call, id) };
+    set(id);
+    // -1 changes nothing.
+    if set(u32::MAX) == libc::c_long::from(id) { Ok(()) } else { Err(Errno::PERM) }
+}
+
+/// The user and group in the variables of sudo and pkexec, which count only where heapbpf is root.
+pub(super) fn invoker() -> Option<(u32, u32)> {
+    let number = |name: &str| env::var(name).ok()?.parse::<u32>().ok();
+    if !rustix::process::getuid().is_root() {
+        return None;
     }
+    let (uid, gid) = match (number("SUDO_UID"), number("SUDO_GID"), number("PKEXEC_UID")) {
+        (Some(uid), Some(gid), _) => (uid, gid),
+        // pkexec does not pass the group. This one owns no files.
+        (_, _, Some(uid)) => (uid, u32::MAX - 1),
+        _ => return None,
+    };
+    // -1 stands for no change.
+    (uid != 0 && ![uid, gid].contains(&u32::MAX)).then_some((uid, gid))
 }
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt;
+    use std::path::Path;
+
     use super::*;
 
     const STATUS: &str = "Name:\ta\nUid:\t1000\t1001\t1002\t1003\nGid:\t100\t101\t102\t103\nGroups:\t7 8 \n\
@@ -133,5 +203,33 @@ mod tests {
         assert!(!reads_all(&status(0, "0000000000000000"), true), "root without capabilities");
         assert!(!reads_all(&status(5, "000001ffffffffff"), true));
         assert!(Rights::of(Pid(std::process::id())).expect("it runs").reads_all, "tests run as root");
+    }
+
+    #[test]
+    fn a_thread_with_other_rights_accesses_files_alone_with_them() {
+        let folder = tempfile::tempdir().expect("temporary folder");
+        let path = |name: &str| folder.path().join(name);
+        let set_mode = |path: &Path, mode| fs::set_permissions(path, PermissionsExt::from_mode(mode)).expect("ours");
+        set_mode(folder.path(), 0o755);
+        for (name, mode) in [("own", 0o600), ("group", 0o640), ("all", 0o644)] {
+            fs::write(path(name), name).expect("ours");
+            set_mode(&path(name), mode);
+        }
+        let read = |rights: Rights| {
+            rights.run(|| ["own", "group", "all"].map(|name| fs::read(path(name)).is_ok())).expect("tests run as root")
+        };
+        assert_eq!(read(Rights::of_nobody()), [false, false, true]);
+        assert_eq!(read(Rights { groups: vec![0], ..Rights::of_nobody() }), [false, true, true]);
+        assert_eq!(read(Rights::of_invoker()), [true; 3]);
+        let create = || fs::write(path("new"), "").map_err(|error| error.kind());
+        assert_eq!(Rights::of_nobody().run(create).expect("it runs"), Err(io::ErrorKind::PermissionDenied));
+        set_mode(folder.path(), 0o777);
+        // The kernel compares the user, not that for files, with the user who traces or signals a thread.
+        let (created, uid) = Rights::of_nobody().run(|| (create(), geteuid())).expect("it runs");
+        assert!(created.is_ok() && uid.is_root(), "{created:?}, user {uid:?}");
+        assert_eq!(path("new").metadata().expect("it was created").uid(), NOBODY);
+        assert_eq!(dumpable_behavior().expect("it has one"), DumpableBehavior::Dumpable);
+        let is_root_elsewhere = fs::read(path("own")).is_ok() && geteuid().is_root();
+        assert!(is_root_elsewhere, "other threads keep their rights");
     }
 }

@@ -1,10 +1,10 @@
 //! An opened module: reads only ranges that are in the file and within the caller's limit. Opens the file behind a
 //! mapping, never another file that has the same name now.
 
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io::{self, Read, Seek, Write};
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{MemfdFlags, Mode, OFlags, ResolveFlags, SealFlags};
@@ -141,9 +141,8 @@ pub(crate) fn open_regular(path: &Path) -> Result<Image, ObjectError> {
         return Err(ObjectError::NotRegular);
     }
     let flags = OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
-    #[expect(clippy::cast_possible_wrap, reason = "the flags use the low bits only")]
-    let file = OpenOptions::new().read(true).custom_flags(flags.bits() as i32).open(path)?;
-    Image::new(file)
+    let file = rustix::fs::open(path, OFlags::RDONLY | flags, Mode::empty()).map_err(io::Error::from)?;
+    Image::new(file.into())
 }
 
 fn from_root(pid: Pid, mapping: &Mapping, path: &Path) -> Result<Image, ObjectError> {

@@ -1,21 +1,23 @@
 //! Commands to a Java virtual machine by HotSpot's attach protocol (attachListener_posix.cpp in OpenJDK): a file and SIGQUIT make the
-//! machine listen at a socket. Everything that the process controls is verified: the socket could be any other program's.
+//! machine listen at a socket. Everything that the process controls is verified: the socket could be any other program's. Files are
+//! created with the rights of the process, whose `/tmp` can be a folder that its user may not write to.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::{FileTypeExt, MetadataExt, fchown};
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use rustix::fs::{Mode, OFlags, ResolveFlags};
-
 use crate::ids::Pid;
+use crate::linux::folder::Folder;
 use crate::linux::pidfd::PidFd;
+use crate::linux::place::Place;
 use crate::linux::proc::maps::{MappingName, executable_mappings};
 use crate::linux::proc::process::{Owner, entry_path};
+use crate::linux::rights::Rights;
 
 const LISTENS_WITHIN: Duration = Duration::from_secs(3);
 const ANSWERS_WITHIN: Duration = Duration::from_secs(5);
@@ -58,14 +60,25 @@ pub(crate) fn write_perf_map(pid: Pid) -> Result<(), JvmError> {
         return Err(JvmError::Refuses);
     }
     let root = File::open(entry_path(pid, "root"))?;
+    let rights = Rights::of(pid).ok_or(JvmError::Gone)?;
     if process.has_ended()? {
         return Err(JvmError::Gone);
     }
-    let socket = match socket(&root, owner)? {
+    let temporary = rights.run(|| Folder::beneath(&root.into(), Path::new("tmp"), rights.uid()))??;
+    let machine = Machine { temporary, owner, rights };
+    let socket = match machine.socket()? {
         Some(socket) => socket,
-        None => request_socket(&root, owner, &process)?,
+        None => machine.request_socket(&process)?,
     };
-    ask(&socket)
+    machine.rights.run(|| ask(&socket))?
+}
+
+/// A virtual machine that accepts commands.
+struct Machine {
+    /// Its `/tmp`.
+    temporary: Folder,
+    owner: Owner,
+    rights: Rights,
 }
 
 /// Whether a process has a handler of SIGQUIT, by the text of `/proc/PID/status`.
@@ -75,51 +88,46 @@ fn catches_quit(status: &str) -> bool {
     caught.is_some_and(|mask| mask & 1 << (libc::SIGQUIT - 1) != 0)
 }
 
-fn open(root: &File, name: &str, flags: OFlags, mode: Mode) -> io::Result<File> {
-    let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
-    let flags = flags | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    Ok(File::from(rustix::fs::openat2(root, Path::new("tmp").join(name), flags, mode, resolve)?))
-}
-
-/// The socket at which it listens, if it does.
-fn socket(root: &File, owner: Owner) -> Result<Option<File>, JvmError> {
-    let socket = match open(root, &format!(".java_pid{}", owner.own_pid), OFlags::PATH, Mode::empty()) {
-        Ok(socket) => socket,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-        Err(error) => return Err(error.into()),
-    };
-    let metadata = socket.metadata()?;
-    let is_own = metadata.file_type().is_socket() && metadata.uid() == owner.uid;
-    if is_own { Ok(Some(socket)) } else { Err(JvmError::Foreign(owner.own_pid)) }
-}
-
-fn request_socket(root: &File, owner: Owner, process: &PidFd) -> Result<File, JvmError> {
-    let name = format!(".attach_pid{}", owner.own_pid);
-    let flags = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY;
-    match open(root, &name, flags, Mode::RUSR | Mode::WUSR) {
-        // JDK 8 accepts files of its own user only.
-        Ok(file) => fchown(&file, Some(owner.uid), None)?,
-        // Of another tool, or of an earlier attempt.
-        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
-        Err(error) => return Err(error.into()),
+impl Machine {
+    /// The socket at which it listens, if it does.
+    fn socket(&self) -> Result<Option<File>, JvmError> {
+        let Owner { own_pid, uid } = self.owner;
+        let Some(socket) = self.temporary.place(&format!(".java_pid{own_pid}"))?.entry()? else { return Ok(None) };
+        let metadata = socket.metadata()?;
+        let is_own = metadata.file_type().is_socket() && metadata.uid() == uid;
+        if is_own { Ok(Some(socket)) } else { Err(JvmError::Foreign(own_pid)) }
     }
-    let result = process.quit().map_err(JvmError::from).and_then(|()| wait_for_socket(root, owner));
-    // The machine removes neither.
-    if let Ok(directory) = open(root, ".", OFlags::PATH | OFlags::DIRECTORY, Mode::empty()) {
-        let _ = rustix::fs::unlinkat(directory, &name, rustix::fs::AtFlags::empty());
-    }
-    result
-}
 
-fn wait_for_socket(root: &File, owner: Owner) -> Result<File, JvmError> {
-    let deadline = Instant::now() + LISTENS_WITHIN;
-    while Instant::now() < deadline {
-        if let Some(socket) = socket(root, owner)? {
-            return Ok(socket);
+    fn request_socket(&self, process: &PidFd) -> Result<File, JvmError> {
+        let (name, file) = self.create_request()?;
+        let result = process.quit().map_err(JvmError::from).and_then(|()| self.wait_for_socket());
+        // The machine does not remove it.
+        if let Some(file) = file {
+            let _ = self.rights.run(|| name.remove(&file));
         }
-        thread::sleep(POLL);
+        result
     }
-    Err(JvmError::Silent)
+
+    fn create_request(&self) -> Result<(Place, Option<File>), JvmError> {
+        let name = self.temporary.place(&format!(".attach_pid{}", self.owner.own_pid))?;
+        let file = match self.rights.run(|| name.create_new(0o600))? {
+            // Of another tool, or of an earlier attempt.
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => name.entry()?,
+            created => Some(created?),
+        };
+        Ok((name, file))
+    }
+
+    fn wait_for_socket(&self) -> Result<File, JvmError> {
+        let deadline = Instant::now() + LISTENS_WITHIN;
+        while Instant::now() < deadline {
+            if let Some(socket) = self.socket()? {
+                return Ok(socket);
+            }
+            thread::sleep(POLL);
+        }
+        Err(JvmError::Silent)
+    }
 }
 
 fn ask(socket: &File) -> Result<(), JvmError> {
@@ -142,7 +150,10 @@ fn ask(socket: &File) -> Result<(), JvmError> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt;
     use std::os::unix::net::UnixListener;
+
+    use rustix::fs::{Mode, OFlags};
 
     use super::*;
 
@@ -155,23 +166,54 @@ mod tests {
         assert!(matches!(write_perf_map(own), Err(JvmError::Refuses)));
     }
 
+    /// A machine with the rights of a user who owns nothing of this test, in a new folder.
+    fn machine(own_pid: u32) -> (Machine, tempfile::TempDir) {
+        let folder = tempfile::tempdir().expect("temporary folder");
+        std::fs::set_permissions(folder.path(), PermissionsExt::from_mode(0o755)).expect("ours");
+        std::fs::create_dir(folder.path().join("tmp")).expect("ours");
+        let root = File::open(folder.path()).expect("it is a folder");
+        let rights = Rights::of_nobody();
+        let temporary = Folder::beneath(&root.into(), Path::new("tmp"), rights.uid()).expect("it exists");
+        let uid = folder.path().metadata().expect("ours").uid();
+        (Machine { temporary, owner: Owner { own_pid, uid }, rights }, folder)
+    }
+
     #[test]
     fn only_sockets_of_the_process_are_used() {
-        let folder = tempfile::tempdir().expect("temporary folder");
+        let (mut machine, folder) = machine(1);
         let tmp = folder.path().join("tmp");
-        std::fs::create_dir(&tmp).expect("ours");
-        let root = File::open(folder.path()).expect("it is a folder");
-        let uid = tmp.metadata().expect("ours").uid();
-        let owner = |own_pid| Owner { own_pid, uid };
         let _listener = UnixListener::bind(tmp.join(".java_pid1")).expect("ours");
         std::os::unix::fs::symlink(".java_pid1", tmp.join(".java_pid2")).expect("ours");
         std::fs::write(tmp.join(".java_pid3"), "").expect("ours");
-        assert!(matches!(socket(&root, owner(1)), Ok(Some(_))));
-        assert!(matches!(socket(&root, Owner { uid: uid + 1, ..owner(1) }), Err(JvmError::Foreign(1))));
+        assert!(matches!(machine.socket(), Ok(Some(_))));
+        machine.owner.uid += 1;
+        assert!(matches!(machine.socket(), Err(JvmError::Foreign(1))));
+        machine.owner.uid -= 1;
         for other in [2, 3] {
-            assert!(matches!(socket(&root, owner(other)), Err(JvmError::Foreign(_))), "{other}");
+            machine.owner.own_pid = other;
+            assert!(matches!(machine.socket(), Err(JvmError::Foreign(_))), "{other}");
         }
-        assert!(matches!(socket(&root, owner(4)), Ok(None)));
+        machine.owner.own_pid = 4;
+        assert!(matches!(machine.socket(), Ok(None)));
+    }
+
+    /// A process can have any folder mounted at `/tmp`, also one that only root may write to.
+    #[test]
+    fn requests_are_created_with_the_rights_of_the_process() {
+        let (machine, folder) = machine(1);
+        let (tmp, request) = (folder.path().join("tmp"), folder.path().join("tmp/.attach_pid1"));
+        let error = machine.create_request().expect_err("it may not write there");
+        assert!(matches!(&error, JvmError::Io(error) if error.kind() == io::ErrorKind::PermissionDenied), "{error}");
+        assert!(!request.exists());
+        std::fs::set_permissions(&tmp, PermissionsExt::from_mode(0o1777)).expect("ours");
+        let (name, file) = machine.create_request().expect("all may write there");
+        let metadata = request.metadata().expect("it was created");
+        assert_eq!((metadata.uid(), metadata.mode() & 0o777), (machine.rights.uid(), 0o600));
+        let (_, found) = machine.create_request().expect("one of an earlier attempt is used");
+        assert_eq!(found.expect("it is there").metadata().expect("ours").ino(), metadata.ino());
+        let file = file.expect("it is there");
+        machine.rights.run(|| name.remove(&file)).expect("it runs").expect("its own");
+        assert!(!request.exists());
     }
 
     #[test]

@@ -5,22 +5,17 @@
 //! number in the order.
 
 use std::collections::VecDeque;
-use std::fs::{self, DirBuilder, File};
 use std::io::{self, Read, Write};
-use std::os::fd::{AsRawFd, OwnedFd};
-use std::os::unix::fs::DirBuilderExt;
-use std::path::{Path, PathBuf};
+use std::os::fd::OwnedFd;
+use std::path::Path;
 
 use hyper::body::Bytes;
-use rustix::fs::{
-    AtFlags, CWD, Dir, FileType, FlockOperation, Mode, OFlags, flock, fstat, mkdirat, openat, statat, unlinkat,
-};
-use rustix::io::Errno;
 use rustix::process::geteuid;
 
 use super::payload::Payload;
 use super::status::{DropReason, Drops};
-use crate::linux::files::Replacement;
+use crate::linux::files::{Replacement, TEMPORARY_PREFIX};
+use crate::linux::folder::Folder;
 
 const MAGIC: [u8; 8] = *b"heapbpf\x01";
 const HEADER_BYTES: usize = 24;
@@ -48,8 +43,9 @@ pub(super) struct Pending {
 
 #[derive(Debug)]
 pub(super) struct Queue {
-    /// Locked: no other process uses it.
-    folder: OwnedFd,
+    folder: Folder,
+    /// No other process uses the folder.
+    _lock: OwnedFd,
     bytes_max: u64,
     entries: VecDeque<Entry>,
     next: u64,
@@ -66,28 +62,17 @@ pub(super) struct Queue {
 impl Queue {
     /// Opens the folder `name` within `parent`, and creates both if needed.
     pub(super) fn open(parent: &Path, name: &str, bytes_max: u64) -> io::Result<Self> {
-        if let Some(above) = parent.parent() {
-            fs::create_dir_all(above)?;
-        }
-        match DirBuilder::new().mode(0o700).create(parent) {
-            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
-            _ => {}
-        }
-        let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::RDONLY;
-        let parent = private(openat(CWD, parent, flags, Mode::empty())?)?;
-        match mkdirat(&parent, name, Mode::RWXU) {
-            Err(error) if error != Errno::EXIST => return Err(error.into()),
-            _ => {}
-        }
-        let folder = private(openat(&parent, name, flags, Mode::empty())?)?;
-        flock(&folder, FlockOperation::NonBlockingLockExclusive).map_err(|error| match error {
-            Errno::WOULDBLOCK => io::Error::other("another heapbpf uses it for the same URL"),
-            error => error.into(),
+        let parent = private(Folder::create(parent)?)?;
+        let folder = private(parent.enter(name)?)?;
+        let lock = folder.lock().map_err(|error| match error.kind() {
+            io::ErrorKind::WouldBlock => io::Error::other("another heapbpf uses it for the same URL"),
+            _ => error,
         })?;
         // Fails now rather than after the first failed request.
-        drop(Replacement::create(&at(&folder, "test"), 0o600)?);
+        drop(Replacement::create_at(folder.place("test")?, 0o600)?);
         let mut queue = Self {
             folder,
+            _lock: lock,
             bytes_max,
             entries: VecDeque::new(),
             next: 0,
@@ -105,11 +90,11 @@ impl Queue {
     /// Finds the requests of an earlier run, without reading them.
     fn scan(&mut self) -> io::Result<()> {
         let mut found = Vec::new();
-        for entry in Dir::read_from(&self.folder)? {
-            let name = entry?.file_name().to_string_lossy().into_owned();
-            if name.starts_with(".heapbpf-") {
+        for (name, _) in self.folder.entries()? {
+            let Some(name) = name.to_str() else { continue };
+            if name.starts_with(TEMPORARY_PREFIX) {
                 // A crash left it incomplete.
-                let _ = unlinkat(&self.folder, &name, AtFlags::empty());
+                let _ = self.folder.remove(name.as_ref());
                 continue;
             }
             let number = name.strip_suffix(EXTENSION).filter(|number| number.len() == 20);
@@ -133,19 +118,12 @@ impl Queue {
 
     /// Profiles and size of a file, from its header.
     fn header(&self, number: u64) -> io::Result<(u32, u64)> {
-        let status = statat(&self.folder, file_name(number), AtFlags::SYMLINK_NOFOLLOW)?;
-        if FileType::from_raw_mode(status.st_mode) != FileType::RegularFile {
-            return Err(io::ErrorKind::InvalidData.into());
-        }
+        let mut file = self.folder.open(&file_name(number))?;
         let mut header = [0; HEADER_BYTES];
-        self.file(number)?.read_exact(&mut header)?;
+        file.read_exact(&mut header)?;
         let Header { profiles, length, .. } = Header::parse(&header).ok_or(io::ErrorKind::InvalidData)?;
         let bytes = length.saturating_add(HEADER_BYTES as u64);
-        if u64::try_from(status.st_size) == Ok(bytes) {
-            Ok((profiles, bytes))
-        } else {
-            Err(io::ErrorKind::InvalidData.into())
-        }
+        if file.metadata()?.len() == bytes { Ok((profiles, bytes)) } else { Err(io::ErrorKind::InvalidData.into()) }
     }
 
     pub(super) fn push(&mut self, payload: Payload) {
@@ -289,18 +267,13 @@ impl Queue {
     }
 
     fn delete(&self, number: u64) {
-        let _ = unlinkat(&self.folder, file_name(number), AtFlags::empty());
-    }
-
-    fn file(&self, number: u64) -> io::Result<File> {
-        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
-        Ok(openat(&self.folder, file_name(number), flags, Mode::empty())?.into())
+        let _ = self.folder.remove(file_name(number).as_ref());
     }
 
     fn read(&self, number: u64) -> io::Result<Bytes> {
         let damaged = || io::Error::new(io::ErrorKind::InvalidData, "a file of the queue is damaged");
         let mut bytes = Vec::new();
-        self.file(number)?.take(self.bytes_max.saturating_add(1)).read_to_end(&mut bytes)?;
+        self.folder.open(&file_name(number))?.take(self.bytes_max.saturating_add(1)).read_to_end(&mut bytes)?;
         let (header, body) = bytes.split_at_checked(HEADER_BYTES).ok_or_else(damaged)?;
         let header = Header::parse(header).ok_or_else(damaged)?;
         if header.length != body.len() as u64 || header.checksum != crc32fast::hash(body) {
@@ -310,7 +283,7 @@ impl Queue {
     }
 
     fn write(&self, number: u64, profiles: u32, body: &[u8]) -> io::Result<()> {
-        let file = Replacement::create(&at(&self.folder, &file_name(number)), 0o600)?;
+        let file = Replacement::create_at(self.folder.place(&file_name(number))?, 0o600)?;
         let mut out = file.file();
         out.write_all(&MAGIC)?;
         out.write_all(&profiles.to_le_bytes())?;
@@ -345,14 +318,9 @@ fn file_name(number: u64) -> String {
     format!("{number:020}{EXTENSION}")
 }
 
-/// A path that does not depend on what the folder is called meanwhile.
-fn at(folder: &OwnedFd, name: &str) -> PathBuf {
-    format!("/proc/self/fd/{}/{name}", folder.as_raw_fd()).into()
-}
-
 /// Profiles contain paths and names of functions. In `/tmp`, another user may have created the folder.
-fn private(folder: OwnedFd) -> io::Result<OwnedFd> {
-    let status = fstat(&folder)?;
+fn private(folder: Folder) -> io::Result<Folder> {
+    let status = folder.stat()?;
     if status.st_uid != geteuid().as_raw() {
         return Err(io::Error::new(io::ErrorKind::PermissionDenied, "it belongs to another user"));
     }

@@ -6,16 +6,15 @@ use std::io::{self, Read as _, Seek as _};
 use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
-use std::path::{Component, Path};
+use std::path::Path;
 
-use rustix::fs::{
-    CWD, FsWord, MemfdFlags, Mode, OFlags, SealFlags, fcntl_add_seals, fstat, fstatfs, memfd_create, openat, readlinkat,
-};
+use rustix::fs::{CWD, FsWord, MemfdFlags, Mode, OFlags, SealFlags, fcntl_add_seals, fstatfs, memfd_create, openat};
 
 use super::{Answer, Failure, Original, REQUEST_BYTES_MAX, Request};
 use crate::linux::companion::{self, Channel};
 use crate::linux::confinement::close_inherited;
 use crate::linux::rights::Rights;
+use crate::linux::walk::{Walk, WalkError};
 
 /// A user can be in 65,536 groups (`NGROUPS_MAX` in include/uapi/linux/limits.h), each of at most 5 bytes here.
 const RIGHTS_BYTES_MAX: usize = 1 << 19;
@@ -71,8 +70,20 @@ impl From<rustix::io::Errno> for Failure {
     }
 }
 
+impl From<WalkError> for Failure {
+    fn from(error: WalkError) -> Self {
+        match error {
+            WalkError::System(error) => error.into(),
+            WalkError::Foreign { .. } | WalkError::NotOurs { .. } => Self::Foreign,
+        }
+    }
+}
+
 fn open(channel: &Channel, uid: u32, root: &OwnedFd, request: &Request) -> Result<(Answer, File), Failure> {
-    let found = Walk::new(root, uid)?.to(Path::new(OsStr::from_bytes(&request.path)), request.follows)?;
+    // A program of root would otherwise read for the owner of a link what root alone can read.
+    let mut walk = Walk::beneath(root, uid)?;
+    walk.to(Path::new(OsStr::from_bytes(&request.path)), request.follows)?;
+    let found = File::from(walk.into_place());
     // Opening a device or pipe can have effects. What was judged is opened, whatever its name leads to now.
     judge(&found, request)?;
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
@@ -86,67 +97,6 @@ fn open(channel: &Channel, uid: u32, root: &OwnedFd, request: &Request) -> Resul
     }
     channel.send_value(&Answer::Copying(original.size_bytes), &[])?;
     Ok((Answer::Copied(original), copy(&file, original.size_bytes)?))
-}
-
-/// On the way to a file, beneath a root directory that links do not leave. Links of other users than root and `uid` are not followed: they
-/// could lead a program of root to what root alone can read.
-struct Walk<'a> {
-    root: &'a OwnedFd,
-    place: File,
-    uid: u32,
-    links_left: u32,
-}
-
-/// As many as the kernel follows (`MAXSYMLINKS` in include/linux/namei.h).
-const LINKS_MAX: u32 = 40;
-
-impl<'a> Walk<'a> {
-    fn new(root: &'a OwnedFd, uid: u32) -> io::Result<Self> {
-        Ok(Self { root, place: root.try_clone()?.into(), uid, links_left: LINKS_MAX })
-    }
-
-    fn to(mut self, path: &Path, follows: bool) -> Result<File, Failure> {
-        self.enter(path, follows)?;
-        Ok(self.place)
-    }
-
-    fn enter(&mut self, path: &Path, follows: bool) -> Result<(), Failure> {
-        let mut components = path.components().peekable();
-        while let Some(component) = components.next() {
-            match component {
-                Component::Prefix(_) | Component::CurDir => {}
-                Component::RootDir => self.place = self.root.try_clone()?.into(),
-                Component::ParentDir if self.is_root()? => {}
-                Component::ParentDir => self.place = self.entry(OsStr::new(".."))?,
-                Component::Normal(name) => {
-                    let entry = self.entry(name)?;
-                    let metadata = entry.metadata()?;
-                    let is_followed = follows || components.peek().is_some();
-                    match metadata.is_symlink() && is_followed {
-                        true if ![0, self.uid].contains(&metadata.uid()) => return Err(Failure::Foreign),
-                        true => self.follow(&entry)?,
-                        false => self.place = entry,
-                    }
-                }
-            }
-        }
-        Ok(())
-    }
-
-    fn follow(&mut self, link: &File) -> Result<(), Failure> {
-        self.links_left = self.links_left.checked_sub(1).ok_or(Failure::System(libc::ELOOP))?;
-        let target = readlinkat(link, "", Vec::new())?;
-        self.enter(Path::new(OsStr::from_bytes(target.as_bytes())), true)
-    }
-
-    fn entry(&self, name: &OsStr) -> rustix::io::Result<File> {
-        openat(&self.place, name, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty()).map(File::from)
-    }
-
-    fn is_root(&self) -> rustix::io::Result<bool> {
-        let [root, place] = [fstat(self.root)?, fstat(&self.place)?];
-        Ok((root.st_dev, root.st_ino) == (place.st_dev, place.st_ino))
-    }
 }
 
 fn judge(file: &File, request: &Request) -> Result<Original, Failure> {

@@ -2,29 +2,28 @@
 //! otherwise the table is rebuilt and the file replaced. Errors are warnings and never fail a run.
 //!
 //! A root agent may find its cache directory owned by another user (`sudo` can keep `HOME`). So directories and files
-//! must belong to the effective user and be writable by nobody else; links are followed only in the environment's path.
+//! must belong to the effective user and be writable by nobody else; links are followed only on the way to the environment's path, and only
+//! those of root, of the effective user and of the user who invoked the agent.
 
-use std::ffi::{CStr, OsStr};
-use std::fs::{DirBuilder, File};
+use std::ffi::OsStr;
 use std::io::{self, Read, Write};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 
-use rustix::fs::{self, AtFlags, Dir, FileType, Mode, OFlags, Stat, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT};
-use rustix::io::Errno;
+use rustix::fs::{FileType, Stat, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT, fstat, futimens};
 use sha2::{Digest as _, Sha256};
 use thiserror::Error;
 
 use super::image::Image;
 use super::table::Table;
+use crate::linux::files::{Replacement, TEMPORARY_PREFIX};
+use crate::linux::folder::Folder;
 
 /// Exceeded by up to a sixteenth while an agent runs. The least recently used tables are removed.
 pub(crate) const CACHE_BYTES_MAX: u64 = 512 << 20;
 const UNFINISHED_AGE_S: i64 = 3600;
 const NAME_PREFIX: &str = "table-";
-const UNFINISHED: &[u8] = b".new-";
 
 #[derive(Debug, Error)]
 pub(crate) enum CacheError {
@@ -79,7 +78,7 @@ fn array_with_mark(number: u64) -> [u8; 9] {
 
 #[derive(Debug)]
 pub(crate) struct Cache {
-    directory: OwnedFd,
+    directory: Folder,
     bytes_max: u64,
     /// Since the last eviction, which inspects every file.
     untidied_bytes: AtomicU64,
@@ -105,17 +104,11 @@ impl Cache {
     }
 
     pub(crate) fn open(root: &Path, bytes_max: u64) -> Result<Self, CacheError> {
-        let failed = |path: &Path, source| CacheError::Directory { path: path.to_owned(), source };
-        DirBuilder::new().recursive(true).mode(0o700).create(root).map_err(|error| failed(root, error))?;
         let mut path = root.to_owned();
-        let mut directory = open_ours(fs::CWD, root, &path)?;
+        let mut directory = ours(Folder::create(root), &path)?;
         for name in ["heapbpf", "unwind"] {
             path.push(name);
-            match fs::mkdirat(&directory, name, Mode::RWXU) {
-                Ok(()) | Err(Errno::EXIST) => {}
-                Err(error) => return Err(failed(&path, error.into())),
-            }
-            directory = open_ours(directory.as_fd(), name, &path)?;
+            directory = ours(directory.enter(name), &path)?;
         }
         let cache = Self { directory, bytes_max, untidied_bytes: AtomicU64::new(0) };
         cache.tidy();
@@ -176,11 +169,8 @@ impl Cache {
     }
 
     fn read(&self, name: &str) -> io::Result<Vec<u8>> {
-        // Not blocking: the file could be a pipe without a writer.
-        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-        let file = File::from(fs::openat(&self.directory, name, flags, Mode::empty())?);
-        let stat = fs::fstat(&file)?;
-        if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile || !is_ours(&stat) {
+        let file = self.directory.open(name)?;
+        if !is_ours(&fstat(&file)?) {
             return Err(io::Error::new(io::ErrorKind::PermissionDenied, "not owned by the effective user alone"));
         }
         let mut bytes = Vec::new();
@@ -188,45 +178,36 @@ impl Cache {
         // Mark it as recently used. The table is used even if that fails.
         let now = Timespec { tv_sec: 0, tv_nsec: UTIME_NOW };
         let kept = Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT };
-        let _ = fs::futimens(&file, &Timestamps { last_access: kept, last_modification: now });
+        let _ = futimens(&file, &Timestamps { last_access: kept, last_modification: now });
         Ok(bytes)
     }
 
     fn replace(&self, name: &str, bytes: &[u8]) -> io::Result<()> {
-        static NEXT: AtomicU32 = AtomicU32::new(0);
-        let unfinished = format!(".new-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
-        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let mut file = File::from(fs::openat(&self.directory, &unfinished, flags, Mode::RUSR | Mode::WUSR)?);
-        let written =
-            file.write_all(bytes).and_then(|()| Ok(fs::renameat(&self.directory, &unfinished, &self.directory, name)?));
-        if written.is_err() {
-            let _ = fs::unlinkat(&self.directory, &unfinished, AtFlags::empty());
-        }
-        written
+        let new = Replacement::create_at(self.directory.place(name)?, 0o600)?;
+        new.file().write_all(bytes)?;
+        new.commit().map(drop)
     }
 
     /// Removes least recently used files until the rest fits, and those of interrupted writers and earlier versions.
     fn evict(&self) -> io::Result<()> {
-        let now = fs::statat(&self.directory, ".", AtFlags::empty())?.st_mtime;
+        let now = self.directory.stat()?.st_mtime;
         let mut files = Vec::new();
-        for entry in Dir::read_from(&self.directory)? {
-            let entry = entry?;
-            let Ok(stat) = fs::statat(&self.directory, entry.file_name(), AtFlags::SYMLINK_NOFOLLOW) else { continue };
+        for (name, stat) in self.directory.entries()? {
             if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
                 continue;
             }
-            if entry.file_name().to_bytes().starts_with(UNFINISHED) {
+            if name.as_bytes().starts_with(TEMPORARY_PREFIX.as_bytes()) {
                 if now.saturating_sub(stat.st_mtime) > UNFINISHED_AGE_S {
-                    self.remove(entry.file_name());
+                    self.remove(&name);
                 }
                 continue;
             }
-            if !entry.file_name().to_bytes().starts_with(NAME_PREFIX.as_bytes()) {
-                self.remove(entry.file_name());
+            if !name.as_bytes().starts_with(NAME_PREFIX.as_bytes()) {
+                self.remove(&name);
                 continue;
             }
             let bytes = u64::try_from(stat.st_size).unwrap_or(0);
-            files.push((stat.st_mtime, stat.st_mtime_nsec, bytes, entry.file_name().to_owned()));
+            files.push((stat.st_mtime, stat.st_mtime_nsec, bytes, name));
         }
         let mut total: u64 = files.iter().map(|(_, _, bytes, _)| bytes).sum();
         files.sort_unstable();
@@ -241,8 +222,8 @@ impl Cache {
     }
 
     /// Another agent may have removed it already.
-    fn remove(&self, name: &CStr) {
-        let _ = fs::unlinkat(&self.directory, name, AtFlags::empty());
+    fn remove(&self, name: &OsStr) {
+        let _ = self.directory.remove(name);
     }
 }
 
@@ -258,14 +239,11 @@ fn cache_roots(variable: impl Fn(&str) -> Option<std::ffi::OsString>, is_root: b
     roots
 }
 
-fn open_ours(at: BorrowedFd<'_>, name: impl rustix::path::Arg, path: &Path) -> Result<OwnedFd, CacheError> {
-    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let opened = fs::openat(at, name, flags, Mode::empty());
-    match opened.and_then(|directory| Ok((fs::fstat(&directory)?, directory))) {
-        Ok((stat, directory)) if is_ours(&stat) => Ok(directory),
-        Ok(_) => Err(CacheError::NotOurs { path: path.to_owned() }),
-        Err(error) => Err(CacheError::Directory { path: path.to_owned(), source: error.into() }),
-    }
+fn ours(opened: io::Result<Folder>, path: &Path) -> Result<Folder, CacheError> {
+    let directory = |source| CacheError::Directory { path: path.to_owned(), source };
+    let folder = opened.map_err(directory)?;
+    let stat = folder.stat().map_err(directory)?;
+    if is_ours(&stat) { Ok(folder) } else { Err(CacheError::NotOurs { path: path.to_owned() }) }
 }
 
 fn is_ours(stat: &Stat) -> bool {

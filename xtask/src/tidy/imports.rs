@@ -27,9 +27,9 @@ const LAYERS: &[(&str, &str)] = &[
     ("object", "arch linux reader"),
     ("process", "linux object"),
     ("allocator", "object linux::files process"),
-    ("unwind", "arch object linux::proc"),
+    ("unwind", "arch object linux::files linux::folder linux::proc"),
     ("http", "linux::files"),
-    ("debuginfod", "http linux::files linux::invoker object"),
+    ("debuginfod", "http linux::files linux::folder linux::rights object"),
     ("bpf", "linux unwind"),
     ("collect", "memory object::fixture linux"),
     ("keeper", "bpf::load collect linux process::launch"),
@@ -57,11 +57,11 @@ const LAYERS: &[(&str, &str)] = &[
     ("guardrail", "ledger"),
     ("session", "*"),
     ("live", "model session snapshot symbolize"),
-    ("push", "http linux::files live model report snapshot"),
+    ("push", "http linux::files linux::folder live model report snapshot"),
     (
         "serve",
-        "ledger::totals linux::companion linux::files linux::proc::stat live model push::PushStatus report session::Progress \
-         snapshot",
+        "ledger::totals linux::companion linux::files linux::listener linux::proc::stat live model push::PushStatus report \
+         session::Progress snapshot",
     ),
     ("top", "ledger live model report"),
     ("doctor", "*"),
@@ -257,11 +257,11 @@ fn has_visibility(trees: &[TokenTree]) -> bool {
     }
 }
 
-fn is_punct(tree: Option<&TokenTree>, expected: char) -> bool {
+pub(super) fn is_punct(tree: Option<&TokenTree>, expected: char) -> bool {
     matches!(tree, Some(TokenTree::Punct(punct)) if punct.as_char() == expected)
 }
 
-fn follows_separator(trees: &[TokenTree], at: usize) -> bool {
+pub(super) fn follows_separator(trees: &[TokenTree], at: usize) -> bool {
     matches!(trees.get(at..at + 2), Some([TokenTree::Punct(first), TokenTree::Punct(second)])
         if first.as_char() == ':' && first.spacing() == Spacing::Joint && second.as_char() == ':')
 }

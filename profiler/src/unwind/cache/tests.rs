@@ -1,7 +1,7 @@
 //! The cache returns valid tables only.
 
 use std::ffi::OsString;
-use std::fs::{self, Permissions};
+use std::fs::{self, File, Permissions};
 use std::os::unix::fs::{PermissionsExt, symlink};
 
 use profiler_common::unwind::{CallerBp, Cfa, PageRows, Rule, UnwindRow};
@@ -163,6 +163,9 @@ fn directories_of_other_users_are_rejected() {
         std::os::unix::fs::chown(root.path(), Some(12_345), None).expect("root may");
         let error = Cache::open(root.path(), CACHE_BYTES_MAX).expect_err("not ours");
         assert!(matches!(error, CacheError::NotOurs { .. }), "{error}");
+        // Nothing of root's appears in them.
+        Cache::open(&root.path().join(".cache"), CACHE_BYTES_MAX).expect_err("not ours");
+        assert_eq!(fs::read_dir(root.path()).expect("root may").count(), 0);
     } else {
         // `/` belongs to root.
         assert!(Cache::open(Path::new("/"), CACHE_BYTES_MAX).is_err());
@@ -194,7 +197,7 @@ fn the_least_recently_used_tables_are_evicted() {
 fn unfinished_files_are_removed() {
     let root = TempDir::new().expect("room for files");
     let cache = open(&root);
-    let (old, new) = (directory(&root).join(".new-1-0"), directory(&root).join(".new-1-1"));
+    let (old, new) = (directory(&root).join(".heapbpf-1-0"), directory(&root).join(".heapbpf-1-1"));
     for path in [&old, &new] {
         fs::write(path, "part of a table").expect("ours");
     }

@@ -1,0 +1,196 @@
+//! The way to a file or folder: from one open folder to the next, so that no name is resolved twice, and without links of users who
+//! could lead heapbpf elsewhere.
+
+use std::ffi::{OsStr, OsString};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Component, Path};
+
+use rustix::fs::{CWD, FileType, Mode, OFlags, Stat, fstat, mkdirat, openat, readlinkat};
+use rustix::io::{Errno, fcntl_dupfd_cloexec};
+use rustix::process::geteuid;
+
+use super::rights::invoker;
+
+/// Links that are followed on one way: as many as the kernel follows (`MAXSYMLINKS` in include/linux/namei.h).
+const LINKS_MAX: u32 = 40;
+const FOLDER: OFlags = OFlags::PATH.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
+const ENTRY: OFlags = OFlags::PATH.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
+
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum WalkError {
+    #[error(
+        "`{}` on the way is a link of user {uid}, who may lead it elsewhere; name the folder itself", .name.display()
+    )]
+    Foreign { name: OsString, uid: u32 },
+    #[error("`{}` does not exist, and the folder for it belongs to user {uid}", .name.display())]
+    NotOurs { name: OsString, uid: u32 },
+    #[error(transparent)]
+    System(#[from] Errno),
+}
+
+impl From<WalkError> for io::Error {
+    fn from(error: WalkError) -> Self {
+        match error {
+            WalkError::System(error) => error.into(),
+            refused => Self::new(io::ErrorKind::PermissionDenied, refused.to_string()),
+        }
+    }
+}
+
+/// An open file or folder, and how it was reached.
+#[derive(Debug)]
+pub(crate) struct Walk {
+    /// `None` for heapbpf's own root directory.
+    root: Option<OwnedFd>,
+    at: OwnedFd,
+    /// Users whose links are followed.
+    trusted: Vec<u32>,
+    is_ours: bool,
+    creates: bool,
+    links_left: u32,
+}
+
+impl Walk {
+    /// Starts in the current directory. Trusts root, this process's user and the user who invoked it.
+    pub(crate) fn start() -> io::Result<Self> {
+        let at = openat(CWD, ".", FOLDER, Mode::empty())?;
+        let invoker = invoker().map(|(uid, _)| uid);
+        let trusted = [0, geteuid().as_raw()].into_iter().chain(invoker).collect();
+        Ok(Self::new(None, at, trusted)?)
+    }
+
+    /// Starts in a root directory, which links do not leave. Trusts root and one user.
+    pub(crate) fn beneath(root: &OwnedFd, uid: u32) -> io::Result<Self> {
+        Ok(Self::new(Some(root.try_clone()?), root.try_clone()?, vec![0, uid])?)
+    }
+
+    fn new(root: Option<OwnedFd>, at: OwnedFd, trusted: Vec<u32>) -> rustix::io::Result<Self> {
+        let is_ours = trusted.contains(&fstat(&at)?.st_uid);
+        Ok(Self { root, at, trusted, is_ours, creates: false, links_left: LINKS_MAX })
+    }
+
+    /// From here on, folders that are missing are created for their owner alone, if what they are missing in belongs to a trusted user.
+    pub(crate) fn creating(self) -> Self {
+        Self { creates: true, ..self }
+    }
+
+    pub(crate) fn try_clone(&self) -> io::Result<Self> {
+        let root = self.root.as_ref().map(OwnedFd::try_clone).transpose()?;
+        Ok(Self { root, at: self.at.try_clone()?, trusted: self.trusted.clone(), ..*self })
+    }
+
+    pub(crate) fn trusts(&self, stat: &Stat) -> bool {
+        self.trusted.contains(&stat.st_uid)
+    }
+
+    /// Whether all folders on the way belong to trusted users, so that nobody else can exchange them.
+    pub(crate) fn is_ours(&self) -> bool {
+        self.is_ours
+    }
+
+    pub(crate) fn into_place(self) -> OwnedFd {
+        self.at
+    }
+
+    /// Goes along a path. Its last part may be a link that `follows` leaves alone.
+    pub(crate) fn to(&mut self, path: &Path, follows: bool) -> Result<(), WalkError> {
+        let mut components = path.components().peekable();
+        while let Some(component) = components.next() {
+            match component {
+                Component::Prefix(_) | Component::CurDir => {}
+                Component::RootDir => {
+                    self.at = match &self.root {
+                        Some(root) => fcntl_dupfd_cloexec(root, 0)?,
+                        None => openat(CWD, "/", FOLDER, Mode::empty())?,
+                    };
+                    self.is_ours = self.trusts(&fstat(&self.at)?);
+                }
+                Component::ParentDir if self.is_at_root()? => {}
+                Component::ParentDir => {
+                    let parent = self.entry(OsStr::new(".."))?;
+                    self.enter(&fstat(&parent)?, parent);
+                }
+                Component::Normal(name) => self.step(name, follows || components.peek().is_some())?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Goes along a path to a folder.
+    pub(crate) fn to_folder(&mut self, path: &Path, follows: bool) -> Result<(), WalkError> {
+        self.to(path, follows)?;
+        match kind(&fstat(&self.at)?) {
+            FileType::Directory => Ok(()),
+            FileType::Symlink => Err(Errno::LOOP.into()),
+            _ => Err(Errno::NOTDIR.into()),
+        }
+    }
+
+    /// Opens what has this name here, without following or reading it.
+    pub(crate) fn entry(&self, name: &OsStr) -> rustix::io::Result<OwnedFd> {
+        openat(&self.at, name, ENTRY, Mode::empty())
+    }
+
+    /// The path in a link.
+    pub(crate) fn read(&mut self, link: &OwnedFd) -> rustix::io::Result<OsString> {
+        self.links_left = self.links_left.checked_sub(1).ok_or(Errno::LOOP)?;
+        Ok(OsStr::from_bytes(readlinkat(link, "", Vec::new())?.as_bytes()).to_owned())
+    }
+
+    fn step(&mut self, name: &OsStr, follows: bool) -> Result<(), WalkError> {
+        let entry = match self.entry(name) {
+            Err(Errno::NOENT) if self.creates => {
+                self.create(name)?;
+                self.entry(name)?
+            }
+            entry => entry?,
+        };
+        let stat = fstat(&entry)?;
+        match kind(&stat) {
+            FileType::Symlink if !follows => self.enter(&stat, entry),
+            FileType::Symlink if !self.trusts(&stat) => {
+                return Err(WalkError::Foreign { name: name.to_owned(), uid: stat.st_uid });
+            }
+            FileType::Symlink => {
+                let target = self.read(&entry)?;
+                self.to(Path::new(&target), true)?;
+            }
+            _ => self.enter(&stat, entry),
+        }
+        Ok(())
+    }
+
+    fn create(&self, name: &OsStr) -> Result<(), WalkError> {
+        let folder = fstat(&self.at)?;
+        if !self.trusts(&folder) {
+            return Err(WalkError::NotOurs { name: name.to_owned(), uid: folder.st_uid });
+        }
+        match mkdirat(&self.at, name, Mode::RWXU) {
+            Ok(()) | Err(Errno::EXIST) => Ok(()),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    fn enter(&mut self, stat: &Stat, entry: OwnedFd) {
+        self.is_ours &= self.trusts(stat);
+        self.at = entry;
+    }
+
+    fn is_at_root(&self) -> rustix::io::Result<bool> {
+        let Some(root) = &self.root else { return Ok(false) };
+        let [root, at] = [fstat(root)?, fstat(&self.at)?];
+        Ok((root.st_dev, root.st_ino) == (at.st_dev, at.st_ino))
+    }
+}
+
+impl AsFd for Walk {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.at.as_fd()
+    }
+}
+
+pub(crate) fn kind(stat: &Stat) -> FileType {
+    FileType::from_raw_mode(stat.st_mode)
+}
