@@ -5,6 +5,7 @@ mod imports;
 mod language;
 mod rules;
 mod source;
+mod writing;
 
 use std::fmt;
 use std::path::Path;
@@ -27,6 +28,7 @@ use source::Source;
   cycles     imports form no cycle: neither between folders of profiler/src nor between the files of one folder
   unsafe     only in profiler-ebpf, profiler/src/linux, test targets, and `unsafe impl` in profiler-common
   terminal   standard output and standard error are written through profiler/src/cli/terminal.rs
+  writing    files are created, replaced, removed and listened at by modules of profiler/src/linux: see xtask/src/tidy/writing.rs
   links      a link to a kernel's source names a version or a commit; a relative link leads to a file and a heading
   options    commands of heapbpf in README.md and docs have options that exist
   markers    no leftovers of merges or of unfinished work
@@ -100,6 +102,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     }
     findings.extend(sources.iter().flat_map(check));
     findings.extend(imports::cycles(&sources));
+    findings.extend(writing::check(&sources));
     findings.extend(docs::check(&files, &|path| root.join(path).exists()));
     findings.extend(commits(&root));
     let in_quarantine = flaky::overdue(&root)?.into_iter();

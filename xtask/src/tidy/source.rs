@@ -43,6 +43,14 @@ fn is_cfg_test(attribute: &syn::Attribute) -> bool {
         && attribute.meta.require_list().is_ok_and(|list| list.tokens.to_string() == "test")
 }
 
+/// Those that are compiled into heapbpf, not into its tests alone.
+pub(super) fn without_test_files<'a, 'b>(sources: &'a [Source<'b>]) -> impl Iterator<Item = &'a Source<'b>> {
+    let test_modules: Vec<String> = sources.iter().flat_map(test_modules).collect();
+    let is_test =
+        move |source: &Source| source.is_test() || test_modules.iter().any(|module| source.path.starts_with(module));
+    sources.iter().filter(move |source| !is_test(source))
+}
+
 /// Paths of the files, and prefixes of the files below them, of modules that a file declares for tests: `#[cfg(test)] mod name;`.
 fn test_modules(source: &Source) -> Vec<String> {
     let (folder, file) = source.path.rsplit_once('/').unwrap_or(("", source.path));
@@ -160,9 +168,7 @@ impl Size {
 pub(super) fn statistics(sources: &[Source]) -> String {
     // Parts, their sum and folders, in this order.
     let mut sizes = BTreeMap::<(u8, String), Size>::new();
-    let test_modules: Vec<String> = sources.iter().flat_map(test_modules).collect();
-    let is_test = |path: &str| test_modules.iter().any(|module| path.starts_with(module));
-    for source in sources.iter().filter(|source| !is_test(source.path)) {
+    for source in without_test_files(sources) {
         let part = PARTS.into_iter().find(|part| source.path.starts_with(part));
         if let (Some(part), Some(size)) = (part, size(source)) {
             let names = [(0, part.to_owned()), (1, "total".to_owned()), (2, format!("  {}", folder(source.path)))];
@@ -187,7 +193,7 @@ pub(super) fn statistics(sources: &[Source]) -> String {
 }
 
 fn size(source: &Source) -> Option<Size> {
-    let rust = source.rust.as_ref().filter(|_| !source.is_test())?;
+    let rust = source.rust.as_ref()?;
     let is_public = |line: &&str| line.trim_start().strip_prefix("pub ").is_some_and(is_item);
     let public = source.text.lines().filter(is_public).count();
     Some(Size { files: 1, lines: lines_without_tests(source.text, &rust.syntax), public })
