@@ -122,6 +122,15 @@ impl Heapbpf {
         Report::read(&self.file(name))
     }
 
+    /// Decodes the data of a page in its directory, by other programs.
+    #[track_caller]
+    pub fn page(&self, name: &str) -> serde_json::Value {
+        let script = r#"grep -o 'id="profile">[^<]*' "$1" | cut -d'>' -f2 | base64 -d | gunzip"#;
+        let output = Command::new("sh").args(["-c", script, "sh"]).arg(self.file(name)).output();
+        let output = output.expect("there is a shell");
+        serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("`{name}`: {error}: {output:?}"))
+    }
+
     /// Starts it and waits until probes are attached.
     #[track_caller]
     pub fn start(&mut self) -> Session {

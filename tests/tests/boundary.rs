@@ -1,13 +1,16 @@
-//! What heapbpf, run by root, reads and shows for programs of other users.
+//! What heapbpf, run by root, reads, shows and writes where other users have programs and folders.
+
+mod writing;
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, lchown, symlink};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use heapbpf_tests::heapbpf::{Heapbpf, text};
+use heapbpf_tests::heapbpf::{Heapbpf, binary, text};
+use heapbpf_tests::kernel;
 use heapbpf_tests::recipe::Recipe;
-use heapbpf_tests::target::{Target, build, copy_program};
+use heapbpf_tests::target::{Target, build, copy_program, run};
 use tempfile::TempDir;
 
 /// A user that owns nothing of these tests.
@@ -21,88 +24,99 @@ fn open_folder() -> TempDir {
 }
 
 /// A program of root whose source is a file of this name.
-fn program_of(source: &Path) -> std::path::PathBuf {
+fn program_of(source: &Path) -> PathBuf {
     Recipe::of("named_source.c").flags(&format!("-DSOURCE=\"{}\"", source.display())).build()
 }
 
-/// The text of the source in a page, of which each line is the same.
-fn shows(heapbpf: &Heapbpf, page: &str, line: &str) -> bool {
-    let script = r#"grep -o 'id="profile">[^<]*' "$1" | cut -d'>' -f2 | base64 -d | gunzip"#;
-    let output = Command::new("sh").args(["-c", script, "sh"]).arg(heapbpf.file(page)).output();
-    let output = output.expect("there is a shell");
-    assert!(output.status.success() && output.stdout.starts_with(b"{"), "{output:?}");
-    String::from_utf8_lossy(&output.stdout).contains(line)
+/// Where a program of a user has its source, and how heapbpf is started.
+struct Case {
+    /// The program's user.
+    user: u32,
+    mode: u32,
+    /// The owner of a link by which the program names its source.
+    link: Option<u32>,
+    /// Of heapbpf; without them, it has all.
+    capabilities: Option<&'static str>,
+    is_shown: bool,
 }
 
-#[test]
-fn sources_behind_links_of_others_are_not_shown() {
-    let folder = open_folder();
-    let line = "int line_that_root_alone_reads;\n";
-    let secret = folder.path().join("secret.c");
-    fs::write(&secret, line.repeat(30)).expect("ours");
-    fs::set_permissions(&secret, PermissionsExt::from_mode(0o600)).expect("ours");
-    let link = folder.path().join("link.c");
-    symlink(&secret, &link).expect("ours");
-    for (owner, is_shown) in [(0, true), (OTHER, false)] {
-        lchown(&link, Some(owner), None).expect("tests run as root");
-        let mut target = Target::spawn(&mut Command::new(program_of(&link)));
-        let mut heapbpf = Heapbpf::of(target.pid(), "--interval 1 --source -o x.html -o x.heapbpf");
+const SOURCES: [Case; 8] = [
+    Case { user: 0, mode: 0o600, link: Some(0), capabilities: None, is_shown: true },
+    Case { user: 0, mode: 0o600, link: Some(OTHER), capabilities: None, is_shown: false },
+    Case { user: OTHER, mode: 0o644, link: None, capabilities: None, is_shown: true },
+    Case { user: OTHER, mode: 0o600, link: None, capabilities: None, is_shown: false },
+    // As in a container or unit with few capabilities: who cannot change his user reads for no other.
+    Case { user: OTHER, mode: 0o644, link: None, capabilities: Some(",+setuid,+setgid"), is_shown: true },
+    Case { user: OTHER, mode: 0o644, link: None, capabilities: Some(",+setuid"), is_shown: false },
+    Case { user: OTHER, mode: 0o644, link: None, capabilities: Some(",+setgid"), is_shown: false },
+    Case { user: OTHER, mode: 0o644, link: None, capabilities: Some(""), is_shown: false },
+];
+
+impl Case {
+    fn check(&self, number: usize) {
+        let folder = open_folder();
+        let line = "int line_of_the_source;";
+        let source = folder.path().join("source.c");
+        fs::write(&source, format!("{line}\n").repeat(30)).expect("ours");
+        fs::set_permissions(&source, PermissionsExt::from_mode(self.mode)).expect("ours");
+        let named = self.link.map_or(source.clone(), |owner| {
+            let link = folder.path().join("link.c");
+            symlink(&source, &link).expect("ours");
+            lchown(&link, Some(owner), None).expect("tests run as root");
+            link
+        });
+        let program = folder.path().join("program");
+        copy_program(program_of(&named), &program);
+        let mut target = Target::spawn(&mut run_by(self.user, &program));
+        let mut heapbpf = Heapbpf::with_command(self.command(target.pid()));
         let session = heapbpf.start();
         target.work("go");
         let _ = session.interrupt().expect_code(0);
-        assert_eq!(shows(&heapbpf, "x.html", line.trim_end()), is_shown, "a link of user {owner}");
-        let convert = ["convert", "--source", "-o", "y.html", "x.heapbpf"];
-        let mut converting = Command::new(heapbpf_tests::heapbpf::binary());
-        let converted = converting.args(convert).current_dir(heapbpf.file("")).output().expect("it runs");
-        assert!(converted.status.success(), "{converted:?}");
-        assert_eq!(shows(&heapbpf, "y.html", line.trim_end()), is_shown, "a link of user {owner}, converted");
+        let shows = |page: &str| heapbpf.page(page).to_string().contains(line);
+        assert_eq!(shows("x.html"), self.is_shown, "case {number}");
+        if self.capabilities.is_none() {
+            let convert = ["convert", "--source", "-o", "y.html", "x.heapbpf"];
+            run(Command::new(binary()).args(convert).current_dir(heapbpf.file("")));
+            assert_eq!(shows("y.html"), self.is_shown, "case {number}, converted");
+        }
+    }
+
+    fn command(&self, pid: u32) -> Command {
+        let mut command = match self.capabilities {
+            None => Command::new(binary()),
+            Some(more) => {
+                let few = "-all,+bpf,+perfmon,+sys_ptrace,+dac_override,+checkpoint_restore,+sys_admin";
+                let mut command = Command::new("setpriv");
+                command.arg(format!("--bounding-set={few}{more}")).arg(binary());
+                command
+            }
+        };
+        command.args([
+            "--no-inventory",
+            "--interval",
+            "1",
+            "--on-overload",
+            "drop",
+            "--source",
+            "--pid",
+            &pid.to_string(),
+        ]);
+        command.args(["-o", "x.html", "-o", "x.heapbpf"]);
+        command
     }
 }
 
-#[test]
-fn sources_that_the_programs_user_may_not_read_are_not_shown() {
-    let folder = open_folder();
-    let line = "int line_for_some_users;\n";
-    let source = folder.path().join("source.c");
-    fs::write(&source, line.repeat(30)).expect("ours");
-    let program = folder.path().join("program");
-    copy_program(program_of(&source), &program);
-    for (mode, is_shown) in [(0o644, true), (0o600, false)] {
-        fs::set_permissions(&source, PermissionsExt::from_mode(mode)).expect("ours");
-        let mut command = Command::new("setpriv");
-        command.args(["--reuid", "65534", "--regid", "65534", "--clear-groups"]).arg(&program);
-        let mut target = Target::spawn(&mut command);
-        let mut heapbpf = Heapbpf::of(target.pid(), "--interval 1 --source -o x.html");
-        let session = heapbpf.start();
-        target.work("go");
-        let _ = session.interrupt().expect_code(0);
-        assert_eq!(shows(&heapbpf, "x.html", line.trim_end()), is_shown, "mode {mode:o}");
-    }
+/// A command that a user runs, without other groups.
+fn run_by(user: u32, program: &Path) -> Command {
+    let mut command = Command::new("setpriv");
+    command.args([format!("--reuid={user}"), format!("--regid={user}")]).arg("--clear-groups").arg(program);
+    command
 }
 
-/// As in a container or unit with few capabilities.
 #[test]
-fn root_without_the_right_to_change_its_user_reads_for_no_other() {
-    let folder = open_folder();
-    let line = "int line_for_all_users;\n";
-    let source = folder.path().join("source.c");
-    fs::write(&source, line.repeat(30)).expect("ours");
-    let program = folder.path().join("program");
-    copy_program(program_of(&source), &program);
-    for (more, is_shown) in [(",+setuid,+setgid", true), (",+setuid", false), (",+setgid", false), ("", false)] {
-        let mut command = Command::new("setpriv");
-        command.args(["--reuid", "65534", "--regid", "65534", "--clear-groups"]).arg(&program);
-        let mut target = Target::spawn(&mut command);
-        let mut command = Command::new("setpriv");
-        let few = "--bounding-set=-all,+bpf,+perfmon,+sys_ptrace,+dac_override,+checkpoint_restore,+sys_admin";
-        command.arg(format!("{few}{more}")).arg(heapbpf_tests::heapbpf::binary());
-        command.args(["--pid", &target.pid().to_string(), "--interval", "1", "--source", "-o", "x.html"]);
-        let mut heapbpf = Heapbpf::with_command(command);
-        let session = heapbpf.start();
-        target.work("go");
-        let _ = session.interrupt().expect_code(0);
-        assert_eq!(shows(&heapbpf, "x.html", line.trim_end()), is_shown, "with{more}");
-    }
+fn sources_are_shown_that_the_programs_user_may_read() {
+    kernel::require_root();
+    SOURCES.iter().enumerate().for_each(|(number, case)| case.check(number));
 }
 
 #[test]

@@ -5,16 +5,6 @@ use std::process::Command;
 
 use heapbpf_tests::heapbpf::{Heapbpf, binary};
 use heapbpf_tests::target::{Target, build, copy_program};
-use serde_json::Value;
-
-/// The data of a page in the directory of its process, decoded by other programs.
-#[track_caller]
-fn page_data(heapbpf: &Heapbpf, name: &str) -> Value {
-    let page = heapbpf.file(name);
-    let script = r#"grep -o 'id="profile">[^<]*' "$1" | cut -d'>' -f2 | base64 -d | gunzip"#;
-    let output = Command::new("sh").args(["-c", script, "sh"]).arg(&page).output().expect("there is a shell");
-    serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{}: {error}: {output:?}", page.display()))
-}
 
 #[test]
 fn source_lines_are_embedded_on_request() {
@@ -24,7 +14,7 @@ fn source_lines_are_embedded_on_request() {
     let ledger = target.work("go");
     let _ = session.interrupt().expect_code(0);
 
-    let data = page_data(&heapbpf, "with.html");
+    let data = heapbpf.page("with.html");
     let sources = &data["sources"];
     let list = |name: &str| sources[name].as_array().unwrap_or_else(|| panic!("no {name} in {sources}"));
     let pieces: Vec<(u64, &str)> = list("file")
@@ -56,7 +46,7 @@ fn source_lines_are_embedded_on_request() {
             .output()
             .expect("it runs");
         assert!(converted.status.success(), "{converted:?}");
-        let data = page_data(&heapbpf, "converted.html");
+        let data = heapbpf.page("converted.html");
         assert_eq!(data.get("sources").is_some(), has_sources, "{input} {option}");
     }
 }
