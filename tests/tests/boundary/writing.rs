@@ -141,16 +141,15 @@ fn named_recordings_are_not_behind_links_of_others() {
 
 #[test]
 fn unwind_tables_are_not_cached_behind_links_of_others() {
-    let (ground, mut target) = (Ground::new(), Target::start("exact.c"));
-    let mut command = recording_of(&target);
-    command.env("XDG_CACHE_HOME", ground.path("way/cache"));
-    record(&mut target, command);
-    ground.check_empty("tables");
-    // Where its own name leads to:
-    let mut command = recording_of(&target);
-    command.env("XDG_CACHE_HOME", ground.path("cache"));
-    record(&mut target, command);
-    assert!(ground.path("cache/heapbpf/unwind").is_dir());
+    let ground = Ground::new();
+    for (cache, is_used) in [("way/cache", false), ("cache", true)] {
+        let mut target = Target::start("exact.c");
+        let mut command = recording_of(&target);
+        command.env("XDG_CACHE_HOME", ground.path(cache));
+        record(&mut target, command);
+        ground.check_empty(cache);
+        assert_eq!(ground.path(cache).join("heapbpf/unwind").is_dir(), is_used, "{cache}");
+    }
 }
 
 /// A server that has no file, until the test ends.
