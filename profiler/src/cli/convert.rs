@@ -77,7 +77,7 @@ pub(super) fn convert(args: &ConvertArgs, naming: Naming) -> Result<u8> {
     input.judge(args.verdict.strict);
     input.select(&args.filter.filter());
     if args.output.source {
-        source::embed(&mut input.profile, &author(&args.recording), args.output.quiet);
+        embed_sources(&mut input.profile, &args.recording, args.output.quiet);
     }
     write(args, &options, &input, outputs)?;
     let is_complete = !input.profile.incomplete() && !input.is_damaged;
@@ -195,6 +195,16 @@ struct Options {
     /// Length of windows.
     every_ns: Option<u64>,
     events: bool,
+}
+
+/// Embeds what the users of the recorded programs, and who wrote the recording, may read.
+fn embed_sources(profile: &mut Profile, recording: &Path, quiet: bool) {
+    let author = author(recording);
+    if ![0, Rights::of_invoker().uid()].contains(&author.uid()) {
+        // Another user could have written that root's program named a file.
+        profile.targets.iter_mut().for_each(|target| target.facts.rights = None);
+    }
+    source::embed(profile, &author, quiet);
 }
 
 /// The rights of who can have written a recording, and named any file in it.

@@ -24,8 +24,8 @@ pub struct TargetFacts {
     /// The link that the program was started by, whose name reports show; `None` where it was none.
     #[serde(default, with = "in_json")]
     pub program: Option<Program>,
-    /// With which files are read that the process names, while it is recorded.
-    #[serde(skip)]
+    /// With which files are read that the process names.
+    #[serde(default, with = "in_json")]
     pub rights: Option<Rights>,
     pub beginning: Beginning,
     pub exited: bool,
@@ -61,13 +61,15 @@ impl TargetFacts {
 mod in_json {
     use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-    use super::Program;
-
-    pub(super) fn serialize<S: Serializer>(program: &Option<Program>, serializer: S) -> Result<S::Ok, S::Error> {
-        if serializer.is_human_readable() { program.serialize(serializer) } else { serializer.serialize_unit() }
+    pub(super) fn serialize<T: Serialize, S: Serializer>(fact: &Option<T>, serializer: S) -> Result<S::Ok, S::Error> {
+        if serializer.is_human_readable() { fact.serialize(serializer) } else { serializer.serialize_unit() }
     }
 
-    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Program>, D::Error> {
+    pub(super) fn deserialize<'de, T, D>(deserializer: D) -> Result<Option<T>, D::Error>
+    where
+        T: Deserialize<'de>,
+        D: Deserializer<'de>,
+    {
         if deserializer.is_human_readable() {
             Option::deserialize(deserializer)
         } else {

@@ -4,23 +4,27 @@ use std::sync::Arc;
 
 use serde::de::DeserializeOwned;
 
-use super::{Account, Replay};
+use super::Replay;
+use crate::linux::rights::Rights;
 use crate::model::{Inventory, MemoryAccount, MemoryFacts};
 use crate::process::program::Program;
 use crate::units::Cubes;
 
 impl Replay {
-    /// The state, followed by the third cumulants of its estimates, the accounts of resident memory, the inventories and the
-    /// programs, which readers of minor version 0 ignore.
+    /// The state, followed by the third cumulants of its estimates, the accounts of resident memory, the inventories, the
+    /// programs and the rights, which readers of minor version 0 ignore.
     pub(in crate::recording) fn serialized(&mut self) -> postcard::Result<Vec<u8>> {
         let state = postcard::to_allocvec(self)?;
         let cubes: Vec<Cubes> = self.cubes_mut().map(|cubes| *cubes).collect();
         let memory: Vec<&MemoryAccount> = self.accounts.values().map(|account| &*account.memory).collect();
         let inventories: Vec<Option<&Inventory>> =
             self.accounts.values().map(|account| account.memory.inventory()).collect();
-        let programs: Vec<Option<&Program>> = self.accounts.values().map(program).collect();
+        let facts = || self.accounts.values().map(|account| account.record.as_ref().map(|record| &record.facts));
+        let programs: Vec<Option<&Program>> = facts().map(|facts| facts?.program.as_ref()).collect();
+        let rights: Vec<Option<&Rights>> = facts().map(|facts| facts?.rights.as_ref()).collect();
         let with_memory = postcard::to_extend(&memory, postcard::to_extend(&cubes, state)?)?;
-        postcard::to_extend(&programs, postcard::to_extend(&inventories, with_memory)?)
+        let with_programs = postcard::to_extend(&programs, postcard::to_extend(&inventories, with_memory)?)?;
+        postcard::to_extend(&rights, with_programs)
     }
 
     pub(in crate::recording) fn from_bytes(bytes: &[u8]) -> postcard::Result<Self> {
@@ -28,15 +32,18 @@ impl Replay {
         if !rest.is_empty() {
             let (cubes, rest) = postcard::take_from_bytes::<Vec<Cubes>>(rest)?;
             let (memory, rest) = postcard::take_from_bytes::<Vec<MemoryAccount>>(rest)?;
-            // Minor version 1 has no inventories, and version 2 no programs.
+            // Minor version 1 has no inventories, version 2 no programs, and version 4 no rights.
             let (inventories, rest) = of_accounts::<Inventory>(rest, memory.len())?;
-            let (programs, _) = of_accounts::<Program>(rest, memory.len())?;
-            let counts = [memory.len(), inventories.len(), programs.len()];
-            if cubes.len() != replay.cubes_mut().count() || counts != [replay.accounts.len(); 3] {
+            let (programs, rest) = of_accounts::<Program>(rest, memory.len())?;
+            let (rights, _) = of_accounts::<Rights>(rest, memory.len())?;
+            let counts = [memory.len(), inventories.len(), programs.len(), rights.len()];
+            if cubes.len() != replay.cubes_mut().count() || counts != [replay.accounts.len(); 4] {
                 return Err(postcard::Error::DeserializeBadEncoding);
             }
-            for (account, program) in replay.accounts.values_mut().zip(programs) {
-                account.record.iter_mut().for_each(|record| record.facts.program.clone_from(&program));
+            for (account, (program, rights)) in replay.accounts.values_mut().zip(programs.into_iter().zip(rights)) {
+                if let Some(record) = &mut account.record {
+                    (record.facts.program, record.facts.rights) = (program, rights);
+                }
             }
             replay.cubes_mut().zip(cubes).for_each(|(to, from)| *to = from);
             let accounts = replay.accounts.values_mut();
@@ -47,10 +54,6 @@ impl Replay {
         }
         Ok(replay)
     }
-}
-
-fn program(account: &Account) -> Option<&Program> {
-    account.record.as_ref()?.facts.program.as_ref()
 }
 
 /// One for each account; none where the fold ends before.

@@ -4,6 +4,7 @@ use super::*;
 use crate::address::FileOffset;
 use crate::ids::ModuleId;
 use crate::ledger::timeline::TimelinePoint;
+use crate::linux::rights::Rights;
 use crate::model::{Inventory, MemoryFacts};
 use crate::process::program::Program;
 use crate::recording::block::VERSION_MAJOR;
@@ -103,15 +104,16 @@ fn an_inventory_follows_a_fold() {
     };
     assert_eq!((read(&bytes), read(&without)), (Some(inventory), None));
     // Minor version 1 ends before the list of inventories.
-    assert_eq!(read(&without[..without.len() - 2]), None);
+    assert_eq!(read(&without[..without.len() - 6]), None);
     assert!(Replay::from_bytes(&bytes[..bytes.len() - 1]).is_err());
 }
 
 #[test]
-fn a_fold_has_the_name_that_a_program_was_started_by() {
+fn a_fold_has_the_rights_of_a_program_and_the_name_that_it_was_started_by() {
     let program = Program { path: "/bin/seven".into(), started_as: "/bin/link".into() };
     let facts = TargetFacts::running(Pid(7), "seven", "seven", Beginning::running(MonotonicNanos(1)));
-    let facts = TargetFacts { program: Some(program.clone()), ..facts };
+    let rights = Some(Rights::of_nobody());
+    let facts = TargetFacts { program: Some(program.clone()), rights: rights.clone(), ..facts };
     let record = TargetRecord { facts, begun: true, heaps: Vec::new() };
     let text = serde_json::to_string(&record).expect("it is written as JSON");
     assert_eq!(serde_json::from_str::<TargetRecord>(&text).expect("it is read"), record);
@@ -120,5 +122,5 @@ fn a_fold_has_the_name_that_a_program_was_started_by() {
     let bytes = replay.serialized().expect("it can be written");
     let again = Replay::from_bytes(&bytes).expect("it was written now");
     let targets = again.snapshot(None, Modules::default(), MonotonicNanos(9000)).targets;
-    assert_eq!(targets[0].facts.program, Some(program));
+    assert_eq!((&targets[0].facts.program, &targets[0].facts.rights), (&Some(program), &rights));
 }
