@@ -39,7 +39,7 @@ impl Folder {
     }
 
     fn on(mut walk: Walk, path: &Path, follows: bool) -> io::Result<Self> {
-        walk.to_folder(path, follows)?;
+        walk.enter_folder(path, follows)?;
         Ok(Self(walk))
     }
 

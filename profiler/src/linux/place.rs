@@ -56,7 +56,7 @@ impl Place {
         let name = path.file_name().filter(|_| !path.as_os_str().as_bytes().ends_with(b"/"));
         let no_file = || io::Error::new(io::ErrorKind::IsADirectory, "it is a directory; name a file in it");
         let name = name.ok_or_else(no_file)?;
-        walk.to_folder(path.parent().unwrap_or(Path::new("")), true)?;
+        walk.enter_folder(path.parent().unwrap_or(Path::new("")), true)?;
         Ok(Self::new(walk, name.to_owned()))
     }
 

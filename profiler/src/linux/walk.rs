@@ -119,7 +119,7 @@ impl Walk {
     }
 
     /// Goes along a path to a folder.
-    pub(crate) fn to_folder(&mut self, path: &Path, follows: bool) -> Result<(), WalkError> {
+    pub(crate) fn enter_folder(&mut self, path: &Path, follows: bool) -> Result<(), WalkError> {
         self.to(path, follows)?;
         match kind(&fstat(&self.at)?) {
             FileType::Directory => Ok(()),

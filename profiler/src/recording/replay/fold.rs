@@ -5,7 +5,6 @@ use std::sync::Arc;
 use serde::de::DeserializeOwned;
 
 use super::Replay;
-use crate::linux::rights::Rights;
 use crate::model::{Inventory, MemoryAccount, MemoryFacts};
 use crate::process::program::Program;
 use crate::units::Cubes;
@@ -21,7 +20,7 @@ impl Replay {
             self.accounts.values().map(|account| account.memory.inventory()).collect();
         let facts = || self.accounts.values().map(|account| account.record.as_ref().map(|record| &record.facts));
         let programs: Vec<Option<&Program>> = facts().map(|facts| facts?.program.as_ref()).collect();
-        let rights: Vec<Option<&Rights>> = facts().map(|facts| facts?.rights.as_ref()).collect();
+        let rights: Vec<_> = facts().map(|facts| facts?.rights.as_ref()).collect();
         let with_memory = postcard::to_extend(&memory, postcard::to_extend(&cubes, state)?)?;
         let with_programs = postcard::to_extend(&programs, postcard::to_extend(&inventories, with_memory)?)?;
         postcard::to_extend(&rights, with_programs)
@@ -35,7 +34,7 @@ impl Replay {
             // Minor version 1 has no inventories, version 2 no programs, and version 4 no rights.
             let (inventories, rest) = of_accounts::<Inventory>(rest, memory.len())?;
             let (programs, rest) = of_accounts::<Program>(rest, memory.len())?;
-            let (rights, _) = of_accounts::<Rights>(rest, memory.len())?;
+            let (rights, _) = of_accounts(rest, memory.len())?;
             let counts = [memory.len(), inventories.len(), programs.len(), rights.len()];
             if cubes.len() != replay.cubes_mut().count() || counts != [replay.accounts.len(); 4] {
                 return Err(postcard::Error::DeserializeBadEncoding);
