@@ -67,6 +67,7 @@ impl Stopped {
         let (running, ended, since) = (Vec::new(), Vec::new(), Instant::now());
         let mut stopped = Self { pid, held, running, ended, is_child, reaper: None, since, limit };
         stopped.stop_all(stopped.since + Duration::from_secs(STOP_SECONDS_MAX), is_wanted)?;
+        stopped.check_limit()?;
         Ok(stopped)
     }
 
