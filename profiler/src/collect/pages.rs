@@ -11,8 +11,11 @@ use rustix::fs::SeekFrom;
 use super::process::CollectError;
 use crate::address::TargetAddr;
 use crate::ids::Pid;
+use crate::linux::known;
 use crate::linux::memory::page_bytes;
-use crate::linux::proc::maps::{Region, RegionKind};
+use crate::linux::proc::maps::{Device, Region, RegionKind};
+use crate::linux::proc::mounts;
+use crate::linux::proc::process::entry_path;
 use crate::linux::process_memory::{self, Pages};
 use crate::memory::Span;
 
@@ -138,7 +141,11 @@ fn shared_data(pid: Pid, region: &Region) -> Option<Vec<Range<u64>>> {
     if region.size_bytes() > SHARED_BYTES_MAX {
         return None;
     }
-    let file = File::open(format!("/proc/{pid}/map_files/{start:x}-{end:x}")).ok()?;
+    let path = entry_path(pid, &format!("map_files/{start:x}-{end:x}"));
+    if !mounts::is_local(pid, Device::of(&known::at(&path).ok()?)) {
+        return None;
+    }
+    let file = File::open(path).ok()?;
     // Other file systems report data for a whole file, and reading holes would allocate pages.
     if rustix::fs::fstatfs(&file).ok()?.f_type.cast_unsigned() != TMPFS_MAGIC {
         return None;

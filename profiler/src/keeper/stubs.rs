@@ -6,11 +6,12 @@ use std::collections::btree_map::Entry;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::unix::fs::FileExt;
 use std::panic::resume_unwind;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use rustix::fs::makedev;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 
 use super::control;
@@ -19,6 +20,7 @@ use crate::collect::inject::InjectedThread;
 use crate::collect::stop::Stopped;
 use crate::collect::{CollectError, StopLimit};
 use crate::ids::{Pid, Tid};
+use crate::linux::known;
 use crate::linux::pidfd::PidFd;
 use crate::linux::proc::maps::regions;
 use crate::linux::proc::process::{entry_path, thread_name};
@@ -160,8 +162,8 @@ fn is_unchanged(thread: Pid, memory: &File, function: &FunctionPlace) -> bool {
 
 /// Device and inode of the file that is mapped at exactly these addresses.
 pub(crate) fn file_of(pid: Pid, (start, end): (u64, u64)) -> Option<(u64, u64)> {
-    let metadata = std::fs::metadata(entry_path(pid, &format!("map_files/{start:x}-{end:x}"))).ok()?;
-    Some((metadata.dev(), metadata.ino()))
+    let found = known::at(&entry_path(pid, &format!("map_files/{start:x}-{end:x}"))).ok()?;
+    Some((makedev(found.stx_dev_major, found.stx_dev_minor), found.stx_ino))
 }
 
 /// Switches all stubs of a process on or off: off, they continue at their functions' entries, where other probes are. The code of

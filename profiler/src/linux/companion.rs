@@ -90,14 +90,7 @@ impl Companion {
         self.child.try_wait().ok().flatten()
     }
 
-    pub(crate) fn kill(&mut self) {
-        self.channel = None;
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-
     /// Kills it without waiting: it can be in a system call that a signal does not end.
-    #[cfg_attr(test, expect(dead_code, reason = "unit tests start no readers"))]
     pub(crate) fn abandon(mut self) {
         self.channel = None;
         let _ = self.child.kill();

@@ -57,6 +57,26 @@ pub(crate) fn read_protected(pid: Pid, address: u64, buffer: &mut [u8]) -> io::R
     File::open(format!("/proc/{pid}/mem"))?.read_at(buffer, address)
 }
 
+/// Whether a process has mapped the page of an address from a file, so that the kernel has it in memory.
+pub(crate) fn has_file_page(pid: Pid, address: u64) -> io::Result<bool> {
+    const PRESENT_OF_FILE: u64 = 1 << 63 | 1 << 61;
+    Ok(pagemap_entry(pid, address)? & PRESENT_OF_FILE == PRESENT_OF_FILE)
+}
+
+/// Whether reading an address waits for no other file system than that of the swap.
+pub(crate) fn is_in_memory(pid: Pid, address: u64) -> io::Result<bool> {
+    const PRESENT_OR_SWAPPED: u64 = 1 << 63 | 1 << 62;
+    Ok(pagemap_entry(pid, address)? & PRESENT_OR_SWAPPED != 0)
+}
+
+/// See Documentation/admin-guide/mm/pagemap.rst.
+fn pagemap_entry(pid: Pid, address: u64) -> io::Result<u64> {
+    let mut entry = [0; 8];
+    let at = address / rustix::param::page_size() as u64 * 8;
+    File::open(format!("/proc/{pid}/pagemap"))?.read_exact_at(&mut entry, at)?;
+    Ok(u64::from_ne_bytes(entry))
+}
+
 fn remote_range(address: u64, length: usize) -> libc::iovec {
     // Addresses have 64 bits in both processes.
     let base = std::ptr::without_provenance_mut(usize::try_from(address).unwrap_or(usize::MAX));

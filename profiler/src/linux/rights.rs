@@ -16,6 +16,7 @@ use rustix::thread::{
 };
 use serde::{Deserialize, Serialize};
 
+use super::proc::mounts::is_of_our_users;
 use super::proc::process::entry_path;
 use crate::ids::Pid;
 
@@ -35,12 +36,7 @@ impl Rights {
     /// Those with which a process opens files. `None` if it has exited.
     pub(crate) fn of(pid: Pid) -> Option<Self> {
         let status = fs::read_to_string(entry_path(pid, "status")).ok()?;
-        let is_of_our_namespace = || {
-            let namespace = |process: &str| fs::metadata(format!("/proc/{process}/ns/user")).ok().map(|it| it.ino());
-            let own = namespace("self");
-            own.is_some() && namespace(&pid.to_string()) == own
-        };
-        Self::parse(&status, is_of_our_namespace)
+        Self::parse(&status, || is_of_our_users(pid))
     }
 
     /// Parses the text of `/proc/PID/status`. Capabilities count only in the user namespace of heapbpf: root of another one is a user
@@ -159,7 +155,7 @@ fn set_for_files(call: libc::c_long, id: u32) -> rustix::io::Result<()> {
 }
 
 /// The user and group in the variables of sudo and pkexec, which count only where heapbpf is root.
-pub(super) fn invoker() -> Option<(u32, u32)> {
+pub(in crate::linux) fn invoker() -> Option<(u32, u32)> {
     let number = |name: &str| env::var(name).ok()?.parse::<u32>().ok();
     if !rustix::process::getuid().is_root() {
         return None;

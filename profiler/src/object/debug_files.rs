@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use super::elf::{BuildId, Elf};
 use super::image::{Image, open_beneath, open_regular};
 use crate::ids::Pid;
-use crate::linux::proc::process::entry_path;
+use crate::linux::proc::process;
 use crate::linux::rights::Rights;
 use crate::reader::Wanted;
 
@@ -37,7 +37,7 @@ pub(super) fn find_linked(pid: Pid, path: &Path, image: &Image, elf: &Elf) -> Op
     let section = elf.section(".gnu_debuglink").filter(|_| elf.section(".debug_info").is_none())?;
     let bytes = image.read(section.offset, section.size_bytes, SECTION_BYTES_MAX).ok()?;
     let (name, checksum) = parse_debug_link(&bytes)?;
-    let (root, rights) = (File::open(entry_path(pid, "root")).ok()?, Rights::of(pid)?);
+    let (root, rights) = (process::root(pid).ok()?, Rights::of(pid)?);
     let this = image.identity();
     let is_other = |found: &Image| (found.identity().device, found.identity().inode) != (this.device, this.inode);
     let open = |path: PathBuf| {

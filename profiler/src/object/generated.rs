@@ -89,7 +89,7 @@ impl Generated {
     /// Adds a mapped file. Returns false if it is known.
     pub(crate) fn add_dump(&mut self, image: &Image) -> bool {
         let is_new = !self.dumps.iter().any(|known| is_same(known, image));
-        let copy = image.file().try_clone().ok().filter(|_| is_new).and_then(|file| Image::new(file).ok());
+        let copy = image.try_clone().ok().filter(|_| is_new);
         let Some(copy) = copy else { return false };
         self.dumps.insert(0, Arc::new(copy));
         self.dumps.truncate(FILES_MAX);

@@ -6,16 +6,21 @@ use std::io::{self, Read, Seek, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 
-use rustix::fs::{MemfdFlags, Mode, OFlags, ResolveFlags, SealFlags};
+use rustix::fs::{CWD, MemfdFlags, Mode, OFlags, ResolveFlags, SealFlags, openat};
+use rustix::io::Errno;
 
 use super::ObjectError;
+use super::distant::Distant;
 use crate::address::FileOffset;
 use crate::ids::Pid;
-use crate::linux::proc::maps::{Device, Mapping};
-use crate::linux::proc::process::entry_path;
+use crate::linux::known;
+use crate::linux::proc::maps::{Device, FileIdentity, Mapping};
+use crate::linux::proc::mounts;
+use crate::linux::proc::process::{self, entry_path};
 use crate::linux::rights::Rights;
-use crate::reader::{self, Opened, Original, ReadError, Wanted};
+use crate::reader::{self, Mapped, Opened, Original, ReadError, Wanted};
 
 /// Rewriting a file in place changes its time, replacing it changes its inode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -29,10 +34,19 @@ pub struct Identity {
 
 #[derive(Debug)]
 pub struct Image {
-    file: File,
+    contents: Contents,
     /// Of the original, if this is a copy.
     identity: Identity,
-    is_copy: bool,
+    /// The file itself, if it is not opened here (`O_PATH`).
+    original: Option<File>,
+}
+
+#[derive(Debug)]
+enum Contents {
+    File(File),
+    Copy(File),
+    /// Of a file system that may not answer, and too large for a copy.
+    Distant(Distant),
 }
 
 impl Image {
@@ -41,15 +55,33 @@ impl Image {
         if !metadata.is_file() {
             return Err(ObjectError::NotRegular);
         }
-        Ok(Self { identity: identity_of(&metadata), file, is_copy: false })
+        Ok(Self { identity: identity_of(&metadata), contents: Contents::File(file), original: None })
     }
 
     /// Opens a file that a target has named.
     pub(crate) fn open_for(rights: &Rights, root: &File, wanted: Wanted<'_>) -> Result<Self, ObjectError> {
         let Opened { file, original } = reader::open(rights, root, wanted)?;
-        let Some(Original { device, inode, size_bytes, modified }) = original else { return Self::new(file) };
-        let identity = Identity { device: Device::from_raw(device), inode, size_bytes, modified };
-        Ok(Self { file, identity, is_copy: true })
+        match original {
+            None => Self::new(file),
+            Some(original) => Ok(Self { contents: Contents::Copy(file), identity: original.into(), original: None }),
+        }
+    }
+
+    fn of_module(module: reader::Module, rights: Option<Rights>) -> Result<Self, ObjectError> {
+        Ok(match module {
+            reader::Module::Local(file) => Self::new(file)?,
+            reader::Module::Distant { copy, original, file } => Self {
+                identity: original.into(),
+                contents: match copy {
+                    Some(copy) => {
+                        COPIED_BYTES.fetch_add(original.size_bytes, Ordering::Relaxed);
+                        Contents::Copy(copy)
+                    }
+                    None => Contents::Distant(Distant::new(file.try_clone()?, original, rights)),
+                },
+                original: Some(file),
+            },
+        })
     }
 
     /// Stores the bytes in a memfd, so that all modules are files.
@@ -65,10 +97,13 @@ impl Image {
         if self.identity.size_bytes > bytes_max {
             return Err(ObjectError::Malformed("the file exceeds the size limit"));
         }
+        let mut file = match &self.contents {
+            Contents::File(file) | Contents::Copy(file) => file,
+            Contents::Distant(distant) => return distant.copy(),
+        };
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         let mut copy = File::from(rustix::fs::memfd_create("heapbpf-module", flags).map_err(io::Error::from)?);
         // Only copies use the position.
-        let mut file = &self.file;
         file.rewind()?;
         if io::copy(&mut file.take(self.identity.size_bytes), &mut copy)? < self.identity.size_bytes {
             return Err(ObjectError::Malformed("the file was truncated"));
@@ -82,18 +117,70 @@ impl Image {
         self.identity
     }
 
+    pub(crate) fn file_identity(&self) -> FileIdentity {
+        FileIdentity::new(self.identity.device, self.identity.inode)
+    }
+
+    /// The contents, or the file itself, not opened for reading, if it is large and its file system may not answer.
     pub fn file(&self) -> &File {
-        &self.file
+        match &self.contents {
+            Contents::File(file) | Contents::Copy(file) => file,
+            Contents::Distant(distant) => &distant.file,
+        }
+    }
+
+    /// The file itself, for probes.
+    pub(crate) fn original(&self) -> &File {
+        self.original.as_ref().unwrap_or_else(|| self.file())
+    }
+
+    /// Whether this process does not open the file, because its file system may not answer.
+    pub(crate) fn is_distant(&self) -> bool {
+        self.original.is_some()
+    }
+
+    /// Has the kernel map the page of an address of a process, if the file's file system may not answer.
+    pub(crate) fn touch(&self, pid: Pid, address: u64) -> Result<(), ObjectError> {
+        self.original.as_ref().map_or(Ok(()), |file| Ok(reader::touch(file, pid, address)?))
+    }
+
+    /// Has the kernel read a page of the file, if its file system may not answer. `rights` are those of a process that has mapped it.
+    pub(crate) fn prefetch(&self, rights: Option<&Rights>, offset: FileOffset) -> Result<(), ObjectError> {
+        match (&self.original, rights) {
+            (None, _) => Ok(()),
+            (Some(file), Some(_)) => Ok(reader::read(rights, file, &self.identity.into(), offset.0, 1).map(drop)?),
+            (Some(_), None) => Err(ObjectError::Gone),
+        }
+    }
+
+    /// Whether this process has the contents.
+    pub(crate) fn is_whole(&self) -> bool {
+        !matches!(self.contents, Contents::Distant(_))
+    }
+
+    /// Shares the file with this image.
+    pub(crate) fn try_clone(&self) -> io::Result<Self> {
+        let contents = match &self.contents {
+            Contents::File(file) => Contents::File(file.try_clone()?),
+            Contents::Copy(file) => Contents::Copy(file.try_clone()?),
+            Contents::Distant(distant) => Contents::Distant(distant.try_clone()?),
+        };
+        let original = self.original.as_ref().map(File::try_clone).transpose()?;
+        Ok(Self { contents, identity: self.identity, original })
     }
 
     /// Valid in this process and its threads as long as this value lives.
     pub fn path(&self) -> PathBuf {
-        PathBuf::from(format!("/proc/self/fd/{}", self.file.as_raw_fd()))
+        PathBuf::from(format!("/proc/self/fd/{}", self.file().as_raw_fd()))
     }
 
     /// Neither truncated nor rewritten since it was opened.
     pub fn unchanged(&self) -> bool {
-        self.is_copy || self.file.metadata().is_ok_and(|metadata| identity_of(&metadata) == self.identity)
+        match &self.contents {
+            Contents::File(file) => file.metadata().is_ok_and(|metadata| identity_of(&metadata) == self.identity),
+            // Each read of a part checks it.
+            Contents::Copy(_) | Contents::Distant(_) => true,
+        }
     }
 
     /// Fails if `size_bytes` exceeds `size_bytes_max` or the file.
@@ -106,9 +193,28 @@ impl Image {
             return Err(ObjectError::Malformed("a table exceeds the size limit"));
         }
         let length = usize::try_from(size_bytes).map_err(|_| ObjectError::Malformed("a range exceeds memory"))?;
-        let mut bytes = vec![0; length];
-        self.file.read_exact_at(&mut bytes, offset.0)?;
-        Ok(bytes)
+        match &self.contents {
+            Contents::File(file) | Contents::Copy(file) => {
+                let mut bytes = vec![0; length];
+                file.read_exact_at(&mut bytes, offset.0)?;
+                Ok(bytes)
+            }
+            Contents::Distant(distant) => distant.read(offset.0, length),
+        }
+    }
+}
+
+impl From<Identity> for Original {
+    fn from(identity: Identity) -> Self {
+        let Identity { device, inode, size_bytes, modified } = identity;
+        Self { device, inode, size_bytes, modified }
+    }
+}
+
+impl From<Original> for Identity {
+    fn from(original: Original) -> Self {
+        let Original { device, inode, size_bytes, modified } = original;
+        Self { device, inode, size_bytes, modified }
     }
 }
 
@@ -124,15 +230,52 @@ pub(crate) fn identity_of(metadata: &std::fs::Metadata) -> Identity {
 /// x86-64 kernels map two to four pages.
 const VDSO_BYTES_MAX: u64 = 1 << 18;
 
+/// Maximum size of a module that is copied, and of all copies. Parts of others are read when they are needed.
+const COPY_BYTES_MAX: u64 = 16 << 20;
+const COPIES_BYTES_MAX: u64 = 256 << 20;
+
+static COPIED_BYTES: AtomicU64 = AtomicU64::new(0);
+
 /// `/proc/PID/map_files` leads to the mapped file even if renamed or deleted, but needs CAP_CHECKPOINT_RESTORE or
-/// CAP_SYS_ADMIN. Otherwise the path is resolved in the process's root, and used only for the mapped file.
+/// CAP_SYS_ADMIN. Otherwise the path is resolved in the process's root, and used only for the mapped file. The reader opens what
+/// this process could have to wait for.
 pub(crate) fn open_mapped(pid: Pid, mapping: &Mapping, path: &Path) -> Result<Image, ObjectError> {
-    let entry = format!("map_files/{:x}-{:x}", mapping.start, mapping.end);
-    match open_regular(&entry_path(pid, &entry)) {
-        Ok(image) => Ok(image),
-        Err(ObjectError::NotRegular) => Err(ObjectError::NotRegular),
-        Err(_) => from_root(pid, mapping, path),
+    let entry = entry_path(pid, &format!("map_files/{:x}-{:x}", mapping.start, mapping.end));
+    let is_local = mounts::is_local(pid, mapping.device);
+    if is_local {
+        match open_regular(&entry) {
+            Err(ObjectError::NotRegular) => return Err(ObjectError::NotRegular),
+            Err(_) => {}
+            opened => return opened,
+        }
     }
+    let rights = Some(Rights::of(pid).ok_or(ObjectError::Gone)?);
+    let read = |mapped: Mapped<'_>| {
+        open_by_reader(rights.as_ref(), mapped).map_err(|error| match mounts::point_of(pid, mapping.device) {
+            Some(point) if error == ObjectError::Silent => ObjectError::Unanswered(point.to_string_lossy().into()),
+            _ => error,
+        })
+    };
+    match openat(CWD, &entry, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()) {
+        Ok(file) if !is_local => read(Mapped::File(&file.into())),
+        _ => {
+            let image = read(Mapped::At(&process::root(pid)?, path))?;
+            let is_mapped = image.file_identity() == FileIdentity::new(mapping.device, mapping.inode);
+            if is_mapped { Ok(image) } else { Err(ObjectError::Gone) }
+        }
+    }
+}
+
+/// Opens a file of this machine that a recording names.
+pub(crate) fn open_recorded(path: &Path) -> Result<Image, ObjectError> {
+    let root = openat(CWD, "/", OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).map_err(io::Error::from)?;
+    open_by_reader(None, Mapped::At(&root.into(), path))
+}
+
+fn open_by_reader(rights: Option<&Rights>, mapped: Mapped<'_>) -> Result<Image, ObjectError> {
+    let is_room = COPIED_BYTES.load(Ordering::Relaxed) < COPIES_BYTES_MAX;
+    let module = reader::open_mapped(rights, mapped, if is_room { COPY_BYTES_MAX } else { 0 })?;
+    Image::of_module(module, rights.cloned())
 }
 
 pub(crate) fn open_regular(path: &Path) -> Result<Image, ObjectError> {
@@ -145,15 +288,6 @@ pub(crate) fn open_regular(path: &Path) -> Result<Image, ObjectError> {
     Image::new(file.into())
 }
 
-fn from_root(pid: Pid, mapping: &Mapping, path: &Path) -> Result<Image, ObjectError> {
-    let found = locate(&File::open(entry_path(pid, "root"))?, path)?;
-    let metadata = found.metadata()?;
-    if (Device::from_raw(metadata.dev()), metadata.ino()) != (mapping.device, mapping.inode) {
-        return Err(ObjectError::Gone);
-    }
-    open_regular(Path::new(&format!("/proc/self/fd/{}", found.as_raw_fd())))
-}
-
 impl From<ReadError> for ObjectError {
     fn from(error: ReadError) -> Self {
         match error {
@@ -161,6 +295,7 @@ impl From<ReadError> for ObjectError {
             ReadError::NotRegular => Self::NotRegular,
             ReadError::TooLarge => Self::Malformed("the file exceeds the size limit"),
             ReadError::Foreign => Self::Malformed("it, or a link to it, belongs to another user"),
+            ReadError::Changed => Self::Malformed("the file was changed after it was opened"),
             ReadError::Io(error) => error.into(),
         }
     }
@@ -168,7 +303,7 @@ impl From<ReadError> for ObjectError {
 
 /// The user of heapbpf controls the directory tree.
 pub(super) fn open_beneath(root: &File, path: &Path, bytes_max: u64) -> Result<Image, ObjectError> {
-    let found = locate(root, path)?;
+    let found = locate(root, path, ResolveFlags::empty()).map_err(io::Error::from)?;
     let metadata = found.metadata()?;
     if !metadata.is_file() {
         return Err(ObjectError::NotRegular);
@@ -179,12 +314,34 @@ pub(super) fn open_beneath(root: &File, path: &Path, bytes_max: u64) -> Result<I
     open_regular(Path::new(&format!("/proc/self/fd/{}", found.as_raw_fd())))
 }
 
-/// Does not open the file (`O_PATH`). Links must not lead out of the target's directory tree, nor through /proc.
-pub(crate) fn locate(root: &File, path: &Path) -> Result<File, ObjectError> {
-    let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
-    let found = rustix::fs::openat2(root, path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty(), resolve)
-        .map_err(io::Error::from)?;
-    Ok(File::from(found))
+/// Does not open the file (`O_PATH`). Links must not lead out of the directory tree, nor through /proc.
+fn locate(root: &File, path: &Path, further: ResolveFlags) -> rustix::io::Result<File> {
+    let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS | further;
+    rustix::fs::openat2(root, path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty(), resolve).map(File::from)
+}
+
+/// Which file a path leads to, beneath a root directory and with the rights of a user. `device` is that of its folder, if it is known.
+/// The reader finds what the kernel does not have in memory.
+pub(crate) fn identity_beneath(
+    rights: &Rights,
+    root: &File,
+    path: &Path,
+    device: Option<Device>,
+) -> Option<FileIdentity> {
+    match locate(root, path, ResolveFlags::CACHED) {
+        Ok(file) => known::of(&file).ok().map(|found| FileIdentity::new(Device::of(&found), found.stx_ino)),
+        Err(Errno::NOENT) => None,
+        Err(_) => {
+            let found = reader::identify(rights, root, path, device).ok()?;
+            Some(FileIdentity::new(found.device, found.inode))
+        }
+    }
+}
+
+/// Which file a path leads to on this machine, for the user of heapbpf.
+pub(crate) fn identity_here(path: &Path) -> Option<FileIdentity> {
+    let root = openat(CWD, "/", OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).ok()?;
+    identity_beneath(&Rights::of_invoker(), &root.into(), path, None)
 }
 
 pub(crate) fn read_vdso(pid: Pid, mapping: &Mapping) -> Result<Vec<u8>, ObjectError> {

@@ -2,6 +2,7 @@
 //! checked before memory is allocated, and files are not mapped: truncating a mapped file kills its reader.
 
 pub(crate) mod debug_files;
+mod distant;
 pub(crate) mod elf;
 pub(crate) mod generated;
 pub(crate) mod golang;
@@ -28,6 +29,9 @@ pub enum ObjectError {
     NoFile,
     #[error("its file system does not answer")]
     Silent,
+    /// The directory where that file system is mounted.
+    #[error("`{0}` does not answer")]
+    Unanswered(std::sync::Arc<str>),
     #[error("not a regular file")]
     NotRegular,
     #[error("not a 64-bit little-endian ELF file; check it with `file`")]

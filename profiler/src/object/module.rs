@@ -1,9 +1,11 @@
 //! Owns the modules' open files, so that names survive the target's exit and upgrades of the files.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+
+use tracing::warn;
 
 use super::ObjectError;
 use super::debug_files::{self, DebugLink};
@@ -94,8 +96,9 @@ impl Module {
         self.contents.as_ref().map(|contents| &contents.image)
     }
 
+    /// The file itself, for probes.
     pub fn file(&self) -> Option<&File> {
-        self.image().ok().map(Image::file)
+        self.image().ok().map(Image::original)
     }
 
     /// Found when the module was first seen.
@@ -180,6 +183,8 @@ pub struct ModuleStore {
     by_key: HashMap<Key, ModuleId>,
     pseudo: Vec<(PseudoModule, ModuleId)>,
     codes: Arc<CodeTable>,
+    /// Directories of file systems that did not answer.
+    unanswered: BTreeSet<Arc<str>>,
 }
 
 impl ModuleStore {
@@ -189,6 +194,9 @@ impl ModuleStore {
             MappingName::Anonymous => None,
             MappingName::File { path, .. } => {
                 let image = image::open_mapped(pid, mapping, path);
+                if let Err(ObjectError::Unanswered(directory)) = &image {
+                    self.note_unanswered(directory);
+                }
                 if is_memory(path) && image.as_ref().is_ok_and(|image| Elf::read(image).is_err()) {
                     return None;
                 }
@@ -208,6 +216,12 @@ impl ModuleStore {
             MappingName::Special(name) => {
                 Some(self.intern(Key::Special(name.clone()), name, own_pid(), || Err(ObjectError::NoFile)))
             }
+        }
+    }
+
+    fn note_unanswered(&mut self, directory: &Arc<str>) {
+        if self.unanswered.insert(Arc::clone(directory)) {
+            warn!("`{directory}` does not answer: what programs have mapped from it is recorded without names");
         }
     }
 

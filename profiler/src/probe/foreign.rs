@@ -2,10 +2,9 @@
 //! hit, in whichever process, so even those that are limited to other processes slow down the targets.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::fs::{self, Metadata};
+use std::fs;
 use std::io;
 use std::os::fd::BorrowedFd;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use tracing::debug;
@@ -13,6 +12,8 @@ use tracing::debug;
 use super::leftover::CodeLocation;
 use super::plan::PlannedHook;
 use crate::linux::bpf;
+use crate::linux::proc::maps::FileIdentity;
+use crate::object::image::{Image, identity_here};
 use crate::object::module::ModuleStore;
 
 #[derive(Debug, Default)]
@@ -53,23 +54,17 @@ impl Found<'_> {
     }
 }
 
-type Identity = (u64, u64);
-
-fn identity(file: &Metadata) -> Identity {
-    (file.dev(), file.ino())
-}
-
 /// Offsets of other tools' probes.
 #[derive(Debug, Default)]
 struct Listed {
-    by_file: HashMap<Identity, Vec<u64>>,
+    by_file: HashMap<FileIdentity, Vec<u64>>,
     is_complete: bool,
 }
 
 impl Listed {
     fn count_at(&self, (module, offset): CodeLocation, modules: &ModuleStore) -> u64 {
-        let file = modules.get(module).file().and_then(|file| file.metadata().ok());
-        let offsets = file.and_then(|file| self.by_file.get(&identity(&file)));
+        let file = modules.get(module).image().ok().map(Image::file_identity);
+        let offsets = file.and_then(|file| self.by_file.get(&file));
         offsets.map_or(0, |offsets| offsets.iter().filter(|&&other| other == offset.0).count() as u64)
     }
 }
@@ -99,9 +94,9 @@ fn list_without(programs: &[u32]) -> io::Result<Listed> {
             listed.is_complete = false;
             continue;
         }
-        match fs::metadata(&path) {
-            Ok(file) => listed.by_file.entry(identity(&file)).or_default().extend(offsets),
-            Err(error) => debug!("probed by another tool: `{}`: {error}", path.display()),
+        match identity_here(&path) {
+            Some(file) => listed.by_file.entry(file).or_default().extend(offsets),
+            None => debug!("probed by another tool, and not found: `{}`", path.display()),
         }
     }
     Ok(listed)

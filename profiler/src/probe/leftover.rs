@@ -20,7 +20,8 @@ const BREAKPOINT: &[u8] = Native::BREAKPOINT;
 
 pub(crate) type CodeLocation = (ModuleId, FileOffset);
 
-/// The locations where a process has a breakpoint that the file does not have. Unreadable memory counts as none.
+/// The locations where a process has a breakpoint that the file does not have. Unreadable memory counts as none, and so do files of
+/// file systems that may not answer: see [`presence`](super::presence).
 pub(crate) fn breakpoints(
     space: &AddressSpace,
     modules: &ModuleStore,
@@ -35,15 +36,17 @@ fn has_breakpoint(space: &AddressSpace, modules: &ModuleStore, (module, offset):
         let address = mapped.mapping.start.0.checked_add(inside)?;
         (address < mapped.mapping.end.0).then_some(address)
     });
-    let Some(address) = mapped else { return false };
+    let (Some(address), Ok(image)) = (mapped, modules.get(module).image()) else { return false };
+    if image.is_distant() {
+        return false;
+    }
     let (mut bytes, size_bytes) = ([0; BREAKPOINT.len()], BREAKPOINT.len());
     let is_breakpoint = process_memory::read(space.pid(), &[(address, size_bytes)], &mut bytes)
         .is_ok_and(|read| read == size_bytes && bytes == BREAKPOINT);
-    is_breakpoint
-        && modules.get(module).image().is_ok_and(|image| {
-            let original = image.read(offset, size_bytes as u64, size_bytes as u64);
-            original.is_ok_and(|original| original != BREAKPOINT)
-        })
+    is_breakpoint && {
+        let original = image.read(offset, size_bytes as u64, size_bytes as u64);
+        original.is_ok_and(|original| original != BREAKPOINT)
+    }
 }
 
 /// Registers and unregisters an empty uprobe at each location, in all processes. Takes up to 100 ms per file.

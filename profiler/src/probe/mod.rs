@@ -11,4 +11,5 @@ pub(crate) mod jumps;
 pub(crate) mod leftover;
 pub(crate) mod place;
 pub(crate) mod plan;
+pub(crate) mod presence;
 pub(crate) mod stub;

@@ -144,7 +144,7 @@ impl Program {
     /// Compares the file, because a module has the path in the first target's mount namespace, and a deleted file has
     /// another one. On some file systems `stat` reports another device than the mapping has: then compares the path.
     fn is(&self, module: &Module) -> bool {
-        let file = module.image().ok().map(Image::identity).map(|file| FileIdentity::new(file.device, file.inode));
+        let file = module.image().ok().map(Image::file_identity);
         let same_path = self.path.as_deref().is_some_and(|path| path.as_os_str() == &**module.path());
         same_path || (file.is_some() && file == self.file)
     }

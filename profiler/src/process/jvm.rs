@@ -16,7 +16,7 @@ use crate::linux::folder::Folder;
 use crate::linux::pidfd::PidFd;
 use crate::linux::place::Place;
 use crate::linux::proc::maps::{MappingName, executable_mappings};
-use crate::linux::proc::process::{Owner, entry_path};
+use crate::linux::proc::process::{self, Owner, entry_path};
 use crate::linux::rights::Rights;
 
 const LISTENS_WITHIN: Duration = Duration::from_secs(3);
@@ -59,7 +59,7 @@ pub(crate) fn write_perf_map(pid: Pid) -> Result<(), JvmError> {
     if !mappings.iter().any(|mapping| is_libjvm(&mapping.name)) || !catches_quit(&status) {
         return Err(JvmError::Refuses);
     }
-    let root = File::open(entry_path(pid, "root"))?;
+    let root = process::root(pid)?;
     let rights = Rights::of(pid).ok_or(JvmError::Gone)?;
     if process.has_ended()? {
         return Err(JvmError::Gone);

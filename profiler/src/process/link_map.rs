@@ -9,7 +9,10 @@ use object::elf;
 use rustc_hash::FxHasher;
 
 use crate::ids::Pid;
+use crate::linux::proc::maps::executable_identity;
+use crate::linux::proc::mounts;
 use crate::linux::proc::process::{Auxv, entry_path};
+use crate::linux::process_memory;
 
 /// Maximum number of nodes in one namespace; programs have hundreds at most.
 const NODES_MAX: usize = 8192;
@@ -46,7 +49,12 @@ pub(crate) struct LinkMap {
 impl LinkMap {
     /// `None` before the start-up, for static programs, if the linker is run as the program, or if overwritten.
     pub(crate) fn read(pid: Pid) -> Option<Self> {
-        Self::read_from(pid, &ProcessMemory::open(pid)?, &Auxv::read(pid)?)
+        let auxv = Auxv::read(pid)?;
+        // The linker has changed all other pages that are read, so that they are not those of a file.
+        let is_read = process_memory::is_in_memory(pid, auxv.get(libc::AT_PHDR)?).unwrap_or(true);
+        let is_local = || mounts::is_local(pid, executable_identity(pid).ok()?.device()).then_some(());
+        if is_read { Some(()) } else { is_local() }?;
+        Self::read_from(pid, &ProcessMemory::open(pid)?, &auxv)
     }
 
     pub(crate) fn read_from(pid: Pid, memory: &impl Memory, auxv: &Auxv) -> Option<Self> {

@@ -2,16 +2,16 @@
 //! `/usr/bin/redis-check-rdb` in Debian. The target controls its arguments, so a name counts only if it leads to the
 //! file that the process executes.
 
-use std::fs::{self, File};
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
 use crate::ids::Pid;
-use crate::linux::proc::process::{self, entry_path};
-use crate::object::image::locate;
+use crate::linux::proc::maps::{Device, executable_identity};
+use crate::linux::proc::process;
+use crate::linux::rights::Rights;
+use crate::object::image::identity_beneath;
 
 /// Where links to programs are, besides the directory of the file.
 const DIRECTORIES: [&str; 6] = ["/usr/local/bin", "/usr/local/sbin", "/usr/bin", "/usr/sbin", "/bin", "/sbin"];
@@ -38,16 +38,16 @@ pub(crate) fn started_as(pid: Pid, command: &str, comm: &str) -> Option<Program>
     if names.first().is_none_or(|name| *name == own_name) {
         return None;
     }
-    let metadata = fs::metadata(entry_path(pid, "exe")).ok()?;
-    let root = File::open(entry_path(pid, "root")).ok()?;
-    let is_same = |candidate: &PathBuf| {
-        let found = locate(&root, candidate).and_then(|file| Ok(file.metadata()?));
-        found.is_ok_and(|found| (found.dev(), found.ino()) == (metadata.dev(), metadata.ino()))
+    let file = executable_identity(pid).ok()?;
+    let (root, rights) = (process::root(pid).ok()?, Rights::of(pid)?);
+    let is_same = |(candidate, device): &(PathBuf, Option<Device>)| {
+        identity_beneath(&rights, &root, candidate, *device) == Some(file)
     };
-    let candidates = names.into_iter().flat_map(|name| {
-        path.parent().into_iter().chain(DIRECTORIES.map(Path::new)).map(move |directory| directory.join(name))
-    });
-    let link = candidates.into_iter().find(is_same).filter(|link| *link != path)?;
+    let folders = path.parent().map(|own| (own, Some(file.device())));
+    let folders: Vec<_> = folders.into_iter().chain(DIRECTORIES.map(|other| (Path::new(other), None))).collect();
+    let candidates =
+        names.into_iter().flat_map(|name| folders.iter().map(move |&(folder, device)| (folder.join(name), device)));
+    let link = candidates.into_iter().find(is_same).map(|(link, _)| link).filter(|link| *link != path)?;
     Some(Program { path: path.to_string_lossy().into(), started_as: link.to_string_lossy().into() })
 }
 
@@ -65,6 +65,7 @@ fn names<'a>(command: &'a str, comm: &'a str) -> impl Iterator<Item = &'a str> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
     use std::os::unix::fs::symlink;
     use std::os::unix::process::CommandExt;
     use std::process::{Child, Command, Stdio};

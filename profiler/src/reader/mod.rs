@@ -1,26 +1,29 @@
-//! Opens files that targets name: debug files, maps of generated code, sources. A process of its own does that, with the rights of the
-//! target's user, so a report shows nothing that this user could not read; a file system that never answers stops that process
-//! alone. Files of other machines and users (NFS, FUSE) come as copies, which can always be read.
+//! Opens files that targets name, and files that they have mapped from file systems that other machines or programs serve (NFS, FUSE).
+//! A process of its own does that, with the rights of the target's user, so a report shows nothing that this user could not read; a file
+//! system that never answers stops that process alone. Files of such file systems come as copies, which can always be read.
 
 mod serve;
 
 use std::collections::HashMap;
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::io::Read as _;
+use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::sync::{LazyLock, Mutex, PoisonError};
+use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 use tracing::debug;
 
+use crate::ids::Pid;
 #[cfg(not(test))]
 use crate::linux::companion::Companion;
 use crate::linux::companion::{Channel, Message};
+use crate::linux::proc::maps::Device;
 use crate::linux::rights::Rights;
+use crate::linux::{known, signals};
 
 pub use serve::serve;
 
@@ -28,12 +31,27 @@ pub use serve::serve;
 pub const COMMAND: &str = "reader";
 /// Within this time, a file system answers. Local ones do in microseconds.
 const ANSWERS_WITHIN: Duration = Duration::from_secs(1);
+/// The same once the user has interrupted heapbpf, and waits for its end.
+const ANSWERS_AT_END_WITHIN: Duration = Duration::from_millis(200);
+/// Between checks for interrupts.
+const POLL: Duration = Duration::from_millis(50);
 /// Slowest transfer of a copy, in bytes per second.
 const COPY_RATE_MIN: u64 = 16 << 20;
-/// After this time, a folder that did not answer is tried again.
+/// An answer within this time, plus that of a copy, is not slow.
+const SLOW: Duration = Duration::from_millis(100);
+/// Time beyond that which a file system may take in total. Then it counts as one that does not answer.
+const DELAY_MAX: Duration = Duration::from_secs(3);
+/// After this time, a place that did not answer is tried again; after each further try, twice as long.
 const TRIES_AGAIN_AFTER: Duration = Duration::from_secs(60);
-/// Maximum number of readers at a time, one for the rights of each user.
+const TRIES_AGAIN_AFTER_MAX: Duration = Duration::from_secs(3600);
+/// Maximum number of places that are remembered.
+const PLACES_MAX: usize = 4096;
+/// Folders below one root directory that may stay silent. Then none below it is tried.
+const SILENT_FOLDERS_MAX: usize = 3;
+/// Maximum number of idle readers, one for the rights of each user.
 const READERS_MAX: usize = 8;
+/// Maximum size of a copy.
+const COPY_BYTES_MAX: u64 = 256 << 20;
 const ANSWER_BYTES_MAX: usize = 256;
 const REQUEST_BYTES_MAX: usize = 1 << 13;
 
@@ -56,10 +74,33 @@ pub(crate) struct Opened {
     pub(crate) original: Option<Original>,
 }
 
-/// The file that was copied.
+/// A file that a target has mapped.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Mapped<'a> {
+    /// Not opened for reading (`O_PATH`).
+    File(&'a File),
+    /// A path beneath a root directory.
+    At(&'a File, &'a Path),
+}
+
+/// A regular file that a target has mapped.
+#[derive(Debug)]
+pub(crate) enum Module {
+    /// Its file system answers by itself.
+    Local(File),
+    Distant {
+        /// `None` if the file is larger than the copy that was wanted.
+        copy: Option<File>,
+        original: Original,
+        /// The file itself, which is not opened for reading (`O_PATH`).
+        file: File,
+    },
+}
+
+/// A file that is not opened here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Original {
-    pub(crate) device: u64,
+    pub(crate) device: Device,
     pub(crate) inode: u64,
     pub(crate) size_bytes: u64,
     /// Seconds and nanoseconds since the Unix epoch.
@@ -76,24 +117,36 @@ pub(crate) enum ReadError {
     TooLarge,
     #[error("it, or a link to it, belongs to another user")]
     Foreign,
+    #[error("the file was changed after it was opened")]
+    Changed,
     #[error(transparent)]
     Io(#[from] io::Error),
 }
 
+/// With a descriptor: of the root directory, or of the file where there is no path.
 #[derive(Debug, Serialize, Deserialize)]
-struct Request {
-    path: Vec<u8>,
-    follows: bool,
-    owners: Option<[u32; 2]>,
-    bytes_max: u64,
+enum Request {
+    Open { path: Vec<u8>, follows: bool, owners: Option<[u32; 2]>, bytes_max: u64 },
+    Map { path: Option<Vec<u8>>, copy_bytes_max: u64 },
+    Read { offset: u64, length: u64 },
+    Identify { path: Vec<u8> },
+    Touch { pid: Pid, address: u64 },
 }
 
 #[derive(Debug, Serialize, Deserialize)]
 enum Answer {
+    /// The file follows.
     Opened,
     /// A copy of so many bytes follows.
     Copying(u64),
+    /// A copy follows, and the file itself.
     Copied(Original),
+    /// The file itself follows, of which no copy was made because of its size.
+    Large(Original),
+    /// The bytes follow.
+    Read(Original),
+    Identified(Original),
+    Touched,
     Failed(Failure),
 }
 
@@ -117,11 +170,88 @@ impl From<Failure> for ReadError {
     }
 }
 
-static READERS: LazyLock<Mutex<Readers>> = LazyLock::new(Mutex::default);
-
 /// Opens a file with these rights. Takes at most a second, plus the time of a copy.
 pub(crate) fn open(rights: &Rights, root: &File, wanted: Wanted<'_>) -> Result<Opened, ReadError> {
-    READERS.lock().unwrap_or_else(PoisonError::into_inner).open(rights, root, wanted)
+    let Wanted { path, follows, owners, bytes_max } = wanted;
+    let request = Request::Open { path: bytes_of(path), follows, owners, bytes_max };
+    match answer(Some(rights), &Place::folder_of(root, path)?, &request, root)? {
+        (Answer::Opened, mut files) => Ok(Opened { file: files.pop().ok_or_else(lost)?, original: None }),
+        (Answer::Copied(original), files) => {
+            let copy = files.into_iter().next().ok_or_else(lost)?;
+            Ok(Opened { file: copy, original: Some(original) })
+        }
+        _ => Err(lost().into()),
+    }
+}
+
+/// Opens a mapped file with these rights, or those of heapbpf, and copies it if it has at most so many bytes and its file system does not
+/// answer by itself.
+pub(crate) fn open_mapped(
+    rights: Option<&Rights>,
+    mapped: Mapped<'_>,
+    copy_bytes_max: u64,
+) -> Result<Module, ReadError> {
+    let copy_bytes_max = copy_bytes_max.min(COPY_BYTES_MAX);
+    let (given, place, path) = match mapped {
+        Mapped::File(file) => (file, Place::Device(Device::of(&known::of(file)?)), None),
+        Mapped::At(root, path) => (root, Place::folder_of(root, path)?, Some(bytes_of(path))),
+    };
+    let (answer, files) = answer(rights, &place, &Request::Map { path, copy_bytes_max }, given)?;
+    let mut files = files.into_iter();
+    let mut next = || files.next().ok_or_else(lost);
+    Ok(match answer {
+        Answer::Opened => Module::Local(next()?),
+        Answer::Copied(original) => Module::Distant { copy: Some(next()?), original, file: next()? },
+        Answer::Large(original) => Module::Distant { copy: None, original, file: next()? },
+        _ => return Err(lost().into()),
+    })
+}
+
+/// Reads a part of a file that is not opened (`O_PATH`). Returns fewer bytes only at the file's end.
+pub(crate) fn read(
+    rights: Option<&Rights>,
+    file: &File,
+    original: &Original,
+    offset: u64,
+    length: u64,
+) -> Result<Vec<u8>, ReadError> {
+    let place = Place::Device(Device::of(&known::of(file)?));
+    match answer(rights, &place, &Request::Read { offset, length }, file)? {
+        (Answer::Read(found), _) if found != *original => Err(ReadError::Changed),
+        (Answer::Read(_), files) => {
+            let mut bytes = Vec::new();
+            files.into_iter().next().ok_or_else(lost)?.take(length).read_to_end(&mut bytes)?;
+            Ok(bytes)
+        }
+        _ => Err(lost().into()),
+    }
+}
+
+/// Finds which regular file a path leads to. `device` is that of its folder, if it is known.
+pub(crate) fn identify(
+    rights: &Rights,
+    root: &File,
+    path: &Path,
+    device: Option<Device>,
+) -> Result<Original, ReadError> {
+    let place = device.map_or_else(|| Place::folder_of(root, path), |device| Ok(Place::Device(device)))?;
+    match answer(Some(rights), &place, &Request::Identify { path: bytes_of(path) }, root)? {
+        (Answer::Identified(original), _) => Ok(original),
+        _ => Err(lost().into()),
+    }
+}
+
+/// Makes the kernel map the page of an address of a process, from this file (`O_PATH`). The reader has the rights of heapbpf.
+pub(crate) fn touch(file: &File, pid: Pid, address: u64) -> Result<(), ReadError> {
+    let place = Place::Device(Device::of(&known::of(file)?));
+    match answer(None, &place, &Request::Touch { pid, address }, file)? {
+        (Answer::Touched, _) => Ok(()),
+        _ => Err(lost().into()),
+    }
+}
+
+fn bytes_of(path: &Path) -> Vec<u8> {
+    path.as_os_str().as_bytes().to_vec()
 }
 
 /// Ends when it is dropped.
@@ -144,6 +274,7 @@ impl Reader {
         self.process.channel().ok_or_else(lost)
     }
 
+    /// Does not wait for its end: a file system may keep it.
     fn abandon(self) {
         self.process.abandon();
     }
@@ -164,83 +295,181 @@ impl Reader {
     fn abandon(self) {}
 }
 
+/// What answers together.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+enum Place {
+    Device(Device),
+    /// A folder beneath a root directory.
+    Folder(Root, PathBuf),
+}
+
+type Root = (Device, u64);
+
+impl Place {
+    fn folder_of(root: &File, path: &Path) -> io::Result<Self> {
+        let root = known::of(root)?;
+        Ok(Self::Folder((Device::of(&root), root.stx_ino), path.parent().unwrap_or(path).to_owned()))
+    }
+
+    fn is_below(&self, root: Root) -> bool {
+        matches!(self, Self::Folder(of, _) if *of == root)
+    }
+}
+
+#[derive(Debug)]
+struct Silence {
+    since: Instant,
+    pause: Duration,
+}
+
+impl Silence {
+    fn is_over(&self) -> bool {
+        self.since.elapsed() >= self.pause
+    }
+}
+
+/// Not locked while a reader works: one file system must not delay the others.
 #[derive(Debug, Default)]
 struct Readers {
-    running: HashMap<Rights, Reader>,
-    /// Folders that did not answer, by their root directory and path.
-    silent: HashMap<(u64, u64, PathBuf), Instant>,
+    /// By the rights that they have taken on.
+    idle: HashMap<Option<Rights>, Reader>,
+    silent: HashMap<Place, Silence>,
+    /// Time beyond that of answers that are not slow.
+    delays: HashMap<Place, Duration>,
+}
+
+static READERS: LazyLock<Mutex<Readers>> = LazyLock::new(Mutex::default);
+
+fn readers() -> MutexGuard<'static, Readers> {
+    READERS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Readers {
-    fn open(&mut self, rights: &Rights, root: &File, wanted: Wanted<'_>) -> Result<Opened, ReadError> {
-        let metadata = root.metadata()?;
-        let folder = wanted.path.parent().unwrap_or(wanted.path).to_owned();
-        let place = (metadata.dev(), metadata.ino(), folder);
-        if self.silent.get(&place).is_some_and(|since| since.elapsed() < TRIES_AGAIN_AFTER) {
-            return Err(ReadError::Silent);
+    fn is_silent(&self, place: &Place) -> bool {
+        let is_silent = |place: &Place| self.silent.get(place).is_some_and(|silence| !silence.is_over());
+        let siblings = |root: Root| self.silent.keys().filter(|other| other.is_below(root) && is_silent(other)).count();
+        is_silent(place) || matches!(place, Place::Folder(root, _) if siblings(*root) >= SILENT_FOLDERS_MAX)
+    }
+
+    fn note_silence(&mut self, place: &Place) {
+        let before = self.silent.remove(place);
+        let pause = before.map_or(TRIES_AGAIN_AFTER, |before| (before.pause * 2).min(TRIES_AGAIN_AFTER_MAX));
+        if self.silent.len() >= PLACES_MAX {
+            self.silent.clear();
         }
-        let reader = match self.running.remove(rights) {
-            Some(reader) => reader,
-            None => {
-                if self.running.len() >= READERS_MAX {
-                    self.running.clear();
-                }
-                start(rights)?
-            }
-        };
-        let opened = ask(&reader, root, wanted);
-        match opened {
-            Err(ReadError::Silent) => {
-                debug!("`{}` does not answer", wanted.path.display());
-                self.silent.insert(place, Instant::now());
-                reader.abandon();
-            }
-            // It has exited, or answers what was not asked.
-            Err(ReadError::Io(ref error)) if error.raw_os_error().is_none() => drop(reader),
-            _ => {
-                self.running.insert(rights.clone(), reader);
-            }
+        self.delays.remove(place);
+        self.silent.insert(place.clone(), Silence { since: Instant::now(), pause });
+    }
+
+    fn note_delay(&mut self, place: &Place, delay: Duration) {
+        if delay.is_zero() {
+            return;
         }
-        opened
+        if self.delays.len() >= PLACES_MAX {
+            self.delays.clear();
+        }
+        let total = self.delays.entry(place.clone()).or_default();
+        *total += delay;
+        if *total > DELAY_MAX {
+            debug!("{place:?} is too slow");
+            self.note_silence(place);
+        }
+    }
+
+    fn put_back(&mut self, rights: Option<&Rights>, reader: Reader) {
+        if self.idle.len() >= READERS_MAX {
+            self.idle.drain().for_each(|(_, reader)| reader.abandon());
+        }
+        if let Some(other) = self.idle.insert(rights.cloned(), reader) {
+            other.abandon();
+        }
     }
 }
 
-fn start(rights: &Rights) -> io::Result<Reader> {
+fn answer(
+    rights: Option<&Rights>,
+    place: &Place,
+    request: &Request,
+    given: &File,
+) -> Result<(Answer, Vec<File>), ReadError> {
+    let idle = {
+        let mut readers = readers();
+        if readers.is_silent(place) {
+            return Err(ReadError::Silent);
+        }
+        readers.idle.remove(&rights.cloned())
+    };
+    let reader = idle.map_or_else(|| start(rights), Ok)?;
+    let answered = ask(&reader, request, given);
+    let mut readers = readers();
+    match &answered {
+        Err(ReadError::Silent) => {
+            debug!("{place:?} does not answer");
+            readers.note_silence(place);
+            reader.abandon();
+        }
+        // It has exited, or answers what was not asked.
+        Err(ReadError::Io(error)) if error.raw_os_error().is_none() => reader.abandon(),
+        Err(_) => readers.put_back(rights, reader),
+        Ok(answered) => {
+            readers.note_delay(place, answered.delay);
+            readers.put_back(rights, reader);
+        }
+    }
+    answered.map(|answered| (answered.answer, answered.files))
+}
+
+fn start(rights: Option<&Rights>) -> io::Result<Reader> {
     let reader = Reader::start()?;
-    reader.channel()?.send_value(rights, &[])?;
+    reader.channel()?.send_value(&rights, &[])?;
     Ok(reader)
 }
 
-fn ask(reader: &Reader, root: &File, wanted: Wanted<'_>) -> Result<Opened, ReadError> {
+struct Answered {
+    answer: Answer,
+    files: Vec<File>,
+    delay: Duration,
+}
+
+fn ask(reader: &Reader, request: &Request, given: &File) -> Result<Answered, ReadError> {
     let channel = reader.channel()?;
-    let Wanted { path, follows, owners, bytes_max } = wanted;
-    let request = Request { path: path.as_os_str().as_bytes().to_vec(), follows, owners, bytes_max };
-    channel.send_value(&request, &[root.as_fd()]).map_err(|_| lost())?;
-    let mut within = ANSWERS_WITHIN;
+    channel.send_value(request, &[given.as_fd()]).map_err(|_| lost())?;
+    let began = Instant::now();
+    let mut transfer = match request {
+        Request::Read { length, .. } => time_of(*length),
+        _ => Duration::ZERO,
+    };
     loop {
-        let deadline = Instant::now() + within;
-        let wait = || match channel.readable(deadline.saturating_duration_since(Instant::now())) {
-            Ok(true) => Ok(()),
-            Ok(false) if Instant::now() < deadline => Err(io::ErrorKind::Interrupted.into()),
-            Ok(false) => Err(io::ErrorKind::TimedOut.into()),
-            Err(error) => Err(error),
-        };
-        let message = loop {
-            match channel.receive_while(ANSWER_BYTES_MAX, wait) {
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) if error.kind() == io::ErrorKind::TimedOut => return Err(ReadError::Silent),
-                received => break received.map_err(|_| lost())?.ok_or_else(lost)?,
+        let since = Instant::now();
+        let wait = || loop {
+            let limit = if signals::interrupts() == 0 { ANSWERS_WITHIN + transfer } else { ANSWERS_AT_END_WITHIN };
+            let left = limit.saturating_sub(since.elapsed());
+            if left.is_zero() {
+                return Err(io::ErrorKind::TimedOut.into());
+            }
+            if channel.readable(left.min(POLL))? {
+                return Ok(());
             }
         };
+        let message = match channel.receive_while(ANSWER_BYTES_MAX, wait) {
+            Err(error) if error.kind() == io::ErrorKind::TimedOut => return Err(ReadError::Silent),
+            received => received.map_err(|_| lost())?.ok_or_else(lost)?,
+        };
         let Message { bytes, descriptors } = message;
-        let file = |descriptors: Vec<OwnedFd>| descriptors.into_iter().next().map(File::from).ok_or_else(lost);
         match postcard::from_bytes(&bytes).map_err(|_| lost())? {
-            Answer::Opened => return Ok(Opened { file: file(descriptors)?, original: None }),
-            Answer::Copied(original) => return Ok(Opened { file: file(descriptors)?, original: Some(original) }),
-            Answer::Copying(bytes) => within = ANSWERS_WITHIN + Duration::from_secs(bytes / COPY_RATE_MIN),
+            Answer::Copying(bytes) => transfer = time_of(bytes),
             Answer::Failed(failure) => return Err(failure.into()),
+            answer => {
+                let files = descriptors.into_iter().map(File::from).collect();
+                return Ok(Answered { answer, files, delay: began.elapsed().saturating_sub(SLOW + transfer) });
+            }
         }
     }
+}
+
+/// Of a slow transfer.
+fn time_of(bytes: u64) -> Duration {
+    Duration::from_millis(bytes.saturating_mul(1000) / COPY_RATE_MIN)
 }
 
 /// Not an error of the system's.

@@ -2,35 +2,38 @@
 
 use std::ffi::OsStr;
 use std::fs::File;
-use std::io::{self, Read as _, Seek as _};
-use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
+use std::io::{self, Read as _, Seek as _, SeekFrom};
+use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 
 use rustix::fs::{CWD, FsWord, MemfdFlags, Mode, OFlags, SealFlags, fcntl_add_seals, fstatfs, memfd_create, openat};
+use rustix::process::geteuid;
 
-use super::{Answer, Failure, Original, REQUEST_BYTES_MAX, Request};
+use super::{Answer, COPY_BYTES_MAX, Failure, Original, REQUEST_BYTES_MAX, Request};
 use crate::linux::companion::{self, Channel};
 use crate::linux::confinement::close_inherited;
+use crate::linux::proc::maps::Device;
+use crate::linux::proc::mounts;
+use crate::linux::proc::process::entry_path;
 use crate::linux::rights::Rights;
 use crate::linux::walk::{Walk, WalkError};
 
 /// A user can be in 65,536 groups (`NGROUPS_MAX` in include/uapi/linux/limits.h), each of at most 5 bytes here.
 const RIGHTS_BYTES_MAX: usize = 1 << 19;
-/// Maximum size of a copy.
-const COPY_BYTES_MAX: u64 = 256 << 20;
 
+const OVERLAY: FsWord = 0x794c_7630;
 /// File systems that answer by themselves, whose files the agent can read at any time: numbers of `f_type` in statfs(2).
 const LOCAL: [FsWord; 12] = [
     0xef53,      // ext2, ext3, ext4
     0x5846_5342, // XFS
     0x9123_683e, // Btrfs
     0x0102_1994, // tmpfs
-    0x794c_7630, // overlayfs
     0x7371_7368, // SquashFS
     0xe0f5_e1e2, // EROFS
     0x8584_58f6, // ramfs
+    0x9584_58f6, // hugetlbfs
     0xf2f5_2010, // F2FS
     0x9660,      // ISO 9660
     0x2fc1_2fc1, // ZFS
@@ -46,12 +49,17 @@ pub fn serve() -> io::Result<()> {
 }
 
 pub(super) fn answer_requests(channel: &Channel) -> io::Result<()> {
-    let Some((rights, _)) = channel.receive_value::<Rights>(RIGHTS_BYTES_MAX)? else { return Ok(()) };
-    rights.take_on()?;
+    let Some((rights, _)) = channel.receive_value::<Option<Rights>>(RIGHTS_BYTES_MAX)? else { return Ok(()) };
+    rights.as_ref().map_or(Ok(()), Rights::take_on)?;
+    let uid = rights.map_or_else(|| geteuid().as_raw(), |rights| rights.uid());
     while let Some((request, descriptors)) = channel.receive_value(REQUEST_BYTES_MAX)? {
-        let root = descriptors.into_iter().next().ok_or(io::ErrorKind::InvalidData)?;
-        match open(channel, rights.uid(), &root, &request) {
-            Ok((answer, file)) => channel.send_value(&answer, &[file.as_fd()])?,
+        let given = descriptors.into_iter().next().ok_or(io::ErrorKind::InvalidData)?;
+        // What was opened is closed by now, because that can wait for the file system too.
+        match answer(channel, uid, given, request) {
+            Ok((answer, files)) => {
+                let descriptors: Vec<BorrowedFd<'_>> = files.iter().map(|file| file.as_fd()).collect();
+                channel.send_value(&answer, &descriptors)?;
+            }
             Err(failure) => channel.send_value(&Answer::Failed(failure), &[])?,
         }
     }
@@ -79,49 +87,101 @@ impl From<WalkError> for Failure {
     }
 }
 
-fn open(channel: &Channel, uid: u32, root: &OwnedFd, request: &Request) -> Result<(Answer, File), Failure> {
+fn answer(channel: &Channel, uid: u32, given: OwnedFd, request: Request) -> Result<(Answer, Vec<File>), Failure> {
     // A program of root would otherwise read for the owner of a link what root alone can read.
-    let mut walk = Walk::beneath(root, uid)?;
-    walk.to(Path::new(OsStr::from_bytes(&request.path)), request.follows)?;
-    let found = File::from(walk.into_place());
-    // Opening a device or pipe can have effects. What was judged is opened, whatever its name leads to now.
-    judge(&found, request)?;
-    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
-    let file = File::from(openat(CWD, format!("/proc/self/fd/{}", found.as_raw_fd()), flags, Mode::empty())?);
-    let original = judge(&file, request)?;
-    if LOCAL.contains(&fstatfs(&file)?.f_type) {
-        return Ok((Answer::Opened, file));
+    let walk = |path: &[u8], follows| -> Result<File, Failure> {
+        let mut walk = Walk::beneath(&given, uid)?;
+        walk.to(Path::new(OsStr::from_bytes(path)), follows)?;
+        Ok(File::from(walk.into_place()))
+    };
+    match request {
+        Request::Open { path, follows, owners, bytes_max } => {
+            let found = walk(&path, follows)?;
+            let limit = |original: &Original, owner: u32| match owners {
+                Some(owners) if !owners.contains(&owner) => Err(Failure::Foreign),
+                _ if original.size_bytes > bytes_max => Err(Failure::TooLarge),
+                _ => Ok(()),
+            };
+            let judged = |file: &File| judge(file).and_then(|(original, owner)| limit(&original, owner));
+            judged(&found)?;
+            let file = open(&found)?;
+            judged(&file)?;
+            match deliver(channel, found, file, COPY_BYTES_MAX)? {
+                (Answer::Large(_), _) => Err(Failure::TooLarge),
+                delivered => Ok(delivered),
+            }
+        }
+        Request::Map { path, copy_bytes_max } => {
+            let found = match path {
+                Some(path) => walk(&path, true)?,
+                None => File::from(given),
+            };
+            judge(&found)?;
+            let file = open(&found)?;
+            deliver(channel, found, file, copy_bytes_max)
+        }
+        Request::Read { offset, length } => {
+            let given = File::from(given);
+            judge(&given)?;
+            let mut file = open(&given)?;
+            let (original, _) = judge(&file)?;
+            file.seek(SeekFrom::Start(offset))?;
+            Ok((Answer::Read(original), vec![copy(file, length)?]))
+        }
+        Request::Touch { pid, address } => {
+            File::open(entry_path(pid, "mem"))?.read_exact_at(&mut [0], address)?;
+            Ok((Answer::Touched, Vec::new()))
+        }
+        Request::Identify { path } => Ok((Answer::Identified(judge(&walk(&path, true)?)?.0), Vec::new())),
     }
-    if original.size_bytes > COPY_BYTES_MAX {
-        return Err(Failure::TooLarge);
-    }
-    channel.send_value(&Answer::Copying(original.size_bytes), &[])?;
-    Ok((Answer::Copied(original), copy(&file, original.size_bytes)?))
 }
 
-fn judge(file: &File, request: &Request) -> Result<Original, Failure> {
+/// Opens what was judged, whatever its name leads to now.
+fn open(found: &File) -> Result<File, Failure> {
+    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+    Ok(File::from(openat(CWD, format!("/proc/self/fd/{}", found.as_raw_fd()), flags, Mode::empty())?))
+}
+
+/// Returns the file, or a copy where the agent should not read the file itself.
+fn deliver(channel: &Channel, found: File, file: File, bytes_max: u64) -> Result<(Answer, Vec<File>), Failure> {
+    let (original, _) = judge(&file)?;
+    if is_local(&file, &original)? {
+        return Ok((Answer::Opened, vec![file]));
+    }
+    if original.size_bytes > bytes_max {
+        return Ok((Answer::Large(original), vec![found]));
+    }
+    channel.send_value(&Answer::Copying(original.size_bytes), &[])?;
+    Ok((Answer::Copied(original), vec![copy(file, original.size_bytes)?, found]))
+}
+
+/// An overlay shows files of other file systems. That of a container of another user may show those that do not answer.
+fn is_local(file: &File, original: &Original) -> Result<bool, Failure> {
+    Ok(match fstatfs(file)?.f_type {
+        OVERLAY => mounts::is_local_here(original.device) == Some(true),
+        kind => LOCAL.contains(&kind),
+    })
+}
+
+/// Returns also its owner. Opening a device or pipe can have effects.
+fn judge(file: &File) -> Result<(Original, u32), Failure> {
     let metadata = file.metadata()?;
     if !metadata.is_file() {
         return Err(Failure::NotRegular);
     }
-    if request.owners.is_some_and(|owners| !owners.contains(&metadata.uid())) {
-        return Err(Failure::Foreign);
-    }
-    if metadata.len() > request.bytes_max {
-        return Err(Failure::TooLarge);
-    }
-    Ok(Original {
-        device: metadata.dev(),
+    let original = Original {
+        device: Device::from_raw(metadata.dev()),
         inode: metadata.ino(),
         size_bytes: metadata.len(),
         modified: (metadata.mtime(), metadata.mtime_nsec()),
-    })
+    };
+    Ok((original, metadata.uid()))
 }
 
-/// Copies a file into memory that nobody can change.
-fn copy(file: &File, size_bytes: u64) -> Result<File, Failure> {
+/// Copies bytes from the file's position into memory that nobody can change.
+fn copy(file: File, length: u64) -> Result<File, Failure> {
     let mut copy = File::from(memfd_create("heapbpf-copy", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?);
-    io::copy(&mut file.take(size_bytes), &mut copy)?;
+    io::copy(&mut (&file).take(length), &mut copy)?;
     copy.rewind()?;
     fcntl_add_seals(&copy, SealFlags::SHRINK | SealFlags::GROW | SealFlags::WRITE | SealFlags::SEAL)?;
     Ok(copy)

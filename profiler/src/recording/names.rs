@@ -11,7 +11,7 @@ use crate::ids::ModuleId;
 use crate::model::{SymbolSource, Symbolization};
 use crate::object::ObjectError;
 use crate::object::elf::BuildId;
-use crate::object::image::open_regular;
+use crate::object::image::open_recorded;
 use crate::object::module::{Module, Modules, Recorded};
 use crate::snapshot::Snapshot;
 use crate::symbolize::{Resolve, ResolvedFrame};
@@ -157,7 +157,7 @@ fn recorded(facts: &ModuleFacts) -> Recorded {
 }
 
 fn open(facts: &ModuleFacts) -> Result<Module, &'static str> {
-    let image = open_regular(Path::new(&facts.path)).map_err(|_| "not found")?;
+    let image = open_recorded(Path::new(&facts.path)).map_err(|_| "not found")?;
     let identity = image.identity();
     let module = Module::recorded(&facts.path, Ok(image), recorded(facts));
     let is_same = match (&facts.build_id, module.build_id()) {

@@ -306,7 +306,7 @@ fn health(profile: &Profile) -> Value {
         let line = format!("{} (pid {}): {}", skipped.command, skipped.pid, skipped.reason);
         text::printable(&line).into_owned()
     });
-    let symbolization = missing_names(&health.symbolization).chain(unnamed_modules(&health.symbolization));
+    let symbolization = missing_names(&health.symbolization).into_iter().chain(unnamed_modules(&health.symbolization));
     let symbolization = symbolization.chain(missing_isolation(&health.symbolization));
     json!({
         "lost": lost.collect::<Vec<_>>(),

@@ -8,7 +8,7 @@ use tracing::debug;
 use crate::ids::Pid;
 use crate::ingest::event::Stack;
 use crate::linux::clock;
-use crate::linux::proc::process::{Owner, entry_path};
+use crate::linux::proc::process::{self, Owner};
 use crate::linux::rights::Rights;
 use crate::object::ObjectError;
 use crate::object::generated::{Generated, is_dump, open_perf_map};
@@ -102,6 +102,6 @@ impl GeneratedCode {
 impl Place {
     fn of(pid: Pid) -> Option<Self> {
         let own_pid = Owner::read(pid)?.own_pid;
-        Some(Self { root: File::open(entry_path(pid, "root")).ok()?, own_pid, rights: Rights::of(pid)? })
+        Some(Self { root: process::root(pid).ok()?, own_pid, rights: Rights::of(pid)? })
     }
 }

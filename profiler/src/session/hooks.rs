@@ -12,10 +12,11 @@ use crate::allocator::no_return;
 use crate::allocator::resolve::ResolvedHook;
 use crate::bpf::load::{Kernel, LinkKind};
 use crate::guardrail::CallCosts;
-use crate::ids::{HeapId, HookId, ModuleId, Pid};
+use crate::ids::{HeapId, HookId, ModuleId};
 use crate::ledger::totals::Totals;
 use crate::linux::memory;
 use crate::linux::proc::stat::{Stat, first_thread_has_exited};
+use crate::linux::rights::Rights;
 use crate::model::{HookKind, HookStatus};
 use crate::object::module::ModuleStore;
 use crate::probe::attach::{Probe, addresses};
@@ -24,6 +25,7 @@ use crate::probe::cost::Costs;
 use crate::probe::leftover::CodeLocation;
 use crate::probe::place::{Class, Emulation, PlacementMode, place};
 use crate::probe::plan::{Plan, PlannedHook};
+use crate::probe::presence::{self, Absence};
 use crate::process::address_space::AddressSpace;
 use crate::snapshot::HeapFacts;
 use crate::units::MonotonicNanos;
@@ -112,13 +114,13 @@ impl Hooks {
     /// once; if that fails, one by one. Fails when a module has no file; a hook keeps the reason of its failure.
     pub(super) fn attach(
         &mut self,
-        pid: Pid,
+        space: &AddressSpace,
         kernel: &Kernel,
         links: &mut Links,
         modules: &ModuleStore,
         plan: &Plan,
     ) -> Result<()> {
-        let kind = kernel.link_kind();
+        let (pid, kind) = (space.pid(), kernel.link_kind());
         self.backend = kind.into();
         let throws = LazyCell::new(|| refusal_of_throwing(kernel));
         let no_first_thread = (!links.scope.is_shared() && first_thread_has_exited(pid)).then_some(NO_FIRST_THREAD);
@@ -129,9 +131,12 @@ impl Hooks {
             let (mut hooks, mut probes) = (Vec::new(), Vec::new());
             let wanted = self.states.iter_mut().filter(|hook| hook.state == State::Wanted);
             for hook in wanted.filter(|hook| plan.hook(hook.id).hook.module == id) {
-                let probe = match no_first_thread {
-                    Some(reason) => Err(reason.to_owned()),
-                    None => probe(plan.hook(hook.id), || throws.clone()),
+                let planned = plan.hook(hook.id);
+                let probe = match (no_first_thread, presence::ensure(space, modules, id, planned.offset())) {
+                    // It is attached when the file is mapped.
+                    (_, Err(Absence::Unmapped)) => continue,
+                    (Some(reason), _) | (None, Err(Absence::Refused(reason))) => Err(reason.to_owned()),
+                    (None, Ok(())) => probe(planned, || throws.clone()),
                 };
                 match probe {
                     Ok(probe) => {
@@ -176,6 +181,7 @@ impl Hooks {
         links: &mut Links,
         modules: &ModuleStore,
         plan: &Plan,
+        rights: Option<&Rights>,
     ) -> Result<Vec<OwnLink>> {
         let mut shared = Vec::new();
         let attached = || self.states.iter().filter(|hook| hook.state == State::Attached);
@@ -186,6 +192,7 @@ impl Hooks {
             for hook in attached() {
                 let planned = plan.hook(hook.id);
                 if planned.hook.module == id && !planned.hook.spec.may_throw {
+                    module.image().map_or(Ok(()), |image| image.prefetch(rights, planned.offset()))?;
                     let cookie = planned.cookie().map_err(Clone::clone)?;
                     probes.push((hook.id, Probe { offset: planned.offset(), cookie }));
                 }

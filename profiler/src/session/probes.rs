@@ -183,7 +183,7 @@ impl Probes {
         }
         self.planned = plan.hooks().len();
         target.hooks.set_addresses(&self.kernel, &target.mappings.space, plan)?;
-        target.hooks.attach(target.pid, &self.kernel, &mut self.links, modules, plan)?;
+        target.hooks.attach(&target.mappings.space, &self.kernel, &mut self.links, modules, plan)?;
         // It may have been marked before probes were shared.
         if self.links.scope.is_shared() {
             self.kernel.share_probes(target.pid)?;
@@ -225,7 +225,7 @@ impl Probes {
     /// Both kinds are attached for a short time, and one flag switches: no call is missed or counted twice.
     fn share(&mut self, target: &mut Target) {
         let Discovery { plan, modules, .. } = &self.discovery;
-        let replaced = target.hooks.share(&self.kernel, &mut self.links, modules, plan);
+        let replaced = target.hooks.share(&self.kernel, &mut self.links, modules, plan, target.rights.as_ref());
         let replaced = replaced.and_then(|replaced| Ok((replaced, self.kernel.share_probes(target.pid)?)));
         match replaced {
             Ok((replaced, ())) => self.links.replace(replaced),

@@ -33,12 +33,13 @@ use super::discovery::Discovery;
 use super::rates::Rates;
 use super::target::Target;
 use crate::bpf::load::{Kernel, LinkKind};
-use crate::ids::{HeapId, Pid, Tid};
+use crate::ids::{HeapId, ModuleId, Pid, Tid};
 use crate::keeper::{Installation, Keeper, KeeperError, NO_FIRST_THREAD, SlotChange, Stopper};
 use crate::linux::proc::maps::Mapping;
 use crate::linux::proc::process;
 use crate::linux::proc::stat;
 use crate::model::InlineEngine;
+use crate::object::image::Image;
 use crate::probe::stub::SlotIndex;
 use crate::report::text::printable;
 
@@ -85,6 +86,8 @@ pub(super) enum Change {
 }
 
 const MULTI: &str = "it requires links of many probes: Linux 6.6, and not `--backend perf`";
+/// The keeper compares the code of functions while all threads of the process are stopped.
+const DISTANT: &str = "the file system of its allocator may not answer, which would keep it stopped";
 const UNRESOLVED: &str = "it has not resolved the pointers to its allocator";
 const THREAD_SLOTS_BITS: u32 = 8;
 /// Places that are tried for stubs.
@@ -122,6 +125,10 @@ impl Stubs {
         );
         if target.traps_only {
             self.refuse(target, "the configuration selects it");
+        }
+        let is_distant = |id: ModuleId| discovery.modules.get(id).image().is_ok_and(Image::is_distant);
+        if target.hooks.modules(&discovery.plan).into_iter().any(is_distant) {
+            self.refuse(target, DISTANT);
         }
         let is_trapped = self.engine == Engine::Trap || target.traps_only;
         if is_trapped && !previous.is_neutral() {

@@ -41,7 +41,7 @@ pub(super) struct Target {
     pub(super) comm: String,
     /// Control group when the program was opened.
     cgroup: Option<Arc<str>>,
-    rights: Option<Rights>,
+    pub(super) rights: Option<Rights>,
     program: Option<Program>,
     /// `None` once the process has exited or executed another program.
     pub(super) process: Option<Process>,

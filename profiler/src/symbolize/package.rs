@@ -11,7 +11,7 @@ use object::read::elf::NoteIterator;
 use serde::Deserialize;
 
 use crate::linux::files;
-use crate::object::image::open_regular;
+use crate::object::image::identity_here;
 use crate::object::module::Module;
 
 const NOTE_BYTES_MAX: u64 = 4096;
@@ -66,8 +66,7 @@ fn noted(module: &Module) -> Option<String> {
 /// The file must be the one of this machine, not one of that name in a container.
 fn listed(module: &Module) -> Option<String> {
     let path: &str = module.path();
-    let identity = open_regular(Path::new(path)).ok()?.identity();
-    if module.image().ok()?.identity() != identity {
+    if Some(module.image().ok()?.file_identity()) != identity_here(Path::new(path)) {
         return None;
     }
     // Lists have paths from before directories of the root were merged into /usr.

@@ -12,6 +12,7 @@ use super::sources::{Finder, Sources};
 use crate::address::{FileOffset, LinkAddr};
 use crate::ids::ModuleId;
 use crate::model::{NamesFrom, SymbolSource, Symbolization, SymbolizationFailure};
+use crate::object::ObjectError;
 use crate::object::elf::{Elf, Segment};
 use crate::object::generated::Generated;
 use crate::object::image::Image;
@@ -147,6 +148,9 @@ impl State {
         offsets: &[FileOffset],
         answers: &mut FxHashMap<FileOffset, Arc<[ResolvedFrame]>>,
     ) {
+        if let Err(error @ (ObjectError::Silent | ObjectError::Unanswered(_))) = module.image() {
+            self.fail(module, error.to_string(), NamesFrom::Nothing);
+        }
         let (offsets, addresses): (Vec<FileOffset>, Vec<u64>) =
             offsets.iter().filter_map(|&offset| Some((offset, module.link_addr(offset)?.0))).unzip();
         if addresses.is_empty() {

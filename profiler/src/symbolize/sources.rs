@@ -99,7 +99,7 @@ impl Finder {
 
     fn downloaded(&self, build_id: &BuildId) -> Option<Image> {
         match self.images.get(build_id) {
-            Some(image) => image.file().try_clone().ok().and_then(|file| Image::new(file).ok()),
+            Some(image) => image.try_clone().ok(),
             None => self.sources.debuginfod.as_ref()?.cached(build_id),
         }
     }

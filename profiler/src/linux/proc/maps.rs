@@ -4,14 +4,15 @@ use std::ffi::OsString;
 use std::fs::File;
 use std::io::{self, BufRead, BufReader};
 use std::os::unix::ffi::OsStringExt;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
+use rustix::fs::Statx;
 use serde::{Deserialize, Serialize};
 
 use super::process::{ProcError, entry_path};
 use crate::address::{FileOffset, TargetAddr};
 use crate::ids::Pid;
+use crate::linux::known;
 
 /// Limit for one process: sixteen times what the kernel allows by default (`vm.max_map_count`).
 pub(super) const MAPPINGS_MAX: usize = 1 << 20;
@@ -19,7 +20,7 @@ pub(super) const MAPPINGS_MAX: usize = 1 << 20;
 /// Suffix that the kernel appends to the path of a deleted or replaced file.
 const DELETED: &[u8] = b" (deleted)";
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Device {
     pub major: u32,
     pub minor: u32,
@@ -28,6 +29,10 @@ pub struct Device {
 impl Device {
     pub fn from_raw(device: u64) -> Self {
         Self { major: rustix::fs::major(device), minor: rustix::fs::minor(device) }
+    }
+
+    pub(crate) fn of(metadata: &Statx) -> Self {
+        Self { major: metadata.stx_dev_major, minor: metadata.stx_dev_minor }
     }
 }
 
@@ -41,11 +46,15 @@ impl FileIdentity {
     pub(crate) fn new(device: Device, inode: u64) -> Self {
         Self { device, inode }
     }
+
+    pub(crate) fn device(&self) -> Device {
+        self.device
+    }
 }
 
 pub(crate) fn executable_identity(pid: Pid) -> io::Result<FileIdentity> {
-    let metadata = std::fs::metadata(entry_path(pid, "exe"))?;
-    Ok(FileIdentity { device: Device::from_raw(metadata.dev()), inode: metadata.ino() })
+    let found = known::at(&entry_path(pid, "exe"))?;
+    Ok(FileIdentity { device: Device::of(&found), inode: found.stx_ino })
 }
 
 /// Files may have been deleted or replaced since; a file name that really ends with ` (deleted)` is indistinguishable.

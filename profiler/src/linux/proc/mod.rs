@@ -1,6 +1,7 @@
 //! `/proc`, reduced to what heapbpf needs.
 
 pub(crate) mod maps;
+pub(crate) mod mounts;
 pub(crate) mod process;
 pub(crate) mod smaps;
 pub(crate) mod stat;

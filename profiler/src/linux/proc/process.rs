@@ -7,6 +7,8 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
+use rustix::fs::{CWD, Mode, OFlags, openat};
+
 use crate::address::TargetAddr;
 use crate::ids::{Pid, Tid};
 
@@ -162,6 +164,12 @@ fn is_in_namespace(entry: &'static str, inode: u64) -> Result<bool, ProcError> {
     let metadata = fs::metadata(Path::new("/proc/self").join(entry));
     let failed = |source| ProcError::Io { pid: Pid(std::process::id()), entry, source };
     Ok(metadata.map_err(failed)?.ino() == inode)
+}
+
+/// The root directory of a process, as a place for lookups: it is not opened itself (`O_PATH`), because that can block.
+pub(crate) fn root(pid: Pid) -> io::Result<File> {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    Ok(File::from(openat(CWD, entry_path(pid, "root"), flags, Mode::empty())?))
 }
 
 pub(crate) fn entry_path(pid: Pid, entry: &str) -> PathBuf {

@@ -14,6 +14,8 @@ use crate::report::presentation::View;
 use crate::report::{deaths, describe, languages, nameless, text};
 
 const HOOKS_MAX: usize = 5;
+/// Maximum number of modules that a line lists.
+const LISTED_MAX: usize = 3;
 const MODULES_MAX: usize = 3;
 const CUTS_MAX: usize = 5;
 const REACHED_MAX: usize = 10;
@@ -260,10 +262,11 @@ impl Page {
     }
 
     fn symbolization(&mut self, symbolization: &Symbolization) {
-        for line in missing_names(symbolization).take(HOOKS_MAX) {
+        let missing = missing_names(symbolization);
+        for line in missing.iter().take(HOOKS_MAX) {
             self.line(WARNING, &format!("  {line}"));
         }
-        self.and_more("    ", symbolization.failures.len(), HOOKS_MAX);
+        self.and_more("    ", missing.len(), HOOKS_MAX);
         for line in unnamed_modules(symbolization).take(MODULES_MAX) {
             self.line(PLAIN, &format!("  {line}"));
         }
@@ -353,14 +356,31 @@ fn percent(percent: f64) -> String {
     if percent < 10.0 { format!("{percent:.1}%") } else { format!("{percent:.0}%") }
 }
 
-pub(in crate::report) fn missing_names(symbolization: &Symbolization) -> impl Iterator<Item = String> {
-    symbolization.failures.iter().map(|SymbolizationFailure { module, reason, names }| {
+/// A line per reason.
+pub(in crate::report) fn missing_names(symbolization: &Symbolization) -> Vec<String> {
+    let mut by_reason: Vec<(&SymbolizationFailure, Vec<&str>)> = Vec::new();
+    for failure in &symbolization.failures {
+        let is_same = |(other, _): &&mut (&SymbolizationFailure, Vec<&str>)| {
+            (&other.reason, other.names) == (&failure.reason, failure.names)
+        };
+        match by_reason.iter_mut().find(is_same) {
+            Some((_, modules)) => modules.push(&failure.module),
+            None => by_reason.push((failure, vec![&failure.module])),
+        }
+    }
+    let line = |(SymbolizationFailure { reason, names, .. }, modules): (&SymbolizationFailure, Vec<&str>)| {
         let names = match names {
             NamesFrom::SymbolTable => "from the symbol table alone",
             NamesFrom::Nothing => "missing",
         };
-        text::printable(&format!("names of {module}: {names}: {reason}")).into_owned()
-    })
+        let listed = modules.iter().take(LISTED_MAX).copied().collect::<Vec<_>>().join(", ");
+        let modules = match modules.len() {
+            0..=LISTED_MAX => listed,
+            count => format!("{count} modules ({listed}, and others)"),
+        };
+        text::printable(&format!("names of {modules}: {names}: {reason}")).into_owned()
+    };
+    by_reason.into_iter().map(line).collect()
 }
 
 /// What modules without names have, and what would help, by falling share of the profile's bytes.

@@ -12,6 +12,7 @@ use crate::ids::Pid;
 use crate::keeper::control;
 use crate::keeper::{Installation, Keeper, KeeperError, Patch, SlotChange};
 use crate::linux::proc::maps::{Mapping, Region, regions};
+use crate::linux::proc::mounts;
 use crate::linux::proc::process::entry_path;
 use crate::linux::process_memory;
 use crate::probe::leftover;
@@ -48,7 +49,9 @@ impl Previous {
         }
         let pid = space.pid();
         let Ok(regions) = regions(pid) else { return previous };
-        for mapping in mappings().filter(|mapping| mapping.is_stubs() && !is_own(mapping)) {
+        // The name alone can be that of any file.
+        let is_memory = |mapping: &Mapping| mapping.is_stubs() && mounts::is_local(pid, mapping.device);
+        for mapping in mappings().filter(|mapping| is_memory(mapping) && !is_own(mapping)) {
             let Some(at) = regions.iter().position(|region| region.start == mapping.start && region.is_stubs()) else {
                 continue;
             };

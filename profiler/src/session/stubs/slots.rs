@@ -9,7 +9,8 @@ use super::previous::Previous;
 use crate::address::LinkAddr;
 use crate::ids::{HeapId, ModuleId};
 use crate::keeper::SlotChange;
-use crate::linux::process_memory::read_words;
+use crate::linux::process_memory::{is_in_memory, read_words};
+use crate::object::image::Image;
 use crate::object::imports::slots;
 use crate::object::module::{Module, ModuleStore};
 use crate::process::address_space::AddressSpace;
@@ -87,7 +88,10 @@ impl Slots {
             let module = modules.get(id);
             let Some(bias) = bias(space, id, module) else { continue };
             let slots = self.0.entry(id).or_insert_with(|| slots_of(module, names));
-            addresses.extend(slots.iter().map(|slot| slot.0.wrapping_add(bias)));
+            // Pages that the process has not changed would be read from the file.
+            let is_distant = module.image().is_ok_and(Image::is_distant);
+            let is_read = |address: &u64| !is_distant || is_in_memory(space.pid(), *address).unwrap_or(false);
+            addresses.extend(slots.iter().map(|slot| slot.0.wrapping_add(bias)).filter(is_read));
         }
         addresses
     }

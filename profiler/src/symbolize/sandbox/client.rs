@@ -1,5 +1,6 @@
 //! The agent's side: starts the symbolizer, sends requests, and enforces time limits.
 
+use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::process::ExitStatusExt;
@@ -146,20 +147,22 @@ impl Sandbox {
 
     fn open(&mut self, files: &Files<'_>, depth: Depth, deadline: Instant) -> io::Result<()> {
         let roles: Vec<Role> = files.iter().map(|(role, _)| role.clone()).collect();
-        let descriptors: Vec<BorrowedFd<'_>> = files.iter().map(|(_, image)| image.file().as_fd()).collect();
+        // A file that is too large for a copy is opened by the symbolizer, which may have to wait for its file system.
+        let copy = |image: &Image| image.sealed_copy(COPY_BYTES_MAX).ok();
+        let mut copies: Vec<Option<File>> =
+            files.iter().map(|(_, image)| if image.is_whole() { None } else { copy(image) }).collect();
+        let descriptors = descriptors(files, &copies);
         let reply = self.ask(&Request::Open { roles: roles.clone(), depth }, &descriptors, deadline)?;
         let Reply::Opened(refused) = reply else { return Err(io::ErrorKind::InvalidData.into()) };
         if refused.is_empty() {
             return Ok(());
         }
         // Without capabilities the symbolizer has only the rights of its user.
-        let copy = |(index, (_, image)): (usize, &(Role, &Image))| {
-            if refused.contains(&index) { image.sealed_copy(COPY_BYTES_MAX).ok() } else { None }
-        };
-        let copies: Vec<_> = files.iter().enumerate().map(copy).collect();
-        let descriptors: Vec<BorrowedFd<'_>> =
-            copies.iter().zip(descriptors).map(|(copy, own)| copy.as_ref().map_or(own, AsFd::as_fd)).collect();
-        match self.ask(&Request::Open { roles, depth }, &descriptors, deadline)? {
+        for index in refused {
+            let (Some((_, image)), Some(file)) = (files.get(index), copies.get_mut(index)) else { continue };
+            *file = file.take().or_else(|| copy(image));
+        }
+        match self.ask(&Request::Open { roles, depth }, &self::descriptors(files, &copies), deadline)? {
             Reply::Opened(_) => Ok(()),
             _ => Err(io::ErrorKind::InvalidData.into()),
         }
@@ -219,9 +222,9 @@ impl Sandbox {
     }
 
     fn end(&mut self) {
-        if let Some(mut process) = self.process.take() {
+        if let Some(process) = self.process.take() {
             // It has no state that must be saved.
-            process.kill();
+            process.abandon();
         }
     }
 }
@@ -238,6 +241,11 @@ impl Drop for Sandbox {
     fn drop(&mut self) {
         self.end();
     }
+}
+
+fn descriptors<'a>(files: &'a Files<'_>, copies: &'a [Option<File>]) -> Vec<BorrowedFd<'a>> {
+    let files = files.iter().map(|(_, image)| image.file());
+    files.zip(copies).map(|(file, copy)| copy.as_ref().unwrap_or(file).as_fd()).collect()
 }
 
 fn time_limit(files: &Files<'_>) -> Duration {

@@ -3,7 +3,7 @@
 
 use std::fs::{self, File};
 use std::io::{self, Read};
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::{FileExt, symlink};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
@@ -383,12 +383,18 @@ fn answer(message: Message, root: Root, engine: &mut Option<(Engine, Vec<File>)>
     match decode(&message.bytes)? {
         Request::Open { roles, depth } if roles.len() == message.descriptors.len() => {
             *engine = None;
-            let files: Vec<File> = message.descriptors.into_iter().map(File::from).collect();
             let path = |file: &File| Path::new(root.descriptors()).join(file.as_raw_fd().to_string());
-            // blazesym opens files by path.
-            let may_use =
-                |index: &usize| matches!(roles[*index], Role::Generated(_)) || File::open(path(&files[*index])).is_ok();
-            let refused: Vec<usize> = (0..files.len()).filter(|index| !may_use(index)).collect();
+            // blazesym opens files by path. A file of the agent's may be one that is not opened for reading (`O_PATH`).
+            let open = |(given, role): (OwnedFd, &Role)| {
+                let given = File::from(given);
+                match role {
+                    Role::Generated(_) => (given, true),
+                    _ => File::open(path(&given)).map_or((given, false), |opened| (opened, true)),
+                }
+            };
+            let (files, may_use): (Vec<File>, Vec<bool>) =
+                message.descriptors.into_iter().zip(&roles).map(open).unzip();
+            let refused: Vec<usize> = (0..files.len()).filter(|&index| !may_use[index]).collect();
             let shared = (root == Root::Private && share(&roles, &files, path)).then_some(Path::new(SHARED_DIRECTORY));
             let usable = roles.iter().zip(&files).enumerate().filter(|(index, _)| !refused.contains(index));
             let input = |(_, (role, file)): (usize, (&Role, &File))| {

@@ -1,0 +1,254 @@
+//! Which file systems answer by themselves, by the mount tables of processes. Reading these asks no file system.
+
+use std::collections::HashMap;
+use std::ffi::OsString;
+use std::fs::{self, File};
+use std::io::{self, Read, Seek};
+use std::os::unix::ffi::OsStringExt;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::{LazyLock, Mutex, PoisonError};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{MemfdFlags, memfd_create};
+
+use super::maps::Device;
+use super::process::{entry_path, read_file};
+use crate::ids::Pid;
+use crate::linux::rights::invoker;
+use crate::linux::known;
+
+/// A container's table has dozens of lines; those of hosts have thousands.
+const TABLE_BYTES_MAX: u64 = 16 << 20;
+
+/// File systems in memory, or with block devices that their numbers do not show.
+const LOCAL: [&str; 10] =
+    ["tmpfs", "ramfs", "rootfs", "devtmpfs", "hugetlbfs", "overlay", "btrfs", "zfs", "bcachefs", "ubifs"];
+/// Shows the files of other file systems. In a user namespace, any user can mount it over those that do not answer.
+const OVERLAY: &str = "overlay";
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Mount {
+    kind: String,
+    point: PathBuf,
+    /// Whose program serves a FUSE.
+    user: Option<u32>,
+}
+
+impl Mount {
+    fn is_local(&self, device: Device) -> bool {
+        LOCAL.contains(&self.kind.as_str()) || (device.major != 0 && !self.is_fuse())
+    }
+
+    /// Also of block devices (`fuseblk`).
+    fn is_fuse(&self) -> bool {
+        self.kind.starts_with("fuse")
+    }
+
+    /// Whether root serves it, or the user who invoked heapbpf.
+    fn is_trusted(&self) -> bool {
+        let is_of = |user: u32| user == 0 || invoker().is_some_and(|(invoker, _)| invoker == user);
+        !self.is_fuse() || self.user.is_some_and(is_of)
+    }
+}
+
+/// The file systems of a mount namespace, each at its last mount point.
+#[derive(Debug, Default)]
+struct Table {
+    mounts: HashMap<Device, Mount>,
+    /// That of the root directory.
+    root: Option<Device>,
+}
+
+impl Table {
+    /// Skips malformed lines.
+    fn parse(text: &[u8]) -> Self {
+        let mut table = Self::default();
+        for (device, mount) in text.split(|&byte| byte == b'\n').filter_map(parse_line) {
+            if mount.point == Path::new("/") {
+                table.root = Some(device);
+            }
+            table.mounts.insert(device, mount);
+        }
+        table
+    }
+}
+
+/// Parses a line of `/proc/PID/mountinfo`: `36 35 98:0 /mnt1 /mnt2 rw,noatime master:1 - ext3 /dev/root rw`.
+fn parse_line(line: &[u8]) -> Option<(Device, Mount)> {
+    let mut fields = line.split(|&byte| byte == b' ');
+    let number = std::str::from_utf8(fields.nth(2)?).ok()?;
+    let (major, minor) = number.split_once(':')?;
+    let device = Device { major: major.parse().ok()?, minor: minor.parse().ok()? };
+    let point = unescape(fields.nth(1)?);
+    let mut fields = fields.skip_while(|field| *field != b"-").skip(1);
+    let kind = String::from_utf8_lossy(fields.next()?).into_owned();
+    let options = fields.nth(1).and_then(|options| std::str::from_utf8(options).ok());
+    let user = options.and_then(|options| options.split(',').find_map(|option| option.strip_prefix("user_id=")));
+    Some((device, Mount { kind, point, user: user.and_then(|user| user.parse().ok()) }))
+}
+
+/// Space, tab, line feed and backslash are three octal digits behind a backslash (`mangle` in fs/proc_namespace.c).
+fn unescape(mut field: &[u8]) -> PathBuf {
+    let mut plain = Vec::with_capacity(field.len());
+    while let Some((&first, tail)) = field.split_first() {
+        let digits = tail.first_chunk::<3>().filter(|_| first == b'\\').and_then(|it| std::str::from_utf8(it).ok());
+        let escaped = digits.and_then(|digits| u8::from_str_radix(digits, 8).ok());
+        plain.push(escaped.unwrap_or(first));
+        field = if escaped.is_some() { &tail[3..] } else { tail };
+    }
+    PathBuf::from(OsString::from_vec(plain))
+}
+
+/// heapbpf's own table.
+struct Own {
+    file: File,
+    table: Table,
+}
+
+static OWN: LazyLock<Mutex<Option<Own>>> = LazyLock::new(|| Mutex::new(Own::read().ok()));
+
+/// Device of memory without a mount: memfd, `/dev/zero` and System V segments (`shm_mnt` in mm/shmem.c).
+static MEMORY: LazyLock<Option<Device>> = LazyLock::new(|| {
+    let memory = memfd_create("heapbpf-device", MemfdFlags::CLOEXEC).ok()?;
+    let found = known::of(&memory).ok()?;
+    Some(Device::of(&found))
+});
+
+impl Own {
+    fn read() -> io::Result<Self> {
+        let mut own = Self { file: File::open("/proc/self/mountinfo")?, table: Table::default() };
+        own.refresh()?;
+        Ok(own)
+    }
+
+    fn refresh(&mut self) -> io::Result<()> {
+        let mut text = Vec::new();
+        self.file.rewind()?;
+        (&self.file).take(TABLE_BYTES_MAX).read_to_end(&mut text)?;
+        self.table = Table::parse(&text);
+        Ok(())
+    }
+
+    /// The kernel reports changes of the table since the last call (`mounts_poll` in fs/proc_namespace.c).
+    fn refreshed(&mut self) -> &Table {
+        let mut polled = [PollFd::new(&self.file, PollFlags::PRI)];
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        if poll(&mut polled, Some(&now)).is_ok_and(|count| count > 0) {
+            let _ = self.refresh();
+        }
+        &self.table
+    }
+}
+
+fn own<T>(find: impl FnOnce(&Table) -> Option<T>) -> Option<T> {
+    let mut own = OWN.lock().unwrap_or_else(PoisonError::into_inner);
+    find(own.as_mut()?.refreshed())
+}
+
+/// Whether a file system that is mounted where heapbpf runs is one that answers; `None` for others.
+pub(crate) fn is_local_here(device: Device) -> Option<bool> {
+    // If the root directory does not answer, nothing on the machine works.
+    own(|table| Some(table.root == Some(device) || table.mounts.get(&device)?.is_local(device)))
+}
+
+/// Whether the file system of a process's file answers by itself: neither another machine nor a program serves it. `device` is that of
+/// a mapping: the memory manager's, not that of `stat`.
+pub(crate) fn is_local(pid: Pid, device: Device) -> bool {
+    if *MEMORY == Some(device) {
+        return true;
+    }
+    if let Some(is_local) = is_local_here(device) {
+        return is_local;
+    }
+    match of(pid).mounts.get(&device) {
+        Some(mount) if mount.kind == OVERLAY => is_of_our_users(pid),
+        Some(mount) => mount.is_local(device),
+        // Unmounted by name, or below an overlay. Only root mounts block devices.
+        None => device.major != 0,
+    }
+}
+
+/// Whether the kernel may wait for the file system of a process's file while it has locks that others need: another user could keep it
+/// waiting.
+pub(crate) fn is_trusted(pid: Pid, device: Device) -> bool {
+    let here = own(|table| table.mounts.get(&device).map(Mount::is_trusted));
+    here.unwrap_or_else(|| is_of_our_users(pid) && of(pid).mounts.get(&device).is_some_and(Mount::is_trusted))
+}
+
+/// Where a process or heapbpf has mounted a file system.
+pub(crate) fn point_of(pid: Pid, device: Device) -> Option<PathBuf> {
+    let of_process = of(pid).mounts.remove(&device).map(|mount| mount.point);
+    of_process.or_else(|| own(|table| table.mounts.get(&device).map(|mount| mount.point.clone())))
+}
+
+fn of(pid: Pid) -> Table {
+    read_file(entry_path(pid, "mountinfo"), TABLE_BYTES_MAX)
+        .map_or_else(|_| Table::default(), |text| Table::parse(&text))
+}
+
+/// Whether a process is in the user namespace of heapbpf.
+pub(in crate::linux) fn is_of_our_users(pid: Pid) -> bool {
+    let namespace = |process: &str| fs::metadata(format!("/proc/{process}/ns/user")).ok().map(|it| it.ino());
+    let own = namespace("self");
+    own.is_some() && namespace(&pid.to_string()) == own
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn device(major: u32, minor: u32) -> Device {
+        Device { major, minor }
+    }
+
+    #[test]
+    fn file_systems_are_found_by_their_devices() {
+        let table = Table::parse(
+            b"22 27 0:21 / /proc rw,relatime - proc proc rw\n\
+            27 1 254:0 / / rw,relatime - ext4 /dev/vda rw\n\
+            \n\
+            malformed\n\
+            30 27 0:40 / /mnt/a\\040b rw,relatime shared:3 master:1 - fuse.sshfs h:/x rw,user_id=1000\n\
+            31 27 8:1 / /media rw - fuseblk /dev/sda1 rw\n\
+            32 27 0:41 / /nfs rw - nfs4 h:/x rw\n\
+            33 27 0:42 / /btrfs rw - btrfs /dev/sdb rw\n",
+        );
+        let found = |device: Device| table.mounts.get(&device).map(|mount| mount.is_local(device));
+        assert_eq!(table.root, Some(device(254, 0)));
+        for (number, is_local) in [
+            ((254, 0), Some(true)),
+            ((0, 40), Some(false)),
+            ((8, 1), Some(false)),
+            ((0, 41), Some(false)),
+            ((0, 42), Some(true)),
+            ((0, 43), None),
+        ] {
+            assert_eq!(found(device(number.0, number.1)), is_local, "{number:?}");
+        }
+        assert_eq!(table.mounts[&device(0, 40)].point, Path::new("/mnt/a b"));
+        assert!(!table.mounts[&device(0, 40)].is_trusted(), "another user serves it");
+        assert!(table.mounts[&device(0, 41)].is_trusted(), "only root mounts it");
+    }
+
+    #[test]
+    fn programs_memory_and_the_root_directory_answer() {
+        let own = Pid(std::process::id());
+        let root = known::at(Path::new("/")).expect("there is one");
+        let memory = memfd_create("x", MemfdFlags::CLOEXEC).expect("there is memory");
+        for found in [root, known::of(&memory).expect("it is open")] {
+            assert!(is_local(own, Device::of(&found)));
+        }
+        assert!(!is_local(own, device(0, 0xf_ffff)), "unknown");
+        assert!(is_of_our_users(own));
+    }
+
+    proptest! {
+        #[test]
+        fn any_line_is_parsed_without_panic(line in proptest::collection::vec(any::<u8>(), 0..200)) {
+            let _ = Table::parse(&line);
+        }
+    }
+}
