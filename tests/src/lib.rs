@@ -39,6 +39,7 @@
 
 pub mod cgroup;
 pub mod faults;
+pub mod fuse;
 pub mod heapbpf;
 pub mod interpreters;
 pub mod kernel;

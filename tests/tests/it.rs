@@ -21,6 +21,7 @@ mod forks;
 mod groups;
 mod guardrails;
 mod hooks;
+mod hung_files;
 mod inline;
 mod interpreters;
 mod inventory;

@@ -2,7 +2,7 @@
 
 use std::fs::{self, OpenOptions};
 use std::io::Write;
-use std::os::unix::fs::symlink;
+use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::PathBuf;
 use std::process::Command;
 use std::sync::Arc;
@@ -305,6 +305,30 @@ fn maps_are_found_in_other_mount_and_pid_namespaces() {
     assert_eq!(scene.names(|_| ()).0, both(None));
     fs::write(&scene.map.0, scene.line("contained")).expect("tests run as root");
     assert_eq!(scene.names(|_| ()).0, both(Some("contained")));
+}
+
+/// A user can mount any file in the place of its map, in a mount namespace of its own.
+#[test]
+fn maps_that_the_programs_user_may_not_read_are_not_read() {
+    let folder = tempfile::tempdir_in("/var/tmp").expect("there is such a directory");
+    fs::set_permissions(folder.path(), PermissionsExt::from_mode(0o755)).expect("ours");
+    let (program, secret) = (folder.path().join("generating"), folder.path().join("secret"));
+    copy_program(build("generating.c"), &program);
+    fs::write(&secret, "").expect("ours");
+    let mut command = Command::new("unshare");
+    command.args(["--pid", "--mount", "--fork", "--kill-child", "sh", "-c"]);
+    command.arg(
+        "mount -t tmpfs -o mode=777 tmpfs /tmp && touch /tmp/perf-1.map && mount --bind \"$1\" /tmp/perf-1.map && \
+         exec setpriv --reuid 65534 --regid 65534 --clear-groups \"$0\"",
+    );
+    let target = Target::spawn(command.arg(&program).arg(&secret));
+    let pid = target.child_pid();
+    let mut scene = Scene::of(target, pid, PerfMap(PathBuf::from(format!("/proc/{pid}/root/tmp/perf-1.map"))));
+    fs::write(&secret, scene.line("secret")).expect("ours");
+    for (mode, name) in [(0o600, None), (0o644, Some("secret"))] {
+        fs::set_permissions(&secret, PermissionsExt::from_mode(mode)).expect("ours");
+        assert_eq!(scene.names(|_| ()).0, both(name), "mode {mode:o}");
+    }
 }
 
 #[test]

@@ -1,8 +1,12 @@
 //! Within this process: see [`Reader`].
 
 use std::fs;
-use std::io::Read as _;
-use std::os::unix::fs::{PermissionsExt, chown, symlink};
+use std::io::{Read as _, Write as _};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
+
+use rustix::fs::{OFlags, SealFlags};
+use rustix::mount::{MountFlags, UnmountFlags};
 
 use super::*;
 
@@ -124,4 +128,119 @@ fn each_error_leaves_the_reader_usable() {
         assert!(ground.open(&rights, "missing").is_err());
         assert_eq!(ground.open(&rights, "file").expect("ours"), "file");
     }
+}
+
+/// A regular file with contents, on a file system that is not in the list of those that answer.
+const DISTANT: [&str; 2] = ["/sys/kernel", "notes"];
+
+fn distant() -> (File, Vec<u8>) {
+    let bytes = fs::read(DISTANT.join("/")).expect("the kernel has a build id");
+    (File::open(DISTANT[0]).expect("sysfs is mounted"), bytes)
+}
+
+#[test]
+fn other_file_systems_give_a_copy_that_nobody_can_change() {
+    let (root, bytes) = distant();
+    let wanted = Wanted { path: Path::new(DISTANT[1]), follows: true, owners: None, bytes_max: 1 << 20 };
+    let Opened { mut file, original } = open(&Rights::of_nobody(), &root, wanted).expect("all may read it");
+    let original = original.expect("a copy");
+    let metadata = fs::metadata(DISTANT.join("/")).expect("it is there");
+    assert_eq!((original.size_bytes, original.inode), (metadata.len(), metadata.ino()));
+    let mut copied = Vec::new();
+    file.read_to_end(&mut copied).expect("memory");
+    assert_eq!(copied, bytes);
+    let seals = rustix::fs::fcntl_get_seals(&file).expect("a memfd");
+    assert!(seals.contains(SealFlags::SHRINK | SealFlags::GROW | SealFlags::WRITE | SealFlags::SEAL), "{seals:?}");
+    assert!((&file).write_all(b"x").is_err());
+    // A file of a local file system is no copy.
+    let ground = Ground::new();
+    ground.file("file", 0o644);
+    let local = open(&Rights::of_nobody(), &ground.root, Wanted { path: Path::new("file"), ..wanted });
+    assert_eq!(local.expect("for all").original, None);
+}
+
+#[test]
+fn large_files_are_read_in_parts() {
+    let (root, bytes) = distant();
+    let at = Mapped::At(&root, Path::new(DISTANT[1]));
+    let Module::Distant { copy: None, original, file } = open_mapped(None, at, bytes.len() as u64 - 1).expect("ours")
+    else {
+        panic!("it is not local, and too large")
+    };
+    // It is not opened, so that closing it asks no file system.
+    assert!(rustix::fs::fcntl_getfl(&file).expect("open").contains(OFlags::PATH));
+    let part = |offset, length| read(None, &file, &original, offset, length).expect("it is there");
+    assert_eq!(part(4, 8), bytes[4..12]);
+    assert_eq!(part(bytes.len() as u64 - 4, 100), bytes[bytes.len() - 4..]);
+    let other = Original { size_bytes: 1, ..original };
+    assert!(matches!(read(None, &file, &other, 0, 8), Err(ReadError::Changed)));
+    let again = open_mapped(None, Mapped::File(&file), bytes.len() as u64).expect("ours");
+    assert!(matches!(again, Module::Distant { copy: Some(_), .. }), "{again:?}");
+    assert_eq!(identify(&Rights::of_nobody(), &root, Path::new(DISTANT[1]), None).expect("for all"), original);
+}
+
+/// A file system whose program never answers. What waits for it gets an error when this is dropped.
+struct Silent {
+    folder: tempfile::TempDir,
+    _program: File,
+}
+
+impl Silent {
+    fn mount() -> Self {
+        let folder = tempfile::tempdir().expect("temporary folder");
+        let program = File::options().read(true).write(true).open("/dev/fuse").expect("the kernel has FUSE");
+        let options = format!("fd={},rootmode=40000,user_id=0,group_id=0", program.as_raw_fd());
+        let options = std::ffi::CString::new(options).expect("no zeros");
+        rustix::mount::mount("silent", folder.path(), "fuse", MountFlags::empty(), &*options)
+            .expect("tests run as root");
+        Self { folder, _program: program }
+    }
+}
+
+impl Drop for Silent {
+    fn drop(&mut self) {
+        let _ = rustix::mount::unmount(self.folder.path(), UnmountFlags::DETACH);
+    }
+}
+
+#[test]
+fn a_file_system_that_does_not_answer_costs_one_reader() {
+    let (silent, ground) = (Silent::mount(), Ground::new());
+    ground.file("file", 0o644);
+    // As the root directory of a process, which is not opened itself.
+    let flags = OFlags::PATH | OFlags::CLOEXEC;
+    let root = rustix::fs::open(silent.folder.path(), flags, rustix::fs::Mode::empty()).expect("it is in memory");
+    let root = File::from(root);
+    let rights = Rights::of_invoker();
+    let try_one = |path: &str| {
+        let wanted = Wanted { path: Path::new(path), follows: true, owners: None, bytes_max: 100 };
+        assert!(matches!(open(&rights, &root, wanted), Err(ReadError::Silent)), "{path}");
+    };
+    for path in ["a/file", "a/other", "b/file", "c/file"] {
+        try_one(path);
+        assert_eq!(ground.open(&rights, "file").expect("another reader"), "file");
+    }
+    // A fourth folder is not tried, because three of this root directory have not answered.
+    let silent_folders = || readers().silent.len();
+    assert_eq!(silent_folders(), 3);
+    try_one("d/file");
+    assert_eq!(silent_folders(), 3);
+}
+
+#[test]
+fn a_file_system_that_answers_late_is_left_alone() {
+    let place = Place::Device(Device { major: 1, minor: 2 });
+    let mut readers = Readers::default();
+    readers.note_delay(&place, DELAY_MAX);
+    assert!(!readers.is_silent(&place));
+    readers.note_delay(&place, Duration::from_millis(1));
+    assert!(readers.is_silent(&place));
+    let pause = |readers: &Readers| readers.silent[&place].pause;
+    assert_eq!(pause(&readers), TRIES_AGAIN_AFTER);
+    readers.note_silence(&place);
+    assert_eq!(pause(&readers), TRIES_AGAIN_AFTER * 2);
+    for _ in 0..10 {
+        readers.note_silence(&place);
+    }
+    assert_eq!(pause(&readers), TRIES_AGAIN_AFTER_MAX);
 }

@@ -1,0 +1,157 @@
+//! Programs on file systems that do not answer, answer late, end, or belong to other users.
+
+use std::fs;
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+
+use heapbpf_tests::fuse::{Fuse, Options};
+use heapbpf_tests::heapbpf::{Heapbpf, Outcome};
+use heapbpf_tests::recipe::Recipe;
+use heapbpf_tests::report::Ledger;
+use heapbpf_tests::target::{Target, build};
+
+const OTHER: u32 = 65534;
+
+/// A program on a file system, which is unmounted first: the program may wait for it.
+struct Ground {
+    fuse: Fuse,
+    target: Target,
+}
+
+impl Ground {
+    /// The program runs as the user who serves the file system. All of its file is in memory.
+    fn start(recipe: &Recipe, name: &str, options: Options) -> Self {
+        let fuse = Fuse::mount(&[("program", &recipe.build())], options);
+        let mut command = Command::new(fuse.path("program"));
+        if options.user != 0 {
+            command.uid(options.user).gid(options.user);
+        }
+        let target = Target::spawn(command.arg0(name));
+        if options.user == 0 {
+            fs::read(fuse.path("program")).expect("it answers");
+        }
+        Self { fuse, target }
+    }
+
+    fn record(&mut self) -> (Heapbpf, Outcome, Ledger) {
+        self.record_with("", Fuse::answer)
+    }
+
+    /// `act` changes the file system before heapbpf starts.
+    fn record_with(&mut self, options: &str, act: impl FnOnce(&mut Fuse)) -> (Heapbpf, Outcome, Ledger) {
+        act(&mut self.fuse);
+        let mut heapbpf = Heapbpf::of(self.target.pid(), &format!("--interval 1 -o out.json {options}"));
+        let session = heapbpf.start();
+        let ledger = self.target.work("go");
+        (heapbpf, session.interrupt(), ledger)
+    }
+
+    fn unanswered(&self) -> String {
+        format!("`{}` does not answer", self.fuse.folder().display())
+    }
+
+    fn has_names(&self, heapbpf: &Heapbpf) -> bool {
+        let report = heapbpf.report("out.json");
+        report.process(self.target.pid()).callsites.iter().any(|callsite| callsite.has(|name| name == "mallocs"))
+    }
+
+    #[track_caller]
+    fn assert_exact(&self, heapbpf: &Heapbpf, ledger: &Ledger) {
+        assert_eq!(heapbpf.report("out.json").process(self.target.pid()).totals.exact(), ledger.sum());
+    }
+}
+
+fn exact() -> Recipe {
+    Recipe::of("exact.c")
+}
+
+/// A name that no other process has.
+fn unique(word: &str) -> String {
+    format!("{word}-of-{}", std::process::id())
+}
+
+#[test]
+fn programs_are_recorded_without_names_while_their_file_system_does_not_answer() {
+    let mut ground = Ground::start(&exact(), "program", Options::default());
+    let (heapbpf, outcome, ledger) = ground.record_with("", Fuse::hang);
+    ground.assert_exact(&heapbpf, &ledger);
+    assert!(!ground.has_names(&heapbpf));
+    assert!(outcome.stderr.contains(&ground.unanswered()), "{outcome:?}");
+    assert!(outcome.stdout.contains(&ground.unanswered()), "{outcome:?}");
+    // Another recording finds it answering.
+    let (heapbpf, _, ledger) = ground.record();
+    heapbpf.report("out.json").process(ground.target.pid()).assert_matches(&ledger);
+}
+
+#[test]
+fn programs_are_recorded_while_their_file_system_has_ended() {
+    let mut ground = Ground::start(&exact(), "program", Options::default());
+    let (heapbpf, _, ledger) = ground.record_with("", Fuse::die);
+    ground.assert_exact(&heapbpf, &ledger);
+}
+
+#[test]
+fn others_are_recorded_beside_a_file_system_that_does_not_answer() {
+    let name = unique("held");
+    let mut ground = Ground::start(&exact(), &name, Options::default());
+    let mut other = Target::spawn(Command::new(build("exact.c")).arg0(&name));
+    ground.fuse.hang();
+    let mut heapbpf = Heapbpf::new(["--cmdline", &name, "--interval", "1", "-o", "out.json"]);
+    let session = heapbpf.start();
+    let ledgers = [ground.target.work("go"), other.work("go")];
+    let _ = session.interrupt();
+    ground.assert_exact(&heapbpf, &ledgers[0]);
+    heapbpf.report("out.json").process(other.pid()).assert_matches(&ledgers[1]);
+}
+
+/// In whichever phase it comes.
+#[test]
+fn an_interrupt_ends_heapbpf_while_a_file_system_does_not_answer() {
+    let mut ground = Ground::start(&exact(), "program", Options::default());
+    ground.fuse.hang();
+    let pid = ground.target.pid().to_string();
+    for arguments in [&["--pid", &pid, "--interval", "1"][..], &["leaks", "--pid", &pid]] {
+        for wait in ["", "does not answer"] {
+            let mut heapbpf = Heapbpf::new(arguments);
+            let mut session = heapbpf.spawn();
+            if !wait.is_empty() {
+                session.wait_for(wait);
+            }
+            let outcome = session.interrupt();
+            assert!(!outcome.stderr.contains("panicked"), "{outcome:?}");
+        }
+    }
+}
+
+#[test]
+fn programs_of_other_users_file_systems_have_names() {
+    let options = Options { user: OTHER, ..Options::default() };
+    let mut ground = Ground::start(&exact(), "program", options);
+    let (heapbpf, outcome, ledger) = ground.record();
+    assert!(fs::read(ground.fuse.path("program")).is_err(), "root may not read it");
+    heapbpf.report("out.json").process(ground.target.pid()).assert_matches(&ledger);
+    let _ = outcome.expect_counted();
+}
+
+#[test]
+fn programs_have_names_where_files_cannot_be_mapped_shared() {
+    let options = Options { is_direct: true, ..Options::default() };
+    let mut ground = Ground::start(&exact(), "program", options);
+    let (heapbpf, _, ledger) = ground.record();
+    heapbpf.report("out.json").process(ground.target.pid()).assert_matches(&ledger);
+}
+
+/// Probes are placed in the file itself.
+#[test]
+fn allocators_on_served_file_systems_are_probed_unless_another_user_could_stop_the_kernel() {
+    for is_direct in [false, true] {
+        let mut ground =
+            Ground::start(&exact().flags("-static"), "program", Options { is_direct, ..Options::default() });
+        let (heapbpf, _, ledger) = ground.record();
+        heapbpf.report("out.json").process(ground.target.pid()).assert_matches(&ledger);
+    }
+    let options = Options { user: OTHER, ..Options::default() };
+    let ground = Ground::start(&exact().flags("-static"), "program", options);
+    let message = Heapbpf::of(ground.target.pid(), "").run().expect_error(1);
+    assert!(message.contains("another user serves the file system of its file"), "{message}");
+}
