@@ -4,7 +4,7 @@
 #![expect(unsafe_code, reason = "changes namespaces and descriptors of a process that has one thread")]
 
 use std::ffi::CStr;
-use std::fs;
+use std::fs::{self, File};
 use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -76,11 +76,22 @@ pub(crate) fn confine(limits: &Limits) -> Confinement {
     let without_capabilities = drop_capabilities().is_ok();
     if let Ok(nowhere) = nowhere {
         // A compromised process must not write to the user's terminal.
-        let _ = rustix::stdio::dup2_stdout(&nowhere);
-        let _ = rustix::stdio::dup2_stderr(&nowhere);
+        silence(&nowhere);
     }
     let filtered = install_syscall_filter().is_ok();
     Confinement { root, without_capabilities, filtered, limited }
+}
+
+/// Replaces standard output and standard error.
+fn silence(nowhere: &File) {
+    let _ = rustix::stdio::dup2_stdout(nowhere);
+    let _ = rustix::stdio::dup2_stderr(nowhere);
+}
+
+/// Makes standard output and standard error `/dev/null`. A program that reads heapbpf's would wait for the end of this process too.
+pub(crate) fn close_outputs() -> io::Result<()> {
+    silence(&null_device()?);
+    Ok(())
 }
 
 /// Closes inherited descriptors except the standard ones. Call it before anything is opened.

@@ -11,6 +11,12 @@ pub(crate) fn at(path: &Path) -> io::Result<Statx> {
     Ok(statx(CWD, path, AtFlags::STATX_DONT_SYNC, StatxFlags::BASIC_STATS)?)
 }
 
+/// Fails with `EACCES` for the files of a FUSE that another user serves, unless it is for all users.
 pub(crate) fn of(file: impl AsFd) -> io::Result<Statx> {
     Ok(statx(file, "", AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC, StatxFlags::BASIC_STATS)?)
+}
+
+/// Returns metadata of which only the device is valid. Also for the files that [`of`] fails for (`fuse_getattr` in fs/fuse/dir.c).
+pub(crate) fn device_of(file: impl AsFd) -> io::Result<Statx> {
+    Ok(statx(file, "", AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC, StatxFlags::empty())?)
 }

@@ -11,6 +11,7 @@ pub(crate) mod confinement;
 pub(crate) mod feature;
 pub(crate) mod files;
 pub(crate) mod folder;
+mod invoker;
 pub(crate) mod known;
 pub(crate) mod listener;
 pub(crate) mod memory;

@@ -4,7 +4,7 @@
 
 use std::fs::{self, Metadata};
 use std::os::unix::fs::MetadataExt;
-use std::{env, io, thread};
+use std::{io, thread};
 
 use rustix::io::Errno;
 use rustix::process::{
@@ -16,6 +16,7 @@ use rustix::thread::{
 };
 use serde::{Deserialize, Serialize};
 
+use super::invoker::invoker;
 use super::proc::mounts::is_of_our_users;
 use super::proc::process::entry_path;
 use crate::ids::Pid;
@@ -152,22 +153,6 @@ fn set_for_files(call: libc::c_long, id: u32) -> rustix::io::Result<()> {
     set(id);
     // -1 changes nothing.
     if set(u32::MAX) == libc::c_long::from(id) { Ok(()) } else { Err(Errno::PERM) }
-}
-
-/// The user and group in the variables of sudo and pkexec, which count only where heapbpf is root.
-pub(in crate::linux) fn invoker() -> Option<(u32, u32)> {
-    let number = |name: &str| env::var(name).ok()?.parse::<u32>().ok();
-    if !rustix::process::getuid().is_root() {
-        return None;
-    }
-    let (uid, gid) = match (number("SUDO_UID"), number("SUDO_GID"), number("PKEXEC_UID")) {
-        (Some(uid), Some(gid), _) => (uid, gid),
-        // pkexec does not pass the group. This one owns no files.
-        (_, _, Some(uid)) => (uid, u32::MAX - 1),
-        _ => return None,
-    };
-    // -1 stands for no change.
-    (uid != 0 && ![uid, gid].contains(&u32::MAX)).then_some((uid, gid))
 }
 
 #[cfg(test)]

@@ -11,7 +11,7 @@ use rustix::fs::{CWD, FileType, Mode, OFlags, Stat, fstat, mkdirat, openat, read
 use rustix::io::{Errno, fcntl_dupfd_cloexec};
 use rustix::process::geteuid;
 
-use super::rights::invoker;
+use super::invoker::invoker;
 
 /// Links that are followed on one way: as many as the kernel follows (`MAXSYMLINKS` in include/linux/namei.h).
 const LINKS_MAX: u32 = 40;

@@ -73,15 +73,28 @@ impl Image {
             reader::Module::Distant { copy, original, file } => Self {
                 identity: original.into(),
                 contents: match copy {
-                    Some(copy) => {
-                        COPIED_BYTES.fetch_add(original.size_bytes, Ordering::Relaxed);
-                        Contents::Copy(copy)
-                    }
+                    Some(copy) => Contents::Copy(copy),
                     None => Contents::Distant(Distant::new(file.try_clone()?, original, rights)),
                 },
                 original: Some(file),
             },
         })
+    }
+
+    /// With a copy of a small file that this process does not open, for when its file system answers no more.
+    pub(super) fn kept(self) -> Self {
+        let is_room = COPIED_BYTES.load(Ordering::Relaxed) < COPIES_BYTES_MAX;
+        match &self.contents {
+            Contents::Distant(distant) if is_room && self.identity.size_bytes <= COPY_BYTES_MAX => match distant.copy()
+            {
+                Ok(copy) => {
+                    COPIED_BYTES.fetch_add(self.identity.size_bytes, Ordering::Relaxed);
+                    Self { contents: Contents::Copy(copy), ..self }
+                }
+                Err(_) => self,
+            },
+            _ => self,
+        }
     }
 
     /// Stores the bytes in a memfd, so that all modules are files.
@@ -269,12 +282,11 @@ pub(crate) fn open_mapped(pid: Pid, mapping: &Mapping, path: &Path) -> Result<Im
 /// Opens a file of this machine that a recording names.
 pub(crate) fn open_recorded(path: &Path) -> Result<Image, ObjectError> {
     let root = openat(CWD, "/", OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).map_err(io::Error::from)?;
-    open_by_reader(None, Mapped::At(&root.into(), path))
+    open_by_reader(None, Mapped::At(&root.into(), path)).map(Image::kept)
 }
 
-fn open_by_reader(rights: Option<&Rights>, mapped: Mapped<'_>) -> Result<Image, ObjectError> {
-    let is_room = COPIED_BYTES.load(Ordering::Relaxed) < COPIES_BYTES_MAX;
-    let module = reader::open_mapped(rights, mapped, if is_room { COPY_BYTES_MAX } else { 0 })?;
+pub(super) fn open_by_reader(rights: Option<&Rights>, mapped: Mapped<'_>) -> Result<Image, ObjectError> {
+    let module = reader::open_mapped(rights, mapped, 0)?;
     Image::of_module(module, rights.cloned())
 }
 
@@ -328,14 +340,15 @@ pub(crate) fn identity_beneath(
     path: &Path,
     device: Option<Device>,
 ) -> Option<FileIdentity> {
-    match locate(root, path, ResolveFlags::CACHED) {
-        Ok(file) => known::of(&file).ok().map(|found| FileIdentity::new(Device::of(&found), found.stx_ino)),
-        Err(Errno::NOENT) => None,
-        Err(_) => {
-            let found = reader::identify(rights, root, path, device).ok()?;
-            Some(FileIdentity::new(found.device, found.inode))
-        }
+    let found = match locate(root, path, ResolveFlags::CACHED) {
+        Err(Errno::NOENT) => return None,
+        found => found.ok().and_then(|file| known::of(&file).ok()),
+    };
+    if let Some(found) = found {
+        return Some(FileIdentity::new(Device::of(&found), found.stx_ino));
     }
+    let found = reader::identify(rights, root, path, device).ok()?;
+    Some(FileIdentity::new(found.device, found.inode))
 }
 
 /// Which file a path leads to on this machine, for the user of heapbpf.

@@ -204,7 +204,7 @@ impl ModuleStore {
                     Ok(image) => Key::File(image.identity()),
                     Err(_) => Key::Unopened(mapping.device, mapping.inode, path.clone()),
                 };
-                Some(self.intern(key, &path.to_string_lossy(), pid, || image))
+                Some(self.intern(key, &path.to_string_lossy(), pid, || image.map(Image::kept)))
             }
             MappingName::Special(name) if name == "[vdso]" => {
                 let (key, image) = match image::read_vdso(pid, mapping) {

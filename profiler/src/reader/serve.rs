@@ -13,7 +13,7 @@ use rustix::process::geteuid;
 
 use super::{Answer, COPY_BYTES_MAX, Failure, Original, REQUEST_BYTES_MAX, Request};
 use crate::linux::companion::{self, Channel};
-use crate::linux::confinement::close_inherited;
+use crate::linux::confinement::{close_inherited, close_outputs};
 use crate::linux::proc::maps::Device;
 use crate::linux::proc::mounts;
 use crate::linux::proc::process::entry_path;
@@ -43,6 +43,7 @@ const LOCAL: [FsWord; 12] = [
 /// Answers requests with the rights that the first message has, until the agent closes the channel.
 pub fn serve() -> io::Result<()> {
     close_inherited();
+    close_outputs()?;
     let channel = Channel::of_standard_input()?;
     companion::set_name("heapbpf-reader");
     answer_requests(&channel)

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::Statx;
 use serde::{Deserialize, Serialize};
 
-use super::process::{ProcError, entry_path};
+use super::process::{ProcError, entry_path, executable};
 use crate::address::{FileOffset, TargetAddr};
 use crate::ids::Pid;
 use crate::linux::known;
@@ -52,9 +52,19 @@ impl FileIdentity {
     }
 }
 
+/// Device and inode are those of `stat`, or of the memory manager where only the owner of the file system may ask it.
 pub(crate) fn executable_identity(pid: Pid) -> io::Result<FileIdentity> {
-    let found = known::at(&entry_path(pid, "exe"))?;
-    Ok(FileIdentity { device: Device::of(&found), inode: found.stx_ino })
+    match known::at(&entry_path(pid, "exe")) {
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => executable_mapping(pid).ok_or(error),
+        found => found.map(|found| FileIdentity::new(Device::of(&found), found.stx_ino)),
+    }
+}
+
+fn executable_mapping(pid: Pid) -> Option<FileIdentity> {
+    let executable = executable(pid).ok()?;
+    let is_of = |mapping: &Mapping| matches!(&mapping.name, MappingName::File { path, .. } if *path == executable);
+    let mapping = executable_mappings(pid).ok()?.into_iter().find(is_of)?;
+    Some(FileIdentity::new(mapping.device, mapping.inode))
 }
 
 /// Files may have been deleted or replaced since; a file name that really ends with ` (deleted)` is indistinguishable.

@@ -1,6 +1,6 @@
 //! Which file systems answer by themselves, by the mount tables of processes. Reading these asks no file system.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::ffi::OsString;
 use std::fs::{self, File};
 use std::io::{self, Read, Seek};
@@ -8,6 +8,7 @@ use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::{LazyLock, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{MemfdFlags, memfd_create};
@@ -15,7 +16,7 @@ use rustix::fs::{MemfdFlags, memfd_create};
 use super::maps::Device;
 use super::process::{entry_path, read_file};
 use crate::ids::Pid;
-use crate::linux::rights::invoker;
+use crate::linux::invoker::invoker;
 use crate::linux::known;
 
 /// A container's table has dozens of lines; those of hosts have thousands.
@@ -161,12 +162,35 @@ pub(crate) fn is_local(pid: Pid, device: Device) -> bool {
     if let Some(is_local) = is_local_here(device) {
         return is_local;
     }
+    // Only root mounts and unmounts there.
+    if is_of_our_users(pid) {
+        return of_container(pid, |table| table.mounts.get(&device).map(|mount| mount.is_local(device)))
+            .unwrap_or(device.major != 0);
+    }
     match of(pid).mounts.get(&device) {
-        Some(mount) if mount.kind == OVERLAY => is_of_our_users(pid),
-        Some(mount) => mount.is_local(device),
+        Some(mount) => mount.is_local(device) && mount.kind != OVERLAY,
         // Unmounted by name, or below an overlay. Only root mounts block devices.
         None => device.major != 0,
     }
+}
+
+/// The tables of containers that were read last, by their mount namespaces: programs of one container have dozens of files.
+static CONTAINERS: Mutex<VecDeque<(u64, Instant, Table)>> = Mutex::new(VecDeque::new());
+const CONTAINERS_MAX: usize = 16;
+const READ_AGAIN_AFTER: Duration = Duration::from_secs(1);
+
+fn of_container<T>(pid: Pid, find: impl FnOnce(&Table) -> Option<T>) -> Option<T> {
+    let namespace = known::at(&entry_path(pid, "ns/mnt")).ok()?.stx_ino;
+    let mut tables = CONTAINERS.lock().unwrap_or_else(PoisonError::into_inner);
+    tables.retain(|(_, read, _)| read.elapsed() < READ_AGAIN_AFTER);
+    if let Some((_, _, table)) = tables.iter().find(|(of, ..)| *of == namespace) {
+        return find(table);
+    }
+    let table = of(pid);
+    let found = find(&table);
+    tables.push_front((namespace, Instant::now(), table));
+    tables.truncate(CONTAINERS_MAX);
+    found
 }
 
 /// Whether the kernel may wait for the file system of a process's file while it has locks that others need: another user could keep it

@@ -1,11 +1,13 @@
 //! Modules of files and processes.
 
 use std::fs;
+use std::io::Read as _;
 
 use super::*;
 use crate::linux::proc::maps::executable_mappings;
 use crate::object::fixture::{Running, Workshop};
 use crate::object::symbols::{Search, defined_functions};
+use crate::reader::Mapped;
 
 fn own_pid() -> Pid {
     Pid(std::process::id())
@@ -105,4 +107,32 @@ fn without_the_mappings_entry_the_file_is_opened_by_its_path() {
     let by_entry = modules.intern_mapping(child.pid(), &mapping).expect("a module");
     let moved = Mapping { end: TargetAddr(mapping.end.0 + 0x1000), ..mapping };
     assert_eq!(modules.intern_mapping(child.pid(), &moved), Some(by_entry));
+}
+
+#[test]
+fn files_of_other_file_systems_are_read_in_copies_or_parts() {
+    // Not in the list of file systems that answer by themselves.
+    let path = Path::new("/sys/kernel/notes");
+    let bytes = fs::read(path).expect("the kernel has a build id");
+    let copy = image::open_recorded(path).expect("it is readable");
+    let root = fs::File::open("/").expect("it is readable");
+    let parts = image::open_by_reader(None, Mapped::At(&root, path)).expect("it is readable");
+    assert_eq!((copy.is_whole(), parts.is_whole()), (true, false));
+    assert_eq!(copy.identity(), parts.identity());
+    for image in [copy, parts] {
+        assert!(image.is_distant() && image.unchanged());
+        let last = bytes.len() as u64 - 4;
+        for offset in [0, 4, last, 8] {
+            let found = image.read(FileOffset(offset), 4, 4).expect("in the file");
+            let start = usize::try_from(offset).expect("small");
+            assert_eq!(found, bytes[start..start + 4], "at {offset}");
+        }
+        assert_eq!(image.read(FileOffset(last), 5, 5), Err(ObjectError::Malformed("a range ends behind the file")));
+        let mut sealed = Vec::new();
+        image.sealed_copy(1 << 20).expect("it is small").read_to_end(&mut sealed).expect("memory");
+        assert_eq!(sealed, bytes);
+        // Closing what is not opened asks no file system.
+        let flags = rustix::fs::fcntl_getfl(image.original()).expect("open");
+        assert!(flags.contains(rustix::fs::OFlags::PATH));
+    }
 }
