@@ -6,6 +6,7 @@ use std::process::Command;
 
 use heapbpf_tests::fuse::{Fuse, Options};
 use heapbpf_tests::heapbpf::{Heapbpf, Outcome};
+use heapbpf_tests::kernel::{changed_code, wait_until};
 use heapbpf_tests::recipe::Recipe;
 use heapbpf_tests::report::Ledger;
 use heapbpf_tests::target::{Target, build};
@@ -79,6 +80,8 @@ fn programs_are_recorded_without_names_while_their_file_system_does_not_answer()
     assert!(outcome.stderr.contains(&ground.unanswered()), "{outcome:?}");
     assert!(outcome.stdout.contains(&ground.unanswered()), "{outcome:?}");
     // Another recording finds it answering.
+    ground.fuse.answer();
+    ground.target = Target::spawn(&mut Command::new(ground.fuse.path("program")));
     let (heapbpf, _, ledger) = ground.record();
     heapbpf.report("out.json").process(ground.target.pid()).assert_matches(&ledger);
 }
@@ -110,7 +113,12 @@ fn an_interrupt_ends_heapbpf_while_a_file_system_does_not_answer() {
     let mut ground = Ground::start(&exact(), "program", Options::default());
     ground.fuse.hang();
     let pid = ground.target.pid().to_string();
-    for arguments in [&["--pid", &pid, "--interval", "1"][..], &["leaks", "--pid", &pid]] {
+    let commands = [
+        &["--pid", &pid, "--interval", "1"][..],
+        &["top", "--pid", &pid, "--json", "--duration", "1h"],
+        &["leaks", "--pid", &pid],
+    ];
+    for arguments in commands {
         for wait in ["", "does not answer"] {
             let mut heapbpf = Heapbpf::new(arguments);
             let mut session = heapbpf.spawn();
@@ -121,6 +129,29 @@ fn an_interrupt_ends_heapbpf_while_a_file_system_does_not_answer() {
             assert!(!outcome.stderr.contains("panicked"), "{outcome:?}");
         }
     }
+}
+
+/// It tries again at each of its scans.
+#[test]
+fn an_agent_records_others_beside_a_file_system_that_does_not_answer() {
+    let name = unique("held");
+    let mut ground = Ground::start(&Recipe::of("service.c"), &name, Options::default());
+    let other = Target::spawn(Command::new(build("service.c")).arg0(&name));
+    ground.fuse.hang();
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let config = folder.path().join("agent.toml");
+    let text = "[budget]\nmax-cpu = \"100%\"\n[duty]\nrecord = \"1s\"\nevery = \"4s\"\n";
+    let select = format!("[select]\ncommands = [\"{name}\"]\nmin-age = \"1s\"\nscan-every = \"1s\"\n");
+    let stop = format!("stop-file = \"{}\"\n", folder.path().join("stop").display());
+    fs::write(&config, stop + text + &select).expect("ours");
+    let mut heapbpf = Heapbpf::new(["agent".as_ref(), "--config".as_ref(), config.as_os_str()]);
+    let mut session = heapbpf.spawn();
+    for _ in 0..2 {
+        session.wait_for("heapbpf: info: recording ");
+        wait_until("probes are attached", || !changed_code(other.pid()).is_empty());
+        session.wait_for("heapbpf: info: recorded 2 processes for ");
+    }
+    let _ = session.terminate().expect_code(0);
 }
 
 #[test]

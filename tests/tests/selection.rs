@@ -1,9 +1,11 @@
 //! Selection of targets: by name, by control group, all processes, large ones.
 
+use std::fs;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
 use heapbpf_tests::cgroup::Group;
+use heapbpf_tests::fuse::{Fuse, Options};
 use heapbpf_tests::heapbpf::{Heapbpf, Session};
 use heapbpf_tests::kernel::{assert_no_probes, changed_code};
 use heapbpf_tests::report::Report;
@@ -248,4 +250,23 @@ fn processes_that_grow_beyond_the_minimum_become_targets() {
         assert!(!pids.contains(&small.pid()), "{pids:?}");
         small.assert_running();
     }
+}
+
+/// Also where a program runs whose file cannot be read.
+#[test]
+fn all_processes_are_recorded_beside_a_file_system_that_does_not_answer() {
+    let mut fuse = Fuse::mount(&[("program", &build("service.c"))], Options::default());
+    let mut held = Target::spawn(&mut Command::new(fuse.path("program")));
+    fs::read(fuse.path("program")).expect("it answers");
+    let mut other = service(&name("other"));
+    fuse.hang();
+    let mut heapbpf = heapbpf(&["--all", "--exclude", "rustc", "--exclude", "clippy*", "--exclude", "cargo*"]);
+    let session = heapbpf.start();
+    held.work("keep 100 5");
+    other.work("keep 100 7");
+    let outcome = session.interrupt();
+    let report = heapbpf.report("out.json");
+    assert_eq!((report.process(held.pid()).totals.exact().alloc_count, kept(&report, &other)), (5, 7));
+    let unanswered = format!("`{}` does not answer", fuse.folder().display());
+    assert!(outcome.stderr.contains(&unanswered), "{outcome:?}");
 }
