@@ -1,7 +1,7 @@
 //! Modules of files and processes.
 
 use std::fs;
-use std::io::Read as _;
+use std::io::{Read as _, Seek as _};
 
 use super::*;
 use crate::linux::proc::maps::executable_mappings;
@@ -129,7 +129,9 @@ fn files_of_other_file_systems_are_read_in_copies_or_parts() {
         }
         assert_eq!(image.read(FileOffset(last), 5, 5), Err(ObjectError::Malformed("a range ends behind the file")));
         let mut sealed = Vec::new();
-        image.sealed_copy(1 << 20).expect("it is small").read_to_end(&mut sealed).expect("memory");
+        let mut copy = image.sealed_copy(1 << 20).expect("it is small");
+        copy.rewind().expect("memory");
+        copy.read_to_end(&mut sealed).expect("memory");
         assert_eq!(sealed, bytes);
         // Closing what is not opened asks no file system.
         let flags = rustix::fs::fcntl_getfl(image.original()).expect("open");
