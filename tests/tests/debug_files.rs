@@ -228,6 +228,18 @@ fn hostile_servers_cost_a_bounded_time_and_give_no_names() {
 }
 
 #[test]
+fn a_file_that_is_compressed_unasked_is_decompressed() {
+    let split = Split::new();
+    let file = fs::read(split.debug_file()).expect("ours");
+    let server = Server::compressing(&file);
+    let limit = (file.len() - 1).to_string();
+    assert!(failure(&split, &server, &[("DEBUGINFOD_MAXSIZE", &limit)]).contains("exceeds the limit"));
+    check_named(&split.record(&["--debuginfod", &server.url()], &[]).1);
+    let cached = split.path("home/.cache/debuginfod_client").join(&split.build_id).join("debuginfo");
+    assert!(fs::read(&cached).expect("cached") == file, "the cache has another file");
+}
+
+#[test]
 fn a_missing_file_is_requested_once_in_ten_minutes() {
     let split = Split::new();
     let server = Server::sending("HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n");

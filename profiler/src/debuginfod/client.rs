@@ -1,19 +1,20 @@
 //! Downloads a file by HTTP/1.1. Whatever a server does, a download ends within its time and its size.
 
 use std::fs::File;
-use std::io::{Seek, Write};
+use std::io::Seek;
 use std::time::{Duration, Instant};
 
 use http_body_util::{BodyExt, Empty};
 use hyper::body::{Bytes, Incoming};
 use hyper::client::conn::http1;
-use hyper::header::{CONTENT_LENGTH, HOST, LOCATION, USER_AGENT};
+use hyper::header::{ACCEPT_ENCODING, CONTENT_LENGTH, HOST, LOCATION, USER_AGENT};
 use hyper::{Request, Response, StatusCode, Uri};
 use hyper_util::rt::TokioIo;
 use tokio::task::JoinSet;
 use tokio::time::{sleep_until, timeout};
 use tokio_rustls::TlsConnector;
 
+use super::body::Body;
 use super::settings::{Server, Settings};
 use super::transfer::{Failure, Watch};
 use crate::http::{AGENT, connect, tls};
@@ -117,6 +118,7 @@ impl<'a> Client<'a> {
         let request = Request::get(path)
             .header(HOST, server.authority())
             .header(USER_AGENT, AGENT)
+            .header(ACCEPT_ENCODING, "identity")
             .header("x-debuginfod-maxsize", self.settings.size_bytes_max)
             .body(Empty::<Bytes>::new())
             .map_err(|error| failed(&error))?;
@@ -128,13 +130,16 @@ impl<'a> Client<'a> {
         &self,
         server: &Server,
         response: Response<Incoming>,
-        mut file: &File,
+        file: &File,
         progress: &mut dyn FnMut(u64, Option<u64>),
     ) -> Result<(), Failure> {
         let size_bytes_max = self.settings.size_bytes_max;
         let number = |name: &str| response.headers().get(name)?.to_str().ok()?.parse::<u64>().ok();
-        let total = number(CONTENT_LENGTH.as_str()).or_else(|| number("x-debuginfod-size"));
-        if total.is_some_and(|total| total > size_bytes_max) {
+        let mut written = Body::new(response.headers(), server, file, size_bytes_max)?;
+        // A length is that of the compressed file.
+        let length = number(CONTENT_LENGTH.as_str());
+        let total = length.filter(|_| !written.is_compressed()).or_else(|| number("x-debuginfod-size"));
+        if length.max(total).is_some_and(|bytes| bytes > size_bytes_max) {
             return Err(Failure::Large(size_bytes_max));
         }
         let mut body = response.into_body();
@@ -144,21 +149,18 @@ impl<'a> Client<'a> {
         loop {
             let left = until.saturating_duration_since(Instant::now());
             let Some(frame) = timeout(left, body.frame()).await.map_err(|_| self.stalled(server))? else {
-                return Ok(());
+                return written.finish(server);
             };
             let frame = frame.map_err(|error| Failure::Connection(server.to_string(), error.to_string()))?;
             let Ok(data) = frame.into_data() else { continue };
             received += data.len() as u64;
-            if received > size_bytes_max {
-                return Err(Failure::Large(size_bytes_max));
-            }
-            file.write_all(&data)?;
+            written.write(&data, server)?;
             let now = Instant::now();
             if received - counted >= BYTES_PER_TIMEOUT {
                 (counted, until) = (received, now + self.settings.timeout);
             }
             if now >= next_report {
-                progress(received, total);
+                progress(written.written(), total);
                 next_report = now + POLL;
             }
         }

@@ -3,6 +3,7 @@
 //!
 //! <https://sourceware.org/elfutils/Debuginfod.html>
 
+mod body;
 mod cache;
 mod client;
 mod settings;

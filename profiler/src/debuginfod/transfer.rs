@@ -20,6 +20,8 @@ pub(crate) enum Failure {
     Stalled(String, Duration),
     #[error("it exceeds the limit of {}; raise `DEBUGINFOD_MAXSIZE`", bytesize::ByteSize(*.0))]
     Large(u64),
+    #[error("{0}: sent a file that is compressed in an unsupported way, or damaged")]
+    Encoding(String),
     #[error("{0}: sent a file of another build")]
     Build(String),
     #[error("the time limit of {0:?} for all downloads was exceeded")]
