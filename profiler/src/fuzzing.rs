@@ -10,6 +10,7 @@ use crate::linux::proc::{maps, process, stat};
 use crate::model::{Pod, Workload};
 use crate::object::interpreted::CodeBody;
 use crate::process::link_map::{LinkMap, Memory};
+use crate::shown;
 use crate::symbolize::demangle::demangle;
 use crate::symbolize::element::{self, Qualified, implemented};
 use crate::symbolize::generated;
@@ -32,7 +33,7 @@ pub fn proc_file(bytes: &[u8]) {
     for line in bytes.split(|&byte| byte == b'\n') {
         let _ = (maps::parse_mapping(line), maps::parse_region(line), process_copies::mapping_start(line));
     }
-    let text = String::from_utf8_lossy(bytes);
+    let text = shown::text(bytes);
     for line in text.lines() {
         let _ = (process::of_epoll(line), process::of_timer(line), process::number(line));
         let _ = (Workload::of_cgroup(line), Pod::of_directory(line));

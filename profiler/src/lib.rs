@@ -35,6 +35,7 @@ mod recording;
 mod report;
 mod serve;
 mod session;
+mod shown;
 mod snapshot;
 mod symbolize;
 mod top;

@@ -44,6 +44,7 @@ impl Recipe {
         let (compiler, flags) = match extension {
             Some("rs") => ("rustc", "--edition=2024 -O -g -Cforce-frame-pointers=yes"),
             Some("cpp") => ("g++", C_FLAGS),
+            _ if source == "bare32.c" => ("gcc", "-m32 -O1 -g -nostdlib -static -ffreestanding -fno-stack-protector"),
             _ if source == "bare.c" => ("gcc", "-O1 -g -nostdlib -static -ffreestanding"),
             _ => ("gcc", C_FLAGS),
         };

@@ -2,15 +2,18 @@
 
 mod writing;
 
+use std::ffi::{OsStr, OsString};
 use std::fs;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::{PermissionsExt, lchown, symlink};
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use heapbpf_tests::heapbpf::{Heapbpf, binary, text};
 use heapbpf_tests::kernel;
 use heapbpf_tests::recipe::Recipe;
 use heapbpf_tests::target::{Target, build, copy_program, run};
+use serde_json::Value;
 use tempfile::TempDir;
 
 /// A user that owns nothing of these tests.
@@ -126,9 +129,148 @@ fn paths_in_messages_do_not_control_a_terminal() {
     copy_program(Recipe::of("bare.c").build(), &program);
     let mut target = Target::spawn(&mut Command::new(&program));
     let message = Heapbpf::of(target.pid(), "").run().expect_error(1);
-    assert!(message.contains("bare\u{fffd}[31m\u{fffd}"), "{message:?}");
+    assert!(message.contains("bare\\u{1b}[31m\u{fffd}"), "{message:?}");
     assert!(!message.contains(['\x1b', '\u{202e}']), "{message:?}");
     target.kill();
+}
+
+/// A name that would colour a terminal, reverse its text, ring its bell and begin a line. The first 15 bytes are the process's name.
+const HOSTILE: &[u8] = b"hx\n\x1b[31m\x9b\xe2\x80\xae\x07\nheapbpf: forged";
+
+/// What a terminal receives of a command.
+fn on_a_terminal(folder: &Path, words: &[OsString]) -> Vec<u8> {
+    // The words are quoted by the shell itself: names may have any byte.
+    let mut command = Command::new("bash");
+    command.args(["-c", r#"printf -v line "%q " "$@"; exec script -qc "$line" /dev/null"#, "bash"]).args(words);
+    command.env("NO_COLOR", "1").env("HEAPBPF_CONFIG", "").env("TERM", "dumb").env("SHELL", "/bin/bash");
+    let output = command.current_dir(folder).stdin(Stdio::null()).output().expect("bash can be started");
+    assert!(!output.stdout.is_empty(), "{words:?}: {output:?}");
+    output.stdout
+}
+
+#[test]
+fn names_of_others_reach_no_terminal_as_they_are() {
+    kernel::require_root();
+    let folder = open_folder();
+    let named = |number: u32| -> PathBuf {
+        let below = folder.path().join(number.to_string());
+        fs::create_dir(&below).expect("ours");
+        below.join(OsStr::from_bytes(HOSTILE))
+    };
+    let [program, bare] = [(1, build("exact.c")), (2, Recipe::of("bare.c").build())].map(|(number, built)| {
+        let path = named(number);
+        copy_program(built, &path);
+        path
+    });
+    let mut targets = [&program, &program, &bare].map(|path| Target::spawn(&mut Command::new(path)));
+    let [pid, _, without_heap] = targets.each_ref().map(|target| target.pid().to_string());
+    // Files of such names.
+    let file = named(3);
+    fs::write(&file, "not a report").expect("ours");
+    let report = named(4);
+    let recorded = format!("--interval 1 --duration 1s -q --no-inventory --pid {pid} -o x.json -o x.heapbpf");
+    let recorded = Command::new(binary()).args(recorded.split(' ')).current_dir(folder.path()).output();
+    assert!(recorded.as_ref().is_ok_and(|it| it.status.success()), "{recorded:?}");
+    fs::copy(folder.path().join("x.json"), &report).expect("ours");
+    for words in commands_with_names(&pid, &without_heap, file.as_os_str(), report.as_os_str()) {
+        let output = on_a_terminal(folder.path(), &words);
+        let shown = String::from_utf8_lossy(&output);
+        for harmful in ["\x1b[31m", "\u{202e}", "\x07", "\nheapbpf: forged"] {
+            assert!(!shown.contains(harmful), "{harmful:?} of {words:?}: {shown:?}");
+        }
+        assert!(!output.windows(2).any(|pair| pair == b"m\x9b"), "{words:?}: {shown:?}");
+    }
+    targets.iter_mut().for_each(Target::assert_running);
+}
+
+/// All commands that have names or paths in messages, tables, logs or statuses.
+fn commands_with_names(pid: &str, without_heap: &str, file: &OsStr, report: &OsStr) -> Vec<Vec<OsString>> {
+    let option = |name: &str, path: &OsStr| [name.as_bytes(), path.as_bytes()].concat();
+    let commands = [
+        ("--pid", vec![without_heap]),
+        ("--cmdline=hx*", vec!["--duration", "1s", "-o", "y.json"]),
+        ("-vvv", vec!["--pid", pid, "--duration", "2s", "-o", "y.folded"]),
+        ("hx*", vec![]),
+        ("top", vec!["--once", "--pid", pid]),
+        ("top", vec!["--once", "--pid", without_heap]),
+        ("doctor", vec!["--pid", pid]),
+        ("doctor", vec!["--pid", without_heap]),
+        ("leaks", vec!["--pid", pid]),
+        ("leaks", vec!["--pid", pid, "--watch", "1s"]),
+        ("leaks", vec!["--pid", without_heap]),
+        ("convert", vec!["x.json"]),
+        ("convert", vec!["x.heapbpf"]),
+        ("diff", vec!["x.json", "x.heapbpf"]),
+    ]
+    .map(|(first, rest)| (first, rest.into_iter().map(OsString::from).collect()))
+    .into_iter()
+    .chain([
+        ("--help", vec![file.to_owned()]),
+        ("--pid=1", vec!["-o".into(), file.to_owned()]),
+        ("--pid=1", vec!["--suppressions".into(), file.to_owned()]),
+        ("--pid=1", vec!["--serve=127.0.0.1:0".into(), "--token-file".into(), file.to_owned()]),
+        ("--", vec![file.to_owned()]),
+        ("convert", vec![file.to_owned()]),
+        ("convert", vec![report.to_owned()]),
+        ("convert", vec![OsString::from_vec(option("x.heapbpf\n", file))]),
+        ("diff", vec![report.to_owned(), report.to_owned()]),
+        ("diff", vec![file.to_owned(), report.to_owned()]),
+        ("symbolize", vec![file.to_owned()]),
+        ("open", vec![file.to_owned()]),
+        ("agent", vec!["--check".into(), "--config".into(), file.to_owned()]),
+        ("agent", vec!["--check".into(), OsString::from_vec(option("--config=/nowhere", file))]),
+        ("--unknown", vec![file.to_owned()]),
+    ]);
+    let words =
+        |(first, rest): (&str, Vec<OsString>)| [binary().into(), first.into()].into_iter().chain(rest).collect();
+    commands.map(words).collect()
+}
+
+/// `café` in Latin-1.
+const LATIN_1: &[u8] = b"caf\xe9";
+
+#[test]
+fn names_that_are_not_utf8_are_escaped() {
+    let folder = open_folder();
+    let program = folder.path().join(OsStr::from_bytes(LATIN_1));
+    for flags in ["-g", "-g0"] {
+        copy_program(Recipe::of("latin1.c").flags(flags).build(), &program);
+        let mut target = Target::spawn(&mut Command::new(&program));
+        let mut heapbpf = Heapbpf::of(target.pid(), "--interval 1 --by thread -o x.json");
+        let session = heapbpf.start();
+        target.work("go");
+        let outcome = session.interrupt().expect_code(0);
+        assert!(outcome.stderr.contains(r"recording caf\xe9 ("), "{outcome:?}");
+        assert!(!outcome.stdout.contains("install") && outcome.stdout.contains(r"caf\xe9"), "{outcome:?}");
+        let report: Value = serde_json::from_str(&text(&heapbpf.file("x.json"))).expect("the report is JSON");
+        let process = &report["targets"][0];
+        assert_eq!(process["comm"], r"caf\xe9");
+        let is_path = |value: &Value| value.as_str().is_some_and(|path| path.ends_with(r"/caf\xe9"));
+        assert!(is_path(&process["command"]), "{}", process["command"]);
+        let threads = process["threads"].as_array().expect("a list");
+        assert!(threads.iter().any(|thread| thread["name"] == r"th\xe9"), "{flags}: {threads:?}");
+        let callsites = process["callsites"].as_array().expect("a list").iter();
+        let mut frames = callsites.flat_map(|callsite| callsite["stack"].as_array().expect("a list"));
+        let is_it = |frame: &Value| frame["function"] == r"caf\xe9" && is_path(&frame["module"]);
+        assert!(frames.any(is_it), "{flags}: {report}");
+    }
+}
+
+/// The rights with which its files are opened are in the same file of procfs as its name.
+#[test]
+fn sources_of_a_program_whose_name_is_not_utf8_are_shown() {
+    let folder = open_folder();
+    let line = "int line_of_a_program;\n";
+    let source = folder.path().join("source.c");
+    fs::write(&source, line.repeat(30)).expect("ours");
+    let program = folder.path().join(OsStr::from_bytes(LATIN_1));
+    copy_program(program_of(&source), &program);
+    let mut target = Target::spawn(&mut Command::new(&program));
+    let mut heapbpf = Heapbpf::of(target.pid(), "--interval 1 --source -o x.html");
+    let session = heapbpf.start();
+    target.work("go");
+    let _ = session.interrupt().expect_code(0);
+    assert!(heapbpf.page("x.html").to_string().contains(line.trim_end()));
 }
 
 #[test]

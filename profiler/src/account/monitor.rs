@@ -19,6 +19,7 @@ use crate::linux::proc::process::stack_pointer;
 use crate::linux::proc::smaps::{MappedMemory, smaps};
 use crate::linux::proc::stat;
 use crate::model::{Inventory, MemoryAccount, MemoryFacts, MemoryMapping, MemoryPart, MemoryPoint};
+use crate::shown;
 use crate::units::MonotonicNanos;
 
 const PERIOD_MIN: Duration = Duration::from_millis(250);
@@ -232,7 +233,7 @@ fn name(kind: &RegionKind) -> Arc<str> {
         RegionKind::Anonymous { name: Some(name) } => format!("[anon:{name}]").into(),
         RegionKind::Brk => "[heap]".into(),
         RegionKind::Stack => "[stack]".into(),
-        RegionKind::File { path } => path.to_string_lossy().into(),
+        RegionKind::File { path } => shown::os_text(path).into(),
         RegionKind::Kernel => "[kernel]".into(),
     }
 }

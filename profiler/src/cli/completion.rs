@@ -11,7 +11,9 @@ use clap_complete::env::{CompleteEnv, Shells};
 
 use crate::allocator::hook_set::built_in_names;
 use crate::process::selection::{self, ProcessFacts, Selection};
+use crate::report::text::printable;
 use crate::report::{Format, diff};
+use crate::shown;
 
 /// Names the shell in calls by its completion script.
 const VARIABLE: &str = "HEAPBPF_COMPLETE";
@@ -48,15 +50,20 @@ fn candidate(value: &str, help: String) -> CompletionCandidate {
 
 fn find_pids(current: &OsStr) -> Vec<CompletionCandidate> {
     let all = processes().into_iter().map(|facts| (facts.pid().to_string(), facts.comm));
-    all.filter(|(pid, _)| is_start(current, pid)).map(|(pid, comm)| candidate(&pid, comm)).collect()
+    all.filter(|(pid, _)| is_start(current, pid)).map(|(pid, comm)| candidate(&pid, printable(&comm).into())).collect()
 }
 
 fn find_programs(current: &OsStr) -> Vec<CompletionCandidate> {
     let mut names: Vec<String> = processes().iter().filter_map(|facts| facts.names().cut.into_iter().next()).collect();
-    names.retain(|name| is_start(current, name));
+    names.retain(|name| is_start(current, name) && is_word(name));
     names.sort_unstable();
     let runs = names.chunk_by(|a, b| a == b);
     runs.map(|run| candidate(&run[0], format!("{} running", run.len()))).collect()
+}
+
+/// Whether a name is the same word to any shell, and to the terminal: programs choose their names.
+fn is_word(name: &str) -> bool {
+    name.chars().all(|c| c.is_alphanumeric() || "+-._/:@,".contains(c))
 }
 
 pub(super) fn pids() -> ArgValueCompleter {
@@ -86,7 +93,7 @@ pub(super) fn hook_sets() -> ArgValueCompleter {
 /// Files, and the extensions of formats after a name and a dot.
 fn files(current: &OsStr, formats: &[Format]) -> Vec<CompletionCandidate> {
     let mut all = PathCompleter::any().stdio().complete(current);
-    let name = Path::new(current).file_name().map_or(String::new(), |name| name.to_string_lossy().into_owned());
+    let name = Path::new(current).file_name().map_or(String::new(), |name| shown::os_text(name).into_owned());
     if let (Some((stem, begun)), Some(current)) = (name.split_once('.'), current.to_str()) {
         let folder = &current[..current.len().saturating_sub(name.len())];
         let formats = formats.iter().map(|format| format.spec()).filter(|format| format.extension.starts_with(begun));
@@ -131,6 +138,16 @@ mod tests {
         let name = processes()[0].names().cut[0].clone();
         assert!(completed(&format!("heapbpf --cmdline {name}")).contains(&name), "{name}");
         assert!(completed(&format!("heapbpf leaks {name}")).contains(&name), "{name}");
+    }
+
+    #[test]
+    fn names_that_a_shell_would_evaluate_are_left_out() {
+        for name in ["redis-server", "kworker/0:1", "größe", "a.b_c@d", "g++"] {
+            assert!(is_word(name), "{name}");
+        }
+        for name in ["$(id)", "a b", "a\nb", "a;b", "\x1b[31m", "`id`", "a\\b", "'", "*", "a\u{202e}b"] {
+            assert!(!is_word(name), "{name}");
+        }
     }
 
     #[test]

@@ -15,6 +15,7 @@ use toml::{Table, Value};
 use super::exit::usage;
 use super::user::{Invoker, invoker};
 use crate::linux::files;
+use crate::shown::{self, Shown};
 
 /// Options that have defaults of the user's, by command: none that selects targets or names a file, because under sudo
 /// these are a user's choices for root.
@@ -157,7 +158,7 @@ fn from_variables(
         let Some(option) = options.iter().find(|option| variable(command, option) == name) else {
             return Err(usage(format!("unknown variable `{name}`; docs/configuration.md lists them")));
         };
-        let value = value.to_string_lossy().into_owned();
+        let value = shown::os_text(&value).into_owned();
         settings.push(Setting { option, value, source: format!("variable `{name}`") });
     }
     settings.sort_by_key(|setting| setting.option);
@@ -165,7 +166,7 @@ fn from_variables(
 }
 
 fn from_file(command: &str, path: &Path, text: &str) -> Result<Vec<Setting>> {
-    let source = format!("`{}`", path.display());
+    let source = format!("`{}`", Shown::of(path));
     let refuse = |reason: String| usage(format!("{source}: {reason}"));
     let table: Table = text.parse().map_err(|error: toml::de::Error| {
         let line = error.span().map_or(1, |span| 1 + text[..span.start].matches('\n').count());
@@ -218,7 +219,7 @@ fn path() -> Option<PathBuf> {
 
 /// `None` if there is no file. Refuses one that other users can write.
 fn read(path: &Path) -> Result<Option<String>> {
-    let shown = path.display();
+    let shown = Shown::of(path);
     let file = match files::open(path) {
         Ok(file) => file,
         Err(_) if std::env::var_os(PATH_VARIABLE).is_none() && !is_visible(path) => return Ok(None),

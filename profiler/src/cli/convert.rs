@@ -31,6 +31,7 @@ use crate::report::filter::Filter;
 use crate::report::json::read::read as read_json;
 use crate::report::text::count;
 use crate::report::{Format, Presentation, heaptrack, summary};
+use crate::shown::Shown;
 use crate::snapshot::{Scope, Snapshot, TargetState};
 use crate::symbolize::Resolve;
 use crate::symbolize::profile::profile;
@@ -86,7 +87,7 @@ pub(super) fn convert(args: &ConvertArgs, naming: Naming) -> Result<u8> {
 
 /// Applies the options to a JSON report, which has totals without times, and rejects those that need a recording.
 fn from_report(args: &ConvertArgs, mut profile: Profile, outputs: &[Output]) -> Result<Profile> {
-    let name = args.recording.display();
+    let name = Shown::of(&args.recording);
     let refuse = |reason: String| Err(usage(format!("`{name}` is a JSON report, {reason}")));
     for (option, given) in [("--from", args.from), ("--to", args.to), ("--every", args.every)] {
         if given.is_some() {
@@ -221,7 +222,7 @@ fn author(path: &Path) -> Rights {
 /// Reads the profile in a JSON report. Returns `None` for a recording, which is not read yet. A pipe is read once.
 fn read_report(path: &Path) -> Result<Option<Profile>> {
     let profile = read_start(path).and_then(|bytes| (bytes != MAGIC).then(|| parse(&bytes)).transpose());
-    profile.with_context(|| format!("cannot read a profile from `{}`", path.display()))
+    profile.with_context(|| format!("cannot read a profile from `{}`", Shown::of(path)))
 }
 
 pub(super) fn read_whole(path: &Path, quiet: bool) -> Result<Input> {
@@ -232,7 +233,7 @@ pub(super) fn read_whole(path: &Path, quiet: bool) -> Result<Input> {
 }
 
 fn read_recording(path: &Path, options: &Options) -> Result<Input> {
-    let name = path.display();
+    let name = Shown::of(path);
     let mut reading = read::read(path).with_context(|| format!("`{name}`"))?;
     let mut names = RecordedNames::new(Resolver::sandboxed(Interrupt::default(), options.sources.clone()));
     if options.naming == Naming::Again {
@@ -278,7 +279,7 @@ fn read_recording(path: &Path, options: &Options) -> Result<Input> {
 pub(super) fn report_damage(path: &Path, damage: &Damage, spanned: &ReplayedSpan) {
     say(&format!(
         "heapbpf: warning: `{}`: damaged at byte {}: {}; read up to {:.1} s, {} events",
-        path.display(),
+        Shown::of(path),
         count(damage.position),
         damage.reason,
         Duration::from_nanos(spanned.length_ns()).as_secs_f64(),
@@ -373,7 +374,7 @@ impl EventNames {
         presentation: &Presentation,
         out: &mut dyn Write,
     ) -> Result<()> {
-        let reading = read::read(recording).with_context(|| format!("`{}`", recording.display()))?;
+        let reading = read::read(recording).with_context(|| format!("`{}`", Shown::of(recording)))?;
         let profile = presentation.cut(&self.profile);
         let encoder = zstd::Encoder::new(out, COMPRESSION_LEVEL)?;
         let mut events = heaptrack::Events::new(encoder, &profile, presentation)?;

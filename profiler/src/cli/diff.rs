@@ -12,6 +12,7 @@ use super::terminal::{self, say};
 use super::values::Threshold;
 use crate::report::diff::{self, Delta, Diff, Drawing, Side};
 use crate::report::{ReportError, View};
+use crate::shown::Shown;
 
 pub(super) fn diff(args: &DiffArgs) -> Result<u8> {
     // Mistyped output paths are reported before the profiles are read.
@@ -21,7 +22,7 @@ pub(super) fn diff(args: &DiffArgs) -> Result<u8> {
     [&mut before, &mut after].into_iter().for_each(|input| input.judge(args.verdict.strict));
     let filter = args.filter.filter();
     [&mut before, &mut after].into_iter().for_each(|input| input.select(&filter));
-    let [before_name, after_name] = [&args.before, &args.after].map(|path| path.display().to_string());
+    let [before_name, after_name] = [&args.before, &args.after].map(|path| Shown::of(path).to_string());
     let diff = Diff::new(
         Side { name: &before_name, profile: &before.profile },
         Side { name: &after_name, profile: &after.profile },

@@ -77,7 +77,7 @@ fn documented_options_exist() {
     for path in pages.chain([root.join("README.md")]) {
         let page = fs::read_to_string(&path).expect("readable");
         count += documented(&page).len();
-        assert_eq!(unknown(&page), [], "{}", path.display());
+        assert_eq!(unknown(&page), [], "{path:?}");
     }
     assert!(count > 50, "only {count} commands were found");
 }

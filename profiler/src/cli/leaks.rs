@@ -279,7 +279,7 @@ fn check_snapshot(snapshot: HeapSnapshot, plan: &Plan, resolver: &Resolver, quie
     if let Some(why) = absence::explain(&snapshot) {
         return Err(anyhow!(why));
     }
-    line.begin(format!("searching {} of {}'s memory for leaks", ByteSize(bytes), printable(comm)));
+    line.begin(&format!("searching {} of {}'s memory for leaks", ByteSize(bytes), printable(comm)));
     let found = check(snapshot, plan, resolver);
     line.clear();
     Ok(found?)

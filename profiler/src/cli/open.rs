@@ -1,5 +1,6 @@
 //! `heapbpf open`: a report in the user's browser.
 
+use std::ffi::OsString;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -11,13 +12,14 @@ use super::report_args::OpenArgs;
 use super::terminal::{print, say};
 use super::user::{Invoker, invoker};
 use crate::report::Format;
+use crate::shown::{self, Shown};
 
 /// Of freedesktop.org: opens a file with the program that the user prefers.
 const OPENER: &str = "xdg-open";
 
 pub(super) fn run(args: &OpenArgs) -> Result<u8> {
     let path =
-        std::fs::canonicalize(&args.report).with_context(|| format!("cannot read `{}`", args.report.display()))?;
+        std::fs::canonicalize(&args.report).with_context(|| format!("cannot read `{}`", Shown::of(&args.report)))?;
     check(&path)?;
     let invoker = invoker();
     let reason = match environment(invoker.as_ref()) {
@@ -28,42 +30,42 @@ pub(super) fn run(args: &OpenArgs) -> Result<u8> {
         },
     };
     say(&format!("heapbpf: cannot open a browser: {reason}; open this file in one:"));
-    print(&path.display().to_string(), false)?;
+    print(&shown::os_text(&path), false)?;
     Ok(exit::DONE)
 }
 
 fn check(path: &Path) -> Result<()> {
     if path.is_dir() {
-        bail!("cannot open `{}`: it is a directory; name a report in it", path.display());
+        bail!("cannot open `{}`: it is a directory; name a report in it", Shown::of(path));
     }
     match Format::of_path(path) {
         Ok(Format::Html | Format::Flamegraph) => Ok(()),
         _ => Err(usage(format!(
             "`{0}` is not a page: browsers open `.html` and `.svg`; `heapbpf convert {0} -o heap.html` writes one from a recording or a JSON report",
-            path.display()
+            Shown::of(path)
         ))),
     }
 }
 
-type Variables = Vec<(&'static str, String)>;
+type Variables = Vec<(&'static str, OsString)>;
 
 /// What the browser needs to find the user's session: sudo removes it. `None` without a graphical session.
 fn environment(invoker: Option<&Invoker>) -> Option<Variables> {
-    let variable = |name: &'static str| Some((name, std::env::var(name).ok().filter(|value| !value.is_empty())?));
+    let variable = |name: &'static str| Some((name, std::env::var_os(name).filter(|value| !value.is_empty())?));
     let mut variables: Variables = ["DISPLAY", "WAYLAND_DISPLAY", "BROWSER"].into_iter().filter_map(variable).collect();
     if let Some(Invoker { uid, home, .. }) = invoker {
         let folder = PathBuf::from(format!("/run/user/{uid}"));
         let has_wayland = variables.iter().any(|(name, _)| *name == "WAYLAND_DISPLAY");
         if !has_wayland && folder.join("wayland-0").exists() {
-            variables.push(("WAYLAND_DISPLAY", "wayland-0".to_owned()));
+            variables.push(("WAYLAND_DISPLAY", "wayland-0".into()));
         }
         if folder.join("bus").exists() {
-            variables.push(("DBUS_SESSION_BUS_ADDRESS", format!("unix:path={}/bus", folder.display())));
+            variables.push(("DBUS_SESSION_BUS_ADDRESS", format!("unix:path=/run/user/{uid}/bus").into()));
         }
-        variables.push(("XDG_RUNTIME_DIR", folder.display().to_string()));
-        variables.push(("HOME", home.display().to_string()));
+        variables.push(("XDG_RUNTIME_DIR", folder.into()));
+        variables.push(("HOME", home.into()));
     }
-    let is_graphical = |(name, _): &(&str, String)| ["DISPLAY", "WAYLAND_DISPLAY", "BROWSER"].contains(name);
+    let is_graphical = |(name, _): &(&str, OsString)| ["DISPLAY", "WAYLAND_DISPLAY", "BROWSER"].contains(name);
     variables.iter().any(is_graphical).then_some(variables)
 }
 

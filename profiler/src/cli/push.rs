@@ -11,6 +11,7 @@ use super::values;
 use crate::linux::files;
 use crate::live::Feed;
 use crate::push::{Endpoint, Header, PushConfig, Pusher, UserLabel, check_labels};
+use crate::shown::Shown;
 
 const HEADING: &str = "Push to a server";
 const HEADERS_BYTES_MAX: u64 = 1 << 20;
@@ -65,7 +66,7 @@ impl PushArgs {
         check_labels(&self.label).map_err(usage)?;
         let mut headers = Vec::new();
         if let Some(path) = &self.push_header_file {
-            let shown = path.display();
+            let shown = Shown::of(path);
             let text = files::read_text(path, HEADERS_BYTES_MAX)
                 .map_err(|error| anyhow!("cannot read headers from `{shown}`: {error}"))?;
             headers = Header::parse_file(&text).map_err(|error| usage(format!("`{shown}`, {error}")))?;

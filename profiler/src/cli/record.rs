@@ -19,7 +19,7 @@ use super::runtime::{Stops, Worker, run_session, start_session, wait_for_command
 use super::source;
 use super::terminal::{self, ProgressLine, say};
 use super::top_settings::TopSettings;
-use super::views::{Shown, Views};
+use super::views::{Rendering, Views};
 use crate::allocator::hook_set::HookSet;
 use crate::allocator::selection::HeapSelection;
 use crate::guardrail::Limits;
@@ -134,7 +134,7 @@ async fn record(
     let quiet = args.common.output.quiet || args.top.is_some();
     let sources = Sources { is_off: args.no_symbolize, ..args.common.symbols.sources(args.common.output.quiet)? };
     let presentation = args.presentation.presentation();
-    let shown = Shown { presentation, trim: args.common.output.trims(), quiet, sources: sources.clone() };
+    let shown = Rendering { presentation, trim: args.common.output.trims(), quiet, sources: sources.clone() };
     let mut views = Views::start(&args.views, shown, args.top.clone())?;
     let Some((mut session, mut stops, mut control)) = start_session(config, &args.command, inherited).await? else {
         return Ok(exit::INTERRUPTED);

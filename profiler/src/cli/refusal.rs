@@ -8,6 +8,7 @@ use crate::doctor::{self, Refused};
 use crate::keeper::KeeperError;
 use crate::probe::attach::AttachError;
 use crate::process::launch::LaunchError;
+use crate::shown;
 
 /// What the kernel refused; `None` for other errors.
 fn refused(error: &anyhow::Error) -> Option<Refused> {
@@ -36,7 +37,7 @@ pub(super) fn explained(error: anyhow::Error) -> anyhow::Error {
 /// Of this process, for a shell.
 pub(super) fn command_line() -> String {
     let quote = |argument: OsString| {
-        let argument = argument.to_string_lossy().into_owned();
+        let argument = shown::os_text(&argument).into_owned();
         let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_./=:,@%+".contains(c);
         if !argument.is_empty() && argument.chars().all(is_plain) {
             argument

@@ -16,6 +16,7 @@ use crate::model::{Frame, Profile, SourcePiece};
 use crate::reader::{self, Wanted};
 use crate::report::View;
 use crate::report::text::{counted, printable};
+use crate::shown;
 
 /// Lines before and after that of a frame.
 const LINES_AROUND: u32 = 10;
@@ -129,7 +130,7 @@ fn read_source(path: &Path, rights: &[Rights]) -> io::Result<String> {
     }
     let mut bytes = Vec::new();
     file.take(FILE_BYTES_MAX).read_to_end(&mut bytes)?;
-    Ok(String::from_utf8_lossy(&bytes).into_owned())
+    Ok(shown::text(&bytes).into_owned())
 }
 
 /// The lines around the given ones; overlapping and adjacent pieces are joined. Lines beyond the end of the file, which

@@ -23,6 +23,7 @@ use crate::recording::span::{ReplayedSpan, Span};
 use crate::recording::write::with_names;
 use crate::report::text::counted as count_of;
 use crate::report::{Format, PprofFile, PprofLine, PprofMapping};
+use crate::shown::Shown;
 use crate::snapshot::Scope;
 use crate::symbolize::Resolve;
 use crate::symbolize::profile::profile;
@@ -45,7 +46,7 @@ pub(super) fn symbolize(args: &ConvertArgs) -> Result<u8> {
     for path in &recordings {
         add_names(&args.recording, path, &sources)?;
         if !args.output.quiet {
-            say(&format!("heapbpf: wrote {} (recording)", path.display()));
+            say(&format!("heapbpf: wrote {} (recording)", Shown::of(path)));
         }
     }
     if others.is_empty() {
@@ -67,7 +68,7 @@ fn start_of(path: &Path) -> io::Result<[u8; MAGIC.len()]> {
 
 /// Adds names to a pprof file, whose samples stay as they are.
 fn pprof(args: &ConvertArgs) -> Result<u8> {
-    let name = args.recording.display();
+    let name = Shown::of(&args.recording);
     let outputs = args.output.output.iter().map(|path| Output::open(path, args.output.format, Access::All));
     let outputs = outputs.collect::<Result<Vec<_>>>()?;
     if let Some(other) = outputs.iter().find(|output| output.format() != Format::Pprof) {
@@ -145,7 +146,7 @@ fn name_pprof(file: &mut PprofFile, sources: &Sources) -> usize {
 
 /// Writes a copy of a recording with more names.
 fn add_names(recording: &Path, output: &Path, sources: &Sources) -> Result<()> {
-    let name = recording.display();
+    let name = Shown::of(recording);
     if start_of(recording).ok() != Some(MAGIC) {
         return Err(usage(format!("`{name}` is not a recording, so none can be made of it; name another output")));
     }
@@ -163,7 +164,7 @@ fn add_names(recording: &Path, output: &Path, sources: &Sources) -> Result<()> {
     let symbolized = profile(&snapshot, Scope::Whole, &names, Trim { ends: false, interpreter: true });
     let mut names = names::names(&snapshot, &names);
     names.symbolization = symbolized.health.symbolization;
-    let failed = || format!("cannot write `{}`", output.display());
+    let failed = || format!("cannot write `{}`", Shown::of(output));
     let new = Replacement::create(output, Access::Owner as u32).with_context(failed)?;
     with_names(&mut files::open(recording)?, &mut new.file(), &names).with_context(failed)?;
     new.commit().with_context(failed)?;

@@ -14,6 +14,7 @@ use terminal_size::terminal_size;
 use super::status;
 use crate::report::text;
 use crate::session::Progress;
+use crate::shown;
 
 /// Writes a message to standard error, whatever names are in it. Ignores errors: reports are written even if nobody reads messages.
 pub(super) fn say(message: &str) {
@@ -144,7 +145,7 @@ impl<W: Write> Write for Lines<W> {
         let (lines, rest) = bytes.split_at(end);
         line.extend(lines);
         if !lines.is_empty() {
-            let safe = filter(&String::from_utf8_lossy(line)).into_owned();
+            let safe = filter(&shown::text(line)).into_owned();
             line.clear();
             self.inner.write_all(safe.as_bytes()).map_err(hung_up)?;
         }
@@ -155,7 +156,7 @@ impl<W: Write> Write for Lines<W> {
     fn flush(&mut self) -> io::Result<()> {
         if let Some((filter, line)) = &mut self.filtered {
             let line = std::mem::take(line);
-            self.inner.write_all(filter(&String::from_utf8_lossy(&line)).as_bytes()).map_err(hung_up)?;
+            self.inner.write_all(filter(&shown::text(&line)).as_bytes()).map_err(hung_up)?;
             return self.inner.flush().map_err(hung_up);
         }
         self.inner.flush()
@@ -200,7 +201,12 @@ impl ProgressLine {
             return;
         }
         let grower = self.grower.lock().ok().and_then(|grower| grower.clone());
-        self.bar.set_message(status::text(progress, grower.as_deref(), stop, columns()));
+        self.set_message(&status::text(progress, grower.as_deref(), stop, columns()));
+    }
+
+    /// Names of others may be in it.
+    fn set_message(&self, text: &str) {
+        self.bar.set_message(text::plain(text).into_owned());
     }
 
     pub(super) fn set_grower(&self, text: String) {
@@ -209,11 +215,11 @@ impl ProgressLine {
         }
     }
 
-    pub(super) fn begin(&self, activity: String) {
+    pub(super) fn begin(&self, activity: &str) {
         // The tick is a thread.
         if !self.bar.is_hidden() {
             self.bar.set_style(ProgressStyle::default_spinner());
-            self.bar.set_message(activity);
+            self.set_message(activity);
             self.bar.enable_steady_tick(Duration::from_millis(100));
         }
     }
@@ -246,7 +252,7 @@ impl Write for Log {
         // A target's name may contain line ends.
         let (text, end) = line.split_at(line.len() - usize::from(line.ends_with(b"\n")));
         let one_line: Vec<u8> = text.iter().map(|&byte| if byte == b'\n' { b' ' } else { byte }).collect();
-        if keep(&String::from_utf8_lossy(&one_line)) {
+        if keep(&shown::text(&one_line)) {
             return Ok(line.len());
         }
         let write = || {

@@ -13,6 +13,7 @@ use super::exit::usage;
 use super::top_settings::{TopSettings, term};
 use super::{output, record, terminal, values};
 use crate::linux::signals::Inherited;
+use crate::shown::Shown;
 use crate::top::script::Style;
 
 const SCREEN: &str = "Screen";
@@ -87,5 +88,5 @@ pub(super) fn run(args: TopArgs, inherited: Inherited) -> Result<u8> {
 
 fn command_output(path: Option<&Path>) -> Result<OwnedFd> {
     let path = path.unwrap_or(Path::new("/dev/null"));
-    Ok(output::open_to_append(path).with_context(|| format!("cannot write `{}`", path.display()))?.into())
+    Ok(output::open_to_append(path).with_context(|| format!("cannot write `{}`", Shown::of(path)))?.into())
 }

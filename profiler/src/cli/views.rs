@@ -36,7 +36,7 @@ impl ViewArgs {
 }
 
 /// How views show profiles.
-pub(super) struct Shown {
+pub(super) struct Rendering {
     pub(super) presentation: Presentation,
     /// Remove frames of the language runtime.
     pub(super) trim: Trim,
@@ -57,11 +57,11 @@ pub(super) struct Views {
 
 impl Views {
     /// Starts the requested views before anything is attached, so that mistakes are reported first. `None` without any.
-    pub(super) fn start(args: &ViewArgs, shown: Shown, top: Option<TopSettings>) -> Result<Option<Self>> {
+    pub(super) fn start(args: &ViewArgs, rendering: Rendering, top: Option<TopSettings>) -> Result<Option<Self>> {
         if !args.any() && top.is_none() {
             return Ok(None);
         }
-        let Shown { presentation, trim, quiet, sources } = shown;
+        let Rendering { presentation, trim, quiet, sources } = rendering;
         let server = args.serve.bind()?;
         let feed = Feed::start(trim, sources);
         let urls = server.as_ref().map(Server::urls).unwrap_or_default();

@@ -11,6 +11,7 @@ use crate::recording::read;
 use crate::recording::replay::late::LateFacts;
 use crate::recording::span::{ReplayedSpan, Span};
 use crate::report::{Presentation, parquet};
+use crate::shown::Shown;
 use crate::snapshot::Scope;
 use crate::symbolize::profile::profile;
 use crate::symbolize::resolver::Resolver;
@@ -33,7 +34,7 @@ impl Windows {
         presentation: &Presentation,
         out: &mut dyn Write,
     ) -> Result<()> {
-        let reading = read::read(&args.recording).with_context(|| format!("`{}`", args.recording.display()))?;
+        let reading = read::read(&args.recording).with_context(|| format!("`{}`", Shown::of(&args.recording)))?;
         let entries = reading.take(self.entries);
         let mut writer = parquet::Writer::new(out)?;
         let filter = args.filter.filter();

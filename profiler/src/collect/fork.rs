@@ -13,7 +13,7 @@ use super::process::{ForkError, StoppedThread};
 use crate::ids::{Pid, Tid};
 use crate::linux::pidfd::PidFd;
 use crate::linux::proc::maps::Region;
-use crate::linux::proc::{stat, writable};
+use crate::linux::proc::{process, stat, writable};
 use crate::linux::ptrace::{Options, Pause, Stop, Tracee};
 
 const ADOPTS: &str = "it adopts orphans (as the first process of a container, or by PR_SET_CHILD_SUBREAPER), and would see the copy exit";
@@ -70,7 +70,7 @@ impl Drop for ForkCopy {
 
 /// Whether a process is the init process of a PID namespace, to which orphans are reparented.
 fn is_first_of_namespace(pid: Pid) -> bool {
-    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let status = process::status(pid).unwrap_or_default();
     // PIDs in all namespaces, the last one in its own.
     let numbers = status.lines().find_map(|line| line.strip_prefix("NSpid:"));
     numbers.and_then(|numbers| numbers.split_ascii_whitespace().next_back()) == Some("1")

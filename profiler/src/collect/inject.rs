@@ -13,6 +13,7 @@ use crate::ids::{Pid, Tid};
 use crate::linux::arch::{self, ADDRESS_END, Registers, SYSCALL_INSTRUCTION};
 use crate::linux::pidfd::raw_pid;
 use crate::linux::proc::maps::{Region, RegionKind, region_of};
+use crate::linux::proc::process;
 use crate::linux::ptrace::{Options, Stop, SyscallPhase, Tracee};
 
 mod code;
@@ -82,7 +83,7 @@ fn choose(pid: Pid, threads: &[StoppedThread]) -> Result<&StoppedThread, ForkErr
 }
 
 fn filter_of(pid: Pid, tracee: &Tracee) -> io::Result<Option<&'static str>> {
-    let status = std::fs::read_to_string(format!("/proc/{pid}/task/{}/status", tracee.tid().0))?;
+    let status = process::thread_status(pid, tracee.tid())?;
     let seccomp = status.lines().find_map(|line| line.strip_prefix("Seccomp:"));
     if seccomp.is_some_and(|mode| mode.trim() != "0") {
         return Ok(Some("a seccomp filter restricts the system calls of its threads"));

@@ -12,6 +12,7 @@ use flate2::read::GzDecoder;
 
 use crate::linux::attempt::{Attempt, Errno};
 use crate::linux::feature::KERNEL_BTF;
+use crate::shown;
 
 /// The hidden command that makes an [`Attempt`] and prints the kernel's answer: a seccomp filter may kill the caller.
 pub(crate) const ATTEMPT_COMMAND: &str = "doctor-attempt";
@@ -144,7 +145,7 @@ impl Facts {
             facts.add(path, line(path).map(Answer::Text));
         }
         for path in [source::PID_NAMESPACE, source::USER_NAMESPACE] {
-            facts.add(path, fs::read_link(path).map(|link| Answer::Text(link.to_string_lossy().into_owned())));
+            facts.add(path, fs::read_link(path).map(|link| Answer::Text(shown::os_text(&link).into_owned())));
         }
         for path in MARKERS {
             facts.add(path, fs::symlink_metadata(path).map(|_| Answer::Exists));
@@ -275,7 +276,7 @@ fn in_child(attempt: Attempt) -> Answer {
     command.arg0("heapbpf").args([ATTEMPT_COMMAND, attempt.into()]).stdin(Stdio::null()).stderr(Stdio::null());
     match command.output() {
         Ok(output) if output.status.signal() == Some(libc::SIGSYS) => Answer::Killed,
-        Ok(output) => match String::from_utf8_lossy(&output.stdout).trim().parse() {
+        Ok(output) => match shown::text(&output.stdout).trim().parse() {
             Ok(0) => Answer::Succeeds,
             number => Answer::Error(number.unwrap_or(libc::EIO)),
         },
@@ -310,7 +311,7 @@ fn bytes(path: &str) -> io::Result<Vec<u8>> {
 }
 
 fn text(path: &str) -> io::Result<String> {
-    Ok(String::from_utf8_lossy(&bytes(path)?).into_owned())
+    Ok(shown::text(&bytes(path)?).into_owned())
 }
 
 fn line(path: &str) -> io::Result<String> {
@@ -377,7 +378,7 @@ fn secure_boot(variable: &[u8]) -> io::Result<Answer> {
 
 /// The OEM id in the header of an ACPI table (`struct acpi_table_header` in include/acpi/actbl.h).
 fn acpi_vendor(table: &[u8]) -> String {
-    String::from_utf8_lossy(table.get(10..16).unwrap_or_default()).trim().to_owned()
+    shown::text(table.get(10..16).unwrap_or_default()).trim().to_owned()
 }
 
 /// From where distributions keep it.

@@ -10,6 +10,7 @@ use tokio_rustls::rustls::pki_types::pem::PemObject;
 use tokio_rustls::rustls::{ClientConfig, Error as RustlsError, RootCertStore};
 
 use crate::linux::files;
+use crate::shown::Shown;
 
 const CA_BYTES_MAX: u64 = 16 << 20;
 
@@ -47,7 +48,7 @@ pub(crate) fn config(ca_file: Option<&Path>, is_http2: bool) -> Result<Arc<Clien
 }
 
 fn of_file(path: &Path, roots: &mut RootCertStore) -> Result<(), TlsError> {
-    let shown = path.display().to_string();
+    let shown = Shown::of(path).to_string();
     let unreadable = |error: String| TlsError::File(shown.clone(), error);
     let text = files::read_text(path, CA_BYTES_MAX).map_err(|error| unreadable(error.to_string()))?;
     for certificate in CertificateDer::pem_slice_iter(text.as_bytes()) {

@@ -17,6 +17,7 @@ use crate::linux::ptrace;
 use crate::linux::signals::Inherited;
 use crate::linux::spawn::spawn;
 use crate::process::launch::{LaunchError, ProgramStop, StartUp, has_one_thread};
+use crate::shown;
 
 /// Dropping it detaches: at once, or after an uninterruptible wait. [`crate::process::launch::Launch`] documents the
 /// methods; its [`LaunchError::Trace`] arrives as [`LaunchError::Keeper`].
@@ -35,7 +36,7 @@ impl Launch {
     /// environment and directory, and is held at its exec. On errors no process is left.
     pub(crate) fn start(keeper: &Keeper, command: &[OsString], inherited: Inherited) -> Result<Self, LaunchError> {
         let (program, arguments) = command.split_first().ok_or(LaunchError::Empty)?;
-        let name = program.to_string_lossy().into_owned();
+        let name = shown::os_text(program).into_owned();
         let mut child = process::Command::new(program);
         child.args(arguments);
         let tracer = Tracer::start(keeper)?;

@@ -16,6 +16,7 @@ use aya_obj::generated::{
 use rustix::thread::{MembarrierCommand, membarrier};
 
 use crate::ids::Pid;
+use crate::shown;
 
 /// How a program will be attached. The kernel checks it again when a link is created.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -134,7 +135,7 @@ pub(crate) fn verifier_statistics(program: ProgramLoad<'_>) -> io::Result<String
 }
 
 fn text_of(log: &[u8]) -> String {
-    String::from_utf8_lossy(log.split(|&byte| byte == 0).next().unwrap_or_default()).into_owned()
+    shown::text(log.split(|&byte| byte == 0).next().unwrap_or_default()).into_owned()
 }
 
 fn try_load(program: ProgramLoad<'_>, log_level: u32, log: &mut [u8]) -> io::Result<OwnedFd> {

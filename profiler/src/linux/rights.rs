@@ -2,7 +2,7 @@
 
 #![expect(unsafe_code, reason = "rustix 1 has neither setfsuid nor setfsgid")]
 
-use std::fs::{self, Metadata};
+use std::fs::Metadata;
 use std::os::unix::fs::MetadataExt;
 use std::{io, thread};
 
@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 
 use super::invoker::invoker;
 use super::proc::mounts::is_of_our_users;
-use super::proc::process::entry_path;
+use super::proc::process::status;
 use crate::ids::Pid;
 
 const NOBODY: u32 = 65534;
@@ -36,8 +36,7 @@ pub struct Rights {
 impl Rights {
     /// Those with which a process opens files. `None` if it has exited.
     pub(crate) fn of(pid: Pid) -> Option<Self> {
-        let status = fs::read_to_string(entry_path(pid, "status")).ok()?;
-        Self::parse(&status, || is_of_our_users(pid))
+        Self::parse(&status(pid).ok()?, || is_of_our_users(pid))
     }
 
     /// Parses the text of `/proc/PID/status`. Capabilities count only in the user namespace of heapbpf: root of another one is a user
@@ -157,6 +156,7 @@ fn set_for_files(call: libc::c_long, id: u32) -> rustix::io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
     use std::os::unix::fs::PermissionsExt;
     use std::path::Path;
 

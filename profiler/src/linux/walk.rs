@@ -12,6 +12,7 @@ use rustix::io::{Errno, fcntl_dupfd_cloexec};
 use rustix::process::geteuid;
 
 use super::invoker::invoker;
+use crate::shown::Shown;
 
 /// Links that are followed on one way: as many as the kernel follows (`MAXSYMLINKS` in include/linux/namei.h).
 const LINKS_MAX: u32 = 40;
@@ -21,10 +22,10 @@ const ENTRY: OFlags = OFlags::PATH.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum WalkError {
     #[error(
-        "`{}` on the way is a link of user {uid}, who may lead it elsewhere; name the folder itself", .name.display()
+        "`{}` on the way is a link of user {uid}, who may lead it elsewhere; name the folder itself", Shown::of(.name)
     )]
     Foreign { name: OsString, uid: u32 },
-    #[error("`{}` does not exist, and the folder for it belongs to user {uid}", .name.display())]
+    #[error("`{}` does not exist, and the folder for it belongs to user {uid}", Shown::of(.name))]
     NotOurs { name: OsString, uid: u32 },
     #[error(transparent)]
     System(#[from] Errno),

@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use super::ObjectError;
 use super::image::Image;
 use crate::address::{FileOffset, LinkAddr, TargetAddr};
+use crate::shown;
 
 /// Real files have a few hundred.
 const SECTION_NAMES_BYTES_MAX: u64 = 1 << 20;
@@ -118,6 +119,9 @@ impl Elf {
         let header_bytes = image.read(FileOffset(0), 64, 64).map_err(|_| ObjectError::NotElf)?;
         let (header, _) = from_bytes::<FileHeader64<LE>>(&header_bytes).map_err(|()| ObjectError::NotElf)?;
         let ident = &header.e_ident;
+        if ident.magic == elf::ELFMAG && ident.class == elf::ELFCLASS32 {
+            return Err(ObjectError::Is32Bit);
+        }
         if ident.magic != elf::ELFMAG || ident.class != elf::ELFCLASS64 || ident.data != elf::ELFDATA2LSB {
             return Err(ObjectError::NotElf);
         }
@@ -210,7 +214,7 @@ fn read_sections(image: &Image, header: &FileHeader64<LE>) -> Result<Vec<Section
     let name = |at: u32| {
         let tail = names.get(at as usize..).unwrap_or_default();
         let name = tail[..tail.len().min(SECTION_NAME_BYTES_MAX)].split(|&byte| byte == 0).next();
-        String::from_utf8_lossy(name.unwrap_or_default()).into()
+        shown::text(name.unwrap_or_default()).into()
     };
     Ok(headers
         .iter()

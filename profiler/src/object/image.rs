@@ -21,6 +21,7 @@ use crate::linux::proc::mounts;
 use crate::linux::proc::process::{self, entry_path};
 use crate::linux::rights::Rights;
 use crate::reader::{self, Mapped, Opened, Original, ReadError, Wanted};
+use crate::shown;
 
 /// Rewriting a file in place changes its time, replacing it changes its inode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -265,7 +266,7 @@ pub(crate) fn open_mapped(pid: Pid, mapping: &Mapping, path: &Path) -> Result<Im
     let rights = Some(Rights::of(pid).ok_or(ObjectError::Gone)?);
     let read = |mapped: Mapped<'_>| {
         open_by_reader(rights.as_ref(), mapped).map_err(|error| match mounts::point_of(pid, mapping.device) {
-            Some(point) if error == ObjectError::Silent => ObjectError::Unanswered(point.to_string_lossy().into()),
+            Some(point) if error == ObjectError::Silent => ObjectError::Unanswered(shown::os_text(&point).into()),
             _ => error,
         })
     };

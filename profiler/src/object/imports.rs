@@ -16,6 +16,7 @@ use super::elf::{Dynamic, Elf};
 use super::image::Image;
 use crate::address::{FileOffset, LinkAddr};
 use crate::arch::aarch64::Word;
+use crate::shown;
 
 /// Of relocations, symbols or names. Chromium's are 40 MiB.
 const TABLE_BYTES_MAX: u64 = 256 << 20;
@@ -162,7 +163,7 @@ pub(crate) fn stubs(image: &Image, elf: &Elf) -> Vec<Stub> {
             stubs.extend(function.map(|function| Stub {
                 start: LinkAddr(code.start),
                 size_bytes: code.end - code.start,
-                function: String::from_utf8_lossy(function).into(),
+                function: shown::text(function).into(),
             }));
         }
     }

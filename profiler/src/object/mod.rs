@@ -34,6 +34,8 @@ pub enum ObjectError {
     Unanswered(std::sync::Arc<str>),
     #[error("not a regular file")]
     NotRegular,
+    #[error("a 32-bit program; heapbpf records 64-bit ones")]
+    Is32Bit,
     #[error("not a 64-bit little-endian ELF file; check it with `file`")]
     NotElf,
     /// Truncated, or beyond the limits of real files.

@@ -16,6 +16,7 @@ use super::interpreted::{CodeTable, PseudoModule};
 use crate::address::{FileOffset, LinkAddr, TargetAddr};
 use crate::ids::{ModuleId, Pid};
 use crate::linux::proc::maps::{Device, Mapping, MappingName, is_stubs};
+use crate::shown;
 
 #[derive(Debug)]
 pub struct Module {
@@ -204,7 +205,7 @@ impl ModuleStore {
                     Ok(image) => Key::File(image.identity()),
                     Err(_) => Key::Unopened(mapping.device, mapping.inode, path.clone()),
                 };
-                Some(self.intern(key, &path.to_string_lossy(), pid, || image.map(Image::kept)))
+                Some(self.intern(key, &shown::os_text(path), pid, || image.map(Image::kept)))
             }
             MappingName::Special(name) if name == "[vdso]" => {
                 let (key, image) = match image::read_vdso(pid, mapping) {
@@ -290,7 +291,7 @@ fn own_pid() -> Pid {
 
 /// Whether a mapped file is shared memory, in which just-in-time compilers generate code.
 fn is_memory(path: &Path) -> bool {
-    let text = path.to_string_lossy();
+    let text = shown::os_text(path);
     let is_shared =
         text == "/dev/zero" || ["/memfd:", "/SYSV", "/anon_hugepage"].iter().any(|name| text.starts_with(name));
     is_shared && !is_stubs(path)
@@ -300,7 +301,7 @@ fn is_memory(path: &Path) -> bool {
 impl ModuleStore {
     pub(crate) fn intern_path(&mut self, path: &Path) -> Result<ModuleId, ObjectError> {
         let image = image::open_regular(path)?;
-        Ok(self.intern(Key::File(image.identity()), &path.to_string_lossy(), own_pid(), || Ok(image)))
+        Ok(self.intern(Key::File(image.identity()), &shown::os_text(path), own_pid(), || Ok(image)))
     }
 }
 

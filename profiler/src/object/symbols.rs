@@ -10,6 +10,7 @@ use super::elf::{Elf, Section};
 use super::image::Image;
 use super::module::Module;
 use crate::address::{FileOffset, LinkAddr};
+use crate::shown;
 
 /// The largest known, of a browser with all symbols, is smaller.
 const TABLE_BYTES_MAX: u64 = 1 << 29;
@@ -125,7 +126,7 @@ fn scan(table: &Table, elf: &Elf, source: SymbolSource, wanted: &mut Wanted<'_>)
         let Some(candidates) = wanted.get_mut(name) else { continue };
         let Some(offset) = elf.file_offset(LinkAddr(symbol.st_value.get(LE))) else { continue };
         let function = DefinedFunction {
-            name: String::from_utf8_lossy(name).into_owned(),
+            name: shown::text(name).into_owned(),
             offset,
             size_bytes: symbol.st_size.get(LE),
             source,
@@ -257,6 +258,34 @@ fn definitions_in(image: &Image, elf: &Elf, source: SymbolSource, kinds: &[u8], 
         Some(Definition { name: (*name).to_owned(), address, size_bytes })
     });
     wanted.collect()
+}
+
+/// Functions with a size whose names are not UTF-8, escaped: what reads symbol tables as text lacks them. Malformed or too large
+/// symbol tables count as empty.
+pub(crate) fn functions_outside_utf8(image: &Image, elf: &Elf) -> Vec<Definition> {
+    let mut found = Vec::new();
+    let mut room_bytes = NAMES_BYTES_MAX;
+    for source in [SymbolSource::Static, SymbolSource::Dynamic] {
+        let table = Table::read(image, elf, source, EXTRA_BYTES_MAX);
+        // In nearly all files, all names are UTF-8.
+        let Some(table) = table.filter(|table| std::str::from_utf8(&table.strings).is_err()) else { continue };
+        for symbol in table.symbols() {
+            let is_function = matches!(symbol.st_type(), abi::STT_FUNC | abi::STT_GNU_IFUNC);
+            let (address, size_bytes) = (LinkAddr(symbol.st_value.get(LE)), symbol.st_size.get(LE));
+            if !is_function || symbol.st_shndx.get(LE) == abi::SHN_UNDEF || size_bytes == 0 {
+                continue;
+            }
+            let Some((name, _)) = table.name(symbol.st_name.get(LE), NAME_BYTES_MAX) else { continue };
+            if std::str::from_utf8(name).is_ok() {
+                continue;
+            }
+            let name = shown::text(name).into_owned();
+            let Some(left) = room_bytes.checked_sub(name.len()) else { return found };
+            room_bytes = left;
+            found.push(Definition { name, address, size_bytes });
+        }
+    }
+    found
 }
 
 /// Longer names are not of integers that a module publishes.

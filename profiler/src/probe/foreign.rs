@@ -15,6 +15,7 @@ use crate::linux::bpf;
 use crate::linux::proc::maps::FileIdentity;
 use crate::object::image::{Image, identity_here};
 use crate::object::module::ModuleStore;
+use crate::shown::Shown;
 
 #[derive(Debug, Default)]
 pub(crate) struct Found<'a> {
@@ -96,7 +97,7 @@ fn list_without(programs: &[u32]) -> io::Result<Listed> {
         }
         match identity_here(&path) {
             Some(file) => listed.by_file.entry(file).or_default().extend(offsets),
-            None => debug!("probed by another tool, and not found: `{}`", path.display()),
+            None => debug!("probed by another tool, and not found: `{}`", Shown::of(&path)),
         }
     }
     Ok(listed)

@@ -16,8 +16,9 @@ use crate::linux::folder::Folder;
 use crate::linux::pidfd::PidFd;
 use crate::linux::place::Place;
 use crate::linux::proc::maps::{MappingName, executable_mappings};
-use crate::linux::proc::process::{self, Owner, entry_path};
+use crate::linux::proc::process::{self, Owner};
 use crate::linux::rights::Rights;
+use crate::shown;
 
 const LISTENS_WITHIN: Duration = Duration::from_secs(3);
 const ANSWERS_WITHIN: Duration = Duration::from_secs(5);
@@ -53,7 +54,7 @@ pub(crate) fn write_perf_map(pid: Pid) -> Result<(), JvmError> {
     let mappings = executable_mappings(pid).map_err(|_| JvmError::Gone)?;
     let is_libjvm =
         |name: &MappingName| matches!(name, MappingName::File { path, .. } if path.to_str().is_some_and(is_machine));
-    let status = std::fs::read_to_string(entry_path(pid, "status"))?;
+    let status = process::status(pid)?;
     let owner = Owner::parse(&status).ok_or(JvmError::Gone)?;
     // SIGQUIT would kill a program without a handler.
     if !mappings.iter().any(|mapping| is_libjvm(&mapping.name)) || !catches_quit(&status) {
@@ -137,7 +138,7 @@ fn ask(socket: &File) -> Result<(), JvmError> {
     stream.write_all(WRITE_PERF_MAP)?;
     let mut answer = Vec::new();
     stream.take(ANSWER_BYTES_MAX).read_to_end(&mut answer)?;
-    let answer = String::from_utf8_lossy(&answer);
+    let answer = shown::text(&answer);
     // The first line is the result; 0 is success.
     match answer.split_once('\n') {
         Some(("0", _)) => Ok(()),

@@ -12,6 +12,7 @@ use crate::linux::proc::maps::{Device, executable_identity};
 use crate::linux::proc::process;
 use crate::linux::rights::Rights;
 use crate::object::image::identity_beneath;
+use crate::shown;
 
 /// Where links to programs are, besides the directory of the file.
 const DIRECTORIES: [&str; 6] = ["/usr/local/bin", "/usr/local/sbin", "/usr/bin", "/usr/sbin", "/bin", "/sbin"];
@@ -33,7 +34,7 @@ pub(crate) fn shown_path<'a>(program: Option<&'a Program>, module: &'a Arc<str>)
 /// Finds the link to the program that the process was started by; `None` if it was started by the file's own name.
 pub(crate) fn started_as(pid: Pid, command: &str, comm: &str) -> Option<Program> {
     let path = process::executable(pid).ok()?;
-    let own_name = path.file_name()?.to_str()?;
+    let own_name = shown::os_text(path.file_name()?);
     let names: Vec<&str> = names(command, comm).collect();
     if names.first().is_none_or(|name| *name == own_name) {
         return None;
@@ -48,7 +49,7 @@ pub(crate) fn started_as(pid: Pid, command: &str, comm: &str) -> Option<Program>
     let candidates =
         names.into_iter().flat_map(|name| folders.iter().map(move |&(folder, device)| (folder.join(name), device)));
     let link = candidates.into_iter().find(is_same).map(|(link, _)| link).filter(|link| *link != path)?;
-    Some(Program { path: path.to_string_lossy().into(), started_as: link.to_string_lossy().into() })
+    Some(Program { path: shown::os_text(&path).into(), started_as: shown::os_text(&link).into() })
 }
 
 /// Possible names: of `argv[0]`, which programs overwrite with a title (`redis-server *:6379`, `-bash`), then the kernel's.

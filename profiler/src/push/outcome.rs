@@ -10,6 +10,7 @@ use prost::Message;
 
 use super::client::Answer;
 use super::endpoint::{Backend, Endpoint};
+use crate::shown;
 
 /// Longer ones are not waited for: the server may be replaced meanwhile.
 const RETRY_AFTER_MAX: Duration = Duration::from_secs(300);
@@ -62,7 +63,7 @@ fn of_status(answer: &Answer) -> Outcome {
     let status = answer.status;
     let detail = match answer.headers.get(LOCATION).and_then(|to| to.to_str().ok()) {
         Some(to) if status.is_redirection() => format!("redirects to {to}, which heapbpf does not follow"),
-        _ => String::from_utf8_lossy(&answer.body).into_owned(),
+        _ => shown::text(&answer.body).into_owned(),
     };
     let reason = format!("HTTP status {status}: {}", shown(&detail));
     let reason = reason.trim_end_matches([':', ' ']).to_owned();

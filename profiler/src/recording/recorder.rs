@@ -22,6 +22,7 @@ use crate::ledger::timeline::TimelinePoint;
 use crate::model::MemoryFacts;
 use crate::object::module::ModuleStore;
 use crate::process::address_space::AddressSpace;
+use crate::shown::Shown;
 use crate::snapshot::ThreadNames;
 use crate::units::MonotonicNanos;
 
@@ -68,7 +69,8 @@ impl Recorder {
         let (sender, receiver) = sync_channel(BATCHES_MAX);
         let name = path.to_owned();
         let work = move || {
-            write(writer, &receiver).inspect_err(|reason| warn!("recording to `{}` stopped: {reason}", name.display()))
+            write(writer, &receiver)
+                .inspect_err(|reason| warn!("recording to `{}` stopped: {reason}", Shown::of(&name)))
         };
         let thread = thread::Builder::new().name("heapbpf-record".to_owned()).spawn(work).map_err(failed)?;
         let mut recorder = Self {

@@ -18,6 +18,7 @@ use super::pack::Packer;
 use super::read::{DamageReason, Reading};
 use super::replay::{Entry, Replay};
 use crate::linux::files::Replacement;
+use crate::shown::Shown;
 use crate::units::MonotonicNanos;
 
 /// A block is written when it reaches this size, or its first entry this age.
@@ -31,7 +32,7 @@ const PART_BYTES: usize = 1 << 20;
 pub(crate) const SIZE_BYTES_MIN: u64 = 256 << 10;
 
 #[derive(Debug, Error)]
-#[error("the recording `{}` is incomplete: {reason}", path.display())]
+#[error("the recording `{}` is incomplete: {reason}", Shown::of(path))]
 pub struct WriteError {
     pub path: PathBuf,
     pub reason: WriteReason,

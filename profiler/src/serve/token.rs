@@ -11,6 +11,7 @@ use sha2::{Digest as _, Sha256};
 use subtle::ConstantTimeEq as _;
 
 use crate::linux::files;
+use crate::shown::Shown;
 
 const BYTES_MIN: usize = 16;
 const BYTES_MAX: usize = 1024;
@@ -25,7 +26,7 @@ impl Token {
     /// Fails unless the file belongs to those who may have the token: its mode must not let others read it, or the group write
     /// it.
     pub(crate) fn read(path: &Path) -> Result<Self, String> {
-        let shown = path.display();
+        let shown = Shown::of(path);
         let fail = |reason: String| format!("cannot use the token in `{shown}`: {reason}");
         let file = files::open(path).map_err(|error| fail(error.to_string()))?;
         let permissions = file.metadata().map_err(|error| fail(error.to_string()))?.permissions();

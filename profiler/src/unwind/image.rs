@@ -69,7 +69,7 @@ impl<'a> Image<'a> {
     /// As [`parse`](Self::parse), for another processor.
     pub(super) fn parse_for(file: &'a File, processor: Processor) -> Result<Self, ImageError> {
         let elf = Elf::read(file).map_err(|error| match error {
-            ObjectError::NotElf => ImageError::NotElf,
+            ObjectError::NotElf | ObjectError::Is32Bit => ImageError::NotElf,
             _ => ImageError::Malformed,
         })?;
         if elf.machine != processor.elf_machine() || !matches!(elf.kind, abi::ET_EXEC | abi::ET_DYN) {

@@ -9,6 +9,7 @@ pub(crate) mod scene;
 
 use crate::collect::ThreadState;
 use crate::linux::proc::maps::{Region, RegionKind, region_of};
+use crate::shown;
 pub(crate) use scene::Absence;
 pub use scene::{Scene, Walk};
 
@@ -57,7 +58,7 @@ pub(crate) fn absence(scene: &Scene<'_>, walks: &[Walk]) -> Absence {
 /// Whether this is code of a dynamic linker that is not the C library as well, as that of musl is.
 fn is_loader(region: &Region) -> bool {
     let RegionKind::File { path } = &region.kind else { return false };
-    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let name = shown::os_text(path.file_name().unwrap_or_default());
     (name.starts_with("ld-") || name.starts_with("ld.so")) && !name.starts_with("ld-musl")
 }
 

@@ -11,6 +11,7 @@ use super::scene::{ADDRESS_MAX, Scene, Walk, WalkedBlock, array, covered, parts,
 use crate::address::TargetAddr;
 use crate::linux::proc::maps::{Region, RegionKind};
 use crate::memory::{Memory, Span, WORD_BYTES, joined, without};
+use crate::shown;
 
 pub(super) const HEAP: &str = "musl";
 
@@ -31,9 +32,9 @@ pub(super) fn walk(scene: &Scene<'_>) -> Option<Walk> {
 
 fn is_musl(region: &Region) -> bool {
     let RegionKind::File { path } = &region.kind else { return false };
-    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let name = shown::os_text(path.file_name().unwrap_or_default());
     let loader = name.starts_with("ld-musl-") || name.starts_with("libc.musl-");
-    loader || (name == "libc.so" && path.to_string_lossy().contains("musl"))
+    loader || (name == "libc.so" && shown::os_text(path).contains("musl"))
 }
 
 struct Heap<'a> {

@@ -22,6 +22,7 @@ use crate::linux::files;
 use crate::process::cgroup::Cgroup;
 use crate::process::pattern::Pattern;
 use crate::session::Engine;
+use crate::shown::Shown;
 
 /// The defaults, with comments: what `--print-config` prints.
 pub(super) const DEFAULT: &str = include_str!("default.toml");
@@ -183,7 +184,7 @@ struct ViewWords {
 
 impl Config {
     pub(super) fn read(path: &Path) -> Result<Self> {
-        let shown = path.display();
+        let shown = Shown::of(path);
         let read = || -> std::io::Result<String> {
             use std::io::Read;
             let mut text = String::new();
@@ -279,7 +280,7 @@ impl Config {
     /// As a configuration file without comments.
     pub(super) fn text(&self) -> String {
         let Self { stop_file, select, record, rule, budget, duty, serve, push } = self;
-        let mut text = format!("stop-file = {}\n\n", quoted(stop_file.display()));
+        let mut text = format!("stop-file = {}\n\n", quoted(Shown::of(stop_file)));
         let _ = write!(
             text,
             "[select]\ncommands = {}\ncgroups = {}\nexclude = {}\nmin-rss = {}\nmin-age = {}\nscan-every = {}\n\n",

@@ -27,7 +27,7 @@ use self::schedule::{Schedule, random};
 use super::exit;
 use super::runtime::run_session;
 use super::terminal;
-use super::views::{Shown, Views};
+use super::views::{Rendering, Views};
 use crate::guardrail::Limits;
 use crate::linux::{clock, memory};
 use crate::model::Others;
@@ -35,6 +35,7 @@ use crate::process::selection::Selection;
 use crate::report::View;
 use crate::report::text::counted;
 use crate::session::{Control, Engine, Hold, Listener, Progress, Session, SessionConfig};
+use crate::shown::Shown;
 use crate::snapshot::Snapshot;
 use crate::symbolize::sources::Sources;
 use crate::symbolize::trim::Trim;
@@ -155,7 +156,7 @@ impl Agent {
             let is_halted = orders.is_halted;
             if is_halted != was_halted {
                 was_halted = is_halted;
-                let file = self.config.stop_file.display();
+                let file = Shown::of(&self.config.stop_file);
                 match is_halted {
                     true => warn!("nothing is recorded while `{file}` exists"),
                     false => info!("`{file}` was removed: recording again"),
@@ -166,7 +167,7 @@ impl Agent {
                 return Ok(true);
             }
             self.manager.status(&match is_halted {
-                true => format!("halted by {}", self.config.stop_file.display()),
+                true => format!("halted by {}", Shown::of(&self.config.stop_file)),
                 false => format!("next recording in {left:.0?}"),
             });
             tokio::select! {
@@ -321,13 +322,13 @@ fn skipped(others: &Others) -> Vec<(String, u64)> {
 }
 
 fn start_views(config: &Config) -> Result<Option<Views>> {
-    let shown = Shown {
+    let rendering = Rendering {
         presentation: View::LiveBytes.into(),
         trim: Trim { ends: true, interpreter: true },
         quiet: false,
         sources: Sources::default(),
     };
-    Views::start(&config.views()?, shown, None)
+    Views::start(&config.views()?, rendering, None)
 }
 
 fn about(config: &Config) -> String {

@@ -12,6 +12,7 @@ use tracing::{error, info};
 
 use super::config::Config;
 use super::notify::ServiceManager;
+use crate::shown::Shown;
 
 /// Period of reading whether the stop file exists.
 const STOP_FILE_PERIOD: Duration = Duration::from_secs(1);
@@ -62,7 +63,7 @@ pub(super) fn monitor(
 fn reload(path: &Path, orders: &watch::Sender<Orders>, manager: &ServiceManager) {
     match Config::read(path) {
         Ok(config) => {
-            info!("read `{}` again", path.display());
+            info!("read `{}` again", Shown::of(path));
             orders.send_modify(|orders| orders.config = Arc::new(config));
         }
         Err(error) => {

@@ -6,6 +6,7 @@ use super::code::{BYTES_MAX, search};
 use crate::ids::Pid;
 use crate::linux::arch::{self, ADDRESS_END, RETURN_FROM_SIGNAL, SYSCALL_AND_RETURN};
 use crate::linux::proc::maps::{Region, RegionKind};
+use crate::linux::proc::process;
 use crate::linux::ptrace::Tracee;
 
 /// Code of the process by which a thread restores itself after a system call if its tracer is killed: it returns to the end of a
@@ -18,7 +19,7 @@ pub(crate) struct WayBack {
 impl WayBack {
     /// `None` without such code, and for threads with a shadow stack, on which the return would fail.
     pub(crate) fn find(pid: Pid, tracee: &Tracee, mapped: &[Region]) -> io::Result<Option<Self>> {
-        let status = std::fs::read_to_string(format!("/proc/{pid}/task/{}/status", tracee.tid().0))?;
+        let status = process::thread_status(pid, tracee.tid())?;
         if arch::has_shadow_stack(&status, tracee) {
             return Ok(None);
         }

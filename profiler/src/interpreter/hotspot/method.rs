@@ -7,6 +7,7 @@ use rustc_hash::FxHashMap;
 use super::super::memory::Memory;
 use super::layout::{Layout, Source};
 use crate::object::interpreted::{CodeLines, Function};
+use crate::shown;
 
 /// Names of methods, classes and files: longer ones are cut.
 const NAME_BYTES_MAX: usize = 512;
@@ -142,7 +143,7 @@ pub(super) fn text(memory: &impl Memory, address: u64) -> Option<Arc<str>> {
             [byte] => bytes.push(byte),
         }
     }
-    let text = String::from_utf8_lossy(&bytes);
+    let text = shown::text(&bytes);
     (!text.is_empty()).then(|| text.into())
 }
 

@@ -13,6 +13,7 @@ use super::process::{ProcError, entry_path, executable};
 use crate::address::{FileOffset, TargetAddr};
 use crate::ids::Pid;
 use crate::linux::known;
+use crate::shown;
 
 /// Limit for one process: sixteen times what the kernel allows by default (`vm.max_map_count`).
 pub(super) const MAPPINGS_MAX: usize = 1 << 20;
@@ -244,7 +245,7 @@ pub(crate) fn parse_mapping(line: &[u8]) -> Option<Option<Mapping>> {
 /// Executable heaps and stacks (generated code) and labels `[anon:…]`, which the process chooses, are anonymous memory.
 fn mapping_name(field: &[u8]) -> MappingName {
     match field {
-        b"[vdso]" | b"[vsyscall]" | b"[uprobes]" => MappingName::Special(String::from_utf8_lossy(field).into_owned()),
+        b"[vdso]" | b"[vsyscall]" | b"[uprobes]" => MappingName::Special(shown::text(field).into_owned()),
         [] | [b'[', ..] => MappingName::Anonymous,
         path => {
             let (path, deleted) = path.strip_suffix(DELETED).map_or((path, false), |path| (path, true));
@@ -276,7 +277,7 @@ fn region_kind(field: &[u8]) -> RegionKind {
         b"[stack]" => RegionKind::Stack,
         _ if let Some(name) = named => {
             let name = name.strip_suffix(b"]").unwrap_or(name);
-            RegionKind::Anonymous { name: Some(String::from_utf8_lossy(name).into_owned()) }
+            RegionKind::Anonymous { name: Some(shown::text(name).into_owned()) }
         }
         [b'[', ..] => RegionKind::Kernel,
         path => RegionKind::File { path: unescape(path) },

@@ -18,6 +18,7 @@ use super::process::{entry_path, read_file};
 use crate::ids::Pid;
 use crate::linux::invoker::invoker;
 use crate::linux::known;
+use crate::shown;
 
 /// A container's table has dozens of lines; those of hosts have thousands.
 const TABLE_BYTES_MAX: u64 = 16 << 20;
@@ -83,7 +84,7 @@ fn parse_line(line: &[u8]) -> Option<(Device, Mount)> {
     let device = Device { major: major.parse().ok()?, minor: minor.parse().ok()? };
     let point = unescape(fields.nth(1)?);
     let mut fields = fields.skip_while(|field| *field != b"-").skip(1);
-    let kind = String::from_utf8_lossy(fields.next()?).into_owned();
+    let kind = shown::text(fields.next()?).into_owned();
     let options = fields.nth(1).and_then(|options| std::str::from_utf8(options).ok());
     let user = options.and_then(|options| options.split(',').find_map(|option| option.strip_prefix("user_id=")));
     Some((device, Mount { kind, point, user: user.and_then(|user| user.parse().ok()) }))

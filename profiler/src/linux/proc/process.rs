@@ -11,6 +11,7 @@ use rustix::fs::{CWD, Mode, OFlags, openat};
 
 use crate::address::TargetAddr;
 use crate::ids::{Pid, Tid};
+use crate::shown;
 
 #[derive(Debug, thiserror::Error)]
 pub enum ProcError {
@@ -57,6 +58,8 @@ const INITIAL_USER_NAMESPACE_INODE: u64 = 0xEFFF_FFFD;
 const ARGUMENTS_BYTES_MAX: u64 = 1 << 20;
 
 const NAME_BYTES_MAX: u64 = 64;
+/// Read limit: a line has 65,536 groups (`NGROUPS_MAX`) of at most 11 bytes.
+const STATUS_BYTES_MAX: u64 = 1 << 20;
 const SYSCALL_BYTES_MAX: u64 = 512;
 
 /// Whether the process exists; true for zombies.
@@ -76,19 +79,30 @@ fn is_hidden(pid: Pid) -> bool {
     matches!(answer, Some(Ok(()) | Err(rustix::io::Errno::PERM)))
 }
 
-/// Arguments, as the process may have overwritten them; lossy UTF-8. Empty for kernel threads, zombies and in an exec.
+/// Arguments, as the process may have overwritten them; what is not UTF-8 is escaped. Empty for kernel threads, zombies and in an exec.
 pub(crate) fn arguments(pid: Pid) -> Result<Vec<String>, ProcError> {
     let bytes = read(pid, "cmdline", ARGUMENTS_BYTES_MAX)?;
     let bytes = bytes.strip_suffix(&[0]).unwrap_or(&bytes);
     if bytes.is_empty() {
         return Ok(Vec::new());
     }
-    Ok(bytes.split(|&byte| byte == 0).map(|argument| String::from_utf8_lossy(argument).into_owned()).collect())
+    Ok(bytes.split(|&byte| byte == 0).map(|argument| shown::text(argument).into_owned()).collect())
+}
+
+/// The text of `/proc/PID/status`. Its first line is a name that the process chooses, which need not be UTF-8.
+pub(crate) fn status(pid: Pid) -> io::Result<String> {
+    Ok(shown::text(&read_file(entry_path(pid, "status"), STATUS_BYTES_MAX)?).into_owned())
+}
+
+/// The same of a thread.
+pub(crate) fn thread_status(pid: Pid, tid: Tid) -> io::Result<String> {
+    let path = format!("/proc/{pid}/task/{}/status", tid.0);
+    Ok(shown::text(&read_file(path, STATUS_BYTES_MAX)?).into_owned())
 }
 
 /// The process of a thread; `None` if it has exited.
 pub(crate) fn of_thread(tid: Tid) -> Option<Pid> {
-    let status = fs::read_to_string(format!("/proc/{}/status", tid.0)).ok()?;
+    let status = status(Pid(tid.0)).ok()?;
     status.lines().find_map(|line| line.strip_prefix("Tgid:"))?.trim().parse().ok().map(Pid)
 }
 
@@ -103,7 +117,7 @@ pub(crate) struct Owner {
 
 impl Owner {
     pub(crate) fn read(pid: Pid) -> Option<Self> {
-        Self::parse(&fs::read_to_string(entry_path(pid, "status")).ok()?)
+        Self::parse(&status(pid).ok()?)
     }
 
     /// Parses the text of `/proc/PID/status`.
@@ -116,13 +130,13 @@ impl Owner {
     }
 }
 
-/// The kernel's name for the process, at most 15 bytes. Invalid UTF-8 becomes `U+FFFD`.
+/// The kernel's name for the process, at most 15 bytes. What is not UTF-8 is escaped.
 pub(crate) fn comm(pid: Pid) -> Result<String, ProcError> {
     Ok(name(&read(pid, "comm", NAME_BYTES_MAX)?))
 }
 
 fn name(bytes: &[u8]) -> String {
-    String::from_utf8_lossy(bytes.strip_suffix(b"\n").unwrap_or(bytes)).into_owned()
+    shown::text(bytes.strip_suffix(b"\n").unwrap_or(bytes)).into_owned()
 }
 
 /// All processes by rising PID, including kernel threads and zombies.
@@ -176,7 +190,7 @@ pub(crate) fn entry_path(pid: Pid, entry: &str) -> PathBuf {
     PathBuf::from(format!("/proc/{pid}/{entry}"))
 }
 
-/// The kernel's name for a thread (`/proc/PID/task/TID/comm`), at most 15 bytes. Invalid UTF-8 becomes `U+FFFD`.
+/// The kernel's name for a thread (`/proc/PID/task/TID/comm`), at most 15 bytes. What is not UTF-8 is escaped.
 pub(crate) fn thread_name(pid: Pid, tid: Tid) -> Result<String, ProcError> {
     let bytes = read_file(format!("/proc/{pid}/task/{}/comm", tid.0), NAME_BYTES_MAX);
     Ok(name(&bytes.map_err(|source| ProcError::from_io(pid, "task", source))?))
@@ -213,10 +227,10 @@ pub struct Membership {
     pub path: String,
 }
 
-/// Groups: one with version 2, one per hierarchy with version 1, both where both are mounted. Lossy UTF-8.
+/// Groups: one with version 2, one per hierarchy with version 1, both where both are mounted. What is not UTF-8 is escaped.
 pub(crate) fn cgroups(pid: Pid) -> Result<Vec<Membership>, ProcError> {
     let bytes = read(pid, "cgroup", CGROUPS_BYTES_MAX)?;
-    Ok(parse_cgroups(&String::from_utf8_lossy(&bytes)))
+    Ok(parse_cgroups(&shown::text(&bytes)))
 }
 
 /// Parses lines of `number:controllers:path`. Skips invalid lines.

@@ -6,6 +6,7 @@ use std::time::Duration;
 use crate::ids::{Identity, Pid, StartTime, Tid};
 use crate::linux::memory::page_bytes;
 use crate::linux::proc::{ProcError, process};
+use crate::shown;
 
 /// Read limit: 52 numbers of at most 20 digits and a name of at most 64 bytes.
 const LINE_BYTES_MAX: u64 = 4096;
@@ -34,7 +35,7 @@ impl Stat {
     pub(crate) fn read(pid: Pid) -> Result<Self, ProcError> {
         let bytes = process::read(pid, "stat", LINE_BYTES_MAX)?;
         let page_bytes = page_bytes();
-        parse(&String::from_utf8_lossy(&bytes), page_bytes).ok_or(ProcError::Malformed { pid, entry: "stat" })
+        parse(&shown::text(&bytes), page_bytes).ok_or(ProcError::Malformed { pid, entry: "stat" })
     }
 
     pub(crate) fn is_of(&self, identity: Identity) -> bool {
@@ -80,8 +81,6 @@ pub(crate) fn parse(line: &str, page_bytes: u64) -> Option<Stat> {
     })
 }
 
-const STATUS_BYTES_MAX: u64 = 1 << 14;
-
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Status {
     pub state: char,
@@ -124,8 +123,7 @@ pub(crate) fn first_thread_has_exited(pid: Pid) -> bool {
 }
 
 pub(crate) fn status(pid: Pid, tid: Tid) -> Option<Status> {
-    let bytes = process::read_file(format!("/proc/{pid}/task/{}/status", tid.0), STATUS_BYTES_MAX).ok()?;
-    parse_status(&String::from_utf8_lossy(&bytes))
+    parse_status(&process::thread_status(pid, tid).ok()?)
 }
 
 pub(crate) fn parse_status(text: &str) -> Option<Status> {

@@ -94,6 +94,9 @@ fn other_files_are_rejected() {
     for bytes in [&b""[..], b"#!/bin/sh\n", &[0x7f, b'E', b'L', b'F'], &[0; 64]] {
         assert_eq!(Elf::read(&Image::from_bytes(bytes).expect("memory")), Err(ObjectError::NotElf));
     }
+    let mut header = [0; 64];
+    header[..6].copy_from_slice(b"\x7fELF\x01\x01");
+    assert_eq!(Elf::read(&Image::from_bytes(&header).expect("memory")), Err(ObjectError::Is32Bit));
 }
 
 /// Inspects a file as the agent does. Nothing may panic.

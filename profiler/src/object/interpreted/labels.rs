@@ -6,6 +6,7 @@ use profiler_common::interpreter::CODE_NAME_BYTES;
 use profiler_common::ruby::OWNER_BYTES;
 
 use super::CUT;
+use crate::shown;
 
 /// A label as Ruby's backtraces have it since 3.4 (`calculate_iseq_label` in `vm_backtrace.c`): with the class or module of the method.
 pub(crate) fn with_owner(label: &str, owner: Option<&str>, is_singleton: bool) -> String {
@@ -34,11 +35,11 @@ pub(crate) fn copied<const MAX: usize>(bytes: &[u8; MAX], length: u32) -> Option
     const { assert!(MAX == CODE_NAME_BYTES || MAX == OWNER_BYTES) };
     let bytes = bytes.get(..usize::try_from(length).ok()?).filter(|bytes| !bytes.is_empty())?;
     if bytes.len() < MAX {
-        return Some(String::from_utf8_lossy(bytes).into());
+        return Some(shown::text(bytes).into());
     }
     // The first character can be the end of one.
     let begin = bytes.iter().position(|byte| byte & 0xc0 != 0x80).unwrap_or(0);
-    Some(format!("{CUT}{}", String::from_utf8_lossy(&bytes[begin..])).into())
+    Some(format!("{CUT}{}", shown::text(&bytes[begin..])).into())
 }
 
 #[cfg(test)]

@@ -1,6 +1,7 @@
 //! Names of PHP's functions.
 
 use super::{CUT, CodeLines, Function};
+use crate::shown;
 
 /// Code outside of functions, in PHP's own words (`Exception::getTraceAsString`).
 const MAIN: &str = "{main}";
@@ -18,13 +19,13 @@ pub(crate) fn function(name: Option<Part<'_>>, class: Option<Part<'_>>, file: Op
     let beginning = |part: Part<'_>| {
         // The name of an anonymous class has a zero and its place behind what PHP's messages show.
         let end = part.bytes.iter().position(|byte| *byte == 0);
-        let text = String::from_utf8_lossy(&part.bytes[..end.unwrap_or(part.bytes.len())]);
+        let text = shown::text(&part.bytes[..end.unwrap_or(part.bytes.len())]);
         if part.is_cut && end.is_none() { format!("{text}{CUT}") } else { text.into_owned() }
     };
     let name = name.map_or_else(|| MAIN.to_owned(), beginning);
     let name = class.map(beginning).map_or_else(|| name.clone(), |class| format!("{class}::{name}"));
     let file = file.map(|part| {
-        let text = String::from_utf8_lossy(part.bytes);
+        let text = shown::text(part.bytes);
         if part.is_cut { format!("{CUT}{text}") } else { text.into_owned() }
     });
     let file = file.filter(|file| !file.is_empty()).map(Into::into);

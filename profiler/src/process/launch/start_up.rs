@@ -11,6 +11,7 @@ use crate::ids::Pid;
 use crate::linux::arch::{LEGACY_OPEN, is_legacy_loader_syscall};
 use crate::linux::proc::maps::{MappingName, executable_mappings};
 use crate::linux::proc::process::Auxv;
+use crate::shown;
 
 const MAP_ANONYMOUS: u64 = libc::MAP_ANONYMOUS.unsigned_abs() as u64;
 const PROT_EXEC: u64 = libc::PROT_EXEC.unsigned_abs() as u64;
@@ -36,7 +37,7 @@ impl Loader {
         let MappingName::File { path, .. } = &mapping.name else {
             return None;
         };
-        let is_libc = !is_linker_only(&path.file_name()?.to_string_lossy());
+        let is_libc = !is_linker_only(&shown::os_text(path.file_name()?));
         let code = mapping.start.0..mapping.end.0;
         (base != 0 || !is_libc).then_some(Self { code, is_libc, file: None, opens: false })
     }

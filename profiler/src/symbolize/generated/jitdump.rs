@@ -7,6 +7,7 @@ use std::sync::Arc;
 use rustc_hash::FxHashMap;
 
 use super::pieces::{Found, NAME_BYTES_MAX, Piece, Span, range};
+use crate::shown;
 
 const MAGIC: u32 = 0x4a69_5444;
 const HEADER_BYTES: u32 = 40;
@@ -198,5 +199,5 @@ pub(super) fn line(file: impl Read + Seek, record: Span, address: u64) -> Option
         }
     }
     let (_, line, path) = best.filter(|(_, line, path)| *line > 0 && !path.is_empty())?;
-    Some((String::from_utf8_lossy(&path).into(), line))
+    Some((shown::text(&path).into(), line))
 }

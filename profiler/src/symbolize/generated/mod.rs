@@ -17,6 +17,8 @@ use super::demangle::demangle;
 use super::names::ResolvedFrame;
 use pieces::{Found, NAME_BYTES_MAX, Piece, Span};
 
+use crate::shown;
+
 /// Limits of a file that is read: what lies behind is ignored.
 const FILE_BYTES_MAX: u64 = 256 << 20;
 /// Maximum number of pieces that are inspected for an address. Few overlap, unless a target has forged the file.
@@ -165,7 +167,7 @@ impl<F: ReadAt> CodeIndex<F> {
         let mut bytes = vec![0; (span.length as usize).min(NAME_BYTES_MAX)];
         let count = self.file.read_at(span.offset, &mut bytes).ok()?;
         // Of a file that was truncated meanwhile, less is left.
-        (count == bytes.len()).then(|| String::from_utf8_lossy(&bytes).into_owned())
+        (count == bytes.len()).then(|| shown::text(&bytes).into_owned())
     }
 
     fn line(&self, piece: &Piece, address: u64) -> Option<(Arc<str>, u32)> {

@@ -1,4 +1,4 @@
-//! What a module's own file has for addresses that neither debug information nor its symbol tables name: MiniDebugInfo, the Go
+//! What a module's files have for addresses that blazesym does not name: functions whose names are not UTF-8, MiniDebugInfo, the Go
 //! runtime's table of functions, stubs of the procedure linkage table, and the ranges of `.eh_frame`.
 //!
 //! <https://sourceware.org/gdb/current/onlinedocs/gdb.html/MiniDebugInfo.html>
@@ -14,6 +14,8 @@ use crate::object::elf::Elf;
 use crate::object::golang::GoFunctions;
 use crate::object::image::Image;
 use crate::object::imports::stubs;
+use crate::object::symbols::{Definition, functions_outside_utf8};
+use crate::shown;
 use crate::unwind::ranges::Ranges;
 
 /// Of `.gnu_debugdata`: Fedora's largest have less than 2 MiB.
@@ -43,8 +45,8 @@ struct Function {
 pub(super) struct Malformed;
 
 impl Remainder {
-    /// Whatever is readable, and whether something is not.
-    pub(super) fn read(image: &Image) -> (Self, Result<(), Malformed>) {
+    /// Whatever is readable, and whether something is not. `files` are those whose symbol tables blazesym reads, the module's own too.
+    pub(super) fn read(image: &Image, files: &[Image]) -> (Self, Result<(), Malformed>) {
         let Ok(elf) = Elf::read(image) else {
             return (Self { functions: Vec::new(), ranges: Ranges::default() }, Ok(()));
         };
@@ -54,6 +56,7 @@ impl Remainder {
             name: format!("{}@plt", stub.function).into(),
         });
         let mut functions: Vec<Function> = stubs.collect();
+        functions.extend(files.iter().flat_map(outside_utf8));
         let mini = mini_functions(image, &elf).map(|mini| functions.extend(mini));
         let of_go = GoFunctions::read(image, &elf).unwrap_or_default().into_functions().into_iter();
         functions.extend(of_go.map(|it| Function { start: it.range.start, end: it.range.end, name: it.name }));
@@ -72,6 +75,17 @@ impl Remainder {
     pub(super) fn start_of(&self, address: u64) -> Option<u64> {
         self.ranges.start_of(address)
     }
+}
+
+/// Functions that blazesym does not name, because their names are not UTF-8.
+fn outside_utf8(file: &Image) -> Vec<Function> {
+    let found = Elf::read(file).map(|elf| functions_outside_utf8(file, &elf)).unwrap_or_default();
+    let function = |it: Definition| Function {
+        start: it.address.0,
+        end: it.address.0.saturating_add(it.size_bytes),
+        name: it.name.into(),
+    };
+    found.into_iter().map(function).collect()
 }
 
 /// Functions of the symbol table in `.gnu_debugdata`.
@@ -98,7 +112,7 @@ fn functions_of(file: &[u8]) -> Result<Vec<Function>, Malformed> {
         let (start, size_bytes) = (symbol.st_value(LE), symbol.st_size(LE));
         let name =
             symbol.name(LE, symbols.strings()).ok().filter(|name| is_function && size_bytes > 0 && !name.is_empty())?;
-        Some(Function { start, end: start.saturating_add(size_bytes), name: String::from_utf8_lossy(name).into() })
+        Some(Function { start, end: start.saturating_add(size_bytes), name: shown::text(name).into() })
     };
     Ok(symbols.iter().filter_map(function).collect())
 }

@@ -25,6 +25,7 @@ use crate::linux::companion::{self, Channel, Message};
 use crate::linux::confinement::{Limits, Root, close_inherited, confine};
 use crate::object::elf::{Elf, Section};
 use crate::object::image::Image;
+use crate::shown;
 use crate::symbolize::demangle::demangle;
 use crate::symbolize::generated::{CodeIndex, Place};
 use crate::symbolize::names::ResolvedFrame;
@@ -39,6 +40,8 @@ pub(in crate::symbolize) struct Engine {
     sources: Vec<Source<'static>>,
     /// The module itself, until it is needed.
     own: Option<Image>,
+    /// All files with symbol tables, until they are needed.
+    files: Vec<Image>,
     /// Consulted after the sources.
     remainder: Option<Remainder>,
     /// Files with names of generated code, in order of priority.
@@ -64,8 +67,17 @@ impl Engine {
     ) -> Self {
         let (sources, indices, defects) = (Vec::new(), Vec::new(), Vec::new());
         let symbolizer = symbolizer(shared);
-        let mut engine =
-            Self { symbolizer, sources, own: None, remainder: None, indices, defects, shared, is_confined };
+        let mut engine = Self {
+            symbolizer,
+            sources,
+            own: None,
+            files: Vec::new(),
+            remainder: None,
+            indices,
+            defects,
+            shared,
+            is_confined,
+        };
         for ModuleFile { role, file, path } in files {
             match role {
                 Role::Own => {
@@ -73,7 +85,10 @@ impl Engine {
                     engine.add_unverified(file, &path, depth);
                 }
                 // It has the build id, and is in a directory that only root can write.
-                Role::DebugFile => engine.add(&path, depth == Depth::DebugInformation),
+                Role::DebugFile => {
+                    engine.files.extend(Image::new(file));
+                    engine.add(&path, depth == Depth::DebugInformation);
+                }
                 Role::UnverifiedDebugFile => engine.add_unverified(file, &path, depth),
                 Role::Linked(checksum) if crc32(&file).is_some_and(|found| found == checksum) => {
                     engine.add_unverified(file, &path, depth);
@@ -101,6 +116,7 @@ impl Engine {
             self.defects.push(Defect::Compressed);
             with_debug_information = false;
         }
+        self.files.push(image);
         self.add(path, with_debug_information);
     }
 
@@ -159,7 +175,8 @@ impl Engine {
             return starts;
         }
         if let Some(own) = self.own.take() {
-            match catch_unwind(AssertUnwindSafe(|| Remainder::read(&own))) {
+            let files = std::mem::take(&mut self.files);
+            match catch_unwind(AssertUnwindSafe(|| Remainder::read(&own, &files))) {
                 Ok((remainder, mini)) => {
                     self.remainder = Some(remainder);
                     self.defects.extend(mini.is_err().then_some(Defect::MiniDebugInfo));
@@ -283,7 +300,7 @@ fn expand(symbol: &Sym<'_>) -> Chain {
 fn source_path(code: &CodeInfo<'_>) -> Option<Arc<str>> {
     let path = code.to_path();
     let bytes = path.as_os_str().as_encoded_bytes();
-    (!code.file.is_empty() && bytes.len() <= PATH_BYTES_MAX).then(|| path.to_string_lossy().into())
+    (!code.file.is_empty() && bytes.len() <= PATH_BYTES_MAX).then(|| shown::os_text(&*path).into())
 }
 
 fn crc32(file: &File) -> Option<u32> {

@@ -5,6 +5,7 @@ use ratatui::layout::Rect;
 use ratatui::style::Style;
 use unicode_width::UnicodeWidthStr;
 
+use crate::report::text::plain;
 use crate::top::theme::Theme;
 
 pub(super) struct Canvas<'a, 'frame> {
@@ -35,9 +36,10 @@ impl Area<'_, '_> {
         self.area.height
     }
 
-    /// Writes at a place of the area, cut at `width` columns. Returns the column behind the text.
+    /// Writes at a place of the area, cut at `width` columns, without control characters: names of others may be in it. Returns the
+    /// column behind the text.
     pub(super) fn put(&mut self, x: u16, y: u16, width: u16, text: &str, style: Style) -> u16 {
-        let width = width.min(self.width().saturating_sub(x));
+        let (text, width) = (&*plain(text), width.min(self.width().saturating_sub(x)));
         if width == 0 || y >= self.height() {
             return x;
         }
