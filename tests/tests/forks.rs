@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use heapbpf_tests::heapbpf::{Heapbpf, Session, binary};
 use heapbpf_tests::kernel::{self, require_root};
 use heapbpf_tests::report::{Counts, Process};
-use heapbpf_tests::target::{Target, build};
+use heapbpf_tests::target::{Target, build, copy_program};
 use tempfile::TempDir;
 
 /// Number of lines after the target's PID.
@@ -331,6 +331,53 @@ fn programs_that_are_executed_before_their_probes_are_attached_are_counted_as_mi
     assert_eq!(report.health.lost.get("program_missed"), Some(&1), "{:?}", report.health.lost);
     let last = report.targets.last().expect("the target itself is one");
     assert_eq!(last.exact_by_leaf().get("keeps"), Some(&ledger.site("keeps").counts));
+}
+
+#[test]
+fn programs_that_match_a_pattern_are_counted_as_late_if_strict() {
+    require_root();
+    let folder = tempfile::tempdir().expect("there is a directory for temporary files");
+    let name = format!("late-{}", std::process::id());
+    let program = folder.path().join(&name);
+    copy_program(build("family.c"), &program);
+    for (option, late) in [("--strict", 1), ("--trim", 0)] {
+        let words = ["--cmdline", &name, option].into_iter().chain(ARGUMENTS.split(' '));
+        let mut heapbpf = Heapbpf::new(words);
+        let mut session = heapbpf.start();
+        session.halt();
+        let mut target = Target::spawn(&mut Command::new(&program));
+        session.resume();
+        session.wait_for("is being recorded");
+        target.work("keep 50 3");
+        // What a forked child begins with is its parent's.
+        target.work("fork");
+        session.wait_for("is being recorded");
+        target.work("keep 50 3");
+        let outcome = session.interrupt().expect_code(if late > 0 { 3 } else { 0 });
+        let verdict = if late > 0 { "health: incomplete: 1 program recorded late\n" } else { "health: complete\n" };
+        assert!(outcome.stdout.contains(verdict), "{}", outcome.stdout);
+        let report = heapbpf.report("out.json");
+        assert_eq!(report.health.lost.get("program_late").copied().unwrap_or(0), late, "{:?}", report.health.lost);
+        let [first, child] = report.targets.as_slice() else { panic!("{:?}", report.targets) };
+        assert_eq!((count(first, "begins"), count(first, "keeps")), (0, 3), "{:?}", first.beginning);
+        assert_eq!(count(child, "keeps"), 3, "{:?}", child.beginning);
+    }
+}
+
+/// Processors without 32-bit programs have none to record.
+#[cfg(target_arch = "x86_64")]
+#[test]
+fn programs_of_32_bits_are_counted() {
+    let (mut target, heapbpf, mut session) = recorded("");
+    target.work("keep 50 3");
+    target.work("fork");
+    session.wait_for("is being recorded");
+    target.exec(&format!("exec {}", build("bare32.c").display()));
+    session.wait_for("a 32-bit program");
+    let outcome = session.interrupt().expect_code(3);
+    assert!(outcome.stdout.contains("health: incomplete: 1 32-bit program not recorded\n"), "{}", outcome.stdout);
+    let report = heapbpf.report("out.json");
+    assert_eq!(report.health.lost.into_iter().collect::<Vec<_>>(), [("program_32bit".to_owned(), 1)]);
 }
 
 #[test]

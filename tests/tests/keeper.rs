@@ -199,7 +199,46 @@ fn a_second_interrupt_ends_a_start_that_does_not_proceed() {
     wait_until_gone(keeper);
     let outcome = session.wait();
     assert_eq!(outcome.status.code(), Some(130), "{outcome:?}");
+    assert_eq!(outcome.stderr, INTERRUPTED);
     assert_eq!(heapbpf.files(), [""; 0]);
     assert_eq!(changed_code(target.pid()), [""; 0]);
     target.work("keep 1000 25");
+}
+
+const INTERRUPTED: &str = "heapbpf: interrupted before anything was recorded or written\n";
+
+/// Interrupts heapbpf while it waits for its keeper, which then continues.
+#[track_caller]
+fn interrupted_at_the_start(arguments: &[&str], signal: Signal) {
+    let mut target = Target::start("service.c");
+    let pid = target.pid().to_string();
+    let mut heapbpf = Heapbpf::new(arguments.iter().map(|word| if *word == "PID" { &pid } else { *word }));
+    let session = heapbpf.spawn();
+    let mut keeper = None;
+    kernel::wait_until("there is a keeper", || {
+        keeper = kernel::keeper(session.pid());
+        keeper.is_some()
+    });
+    let keeper = Pid::from_raw(keeper.unwrap_or_default().cast_signed()).expect("pids are positive");
+    kill_process(keeper, Signal::STOP).expect("it runs");
+    session.signal(signal);
+    kernel::wait_until("the signal is handled", || !kernel::is_pending(session.pid(), signal));
+    kill_process(keeper, Signal::CONT).expect("it waits");
+    let outcome = session.wait();
+    assert_eq!(outcome.status.code(), Some(130), "{arguments:?}: {outcome:?}");
+    assert_eq!((&*outcome.stdout, &*outcome.stderr), ("", INTERRUPTED), "{arguments:?}");
+    wait_until_gone(keeper);
+    assert_eq!(heapbpf.files(), [""; 0], "{arguments:?}");
+    assert_eq!(changed_code(target.pid()), [""; 0]);
+    target.work("keep 1000 25");
+}
+
+#[test]
+fn an_interrupt_before_the_recording_is_reported() {
+    for signal in [Signal::INT, Signal::TERM] {
+        interrupted_at_the_start(&["--pid", "PID", "-o", "out.json"], signal);
+        interrupted_at_the_start(&["-q", "--pid", "PID", "-o", "out.json"], signal);
+        interrupted_at_the_start(&["leaks", "--pid", "PID", "-o", "out.json"], signal);
+        interrupted_at_the_start(&["leaks", "--pid", "PID", "--watch", "1h"], signal);
+    }
 }

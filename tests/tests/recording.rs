@@ -355,3 +355,17 @@ fn contradictory_options_are_rejected_before_anything_is_attached() {
     let missing = Converted::of(Path::new("/nowhere.heapbpf"), &[]).expect_code(1).stderr();
     assert!(missing.contains("cannot read a profile from `/nowhere.heapbpf`: No such file"), "{missing}");
 }
+
+#[test]
+fn options_of_all_commands_may_precede_the_command() {
+    let (mut target, heapbpf, session) = recorded("service.c", "");
+    target.work("keep 1000 25");
+    let _ = session.interrupt().expect_code(0);
+    let input = heapbpf.file("out.heapbpf").display().to_string();
+    for leading in [&["-q"][..], &["--quiet"], &["-q", "-v"]] {
+        let mut converting = Heapbpf::new(leading.iter().copied().chain(["convert", &input, "-o", "again.json"]));
+        let outcome = converting.run().expect_code(0);
+        assert_eq!(outcome.stdout, "", "{leading:?}");
+        assert_eq!(converting.report("again.json").process(target.pid()).exact_by_leaf()["keeps"].alloc_count, 25);
+    }
+}

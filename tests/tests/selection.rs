@@ -7,7 +7,7 @@ use std::process::Command;
 use heapbpf_tests::cgroup::Group;
 use heapbpf_tests::fuse::{Fuse, Options};
 use heapbpf_tests::heapbpf::{Heapbpf, Session};
-use heapbpf_tests::kernel::{assert_no_probes, changed_code};
+use heapbpf_tests::kernel::{assert_no_probes, changed_code, tasks};
 use heapbpf_tests::report::Report;
 use heapbpf_tests::target::{Target, build};
 
@@ -269,4 +269,26 @@ fn all_processes_are_recorded_beside_a_file_system_that_does_not_answer() {
     assert_eq!((report.process(held.pid()).totals.exact().alloc_count, kept(&report, &other)), (5, 7));
     let unanswered = format!("`{}` does not answer", fuse.folder().display());
     assert!(outcome.stderr.contains(&unanswered), "{outcome:?}");
+}
+
+#[test]
+fn a_threads_number_selects_its_process() {
+    let mut target = Target::start("workers.c");
+    let thread = tasks(target.pid()).into_iter().find(|task| *task != target.pid()).expect("it has threads");
+    let message = format!("heapbpf: {thread} is a thread of process {}, which is taken instead\n", target.pid());
+    let thread = thread.to_string();
+    for words in [&["--pid", &thread][..], &[&thread], &["record", "--pid", &thread]] {
+        let mut heapbpf = Heapbpf::new(words.iter().chain(&["--interval", "1", "-o", "out.json"]));
+        let session = heapbpf.start();
+        target.work("baker 10 1000");
+        let outcome = session.interrupt();
+        assert!(outcome.stderr.starts_with(&message), "{words:?}: {outcome:?}");
+        let taken = heapbpf.report("out.json").process(target.pid()).exact_by_leaf()["take"].alloc_count;
+        assert_eq!(taken, 10, "{words:?}");
+    }
+    for words in [["leaks", "--pid", &thread], ["doctor", "--pid", &thread]] {
+        let outcome = Heapbpf::new(words).run();
+        assert!(outcome.stderr.contains(&message), "{words:?}: {outcome:?}");
+        assert!(!outcome.stderr.contains("no process"), "{words:?}: {outcome:?}");
+    }
 }

@@ -19,6 +19,7 @@ use crate::ids::ModuleId;
 use crate::object::ObjectError;
 use crate::object::symbols::{DefinedFunction, SymbolSource};
 use crate::process::definitions::Candidate;
+use crate::shown::Shown;
 
 /// All known allocators. The first that matches a module decides, so C libraries come last: allocators replace their functions.
 pub(crate) const ALLOCATORS: &[&AllocatorSpec] =
@@ -105,27 +106,29 @@ pub(crate) struct ResolvedHook {
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub(crate) enum NoAllocator {
     #[error(
-        "`{0}` is a Go program, which allocates from the Go runtime's own heap; supported are programs that call the malloc of {supported} (Go's own profiles: `go tool pprof`)",
-        supported = supported()
+        "`{program}` is a Go program, which allocates from the Go runtime's own heap; supported are programs that call the malloc of {supported} (Go's own profiles: `go tool pprof`)",
+        program = Shown::of(.0), supported = supported()
     )]
     Go(String),
     #[error(
-        "`{0}` is statically linked and has no symbol `malloc`: it is stripped or has its own allocator; heapbpf needs the symbol (keep .symtab: link without `-s`)"
+        "`{program}` is statically linked and has no symbol `malloc`: it is stripped or has its own allocator; heapbpf needs the symbol (keep .symtab: link without `-s`)",
+        program = Shown::of(.0)
     )]
     Static(String),
     #[error(
-        "no module of `{0}` defines `malloc`; supported are {supported} and any library that exports malloc (add others with `--hook`)",
+        "no module of {program} defines `malloc`; supported are {supported} and any library that exports malloc (add others with `--hook`)",
+        program = shown(.0.as_deref()),
         supported = supported()
     )]
-    None(String),
-    #[error("cannot inspect `{0}`: {1}")]
+    None(Option<String>),
+    #[error("cannot inspect `{program}`: {1}", program = Shown::of(.0))]
     Unreadable(String, ObjectError),
     /// Only heaps that are not selected were found. A selected one may still be loaded.
     #[error(
-        "`{program}` has none of the selected heaps ({selected}); available: `{}`; select one with `--heap`",
-        .heaps.join("`, `")
+        "{} has none of the selected heaps ({selected}); available: `{}`; select one with `--heap`",
+        shown(.program.as_deref()), .heaps.join("`, `")
     )]
-    NotSelected { program: String, selected: String, heaps: Vec<String> },
+    NotSelected { program: Option<String>, selected: String, heaps: Vec<String> },
 }
 
 pub(crate) fn symbols(hooks: &HookSet) -> Vec<&'static str> {
@@ -392,16 +395,21 @@ fn refined(identity: &Identity, spec: HookSpec) -> HookSpec {
     if identity.is_leaf(spec.function) { spec.leaf() } else { spec }
 }
 
+/// Of a process, the program may be unknown.
+fn shown(program: Option<&str>) -> String {
+    program.map_or_else(|| "the program".to_owned(), |path| format!("`{}`", Shown::of(path)))
+}
+
 fn none(candidates: &[Candidate], unselected: Vec<String>, selection: &HeapSelection) -> NoAllocator {
     let executable = candidates.iter().find(|candidate| candidate.is_executable);
-    let name = executable.map_or_else(|| "the target".to_owned(), |candidate| candidate.path.to_string());
-    match executable {
-        _ if !unselected.is_empty() => {
-            NoAllocator::NotSelected { program: name, selected: selection.to_string(), heaps: unselected }
+    let program = executable.map(|candidate| candidate.path.to_string());
+    match (executable, program) {
+        (_, program) if !unselected.is_empty() => {
+            NoAllocator::NotSelected { program, selected: selection.to_string(), heaps: unselected }
         }
-        Some(candidate) if candidate.is_go => NoAllocator::Go(name),
-        Some(candidate) if candidate.is_static => NoAllocator::Static(name),
-        _ => NoAllocator::None(name),
+        (Some(candidate), Some(program)) if candidate.is_go => NoAllocator::Go(program),
+        (Some(candidate), Some(program)) if candidate.is_static => NoAllocator::Static(program),
+        (_, program) => NoAllocator::None(program),
     }
 }
 

@@ -31,6 +31,7 @@ use crate::process::pattern::Pattern;
 use crate::recording::write::SIZE_BYTES_MIN;
 use crate::report::suppressions::Suppressions;
 use crate::session::{Engine, Hold, OverloadPolicy, ScopeChoice, UnwindMode};
+use crate::shown::Shown;
 
 // Headings of the help, in the order of their first options below.
 const TARGETS: &str = "What to profile";
@@ -322,7 +323,7 @@ impl CommonArgs {
     pub(super) fn read_suppressions(&self) -> Result<Suppressions> {
         let mut suppressions = Suppressions::default();
         for path in &self.suppressions {
-            let shown = path.display();
+            let shown = Shown::of(path);
             let text = files::read_text(path, SUPPRESSIONS_BYTES_MAX)
                 .map_err(|error| anyhow!("cannot read suppressions from `{shown}`: {error}"))?;
             suppressions.extend(Suppressions::parse(&text).map_err(|error| usage(format!("`{shown}`, {error}")))?);

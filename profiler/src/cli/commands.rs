@@ -1,5 +1,7 @@
 //! The commands, their options and their help: short with `-h`, complete with `--help`.
 
+use std::ffi::{OsStr, OsString};
+
 use clap::{CommandFactory, Parser, Subcommand};
 
 use super::agent::AgentArgs;
@@ -294,6 +296,23 @@ pub(super) fn commands() -> clap::Command {
     })
 }
 
+/// Moves options of all commands from before a subcommand to behind it, where clap accepts them: `heapbpf -q convert FILE`.
+pub(super) fn ordered(mut words: Vec<OsString>, commands: &clap::Command) -> Vec<OsString> {
+    let leading = words.iter().skip(1).take_while(|word| is_common(word)).count();
+    if words.get(1 + leading).is_some_and(|word| commands.find_subcommand(word).is_some()) {
+        words[1..=1 + leading].rotate_right(1);
+    }
+    words
+}
+
+/// `--quiet`, `--verbose`, or their letters.
+fn is_common(word: &OsStr) -> bool {
+    let letters = word.as_encoded_bytes().strip_prefix(b"-").unwrap_or_default();
+    word == "--quiet"
+        || word == "--verbose"
+        || !letters.is_empty() && letters.iter().all(|letter| b"qv".contains(letter))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -332,6 +351,25 @@ mod tests {
         let places: Vec<_> =
             headings.iter().map(|heading| text.find(&format!("\n{heading}")).expect(heading)).collect();
         assert!(text.contains("Exit codes:") && places.len() == headings.len());
+    }
+
+    #[test]
+    fn options_of_all_commands_may_precede_a_subcommand() {
+        let commands = commands();
+        let check = |line: &str, expected: &str| {
+            let words = |line: &str| line.split(' ').map(OsString::from).collect::<Vec<_>>();
+            assert_eq!(ordered(words(line), &commands), words(expected), "{line}");
+            assert!(commands.clone().try_get_matches_from(words(expected)).is_ok(), "{expected}");
+        };
+        check("heapbpf -q convert x", "heapbpf convert -q x");
+        check("heapbpf -v --quiet -vv leaks 3", "heapbpf leaks -v --quiet -vv 3");
+        check("heapbpf -qv diff a b", "heapbpf diff -qv a b");
+        check("heapbpf --verbose doctor", "heapbpf doctor --verbose");
+        // These are no subcommands.
+        for same in ["heapbpf -q --pid 3", "heapbpf -q redis", "heapbpf -q -- convert", "heapbpf convert -q x"] {
+            check(same, same);
+        }
+        assert_eq!(ordered(vec!["heapbpf".into(), "-q".into()], &commands), ["heapbpf", "-q"]);
     }
 
     #[test]

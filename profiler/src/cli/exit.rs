@@ -2,14 +2,15 @@
 
 use std::borrow::Cow;
 use std::ffi::OsString;
-use std::io;
+use std::io::{self, Write};
 use std::process::ExitCode;
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use thiserror::Error;
 
 use super::similar::similar;
-use super::terminal::say;
+use super::terminal::{coloured_output, layout, say, say_in_handler};
+use crate::linux::signals::ExitAtSignal;
 use crate::process::launch::LaunchError;
 use crate::session::TooSmall;
 
@@ -31,6 +32,25 @@ pub(super) struct UsageError(pub(super) String);
 
 pub(super) fn usage(text: impl Into<String>) -> anyhow::Error {
     UsageError(text.into()).into()
+}
+
+/// While nothing is recorded or checked yet.
+const INTERRUPTION: &str = "heapbpf: interrupted before anything was recorded or written";
+
+/// Reports that heapbpf was interrupted. Returns the exit code.
+pub(super) fn interrupted() -> u8 {
+    say(INTERRUPTION);
+    INTERRUPTED
+}
+
+/// Until it is dropped, the first SIGINT or SIGTERM exits.
+pub(super) fn exit_when_interrupted() -> io::Result<ExitAtSignal> {
+    ExitAtSignal::first(INTERRUPTED, || say_in_handler(INTERRUPTION))
+}
+
+/// Until it is dropped, the second SIGINT exits.
+pub(super) fn exit_when_interrupted_again() -> io::Result<ExitAtSignal> {
+    ExitAtSignal::second_interrupt(INTERRUPTED, || say_in_handler(INTERRUPTION))
 }
 
 pub(super) fn fail(error: &anyhow::Error) -> u8 {
@@ -70,7 +90,10 @@ impl ParseError {
         let (error, prefix) = match self {
             Self::Other(error) => return ExitCode::from(fail(error)),
             Self::Words(error) if !error.use_stderr() => {
-                let _ = error.print();
+                let (_, colour) = layout();
+                let text = error.render();
+                let text = if colour { text.ansi().to_string() } else { text.to_string() };
+                let _ = coloured_output().write_all(text.as_bytes());
                 return ExitCode::from(DONE);
             }
             Self::Words(error) => (error, String::new()),

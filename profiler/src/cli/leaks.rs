@@ -25,7 +25,7 @@ use crate::collect::Method;
 use crate::ids::Pid;
 use crate::keeper::Keeper;
 use crate::linux::rights::Rights;
-use crate::linux::signals::Inherited;
+use crate::linux::signals::{ExitAtSignal, Inherited};
 use crate::process::selection::Selection;
 use crate::report::text::printable;
 use crate::report::unreachable::text::{Style, write_text};
@@ -103,9 +103,11 @@ pub(super) struct LeaksArgs {
 type Checker = Worker<HeapSnapshot, Option<Verdict>>;
 
 pub(super) fn run(mut args: LeaksArgs, inherited: Inherited) -> Result<u8> {
+    let early = exit::exit_when_interrupted()?;
     if let Some(word) = args.process.take() {
         args.pid = Some(super::process::find(&word, "heapbpf leaks")?);
     }
+    args.pid = args.pid.map(|pid| super::process::of_number(pid, args.common.output.quiet));
     let args = &args;
     if args.pid.is_none() && args.command.is_empty() {
         return Err(usage(
@@ -131,8 +133,9 @@ pub(super) fn run(mut args: LeaksArgs, inherited: Inherited) -> Result<u8> {
         sources: args.common.symbols.sources(common.quiet)?,
     };
     match (args.pid, args.watch) {
+        // An interrupt exits until all is written.
         (Some(pid), None) => async_runtime()?.block_on(check_unrecorded(pid, args.snapshot, plan, reports)),
-        _ => run_session(record(args, plan, reports, inherited)),
+        _ => run_session(record(args, plan, reports, inherited, early)),
     }
 }
 
@@ -143,7 +146,13 @@ async fn check_unrecorded(pid: Pid, method: Method, plan: Plan, reports: Reports
     exit_code(checker.finish(std::future::pending()).await?, exit::DONE)
 }
 
-async fn record(args: &LeaksArgs, plan: Plan, reports: Reports, inherited: Inherited) -> Result<u8> {
+async fn record(
+    args: &LeaksArgs,
+    plan: Plan,
+    reports: Reports,
+    inherited: Inherited,
+    early: ExitAtSignal,
+) -> Result<u8> {
     let config = SessionConfig {
         selection: Selection { pids: args.pid.into_iter().collect(), ..Selection::default() },
         follow_forks: args.follow_forks,
@@ -157,20 +166,22 @@ async fn record(args: &LeaksArgs, plan: Plan, reports: Reports, inherited: Inher
         checks: Some(args.snapshot),
         ..SessionConfig::default()
     };
-    let Some((mut session, mut stops, mut control)) = start_session(config, &args.command, inherited).await? else {
-        return Ok(exit::INTERRUPTED);
+    let Some((mut session, mut stops, mut control)) = start_session(config, &args.command, inherited, early).await?
+    else {
+        return Ok(exit::interrupted());
     };
     let quiet = args.common.output.quiet;
     let is_launched = !args.command.is_empty();
     if stops.requested && !is_launched {
-        return Ok(exit::INTERRUPTED);
+        return Ok(exit::interrupted());
     }
     if !is_launched && !quiet {
         say(&format!("heapbpf: recording {}; Ctrl-C checks for leaks at once", session.describe()));
     }
     let line = ProgressLine::new(quiet || is_launched);
     let mut events = Events { checker: start_checker(plan, reports), line, failure: None };
-    session.run(stops.wait(session.launched()), &mut control, &mut events).await?;
+    let launched = session.launched();
+    session.run(stops.wait(launched), &mut control, &mut events).await?;
     events.line.clear();
     // A launched command that has exited was inspected at its exit, and is no longer a target.
     session.inspect_all(args.snapshot, &mut events);
@@ -181,6 +192,7 @@ async fn record(args: &LeaksArgs, plan: Plan, reports: Reports, inherited: Inher
         None if has_lost_keeper => exit::INCOMPLETE,
         None => exit::DONE,
     };
+    stops.note_end(launched, quiet);
     let verdict = events.checker.finish(stops.next(None)).await;
     match events.failure {
         Some(error) => Err(error),

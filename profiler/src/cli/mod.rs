@@ -44,7 +44,7 @@ use std::process::ExitCode;
 use anyhow::Result;
 use clap::FromArgMatches;
 
-use commands::{Cli, Command, commands};
+use commands::{Cli, Command, commands, ordered};
 use exit::ParseError;
 use naming::Naming;
 use report_args::DoctorArgs;
@@ -67,6 +67,7 @@ pub fn run() -> ExitCode {
         answered => return ExitCode::from(answered.map_or_else(|error| exit::fail(&error), |_| exit::DONE)),
     }
     let commands = commands();
+    let words = ordered(words, &commands);
     let cli = match parse(&words, &commands) {
         Ok(cli) => cli,
         Err(error) => return error.report(&commands, &words),
@@ -129,6 +130,7 @@ fn doctor(args: &DoctorArgs) -> Result<u8> {
         Some(word) => Some(process::find(word, "heapbpf doctor")?),
         None => args.pid,
     };
+    let pid = pid.map(|pid| process::of_number(pid, false));
     // The report takes a second, and would have nothing about the process.
     if let Some(pid) = pid {
         running(pid)?;

@@ -4,8 +4,10 @@ use anyhow::Result;
 
 use super::exit::usage;
 use super::similar::similar;
+use super::terminal::say;
 use super::values;
-use crate::ids::Pid;
+use crate::ids::{Pid, Tid};
+use crate::linux::proc::process::of_thread;
 use crate::process::pattern::Pattern;
 use crate::process::selection::{self, ProcessFacts, Selection};
 use crate::report::text::{counted, printable};
@@ -24,6 +26,15 @@ pub(super) fn find(word: &str, command: &str) -> Result<Pid> {
         [] => Err(usage(unknown(word, command))),
         several => Err(usage(ambiguous(word, several, command))),
     }
+}
+
+/// The process with this number, or that of the thread with it.
+pub(super) fn of_number(pid: Pid, quiet: bool) -> Pid {
+    let Some(process) = of_thread(Tid(pid.0)).filter(|process| *process != pid) else { return pid };
+    if !quiet {
+        say(&format!("heapbpf: {pid} is a thread of process {process}, which is taken instead"));
+    }
+    process
 }
 
 fn unknown(word: &str, command: &str) -> String {

@@ -1,19 +1,22 @@
 //! `heapbpf record`, which is also `heapbpf` without a subcommand. A worker thread writes reports: a dump that fails
 //! affects the exit code and does not stop the recording.
 
+mod outputs;
+
 use std::cell::OnceCell;
 use std::collections::HashSet;
 use std::io::{ErrorKind, Write};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 use bytesize::ByteSize;
 
+use self::outputs::outputs;
 use super::args::RecordArgs;
 use super::exit::{self, is_broken_pipe, usage};
-use super::output::{self, Access, Output, Written, is_recording, recording_path};
+use super::output::{self, Access, Output, Written, recording_path};
 use super::report_args::PresentationArgs;
 use super::runtime::{Stops, Worker, run_session, start_session, wait_for_command};
 use super::source;
@@ -23,10 +26,8 @@ use super::views::{Rendering, Views};
 use crate::allocator::hook_set::HookSet;
 use crate::allocator::selection::HeapSelection;
 use crate::guardrail::Limits;
-use crate::ids::Pid;
-use crate::linux::proc::process;
 use crate::linux::rights::Rights;
-use crate::linux::signals::Inherited;
+use crate::linux::signals::{ExitAtSignal, Inherited};
 use crate::model::Profile;
 use crate::process::selection::Selection;
 use crate::recording::entry::Names;
@@ -35,6 +36,7 @@ use crate::recording::write::Written as Recording;
 use crate::report::suppressions::Suppressions;
 use crate::report::{Format, Presentation, View, describe, summary};
 use crate::session::{DumpPlan, Launched, Listener, Progress, Session, SessionConfig};
+use crate::shown::{self, Shown};
 use crate::snapshot::{Scope, Snapshot};
 use crate::symbolize::Resolve;
 use crate::symbolize::profile::profile;
@@ -46,10 +48,13 @@ use crate::symbolize::trim::Trim;
 const PENDING_MAX: usize = 16;
 
 pub(super) fn run(mut args: RecordArgs, inherited: Inherited) -> Result<u8> {
+    let early = exit::exit_when_interrupted()?;
     // All input is checked before anything is attached.
     if let Some(word) = args.process.take() {
         args.pid.push(super::process::find(&word, "heapbpf")?);
     }
+    let quiet = args.common.output.quiet;
+    args.pid.iter_mut().for_each(|pid| *pid = super::process::of_number(*pid, quiet));
     let args = &args;
     let config = config(args)?;
     if config.selection.pids.is_empty() && !config.selection.is_open() && args.command.is_empty() {
@@ -59,7 +64,7 @@ pub(super) fn run(mut args: RecordArgs, inherited: Inherited) -> Result<u8> {
     }
     let suppressions = args.common.read_suppressions()?;
     let outputs = outputs(args, &config.selection.pids)?;
-    run_session(record(args, config, outputs, suppressions, inherited))
+    run_session(record(args, config, outputs, suppressions, inherited, early))
 }
 
 fn config(args: &RecordArgs) -> Result<SessionConfig> {
@@ -130,14 +135,16 @@ async fn record(
     outputs: Vec<Output>,
     suppressions: Suppressions,
     inherited: Inherited,
+    early: ExitAtSignal,
 ) -> Result<u8> {
     let quiet = args.common.output.quiet || args.top.is_some();
     let sources = Sources { is_off: args.no_symbolize, ..args.common.symbols.sources(args.common.output.quiet)? };
     let presentation = args.presentation.presentation();
-    let shown = Rendering { presentation, trim: args.common.output.trims(), quiet, sources: sources.clone() };
-    let mut views = Views::start(&args.views, shown, args.top.clone())?;
-    let Some((mut session, mut stops, mut control)) = start_session(config, &args.command, inherited).await? else {
-        return Ok(exit::INTERRUPTED);
+    let rendering = Rendering { presentation, trim: args.common.output.trims(), quiet, sources: sources.clone() };
+    let mut views = Views::start(&args.views, rendering, args.top.clone())?;
+    let Some((mut session, mut stops, mut control)) = start_session(config, &args.command, inherited, early).await?
+    else {
+        return Ok(exit::interrupted());
     };
     views.iter_mut().for_each(|views| views.connect(&mut control));
     if !args.common.output.quiet && args.command.is_empty() && args.top.as_ref().is_none_or(TopSettings::is_for_scripts)
@@ -166,6 +173,7 @@ async fn record(
         views.end_session(Arc::new(snapshot.clone())).await;
         views.close_screen(is_to_close(args, &mut stops, launched)).await?;
     }
+    stops.note_end(launched, quiet);
     events.writer.send(Job::End(snapshot));
     let mut reports = events.writer.finish(stops.next(launched)).await?;
     let pushed = match views {
@@ -181,14 +189,11 @@ async fn record(
     });
     let code = summarize(args, &reports, recording.as_ref(), pushed.as_deref())?;
     match command {
-        Some(command) => {
-            let command_code = wait_for_command(command, &mut stops, quiet).await;
-            Ok(match command_code {
-                _ if reports.failed => exit::FAILED,
-                exit::DONE if args.verdict.strict => code,
-                code => code,
-            })
-        }
+        Some(command) => Ok(match wait_for_command(command, &mut stops, quiet).await {
+            _ if reports.failed => exit::FAILED,
+            exit::DONE if args.verdict.strict => code,
+            code => code,
+        }),
         None => Ok(code),
     }
 }
@@ -283,7 +288,7 @@ fn summarize(args: &RecordArgs, reports: &Reports, recording: Option<&Recording>
         };
         if let Some(recording) = recording {
             let size = ByteSize(recording.size_bytes);
-            text.push_str(&format!("\n{} (recording, {size})", recording.path.display()));
+            text.push_str(&format!("\n{} (recording, {size})", Shown::of(&recording.path)));
         }
         if let Some(pushed) = pushed {
             text.push_str(&format!("\npush: {pushed}"));
@@ -302,50 +307,6 @@ fn summarize(args: &RecordArgs, reports: &Reports, recording: Option<&Recording>
         true => exit::INCOMPLETE,
         false => exit::DONE,
     })
-}
-
-/// Opens the reports of `-o`, or a flame graph and an HTML report in the current directory.
-fn outputs(args: &RecordArgs, pids: &[Pid]) -> Result<Vec<Output>> {
-    let paths = &args.common.output.output;
-    if paths.iter().filter(|path| is_recording(path)).count() > 1 {
-        return Err(usage("`-o` names more than one recording (`.heapbpf`), and they would be identical: name one"));
-    }
-    output::check_distinct(paths)?;
-    match recording_path(&args.common.output.output) {
-        Some(path) => output::check_recording(path)?,
-        None if args.max_size.is_some() => {
-            return Err(usage("`--max-size` limits a recording: name one, as in `-o x.heapbpf`"));
-        }
-        None => {}
-    }
-    let is_file = |path: &PathBuf| path != Path::new("-") && !is_recording(path);
-    if args.dumps.any() && !paths.is_empty() && !paths.iter().any(is_file) {
-        return Err(usage("dumps are written to files beside a report's file: name one, as in `-o heap.svg`"));
-    }
-    let open = |path: &Path| Output::open_for_profile(path, args.common.output.format, Access::All);
-    if paths.is_empty() && args.top.is_some() {
-        return Ok(Vec::new());
-    }
-    if paths.is_empty() {
-        let formats = args.common.output.format.map_or(vec![Format::Flamegraph, Format::Html], |format| vec![format]);
-        let paths = output::new_paths(&default_name(args, pids), &formats);
-        return paths.iter().map(|path| open(path)).collect();
-    }
-    paths.iter().filter(|path| !is_recording(path)).map(|path| open(path)).collect()
-}
-
-fn default_name(args: &RecordArgs, pids: &[Pid]) -> String {
-    let name = match (pids, args.command.first()) {
-        ([pid], _) => format!("{}-{pid}", process::comm(*pid).unwrap_or_default()),
-        ([], Some(command)) => Path::new(command).file_name().unwrap_or(command).to_string_lossy().into_owned(),
-        ([], None) if args.all => "all".to_owned(),
-        ([], None) => {
-            let patterns = args.cmdline.iter().map(ToString::to_string);
-            patterns.chain(args.cgroup.iter().map(ToString::to_string)).collect::<Vec<_>>().join("-")
-        }
-        (pids, _) => format!("{}-processes", pids.len()),
-    };
-    output::default_name(&name)
 }
 
 struct Reports {
@@ -375,7 +336,9 @@ fn start_writer(
     Worker::start(sources, move |jobs, resolver| {
         let paths = outputs.iter().filter_map(Output::path).map(Into::into).collect();
         let mut presentation = args.presentation.presentation();
-        presentation.host.get_or_insert_with(|| rustix::system::uname().nodename().to_string_lossy().into_owned());
+        presentation
+            .host
+            .get_or_insert_with(|| shown::text(rustix::system::uname().nodename().to_bytes()).into_owned());
         let mut state = State { paths, args, presentation, suppressions, line, resolver, failed: false };
         for (job, _pending) in jobs {
             match job {
@@ -460,7 +423,7 @@ impl State {
         for path in paths {
             let write = |output: Output| output.write_unless(&|| self.resolver.is_interrupted(), &report);
             match Output::open(&path, self.args.common.output.format, Access::All).and_then(write) {
-                Ok(_) => written.push(path.display().to_string()),
+                Ok(_) => written.push(Shown::of(&path).to_string()),
                 Err(error) => errors.push(error),
             }
         }

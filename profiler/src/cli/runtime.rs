@@ -18,7 +18,7 @@ use super::terminal::say;
 use crate::doctor;
 use crate::linux::feature;
 use crate::linux::proc::process;
-use crate::linux::signals::{self, ExitAtSecondInterrupt, Inherited};
+use crate::linux::signals::{self, ExitAtSignal, Inherited};
 use crate::session::{Command, Control, Launched, Session, SessionConfig};
 use crate::symbolize::resolver::Resolver;
 use crate::symbolize::sandbox::Interrupt;
@@ -65,15 +65,17 @@ fn check_privileges() -> Result<()> {
     }
 }
 
-/// Returns `None` if a signal stopped heapbpf before the first target was attached.
+/// Returns `None` if a signal stopped heapbpf before the first target was attached. From here on, signals do not exit: `early`.
 pub(super) async fn start_session(
     config: SessionConfig,
     command: &[OsString],
     inherited: Inherited,
+    early: ExitAtSignal,
 ) -> Result<Option<(Session, Stops, Control)>> {
     let mut stops = Stops::new(&inherited)?;
     let control = Control::listen().context("cannot listen for signals")?;
-    let impatient = ExitAtSecondInterrupt::listen(exit::INTERRUPTED).context("cannot listen for signals")?;
+    let impatient = exit::exit_when_interrupted_again().context("cannot listen for signals")?;
+    drop(early);
     let mut session = Session::start(config)?;
     session.attach(async || stops.pending(None).await).await?;
     drop(impatient);
@@ -113,6 +115,8 @@ pub(super) struct Stops {
     /// Number of SIGINTs that are for the command only: 1 with a command.
     interrupts_left: u32,
     pub(super) requested: bool,
+    /// The interrupt that comes after the end of the recording is reported.
+    is_end_announced: bool,
     /// SIGTERM or SIGHUP was received, also with a command.
     pub(super) terminated: bool,
 }
@@ -134,7 +138,7 @@ impl Stops {
         }
         // One between both steps has not reached its listener.
         let requested = signals::interrupts() > 0;
-        Ok(Self { listeners, interrupts_left: 0, requested, terminated: false })
+        Ok(Self { listeners, interrupts_left: 0, requested, is_end_announced: false, terminated: false })
     }
 
     pub(super) async fn wait(&mut self, command: Option<Launched>) {
@@ -144,14 +148,25 @@ impl Stops {
         }
     }
 
-    /// Ignores the interrupt that is for the command: it may have ended the recording before heapbpf received it.
+    /// The recording has ended. If it has ended by itself, the next interrupt was to end it, and leaves no names out.
+    pub(super) fn note_end(&mut self, command: Option<Launched>, quiet: bool) {
+        if command.is_none() && !self.requested {
+            self.interrupts_left = 1;
+            self.is_end_announced = !quiet;
+        }
+    }
+
+    /// Ignores the interrupt that is for the command, or for the recording: it may have ended before heapbpf received it.
     pub(super) async fn next(&mut self, command: Option<Launched>) {
         loop {
             let signal = std::future::poll_fn(|context| self.poll(context)).await;
-            let is_for_command = signal == Signal::INT && self.interrupts_left > 0;
+            let is_for_recording = signal == Signal::INT && self.interrupts_left > 0;
             self.receive(signal, command);
-            if !is_for_command {
+            if !is_for_recording {
                 return;
+            }
+            if self.is_end_announced {
+                say("heapbpf: the recording has ended, and its report is being written; Ctrl-C again leaves out names");
             }
         }
     }
@@ -241,5 +256,42 @@ impl<J: Send + 'static, R: Send + 'static> Worker<J, R> {
             }
         };
         result.map_err(|_| anyhow!("internal error: a worker thread panicked; please report it"))?
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::process::{getpid, kill_process};
+
+    use super::*;
+
+    /// Interrupts this process, and waits until that is handled.
+    async fn interrupt(stops: &mut Stops, number: u32) {
+        let left = stops.interrupts_left;
+        kill_process(getpid(), Signal::INT).expect("it is this process");
+        while signals::interrupts() < number || !stops.requested && stops.interrupts_left == left {
+            stops.pending(None).await;
+        }
+    }
+
+    #[tokio::test]
+    async fn the_first_interrupt_after_the_end_leaves_no_names_out() {
+        let mut stops = Stops::new(&Inherited::now()).expect("it can listen");
+        stops.note_end(None, true);
+        interrupt(&mut stops, 1).await;
+        assert!(!stops.requested);
+        kill_process(getpid(), Signal::INT).expect("it is this process");
+        stops.next(None).await;
+        assert!(stops.requested);
+    }
+
+    #[tokio::test]
+    async fn an_interrupt_after_one_that_ended_the_recording_leaves_names_out() {
+        let mut stops = Stops::new(&Inherited::now()).expect("it can listen");
+        interrupt(&mut stops, 1).await;
+        assert!(stops.requested);
+        stops.note_end(None, true);
+        kill_process(getpid(), Signal::INT).expect("it is this process");
+        stops.next(None).await;
     }
 }

@@ -29,6 +29,15 @@ pub(super) fn say_coloured(message: &str) {
     }
 }
 
+/// Writes a line instead of a status, from a signal handler: async-signal-safe.
+pub(super) fn say_in_handler(line: &'static str) {
+    let errors = rustix::stdio::stderr();
+    let erased = if rustix::termios::isatty(errors) { "\r\x1b[K" } else { "" };
+    for part in [erased, line, "\n"] {
+        let _ = rustix::io::write(errors, part.as_bytes());
+    }
+}
+
 /// Maximum number of messages that are kept while a full screen is shown.
 const MESSAGES_MAX: usize = 100;
 

@@ -21,6 +21,7 @@ use crate::linux::signals;
 use crate::live::{Feed, Unavailable};
 use crate::model::Profile;
 use crate::report::Presentation;
+use crate::shown::Shown;
 use crate::top::Phase;
 use crate::top::screen::{self, Host, Saved, Screen};
 use crate::top::script;
@@ -173,7 +174,7 @@ impl ThisTerminal {
         let description = output.format().spec().description;
         let shown = self.presentation.thinned(profile);
         output.write(|format, out| Ok(format.write(&shown, &self.presentation, out)?))?;
-        Ok(format!("wrote {} ({description})", path.display()))
+        Ok(format!("wrote {} ({description})", Shown::of(path)))
     }
 }
 

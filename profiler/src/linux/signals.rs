@@ -153,28 +153,52 @@ pub(crate) fn is_interrupted_again() -> bool {
     interrupts() > 1
 }
 
-/// While it exists, a second SIGINT exits at once. For times at which heapbpf cannot handle the first one soon, and has nothing to
-/// lose: whatever it has attached, the keeper detaches.
-#[derive(Debug)]
-pub(crate) struct ExitAtSecondInterrupt(SigId);
+/// A line for standard error. Its writer must be async-signal-safe.
+pub(crate) type Farewell = fn();
 
-impl ExitAtSecondInterrupt {
-    pub(crate) fn listen(code: u8) -> io::Result<Self> {
-        let is_second = AtomicBool::new(false);
-        let action = move || {
-            if is_second.swap(true, Ordering::Relaxed) {
-                // SAFETY: it may be called at any time.
-                unsafe { libc::_exit(code.into()) };
-            }
-        };
-        // SAFETY: the action changes an atomic and calls `_exit`, which are async-signal-safe.
-        Ok(Self(unsafe { signal_hook_registry::register(libc::SIGINT, action) }?))
+/// While it exists, a signal exits at once, with a line. For times at which heapbpf cannot handle it soon, and has nothing to lose:
+/// whatever it has attached, the keeper detaches.
+#[derive(Debug)]
+pub(crate) struct ExitAtSignal(Vec<SigId>);
+
+impl ExitAtSignal {
+    /// The first SIGINT or SIGTERM, unless this process ignores it.
+    pub(crate) fn first(code: u8, farewell: Farewell) -> io::Result<Self> {
+        let heeded: Vec<i32> = [libc::SIGINT, libc::SIGTERM]
+            .into_iter()
+            .filter(|signal| disposition(*signal) != Some(libc::SIG_IGN))
+            .collect();
+        Self::listen(&heeded, 0, code, farewell)
+    }
+
+    /// The second SIGINT.
+    pub(crate) fn second_interrupt(code: u8, farewell: Farewell) -> io::Result<Self> {
+        Self::listen(&[libc::SIGINT], 1, code, farewell)
+    }
+
+    fn listen(signals: &[i32], tolerated: u32, code: u8, farewell: Farewell) -> io::Result<Self> {
+        let mut listening = Self(Vec::new());
+        for &signal in signals {
+            let received = AtomicU32::new(0);
+            let action = move || {
+                if received.fetch_add(1, Ordering::Relaxed) >= tolerated {
+                    farewell();
+                    // SAFETY: it may be called at any time.
+                    unsafe { libc::_exit(code.into()) };
+                }
+            };
+            // SAFETY: the action changes an atomic, writes and calls `_exit`, which are async-signal-safe.
+            listening.0.push(unsafe { signal_hook_registry::register(signal, action) }?);
+        }
+        Ok(listening)
     }
 }
 
-impl Drop for ExitAtSecondInterrupt {
+impl Drop for ExitAtSignal {
     fn drop(&mut self) {
-        signal_hook_registry::unregister(self.0);
+        for id in self.0.drain(..) {
+            signal_hook_registry::unregister(id);
+        }
     }
 }
 

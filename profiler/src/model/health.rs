@@ -73,8 +73,8 @@ impl Health {
 
     /// Without programs, which other targets do not lack.
     pub fn lost_of_targets(&self) -> u64 {
-        let programs = self.lost_by(&Loss::ProgramMissed) + self.lost_by(&Loss::ProgramLate);
-        self.lost_total().saturating_sub(programs)
+        let programs = [Loss::ProgramMissed, Loss::ProgramLate, Loss::Program32Bit];
+        self.lost_total().saturating_sub(programs.iter().map(|loss| self.lost_by(loss)).sum())
     }
 
     pub fn lost_total(&self) -> u64 {

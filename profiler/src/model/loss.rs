@@ -67,6 +67,10 @@ pub enum Loss {
         detailed_message = "their first blocks may be missing; record such a program itself with `heapbpf -- PROGRAM`"
     )]
     ProgramLate,
+    #[strum(serialize = "program_32bit")]
+    #[strum(message = "32-bit programs of recorded processes, whose calls no probe sees")]
+    #[strum(detailed_message = "their blocks are missing; build them for 64 bits")]
+    Program32Bit,
     #[strum(message = "callsites whose frames were dropped")]
     #[strum(detailed_message = "their blocks are counted, under `[stack lost]`; raise `--ring-size` or `--interval`")]
     StackLost,
@@ -83,10 +87,8 @@ impl Loss {
 
     /// Counts processes or programs, not events.
     pub fn is_of_processes(&self) -> bool {
-        matches!(
-            self,
-            Self::ForkMissed | Self::ExecMissed | Self::TargetsFull | Self::ProgramMissed | Self::ProgramLate
-        )
+        let is_program = matches!(self, Self::ProgramMissed | Self::ProgramLate | Self::Program32Bit);
+        is_program || matches!(self, Self::ForkMissed | Self::ExecMissed | Self::TargetsFull)
     }
 
     pub fn name(&self) -> &str {

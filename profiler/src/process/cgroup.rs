@@ -47,32 +47,41 @@ pub enum CgroupError {
 }
 
 impl Cgroup {
-    /// Whether a process with these memberships is in the group or a descendant, in any hierarchy.
+    /// Whether a process with these memberships is in the group or a descendant. A path is that of reports, see [`of_memory`], or
+    /// begins with the directory of a version 1 hierarchy, and is of that one.
     pub fn contains(&self, memberships: &[Membership]) -> bool {
-        memberships.iter().any(|membership| match &self.matcher {
-            Matcher::Path(names) => is_within(membership, names),
-            Matcher::Container(id) => is_of_container(&membership.path, id),
-        })
+        match &self.matcher {
+            Matcher::Path(names) => {
+                let of_hierarchy = |names: &[String]| {
+                    let (mount, names) = names.split_first()?;
+                    let mut memberships = memberships.iter().filter(|membership| is_hierarchy(membership, mount));
+                    Some(memberships.any(|membership| is_within(&membership.path, names)))
+                };
+                of_memory(memberships).is_some_and(|path| is_within(path, names))
+                    || of_hierarchy(names).unwrap_or_default()
+            }
+            Matcher::Container(id) => memberships.iter().any(|membership| is_of_container(&membership.path, id)),
+        }
     }
 }
 
-/// Returns the group that a process's memory is charged to, for reports. With both versions mounted, one of the two has
-/// the memory controller. Without memory accounting, returns the group of version 2, or that of systemd.
+/// Returns the group that a process's memory is charged to, for reports and for `--cgroup`. With both versions mounted, one of the
+/// two has the memory controller. Without memory accounting, in which all processes are in the root of that hierarchy, returns the
+/// group of version 2, or that of systemd.
 pub(crate) fn of_memory(memberships: &[Membership]) -> Option<&str> {
-    let of = |matches: fn(&str) -> bool| memberships.iter().find(|membership| matches(&membership.controllers));
+    let of = |matches: fn(&str) -> bool| {
+        let found = memberships.iter().find(|membership| matches(&membership.controllers));
+        found.map(|membership| membership.path.as_str())
+    };
     let memory = of(|controllers| controllers.split(',').any(|controller| controller == "memory"));
-    let group = memory.or_else(|| of(str::is_empty)).or_else(|| of(|controllers| controllers == "name=systemd"));
-    group.map(|membership| membership.path.as_str())
+    let groups = [memory, of(str::is_empty), of(|controllers| controllers == "name=systemd")];
+    let known = || groups.into_iter().flatten();
+    known().find(|path| *path != "/").or_else(|| known().next())
 }
 
-/// Version 1 mounts each hierarchy in a separate directory, which may be the first component of the path.
-fn is_within(membership: &Membership, names: &[String]) -> bool {
-    let begins_with = |names: &[String]| {
-        let mut own = components(&membership.path);
-        names.iter().all(|name| own.next() == Some(name))
-    };
-    begins_with(names)
-        || names.split_first().is_some_and(|(mount, names)| is_hierarchy(membership, mount) && begins_with(names))
+fn is_within(path: &str, names: &[String]) -> bool {
+    let mut own = components(path);
+    names.iter().all(|name| own.next() == Some(name))
 }
 
 fn is_hierarchy(membership: &Membership, mount: &str) -> bool {
@@ -173,6 +182,22 @@ mod tests {
         check("/sys/fs/cgroup/memory/job", "", "/job", false);
         check("/sys/fs/cgroup/memory/job", "", "/memory/job", true);
         check("/job", "memory", "/job/5", true);
+        // Its memory is charged to another group.
+        check("/job", "cpu,cpuacct", "/job", false);
+    }
+
+    #[test]
+    fn the_path_in_reports_selects_and_no_other() {
+        let memberships = [("name=systemd", "/s/x.service"), ("memory", "/docker/m"), ("cpu", "/c"), ("", "/u")];
+        let memberships = memberships
+            .map(|(controllers, path)| Membership { controllers: controllers.to_owned(), path: path.to_owned() });
+        let contains = |cgroup: &str| cgroup.parse::<Cgroup>().expect("a control group").contains(&memberships);
+        let shown = of_memory(&memberships).expect("it is in one");
+        assert!(contains(shown) && contains("/docker") && contains("/sys/fs/cgroup/docker/m"));
+        assert!(!contains("/c") && !contains("/u") && !contains("/s/x.service"));
+        // By hierarchy.
+        assert!(contains("/memory/docker") && contains("/cpu/c") && contains("/unified/u") && contains("/systemd/s"));
+        assert!(!contains("/cpu/docker"));
     }
 
     #[test]
@@ -188,6 +213,10 @@ mod tests {
         check(&[("name=systemd", "/s"), ("cpu,memory", "/docker/abc"), ("", "/u")], Some("/docker/abc"));
         check(&[("name=systemd", "/s"), ("cpu", "/docker/abc"), ("", "/u")], Some("/u"));
         check(&[("cpu", "/c"), ("name=systemd", "/s")], Some("/s"));
+        // The root has all processes where memory is not accounted for.
+        check(&[("memory", "/"), ("name=systemd", "/s")], Some("/s"));
+        check(&[("memory", "/"), ("name=systemd", "/s"), ("", "/u")], Some("/u"));
+        check(&[("memory", "/"), ("name=systemd", "/"), ("", "/")], Some("/"));
         check(&[("memory_recursiveprot", "/c")], None);
         check(&[], None);
     }

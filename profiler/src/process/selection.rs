@@ -11,6 +11,7 @@ use crate::linux::proc::stat::Stat;
 use crate::process::cgroup::Cgroup;
 use crate::process::pattern::{Names, Pattern};
 use crate::process::target::{TargetError, running};
+use crate::shown;
 
 /// The selection on the command line. The default matches nothing.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -108,7 +109,7 @@ impl ProcessFacts {
     }
 
     pub fn names(&self) -> Names {
-        let executable = self.executable.as_ref().map(|path| path.to_string_lossy());
+        let executable = self.executable.as_ref().map(|path| shown::os_text(path));
         Names::of(&self.arguments, executable.as_deref(), &self.comm)
     }
 }

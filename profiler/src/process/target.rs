@@ -52,6 +52,10 @@ pub(crate) enum TargetError {
     KernelThread(Pid),
     #[error("process `{0}` is a zombie: it has exited and waits to be reaped; choose a running process")]
     Ended(Pid),
+    #[error(
+        "process `{0}` exited while heapbpf attached to it; to record a program from its start: `heapbpf -- PROGRAM`"
+    )]
+    EndedMeanwhile(Pid),
     #[error(transparent)]
     Proc(#[from] ProcError),
     #[error("cannot monitor process `{0}`: {1}")]

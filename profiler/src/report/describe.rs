@@ -4,11 +4,10 @@
 use std::collections::HashMap;
 
 use super::cuts::cuts;
-use super::{View, languages, others, text};
+use super::{View, languages, text};
 use crate::ledger::totals::Totals;
 use crate::model::{
-    Beginning, Defect, Finding, HeapProfile, HookStatus, InlinedHeap, Inventory, Loss, Origin, Profile, TargetProfile,
-    Window, WindowReason,
+    Defect, Finding, HeapProfile, HookStatus, InlinedHeap, Loss, Profile, TargetProfile, Window, WindowReason,
 };
 use crate::units::EstimatedBytes;
 
@@ -156,7 +155,7 @@ pub(super) fn duration_ns(profile: &Profile) -> u64 {
     end_unix_ns(profile) - start_unix_ns(profile)
 }
 
-fn some(count: u64, noun: &str, what: &str) -> Option<String> {
+pub(super) fn some(count: u64, noun: &str, what: &str) -> Option<String> {
     (count > 0).then(|| format!("{} {what}", text::counted(count, noun)))
 }
 
@@ -197,12 +196,13 @@ fn missing(profile: &Profile, finding: &Finding) -> Vec<String> {
     let one = match finding.defect {
         Defect::NoTarget => "no process was profiled".to_owned(),
         Defect::MissedProcesses => {
-            let (missed, late) = (health.lost_by(&Loss::ProgramMissed), health.lost_by(&Loss::ProgramLate));
-            let processes = finding.count.saturating_sub(missed).saturating_sub(late);
+            let programs = [Loss::ProgramMissed, Loss::ProgramLate, Loss::Program32Bit];
+            let [missed, late, unsupported] = programs.map(|loss| health.lost_by(&loss));
             let words = [
-                some(processes, "process", "missed"),
+                some(finding.count.saturating_sub(missed + late + unsupported), "process", "missed"),
                 some(missed, "program", "missed"),
                 some(late, "program", "recorded late"),
+                some(unsupported, "32-bit program", "not recorded"),
             ];
             return words.into_iter().flatten().collect();
         }
@@ -227,70 +227,6 @@ fn missing(profile: &Profile, finding: &Finding) -> Vec<String> {
         Defect::UnexplainedGrowth => format!("{share} of a growth in memory is unexplained"),
     };
     vec![one]
-}
-
-pub(super) fn beginnings(profile: &Profile) -> Vec<String> {
-    let beginnings = || profile.targets.iter().map(|target| &target.facts.beginning);
-    let whole = beginnings().filter(|beginning| beginning.from_first_call).count() as u64;
-    let is_late = |it: &&Beginning| it.origin != Origin::Running && !it.from_first_call;
-    let late: Vec<u64> = beginnings().filter(is_late).filter_map(|beginning| beginning.delay_ns).collect();
-    let latest = late.iter().max().map(|&latest| text::duration(latest));
-    let mut lines = Vec::new();
-    if profile.targets.len() > 1 {
-        let running = beginnings().filter(|beginning| beginning.origin == Origin::Running).count() as u64;
-        let parts = [
-            some(whole, "process", "from the first allocation on"),
-            latest.and_then(|latest| {
-                some(late.len() as u64, "process", &format!("from at most {latest} after the start"))
-            }),
-            some(running, "process", "found running"),
-        ];
-        let parts: Vec<String> = parts.into_iter().flatten().collect();
-        if whole > 0 || !late.is_empty() {
-            lines.push(format!("recorded: {}", parts.join(", ")));
-        }
-    } else if let Some(delay) = latest {
-        lines.push(format!("recorded from {delay} after its start"));
-    } else if whole > 0 {
-        lines.push("recorded from its first allocation on".to_owned());
-    }
-    lines.extend(inventories(profile));
-    lines.extend(others::callsites(profile));
-    let others = &profile.others;
-    lines.extend(some(others.short_lived_count, "process", "exited before probes were attached"));
-    if let Some(first) = others.skipped.first() {
-        let count = text::counted(others.skipped_count, "process");
-        let command = text::printable(&first.command);
-        let reason = text::printable(&first.reason);
-        lines.push(format!("{count} could not be profiled, such as `{command}` (pid {}): {reason}", first.pid));
-    }
-    lines
-}
-
-/// What is known of blocks from before the recording, if that was requested.
-fn inventories(profile: &Profile) -> Vec<String> {
-    let known = || profile.targets.iter().filter_map(|target| target.memory.inventory());
-    let taken: Vec<&Inventory> = known().filter(|inventory| inventory.error.is_none()).collect();
-    let mut lines = Vec::new();
-    if !taken.is_empty() {
-        let sum = |part: fn(&Inventory) -> u64| taken.iter().map(|it| part(it)).fold(0, u64::saturating_add);
-        let pause_ns = taken.iter().map(|inventory| inventory.pause_ns).max().unwrap_or_default();
-        let of = some(taken.len() as u64, "process", "").filter(|_| taken.len() > 1);
-        lines.push(format!(
-            "allocated before the recording{}: {} in {}; stopped for {}",
-            of.map(|of| format!(" by {}", of.trim_end())).unwrap_or_default(),
-            text::size(sum(|inventory| inventory.bytes)),
-            text::counted(sum(|inventory| inventory.blocks), "block"),
-            text::duration(pause_ns)
-        ));
-    }
-    let gap = taken.iter().flat_map(|inventory| &inventory.gaps).next();
-    lines.extend(gap.map(|gap| format!("of these, some may be missing: {}", text::printable(gap))));
-    let error = known().find_map(|inventory| inventory.error.as_deref());
-    lines.extend(
-        error.map(|error| format!("blocks from before the recording are not included: {}", text::printable(error))),
-    );
-    lines
 }
 
 /// The hooks of all processes without duplicates. A hook that is missing in one process counts as missing.

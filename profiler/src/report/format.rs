@@ -1,6 +1,5 @@
 //! The table of file formats, and how a name or a path selects one.
 
-use std::ffi::OsStr;
 use std::path::Path;
 use std::{fmt, io};
 
@@ -12,6 +11,7 @@ use super::{
     pprof, speedscope,
 };
 use crate::model::Profile;
+use crate::shown::Shown;
 
 pub struct Spec {
     pub name: &'static str,
@@ -91,8 +91,8 @@ impl Format {
     pub fn of_path(path: &Path) -> Result<Self, String> {
         let entry = |Spec { extension, description, .. }| format!("`.{extension}` ({description})");
         let known = || Self::ALL.map(|format| entry(format.spec())).join(", ");
-        let shown = path.display();
-        Self::split(path).map(|(_, format)| format).ok_or_else(|| match path.extension().map(OsStr::display) {
+        let shown = Shown::of(path);
+        Self::split(path).map(|(_, format)| format).ok_or_else(|| match path.extension().map(Shown::of) {
             None => format!(
                 "`{shown}` has no extension to select a format by; use one of {}, as in `-o heap.svg`, or `--format`",
                 known()

@@ -13,6 +13,7 @@ use serde_json::{Map, Value, json};
 use sha2::{Digest as _, Sha256};
 use strum::EnumMessage as _;
 
+use super::beginnings::beginnings;
 use super::cuts::{Cut, cuts};
 use super::json::schema::Origin;
 use super::presentation::{Presentation, View};
@@ -248,7 +249,7 @@ fn header(profile: &Profile) -> Value {
         "window": profile.window.is_some().then(|| describe::outcome(profile)),
         "older_than": profile.older_than_ns.map(text::duration),
         "unreachable": profile.unreachable,
-        "beginnings": describe::beginnings(profile),
+        "beginnings": beginnings(profile),
         "unexplained": unexplained(profile),
         "estimates": estimates(&totals, profile.interval_bytes_of_all(), profile.is_exact()),
         "freed_bytes": Number(totals.free_bytes.to_f64()),

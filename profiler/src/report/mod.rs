@@ -39,6 +39,7 @@ mod perfetto;
 mod pprof;
 mod speedscope;
 
+mod beginnings;
 mod cuts;
 mod deaths;
 pub(crate) mod describe;

@@ -10,6 +10,7 @@ use std::io;
 use flate2::{Compression, GzBuilder};
 use prost::Message;
 
+use super::beginnings::beginnings;
 use super::describe::Caption;
 use super::presentation::{Presentation, View};
 use super::proto::pprof as proto;
@@ -317,7 +318,7 @@ fn comments(profile: &Profile, presentation: &Presentation) -> Vec<String> {
     if inspected.is_none() {
         lines.push(format!("recorded for {}", text::duration(describe::duration_ns(profile))));
     }
-    lines.extend(describe::beginnings(profile));
+    lines.extend(beginnings(profile));
     if !presentation.by.is_empty() {
         let labels: Vec<&str> = presentation.by.iter().map(|group| group.name()).collect();
         lines.push(format!("grouped with -tagroot={}", labels.join(",")));

@@ -3,6 +3,7 @@
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
+use super::beginnings::beginnings;
 use super::function::{self, chain};
 use super::memory::{self, Unexplained};
 use super::page::{Column, HEADING, PLAIN, Page, WARNING};
@@ -85,7 +86,7 @@ impl Page {
         if profile.window.is_some() {
             self.line(PLAIN, &format!("part of the recording: {}", describe::outcome(profile)));
         }
-        describe::beginnings(profile).iter().for_each(|line| self.line(PLAIN, line));
+        beginnings(profile).iter().for_each(|line| self.line(PLAIN, line));
         self.gap();
         self.unexplained(profile);
     }

@@ -62,8 +62,10 @@ impl Discovery {
     pub(super) fn open(&mut self, pid: Pid) -> Result<Target> {
         let mut target = Target::open(pid, Origin::Running, None)?;
         target.refresh_mappings(&mut self.modules);
-        self.discover(&mut target)?;
-        Ok(target)
+        match self.discover(&mut target) {
+            Ok(_) => Ok(target),
+            Err(error) => Err(target.explain(error)),
+        }
     }
 
     pub(super) fn discover(&mut self, target: &mut Target) -> Result<Vec<HookId>> {

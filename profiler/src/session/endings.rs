@@ -10,13 +10,14 @@ use crate::ingest::event::Exec;
 use crate::ledger::Ledger;
 use crate::linux::clock;
 use crate::model::Origin;
+use crate::process::selection;
 use crate::process::target::{Exit, Process};
 use crate::units::MonotonicNanos;
 
 impl Session {
     pub(super) fn close_program(&mut self, exec: &Exec, before: Ledger) {
         let Some(mut target) = self.processes.remove(exec.pid) else { return };
-        self.lifecycle.count_missed(target.was_missed());
+        self.lifecycle.count_missed(target.was_missed(self.config.counts_programs));
         let after = std::mem::replace(&mut target.ledger, before);
         if let Err(error) = self.probes.kernel.forget_blocks(exec.pid, after.live().map(|block| block.address)) {
             debug!("process {}: {error}", exec.pid);
@@ -33,15 +34,21 @@ impl Session {
             let pid = change.pid();
             let opened = match change {
                 ProcessChange::Executed(exec, before) => {
-                    self.lifecycle.count_missed(self.processes.get(pid).is_some_and(|target| target.requested));
+                    let requested = self.processes.get(pid).is_some_and(|target| target.requested);
+                    let selection = &self.config.selection;
+                    let is_selected =
+                        || self.config.counts_programs && selection::matches_new(pid, selection).unwrap_or(false);
+                    self.lifecycle.count_missed(requested || is_selected());
                     self.close_program(&exec, *before);
                     continue;
                 }
                 ProcessChange::Forked(forked) => Target::open(pid, Origin::Forked(forked.fork.parent), None).map(Some),
                 ProcessChange::Started(exec, origin, parent) => {
                     let is_followed = parent.is_some_and(|parent| parent.requested);
-                    self.lifecycle.count_missed(origin == Origin::Executed && is_followed);
-                    self.open_selected(&exec, origin, parent.is_some_and(|parent| parent.requested))
+                    let opened = self.open_selected(&exec, origin, is_followed);
+                    let is_selected = self.config.counts_programs && !matches!(opened, Ok(None));
+                    self.lifecycle.count_missed(origin == Origin::Executed && (is_followed || is_selected));
+                    opened
                 }
             };
             match opened {
@@ -79,7 +86,7 @@ impl Session {
         self.probes.continue_stacks(pid, true, &mut self.processes);
         let Some(mut target) = self.processes.remove(pid) else { return };
         target.poll_generated(&mut self.probes.discovery.modules);
-        let was_missed = target.was_missed();
+        let was_missed = target.was_missed(self.config.counts_programs);
         let unprofilable = target.starting().and_then(|starting| starting.unprofilable.take());
         let exit = target.process.as_ref().and_then(Process::exit_now).unwrap_or(Exit { code: None });
         target.set_end(End::Exited(exit));

@@ -19,6 +19,7 @@ use crate::ledger::Ledger;
 use crate::linux::clock;
 use crate::linux::proc::stat::Stat;
 use crate::model::Origin;
+use crate::object::ObjectError;
 use crate::process::selection;
 use crate::process::target::{Process, TargetError};
 use crate::units::MonotonicNanos;
@@ -65,13 +66,16 @@ impl Session {
     /// Attaches to a process that was found. If that fails, nothing of it remains.
     pub(super) fn begin_target(&mut self, mut target: Target) -> Result<()> {
         self.mark(target.pid);
+        // From here on, the kernel side reports its execs.
+        target.refresh_names();
         self.probes.register(&mut target);
-        let settled = self.probes.settle(&mut target, false, &mut self.rates);
-        match settled {
-            Ok(()) => self.add_target(target),
-            Err(_) => self.discard(&mut target),
+        if let Err(error) = self.probes.settle(&mut target, false, &mut self.rates) {
+            let error = target.explain(error);
+            self.discard(&mut target);
+            return Err(error);
         }
-        settled
+        self.add_target(target);
+        Ok(())
     }
 
     pub(super) fn begin_found(&mut self, target: Target, identity: Identity) {
@@ -245,13 +249,13 @@ impl Session {
         let is_superseded = target.starting().is_some_and(|starting| starting.is_superseded);
         let settled = self.probes.settle(target, is_stopped, &mut self.rates);
         if !was_recorded && target.was_recorded() {
-            self.lifecycle.count_begun(is_superseded, target.is_late());
+            self.lifecycle.count_begun(is_superseded, target.is_late(self.config.counts_programs));
         }
         let Err(error) = settled else { return self.lifecycle.settled(pid) };
         let is_early = matches!(error.downcast_ref(), Some(NoAllocator::None(_) | NoAllocator::NotSelected { .. }));
         let is_gone = target.is_gone();
         let requested = target.requested;
-        let was_missed = target.was_missed();
+        let was_missed = target.was_missed(self.config.counts_programs);
         let Some(starting) = target.starting() else {
             debug!("{error:#}");
             return self.lifecycle.settled(pid);
@@ -262,7 +266,13 @@ impl Session {
         self.lifecycle.settled(pid);
         if requested && !is_gone {
             // It may execute or fork a program with an allocator: a wrapper, or a shell without a heap of its own.
-            starting.unprofilable = Some(format!("{error:#}"));
+            let before = starting.unprofilable.replace(format!("{error:#}"));
+            if before.is_none()
+                && matches!(error.downcast_ref(), Some(NoAllocator::Unreadable(_, ObjectError::Is32Bit)))
+            {
+                info!("process {pid} is not recorded: {error:#}");
+                self.lifecycle.count_32_bits();
+            }
             return;
         }
         if let Some(mut target) = self.processes.remove(pid) {
@@ -356,7 +366,7 @@ impl Session {
             return self.close_program(exec, before);
         };
         let Some(mut target) = self.processes.remove(exec.pid) else { return };
-        self.lifecycle.count_missed(target.was_missed());
+        self.lifecycle.count_missed(target.was_missed(self.config.counts_programs));
         let mut ended = target.replace(before, process, exec.time);
         if let Some(starting) = target.starting() {
             starting.is_superseded = requested && self.lifecycle.awaits(exec.pid);
@@ -414,7 +424,8 @@ impl Session {
             Ok(Some(target)) => return self.begin_program(target, held),
             Ok(None) => {}
             Err(error) => {
-                self.lifecycle.count_missed(requested && origin == Origin::Executed);
+                let is_counted = requested || self.config.counts_programs;
+                self.lifecycle.count_missed(is_counted && origin == Origin::Executed);
                 self.count_unopened(exec.pid, &error);
             }
         }

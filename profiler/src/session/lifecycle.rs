@@ -32,13 +32,16 @@ impl ProcessChange {
     }
 }
 
-/// Number of programs that descend from individually selected targets and ran without probes.
+/// Number of programs that ran without probes: of those that descend from individually selected targets, and if the configuration
+/// counts programs, also of those that match the selection.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct UnprobedPrograms {
     /// Until they ended or executed another program.
     pub(super) missed: u64,
     /// For a time after their exec.
     pub(super) late: u64,
+    /// No probe can be attached to them.
+    pub(super) of_32_bits: u64,
 }
 
 pub(super) struct Lifecycle {
@@ -175,6 +178,10 @@ impl Lifecycle {
 
     pub(super) fn count_missed(&mut self, was_missed: bool) {
         self.unprobed.missed += u64::from(was_missed);
+    }
+
+    pub(super) fn count_32_bits(&mut self) {
+        self.unprobed.of_32_bits += 1;
     }
 
     /// The recording of a program begins.

@@ -22,6 +22,7 @@ use crate::linux::clock;
 use crate::model::{Health, HookStatus, InlinedHeap, Loss, Others, Symbolization, Window, WindowReason};
 use crate::recording::entry::{HealthFacts, SessionFacts, TargetRecord};
 use crate::recording::recorder::Recorder;
+use crate::shown;
 use crate::snapshot::{Snapshot, TargetState};
 
 impl Session {
@@ -204,8 +205,9 @@ impl Session {
         health.add_loss(Loss::StackLost, stacks_lost);
         health.add_loss(Loss::ProbeMissed, self.probes.kernel.probes_missed());
         health.add_loss(Loss::StubMissed, self.probes.stub_calls_missed());
+        let programs = self.lifecycle.unprobed();
+        health.add_loss(Loss::Program32Bit, programs.of_32_bits);
         if self.config.counts_programs || self.command.is_some() {
-            let programs = self.lifecycle.unprobed();
             health.add_loss(Loss::ProgramMissed, programs.missed);
             health.add_loss(Loss::ProgramLate, programs.late);
         }
@@ -220,7 +222,7 @@ impl Session {
             started_monotonic_ns: started.monotonic.0,
             interval_bytes: u64::from(self.config.interval.bytes()),
             by_thread: self.config.by_thread,
-            arguments: std::env::args_os().map(|argument| argument.to_string_lossy().into_owned()).collect(),
+            arguments: std::env::args_os().map(|argument| shown::os_text(&argument).into_owned()).collect(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
         };
         self.processes.recorder = Some(Recorder::create(path, *size_bytes_max, facts)?);

@@ -21,6 +21,7 @@ use crate::ledger::snapshot::TargetSnapshot;
 use crate::ledger::timeline::{Timeline, TimelinePoint};
 use crate::ledger::totals::Totals;
 use crate::linux::proc::maps::FileIdentity;
+use crate::linux::proc::process;
 use crate::linux::rights::Rights;
 use crate::model::{Beginning, Leaks, Origin, Overhead};
 use crate::object::module::ModuleStore;
@@ -242,17 +243,22 @@ impl Target {
         }
     }
 
-    /// Whether it is a program whose calls should have been recorded, and were not: call it at its end.
-    pub(super) fn was_missed(&self) -> bool {
+    /// Whether it is a program whose calls should have been recorded, and were not: call it at its end. `of_all` includes programs
+    /// that match a selection.
+    pub(super) fn was_missed(&self, of_all: bool) -> bool {
         let Phase::Starting(starting) = &self.phase else { return false };
         let is_known = starting.was_stepped || starting.unprofilable.is_some();
-        self.requested && self.beginning.origin == Origin::Executed && !is_known
+        self.is_program(of_all) && !is_known
     }
 
-    /// Whether the program ran before its probes were attached.
-    pub(super) fn is_late(&self) -> bool {
-        let is_begun = self.was_recorded() && !self.beginning.from_first_call;
-        self.requested && self.beginning.origin == Origin::Executed && is_begun
+    /// Whether the program ran before its probes were attached. Forked children always have: their parents' probes were attached.
+    pub(super) fn is_late(&self, of_all: bool) -> bool {
+        self.is_program(of_all) && self.was_recorded() && !self.beginning.from_first_call
+    }
+
+    /// Whether it was executed while its calls were to be recorded.
+    fn is_program(&self, of_all: bool) -> bool {
+        (of_all || self.requested) && self.beginning.origin == Origin::Executed
     }
 
     pub(super) fn start_recording(&mut self, now: MonotonicNanos, from_first_call: bool) {
@@ -289,6 +295,32 @@ impl Target {
     /// Whether its process has exited, even if that was not reported yet. Its pid may have been reused then.
     pub(super) fn is_gone(&self) -> bool {
         self.process.as_ref().is_none_or(Process::has_ended)
+    }
+
+    /// Reads the names again if the process has executed another program since it was opened, which no event has reported.
+    pub(super) fn refresh_names(&mut self) {
+        let command = process::arguments(self.pid).ok().and_then(|arguments| arguments.into_iter().next());
+        let is_same = process::comm(self.pid).is_ok_and(|comm| comm == self.comm)
+            && command.is_none_or(|command| command == self.command);
+        if is_same {
+            return;
+        }
+        let Ok(process) = Process::open(self.pid) else { return };
+        if Some(process.identity()) == self.identity() {
+            Process {
+                command: self.command,
+                comm: self.comm,
+                cgroup: self.cgroup,
+                program: self.program,
+                rights: self.rights,
+                ..
+            } = process;
+        }
+    }
+
+    /// Why it cannot be recorded. What the kernel refuses for a process that has just exited is no reason of its own.
+    pub(super) fn explain(&self, error: anyhow::Error) -> anyhow::Error {
+        if self.is_gone() { TargetError::EndedMeanwhile(self.pid).into() } else { error }
     }
 
     pub(super) fn is_young(&self) -> bool {

@@ -1,8 +1,9 @@
 //! The kernel side's unwinder against framehop: thousands of stacks of real programs, each unwound by both from the
 //! same registers and memory.
 //!
-//! Unlike all other tests, this one records through the library, which alone returns raw stacks.
+//! Unlike all other tests, these record through the library, which alone returns raw stacks. So does `attaching`, which acts in between.
 
+mod attaching;
 mod oracle;
 mod program;
 
@@ -166,7 +167,13 @@ fn main() -> ExitCode {
     let mut arguments = Arguments::from_args();
     // Programs must not compete for processors.
     arguments.test_threads.get_or_insert(1);
-    libtest_mimic::run(&arguments, PROGRAMS.into_iter().map(trial).collect()).exit_code()
+    let attaching = attaching::TESTS.map(|(name, test)| {
+        Trial::test(name, move || {
+            test();
+            Ok(())
+        })
+    });
+    libtest_mimic::run(&arguments, PROGRAMS.into_iter().map(trial).chain(attaching).collect()).exit_code()
 }
 
 /// A program's name, and how it is started.

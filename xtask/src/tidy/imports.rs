@@ -11,7 +11,7 @@ use super::source::{self, Source};
 use super::{Finding, Findings};
 
 /// Small value types, which every module may use.
-const BASE: [&str; 3] = ["units", "ids", "address"];
+const BASE: [&str; 4] = ["units", "ids", "address", "shown"];
 /// Stands for every module of the lines above.
 const ALL_ABOVE: &str = "*";
 
@@ -20,6 +20,7 @@ const LAYERS: &[(&str, &str)] = &[
     ("units", ""),
     ("ids", ""),
     ("address", ""),
+    ("shown", ""),
     ("arch", ""),
     ("memory", ""),
     ("linux", ""),

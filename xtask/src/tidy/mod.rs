@@ -29,6 +29,7 @@ use source::Source;
   unsafe     only in profiler-ebpf, profiler/src/linux, test targets, and `unsafe impl` in profiler-common
   terminal   standard output and standard error are written through profiler/src/cli/terminal.rs
   writing    files are created, replaced, removed and listened at by modules of profiler/src/linux: see xtask/src/tidy/writing.rs
+  names      names that others choose become text through profiler/src/shown.rs, which escapes what is not UTF-8
   links      a link to a kernel's source names a version or a commit; a relative link leads to a file and a heading
   options    commands of heapbpf in README.md and docs have options that exist
   markers    no leftovers of merges or of unfinished work
@@ -69,10 +70,11 @@ impl Findings<'_> {
 
 type Rule = fn(&Source, &mut Findings<'_>);
 
-const RULES: [Rule; 8] = [
+const RULES: [Rule; 9] = [
     rules::length,
     rules::unsafe_code,
     rules::terminal,
+    rules::names,
     rules::opening,
     rules::links,
     rules::leftovers,

@@ -90,6 +90,44 @@ pub(super) fn terminal(source: &Source, findings: &mut Findings<'_>) {
     });
 }
 
+/// Their paths and texts are the user's own, or they are tests.
+const OWN_PATHS: [&str; 6] = [
+    "profiler/src/cli/output.rs",
+    "profiler/src/debuginfod/cache.rs",
+    "profiler/src/linux/place.rs",
+    "profiler/src/reader/mod.rs",
+    "profiler/src/serve/socket.rs",
+    "profiler/src/session/walks.rs",
+];
+
+/// Names that are not UTF-8 are escaped, not replaced.
+pub(super) fn names(source: &Source, findings: &mut Findings<'_>) {
+    let Some(rust) = &source.rust else { return };
+    if !source.path.starts_with(AGENT_FOLDER) || OWN_PATHS.contains(&source.path) || source.is_test() {
+        return;
+    }
+    lossy(&source::without_tests(rust.tokens.clone()), findings);
+}
+
+fn lossy(trees: &[TokenTree], findings: &mut Findings<'_>) {
+    for (at, tree) in trees.iter().enumerate() {
+        match tree {
+            TokenTree::Group(group) => lossy(&group.stream().into_iter().collect::<Vec<_>>(), findings),
+            TokenTree::Ident(word) => {
+                let is_call = matches!(trees.get(at + 1), Some(TokenTree::Group(next)) if next.stream().is_empty());
+                // A size's has a unit.
+                let is_of_size = matches!(trees.get(at + 2), Some(TokenTree::Punct(next)) if next.as_char() == '.');
+                let is_path = word == "display" && is_call && !is_of_size;
+                if is_path || word == "from_utf8_lossy" || word == "to_string_lossy" {
+                    let advice = "replaces what is not UTF-8: use `Shown`, or `text` of profiler/src/shown.rs";
+                    findings.add(word.span().start().line, format!("`{word}` {advice}"));
+                }
+            }
+            TokenTree::Punct(_) | TokenTree::Literal(_) => {}
+        }
+    }
+}
+
 /// Visits each word and the token after it, also in macros.
 fn words(tokens: TokenStream, visit: &mut impl FnMut(&Ident, Option<&TokenTree>)) {
     let mut trees = tokens.into_iter().peekable();
@@ -223,6 +261,18 @@ mod tests {
         // A builder's method, and a field.
         let others = "fn f() {\n    command.stdout(Stdio::piped());\n    drop(child.stdout);\n}\n";
         assert_eq!(found(terminal, "profiler/src/cli/diff.rs", others), [""; 0]);
+    }
+
+    #[test]
+    fn names_are_escaped() {
+        let lines = |text: &str| found(names, "profiler/src/cli/diff.rs", text).len();
+        assert_eq!(lines("fn f() {\n    format!(\"{}\", path.display());\n}\n"), 1);
+        assert_eq!(lines("fn f() {\n    String::from_utf8_lossy(x);\n    y.to_string_lossy();\n}\n"), 2);
+        assert_eq!(lines("fn f() {\n    ByteSize(x).display().iec();\n    bar.display(x);\n}\n"), 0);
+        assert_eq!(lines("#[cfg(test)]\nmod tests {\n    fn f() { path.display(); }\n}\n"), 0);
+        for other in ["xtask/src/demo.rs", "profiler/src/session/tests.rs", OWN_PATHS[0]] {
+            assert_eq!(found(names, other, "fn f() { path.display(); }\n"), [""; 0]);
+        }
     }
 
     #[test]

@@ -193,12 +193,15 @@ fn only_selected_heaps_are_hooked() {
     assert_eq!(
         error,
         NoAllocator::NotSelected {
-            program: "the target".into(),
+            program: None,
             selected: "`cuda`".into(),
             heaps: vec!["jemalloc".into(), "libc".into()]
         }
     );
-    assert!(error.to_string().contains("selected heaps (`cuda`); available: `jemalloc`, `libc`"), "{error}");
+    let expected = "the program has none of the selected heaps (`cuda`); available: `jemalloc`, `libc`; ";
+    assert!(error.to_string().starts_with(expected), "{error}");
+    assert!(NoAllocator::None(None).to_string().starts_with("no module of the program defines `malloc`; "));
+    assert!(NoAllocator::None(Some("/a".into())).to_string().starts_with("no module of `/a` defines `malloc`; "));
 }
 
 #[test]
@@ -210,7 +213,7 @@ fn the_error_explains_why_no_allocator_was_found() {
     let linked_static = Candidate { is_static: true, ..plain.clone() };
     assert_eq!(none(Candidate { is_go: true, ..linked_static.clone() }), NoAllocator::Go("/bin/x".into()));
     assert_eq!(none(linked_static), NoAllocator::Static("/bin/x".into()));
-    assert_eq!(none(plain), NoAllocator::None("/bin/x".into()));
+    assert_eq!(none(plain), NoAllocator::None(Some("/bin/x".into())));
 }
 
 /// A module that defines some of the functions, some at the same offset.

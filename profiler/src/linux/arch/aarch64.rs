@@ -6,7 +6,7 @@ use std::arch::global_asm;
 use std::io;
 
 use crate::ids::Pid;
-use crate::linux::proc::process::entry_path;
+use crate::linux::proc::process::{self, entry_path};
 use crate::linux::ptrace::Tracee;
 
 mod registers;
@@ -181,7 +181,7 @@ pub(crate) fn waiting_call(pid: Pid) -> Option<WaitingCall> {
 
 /// Voluntary context switches.
 fn waits(pid: Pid) -> Option<u64> {
-    let status = std::fs::read_to_string(entry_path(pid, "status")).ok()?;
+    let status = process::status(pid).ok()?;
     status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:")?.trim().parse().ok())
 }
 
@@ -197,7 +197,7 @@ pub(crate) fn first_argument(tracee: &Tracee) -> io::Result<u64> {
 
 /// Whether a signal for which the program has a handler waits to be delivered to a thread.
 fn is_handler_pending(tracee: &Tracee) -> io::Result<bool> {
-    let status = std::fs::read_to_string(entry_path(tracee.pid(), "status"))?;
+    let status = process::status(tracee.pid())?;
     let set = |name: &str| {
         let line = status.lines().find_map(|line| line.strip_prefix(name)).unwrap_or_default();
         u64::from_str_radix(line.trim(), 16).unwrap_or(0)

@@ -10,6 +10,7 @@ use super::describe as words;
 use super::flamegraph::{self, Drawing};
 use super::table::{Row, changed_rows};
 use crate::report::{ReportError, View, text};
+use crate::shown;
 
 const STYLE: &str = include_str!("page.css");
 
@@ -31,7 +32,7 @@ pub(super) fn write(diff: &Diff<'_>, view: View, drawing: Drawing, out: &mut dyn
     writeln!(out, "<figure>")?;
     let mut image = Vec::new();
     flamegraph::write(diff, view, drawing, &mut image)?;
-    let image = String::from_utf8_lossy(&image);
+    let image = shown::text(&image);
     // The XML declaration and the document type are not part of HTML.
     out.write_all(image.find("<svg").map_or("", |start| &image[start..]).as_bytes())?;
     writeln!(out, "</figure>")?;

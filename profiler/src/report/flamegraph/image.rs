@@ -13,6 +13,7 @@ use super::colour::Colour;
 use super::header::{self, Header, Key};
 use super::nodes::Position;
 use crate::report::presentation::View;
+use crate::shown;
 
 /// Pixels from one row of frames to the next.
 const ROW_HEIGHT: usize = 16;
@@ -216,7 +217,7 @@ fn number(tag: &BytesStart<'_>, name: &str) -> Option<u64> {
 
 /// A copy of the tag with this value of an attribute.
 fn with<'t>(tag: &BytesStart<'_>, name: &str, value: &str) -> BytesStart<'t> {
-    let mut copy = BytesStart::new(String::from_utf8_lossy(tag.name().as_ref()).into_owned());
+    let mut copy = BytesStart::new(shown::text(tag.name().as_ref()).into_owned());
     let mut is_new = true;
     for attribute in tag.attributes().flatten() {
         if attribute.key.as_ref() == name.as_bytes() {
