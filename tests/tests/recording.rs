@@ -5,11 +5,12 @@ use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::Path;
 use std::process::{Command, Output};
 use std::thread;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use heapbpf_tests::heapbpf::{Heapbpf, Session, binary};
 use heapbpf_tests::report::Report;
 use heapbpf_tests::target::{Target, run};
+use rustix::process::Signal;
 use serde_json::Value;
 use tempfile::{TempDir, tempdir};
 
@@ -92,13 +93,15 @@ fn assert_same_with_code(heapbpf: &Heapbpf, arguments: &[String], code: i32) -> 
     converted
 }
 
-fn unix_now() -> Duration {
-    SystemTime::now().duration_since(UNIX_EPOCH).expect("it is later than 1970")
-}
-
-/// Formats a time since the start of the recording as an argument.
-fn since_start(report: &Report, moment: Duration) -> String {
-    format!("{}ns", moment.as_nanos() - u128::from(report.started_unix_ns))
+/// Requests a dump. Returns the time of its end since the start of the recording, by the recording's clock, as an argument: what was
+/// recorded before is earlier, and what follows is later.
+#[track_caller]
+fn divide(session: &mut Session, heapbpf: &Heapbpf, number: u32) -> String {
+    let name = format!("out.{number:04}.json");
+    session.signal(Signal::USR1);
+    session.wait_for(&name);
+    let dump = heapbpf.report(&name);
+    format!("{}ns", dump.ended_unix_ns - dump.started_unix_ns)
 }
 
 #[test]
@@ -191,17 +194,16 @@ fn thinning_of_live_blocks_is_replayed() {
 
 #[test]
 fn a_window_starts_with_live_blocks_and_counts_later_ones() {
-    let (mut target, heapbpf, session) = recorded("family.c", "");
+    let (mut target, heapbpf, mut session) = recorded("family.c", "");
     target.work("keep 100 30");
-    let first = unix_now();
+    let first = divide(&mut session, &heapbpf, 1);
     target.work("keep 7 5");
     target.work("drop");
     target.work("keep 9 4");
-    let second = unix_now();
+    let second = divide(&mut session, &heapbpf, 2);
     target.work("keep 11 2");
     let _ = session.interrupt().expect_code(0);
-    let whole = heapbpf.report("out.json");
-    let moments = [since_start(&whole, first), since_start(&whole, second)];
+    let moments = [first, second];
     let convert = |arguments: &[&str]| {
         let arguments: Vec<String> = arguments.iter().map(|&argument| argument.to_owned()).collect();
         Converted::of(&heapbpf.file("out.heapbpf"), &arguments).expect_code(0).report()
