@@ -291,7 +291,8 @@ fn report_missing(missing: &[(String, &'static str)]) {
     if missing.is_empty() {
         return;
     }
-    let listed = missing.iter().take(MISSING_LISTED_MAX).map(|(path, reason)| format!("`{path}` ({reason})"));
+    let listed =
+        missing.iter().take(MISSING_LISTED_MAX).map(|(path, reason)| format!("`{}` ({reason})", Shown::of(path)));
     let more = match missing.len().saturating_sub(MISSING_LISTED_MAX) {
         0 => String::new(),
         more => format!(" and {more} more"),
