@@ -77,15 +77,24 @@ pub(crate) struct Readiness(AsyncFd<OwnedFd>);
 impl Readiness {
     /// Registers a duplicate of `fd`, so that the original can be used and closed independently.
     pub(crate) fn of(fd: impl AsFd) -> io::Result<Self> {
-        let duplicate = fd.as_fd().try_clone_to_owned()?;
+        Self::owning(fd.as_fd().try_clone_to_owned()?)
+    }
+
+    pub(crate) fn owning(fd: OwnedFd) -> io::Result<Self> {
         // SAFETY: `AsyncFd` owns the descriptor until it is dropped, and `OwnedFd` always returns the same one.
-        Ok(Self(unsafe { AsyncFd::register(duplicate) }?))
+        Ok(Self(unsafe { AsyncFd::register(fd) }?))
     }
 
     /// Waits until it is readable (edge-triggered). Fails when the runtime is shutting down.
     pub(crate) async fn readable(&self) -> io::Result<()> {
         self.0.readable().await?.clear_ready();
         Ok(())
+    }
+}
+
+impl AsFd for Readiness {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.get_ref().as_fd()
     }
 }
 

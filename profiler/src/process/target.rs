@@ -1,7 +1,7 @@
 //! Running processes to be profiled, and waiting for their exits.
 
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::process::ExitStatusExt;
 use std::process::ExitStatus;
 use std::sync::Arc;
@@ -133,17 +133,14 @@ impl AsFd for Process {
 /// epoll removes closed descriptors, so dropping a process needs no call.
 #[derive(Debug)]
 pub(crate) struct Exits {
-    epoll: OwnedFd,
-    readiness: Readiness,
+    epoll: Readiness,
 }
 
 const BATCH: usize = 256;
 
 impl Exits {
     pub(crate) fn new() -> io::Result<Self> {
-        let epoll = epoll::create(CreateFlags::CLOEXEC)?;
-        let readiness = Readiness::of(&epoll)?;
-        Ok(Self { epoll, readiness })
+        Ok(Self { epoll: Readiness::owning(epoll::create(CreateFlags::CLOEXEC)?)? })
     }
 
     pub(crate) fn add(&self, pid: Pid, pidfd: impl AsFd) -> io::Result<()> {
@@ -159,7 +156,7 @@ impl Exits {
             if !exited.is_empty() {
                 return exited;
             }
-            if self.readiness.readable().await.is_err() {
+            if self.epoll.readable().await.is_err() {
                 // The runtime is shutting down, and this task with it.
                 std::future::pending::<()>().await;
             }
