@@ -9,7 +9,7 @@ use clap::error::{ContextKind, ContextValue, ErrorKind};
 use thiserror::Error;
 
 use super::similar::similar;
-use super::terminal::{coloured_output, layout, say, say_in_handler};
+use super::terminal::{coloured_output, error_message, layout, say, say_in_handler};
 use crate::linux::signals::ExitAtSignal;
 use crate::process::launch::LaunchError;
 use crate::session::TooSmall;
@@ -58,7 +58,7 @@ pub(super) fn fail(error: &anyhow::Error) -> u8 {
     if is_broken_pipe(error) {
         return DONE;
     }
-    say(&format!("heapbpf: error: {error:#}"));
+    say(&error_message(error));
     if error.is::<UsageError>() || error.is::<TooSmall>() {
         return USAGE;
     }
@@ -99,7 +99,7 @@ impl ParseError {
             Self::Words(error) => (error, String::new()),
             Self::Defaults { error, sources } => (error, format!("{sources}: ")),
         };
-        say(&format!("heapbpf: error: {prefix}{}", message(error, commands, words)));
+        say(&error_message(format_args!("{prefix}{}", message(error, commands, words))));
         ExitCode::from(USAGE)
     }
 }

@@ -20,7 +20,7 @@ use super::output::{self, Access, Output, Written, recording_path};
 use super::report_args::PresentationArgs;
 use super::runtime::{Stops, Worker, run_session, start_session, wait_for_command};
 use super::source;
-use super::terminal::{self, ProgressLine, say};
+use super::terminal::{self, ProgressLine, error_message, say};
 use super::top_settings::TopSettings;
 use super::views::{Rendering, Views};
 use crate::allocator::hook_set::HookSet;
@@ -183,7 +183,7 @@ async fn record(
     let recording = recording.map(|recording| recording.finish(std::mem::take(&mut reports.names))).transpose();
     let recording = recording.unwrap_or_else(|error| {
         // The reports are complete; the recording is not.
-        say(&format!("heapbpf: error: {error}"));
+        say(&error_message(error));
         reports.failed = true;
         None
     });
@@ -457,6 +457,6 @@ impl State {
 
     fn fail(&mut self, error: &anyhow::Error) {
         self.failed = true;
-        self.line.say(&format!("heapbpf: error: {error:#}"));
+        self.line.say(&error_message(error));
     }
 }

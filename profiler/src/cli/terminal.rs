@@ -4,6 +4,7 @@
 
 use std::borrow::Cow;
 use std::collections::VecDeque;
+use std::fmt;
 use std::io::{self, IsTerminal, Write};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -19,6 +20,11 @@ use crate::shown;
 /// Writes a message to standard error, whatever names are in it. Ignores errors: reports are written even if nobody reads messages.
 pub(super) fn say(message: &str) {
     say_coloured(&text::plain(message));
+}
+
+/// The message of an error. Its further lines are indented: a name of others in it must not begin a line.
+pub(super) fn error_message(error: impl fmt::Display) -> String {
+    format!("heapbpf: error: {error:#}").replace('\n', "\n  ")
 }
 
 /// Writes what may have colours of heapbpf's own.

@@ -11,7 +11,7 @@ use crate::ids::Pid;
 use crate::linux::arch::{LEGACY_OPEN, is_legacy_loader_syscall};
 use crate::linux::proc::maps::{MappingName, executable_mappings};
 use crate::linux::proc::process::Auxv;
-use crate::shown;
+use crate::shown::{self, Shown};
 
 const MAP_ANONYMOUS: u64 = libc::MAP_ANONYMOUS.unsigned_abs() as u64;
 const PROT_EXEC: u64 = libc::PROT_EXEC.unsigned_abs() as u64;
@@ -95,16 +95,18 @@ pub(super) fn maps_code(number: u64, arguments: &[u64; 6]) -> bool {
 pub(crate) enum LaunchError {
     #[error("no command to run; give one after `--`: `heapbpf -- COMMAND ARGUMENTS`")]
     Empty,
-    #[error("cannot run `{0}`: {1}")]
+    #[error("cannot run `{}`: {}", Shown::of(.0), .1)]
     NotFound(String, &'static str),
-    #[error("cannot run `{0}`: {1}; see `ls -l` and `file` of it")]
+    #[error("cannot run `{}`: {}; see `ls -l` and `file` of it", Shown::of(.0), .1)]
     NotExecutable(String, io::Error),
     #[error(
-        "cannot hold `{0}` until its probes are attached: {1}; containers, kernel.yama.ptrace_scope = 3 and tracers such as strace \
-         forbid ptrace: start the program yourself and give its PID with `--pid`"
+        "cannot hold `{}` until its probes are attached: {}; containers, kernel.yama.ptrace_scope = 3 and tracers such as strace \
+         forbid ptrace: start the program yourself and give its PID with `--pid`",
+        Shown::of(.0),
+        .1
     )]
     Trace(String, io::Error),
-    #[error("cannot start a process for `{0}`: {1}")]
+    #[error("cannot start a process for `{}`: {}", Shown::of(.0), .1)]
     Fork(String, io::Error),
     #[error("{0}")]
     Keeper(String),
