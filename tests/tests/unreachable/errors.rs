@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use heapbpf_tests::heapbpf::{Heapbpf, binary};
@@ -67,18 +67,22 @@ fn suppressions_without_end() {
     assert!(text.contains("exceeds the limit of 16"), "{text}");
 }
 
-/// A copy that other users may execute, and a command that runs it as one of them with these capabilities
-/// (`+sys_ptrace`).
-fn as_another_user(folder: &Path, capabilities: &str) -> Command {
+/// A copy that other users may execute.
+fn copy_for_others(folder: &Path) -> PathBuf {
     let copy = folder.join("heapbpf");
     copy_program(binary(), &copy);
     for path in [folder, &copy] {
         fs::set_permissions(path, fs::Permissions::from_mode(0o755)).expect("it is ours");
     }
+    copy
+}
+
+/// A command that runs heapbpf as another user with these capabilities (`+sys_ptrace`).
+fn as_another_user(heapbpf: &Path, capabilities: &str) -> Command {
     let mut command = Command::new("setpriv");
     command.args(["--reuid=65534", "--regid=65534", "--clear-groups"]);
     command.args(["--inh-caps", "--ambient-caps", "--bounding-set"].map(|set| format!("{set}=-all{capabilities}")));
-    command.arg(&copy);
+    command.arg(heapbpf);
     command
 }
 
@@ -87,8 +91,9 @@ fn another_users_process() {
     let mut target = Target::start("leaks/holder.c");
     let pid = target.pid().to_string();
     let folder = tempfile::tempdir().expect("there is a directory for temporary files");
+    let heapbpf = copy_for_others(folder.path());
     let leaks = |capabilities: &str| {
-        let mut command = as_another_user(folder.path(), capabilities);
+        let mut command = as_another_user(&heapbpf, capabilities);
         command.args(["leaks", "--pid", &pid]);
         Heapbpf::with_command(command).run()
     };
