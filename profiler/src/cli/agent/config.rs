@@ -22,7 +22,7 @@ use crate::linux::files;
 use crate::process::cgroup::Cgroup;
 use crate::process::pattern::Pattern;
 use crate::session::Engine;
-use crate::shown::Shown;
+use crate::shown::{self, Shown};
 
 /// The defaults, with comments: what `--print-config` prints.
 pub(super) const DEFAULT: &str = include_str!("default.toml");
@@ -280,7 +280,7 @@ impl Config {
     /// As a configuration file without comments.
     pub(super) fn text(&self) -> String {
         let Self { stop_file, select, record, rule, budget, duty, serve, push } = self;
-        let mut text = format!("stop-file = {}\n\n", quoted(Shown::of(stop_file)));
+        let mut text = format!("stop-file = {}\n\n", quoted(shown::os_text(stop_file)));
         let _ = write!(
             text,
             "[select]\ncommands = {}\ncgroups = {}\nexclude = {}\nmin-rss = {}\nmin-age = {}\nscan-every = {}\n\n",
