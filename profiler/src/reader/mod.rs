@@ -193,7 +193,7 @@ pub(crate) fn open_mapped(
 ) -> Result<Module, ReadError> {
     let copy_bytes_max = copy_bytes_max.min(COPY_BYTES_MAX);
     let (given, place, path) = match mapped {
-        Mapped::File(file) => (file, Place::Device(Device::of(&known::device_of(file)?)), None),
+        Mapped::File(file) => (file, Place::of(file)?, None),
         Mapped::At(root, path) => (root, Place::folder_of(root, path)?, Some(bytes_of(path))),
     };
     let (answer, files) = answer(rights, &place, &Request::Map { path, copy_bytes_max }, given)?;
@@ -215,7 +215,7 @@ pub(crate) fn read(
     offset: u64,
     length: u64,
 ) -> Result<Vec<u8>, ReadError> {
-    let place = Place::Device(Device::of(&known::device_of(file)?));
+    let place = Place::of(file)?;
     match answer(rights, &place, &Request::Read { offset, length }, file)? {
         (Answer::Read(found), _) if found != *original => Err(ReadError::Changed),
         (Answer::Read(_), files) => {
@@ -243,7 +243,7 @@ pub(crate) fn identify(
 
 /// Makes the kernel map the page of an address of a process, from this file (`O_PATH`). The reader has the rights of heapbpf.
 pub(crate) fn touch(file: &File, pid: Pid, address: u64) -> Result<(), ReadError> {
-    let place = Place::Device(Device::of(&known::device_of(file)?));
+    let place = Place::of(file)?;
     match answer(None, &place, &Request::Touch { pid, address }, file)? {
         (Answer::Touched, _) => Ok(()),
         _ => Err(lost().into()),
@@ -306,6 +306,10 @@ enum Place {
 type Root = (Device, u64);
 
 impl Place {
+    fn of(file: &File) -> io::Result<Self> {
+        Ok(Self::Device(Device::of(&known::device_of(file)?)))
+    }
+
     fn folder_of(root: &File, path: &Path) -> io::Result<Self> {
         let root = known::of(root).or_else(|_| known::device_of(root))?;
         Ok(Self::Folder((Device::of(&root), root.stx_ino), path.parent().unwrap_or(path).to_owned()))
