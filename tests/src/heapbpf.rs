@@ -66,6 +66,13 @@ fn without_inventory(mut arguments: Vec<OsString>) -> Vec<OsString> {
     arguments
 }
 
+/// heapbpf in a session of its own, as services have: in the group of a background job, it does not stop what it starts.
+pub fn in_own_session() -> Command {
+    let mut command = Command::new("setsid");
+    command.arg(binary());
+    command
+}
+
 impl Heapbpf {
     /// Prepares heapbpf for a process, with further arguments separated by blanks. The profile has an inventory of earlier
     /// blocks.
@@ -81,8 +88,9 @@ impl Heapbpf {
     /// Prepares heapbpf with these arguments. Panics unless the tests run as root and the binary exists.
     pub fn new<S: AsRef<OsStr>>(arguments: impl IntoIterator<Item = S>) -> Self {
         kernel::require_root();
-        let mut command = Command::new(binary());
-        let arguments = arguments.into_iter().map(|argument| argument.as_ref().to_owned()).collect();
+        let arguments = arguments.into_iter().map(|argument| argument.as_ref().to_owned()).collect::<Vec<OsString>>();
+        let starts = arguments.iter().any(|argument| argument == "--");
+        let mut command = if starts { in_own_session() } else { Command::new(binary()) };
         command.args(with_every_call(without_inventory(arguments)));
         Self::with_command(command)
     }

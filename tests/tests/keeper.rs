@@ -4,6 +4,7 @@
 use std::ffi::OsStr;
 use std::fs::File;
 use std::io::Write;
+use std::os::unix::process::CommandExt;
 use std::time::{Duration, Instant};
 
 use heapbpf_tests::heapbpf::{Heapbpf, Outcome, Session};
@@ -106,6 +107,118 @@ fn a_keeper_killed_during_the_start_of_a_command_ends_the_recording_with_its_rep
         kill_keeper(&session, pause);
         pipe.write_all(b"line\n").expect("it is ours");
         assert_stopped_by_keeper(&heapbpf, session.wait());
+    }
+}
+
+/// A shell that heapbpf has started, and that waits at its exec because heapbpf is suspended.
+struct WaitingCommand {
+    heapbpf: Heapbpf,
+    session: Session,
+    command: u32,
+    pipe: File,
+    _directory: tempfile::TempDir,
+}
+
+impl WaitingCommand {
+    #[track_caller]
+    fn start() -> Self {
+        let mut waiting = Self::with(heapbpf_tests::heapbpf::in_own_session());
+        waiting.pipe.write_all(b"exec\n").expect("it is ours");
+        kernel::wait_until("the shell is at its exec", || kernel::state(waiting.command) == 'T');
+        assert_eq!((comm(waiting.command), kernel::tracer(waiting.command)), ("head".to_owned(), None));
+        waiting
+    }
+
+    /// It executes another program after a line of input.
+    #[track_caller]
+    fn with(mut command: std::process::Command) -> Self {
+        let directory = tempfile::tempdir().expect("there is a directory for temporary files");
+        let line = directory.path().join("line");
+        rustix::fs::mkfifoat(rustix::fs::CWD, &line, rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR)
+            .expect("it is ours");
+        let pipe = File::options().read(true).write(true).open(&line).expect("it is ours");
+        command.args(["--interval", "1", "-o", "out.json", "--", "sh", "-c"]);
+        command.arg("read line <\"$0\"; exec head -n1 \"$0\"").arg(&line);
+        let mut heapbpf = Heapbpf::with_command(command);
+        let session = heapbpf.spawn();
+        let mut command = None;
+        kernel::wait_until("the shell runs", || {
+            command = kernel::commands(session.pid()).into_iter().find(|&pid| comm(pid) == "sh");
+            command.is_some_and(|pid| kernel::tracer(pid).is_none())
+        });
+        let command = command.unwrap_or_default();
+        session.halt();
+        Self { heapbpf, session, command, pipe, _directory: directory }
+    }
+
+    fn command(&self) -> Pid {
+        Pid::from_raw(self.command.cast_signed()).expect("pids are positive")
+    }
+}
+
+#[test]
+fn a_command_at_its_exec_goes_on_when_heapbpf_does() {
+    let mut waiting = WaitingCommand::start();
+    waiting.session.resume();
+    waiting.pipe.write_all(b"line\n").expect("it is ours");
+    let outcome = waiting.session.wait().expect_code(0);
+    assert!(outcome.stdout.starts_with("line\n"), "{outcome:?}");
+    let report = waiting.heapbpf.report("out.json");
+    report.assert_complete();
+    let programs: Vec<_> = report.targets.iter().map(|it| (it.replaced, it.beginning.from_first_call)).collect();
+    assert_eq!(programs, [(true, true), (false, true)], "sh and head");
+}
+
+#[test]
+fn a_command_at_its_exec_goes_on_after_a_killed_keeper() {
+    let mut waiting = WaitingCommand::start();
+    kill_process(keeper(&waiting.session), Signal::KILL).expect("it runs");
+    waiting.session.resume();
+    waiting.pipe.write_all(b"line\n").expect("it is ours");
+    let outcome = waiting.session.wait();
+    assert!(outcome.stdout.starts_with("line\n"), "{outcome:?}");
+    assert!(outcome.stderr.contains("keeper process"), "{outcome:?}");
+}
+
+/// The agent's output ends with that of the command.
+#[test]
+fn a_command_at_its_exec_goes_on_after_a_killed_agent() {
+    for of_keeper in [None, Some(Signal::STOP), Some(Signal::KILL)] {
+        let mut waiting = WaitingCommand::start();
+        waiting.pipe.write_all(b"line\n").expect("it is ours");
+        let keeper = keeper(&waiting.session);
+        if let Some(signal) = of_keeper {
+            kill_process(keeper, signal).expect("it runs");
+        }
+        let command = waiting.command();
+        waiting.session.signal(Signal::KILL);
+        let outcome = waiting.session.wait();
+        assert!(outcome.stdout.starts_with("line\n"), "{of_keeper:?}: {outcome:?}");
+        wait_until_gone(command);
+        wait_until_gone(keeper);
+    }
+}
+
+/// If the shell of the job exited while the command is stopped, the kernel would send SIGHUP to the job.
+#[test]
+fn a_command_of_a_background_job_does_not_wait_at_its_exec() {
+    let mut command = std::process::Command::new(heapbpf_tests::heapbpf::binary());
+    command.process_group(0);
+    let mut job = WaitingCommand::with(command);
+    job.pipe.write_all(b"exec\nline\n").expect("it is ours");
+    kernel::wait_until("the command ends", || kernel::state(job.command) == 'Z');
+    job.session.resume();
+    let outcome = job.session.wait().expect_code(0);
+    assert!(outcome.stdout.starts_with("line\n"), "{outcome:?}");
+}
+
+#[test]
+fn a_command_that_is_ended_at_its_exec_ends_heapbpf() {
+    for signal in [Signal::TERM, Signal::KILL] {
+        let waiting = WaitingCommand::start();
+        kill_process(waiting.command(), signal).expect("it is stopped");
+        waiting.session.resume();
+        waiting.session.wait().expect_code(128 + signal.as_raw());
     }
 }
 

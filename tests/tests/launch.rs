@@ -5,6 +5,7 @@ mod launched;
 mod limits;
 mod signals;
 mod starting;
+mod tracers;
 mod wrappers;
 
 use std::ffi::OsString;

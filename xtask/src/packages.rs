@@ -55,7 +55,8 @@ const PACKAGES: &[Package] = &[
     ("curl", "curl", "a client of `--serve`"),
     ("openssl", "openssl", "makes certificates for `--serve`"),
     ("prometheus", "promtool", "checks and scrapes the metrics of `--serve`"),
-    ("strace", "strace", "shows which files are opened"),
+    ("strace", "strace", "shows which files are opened, and traces programs beside heapbpf"),
+    ("gdb", "gdb", "a debugger of programs that heapbpf has started"),
     ("chromium", "chromium", "opens what is drawn by scripts"),
     ("golang-go", "go", "reads profiles with `go tool pprof`, and builds a target"),
     (
@@ -84,7 +85,7 @@ pub(crate) const RUST: &str = "rustc-web cargo-web rust-web-src";
 pub(crate) const LLVM: &str = "llvm-22-dev";
 pub(crate) const TESTS: &str = "gcc libc6-dev g++ binutils libjemalloc2 libtcmalloc-minimal4 libmimalloc2.0 libjemalloc-dev \
     libgoogle-perftools-dev libmimalloc-dev musl-tools musl-dev redis-server redis-tools python3 php-cli perl ruby nodejs sqlite3 git \
-    postgresql nginx-light valgrind strace tmux golang-go default-jdk-headless curl openssl prometheus systemd memcached \
+    postgresql nginx-light valgrind strace gdb tmux golang-go default-jdk-headless curl openssl prometheus systemd memcached \
     debuginfod dwz xz-utils";
 pub(crate) const FAULTS: &str = "gcc libc6-dev g++ libjemalloc2 libtcmalloc-minimal4 libmimalloc2.0 libjemalloc-dev redis-server \
     redis-tools python3 php-fpm ruby nodejs postgresql nginx-light golang-go default-jdk-headless";

@@ -131,6 +131,9 @@ pub(crate) enum NoAllocator {
     NotSelected { program: Option<String>, selected: String, heaps: Vec<String> },
 }
 
+/// A function of LeakSanitizer, also as a part of AddressSanitizer: it traces the threads of its process.
+pub(crate) const LEAK_SANITIZER: &str = "__lsan_do_leak_check";
+
 pub(crate) fn symbols(hooks: &HookSet) -> Vec<&'static str> {
     let shared = [functions::C, functions::C_ALIASES, functions::OPERATORS, functions::RUST, functions::MAPPINGS];
     let own =
@@ -139,7 +142,7 @@ pub(crate) fn symbols(hooks: &HookSet) -> Vec<&'static str> {
     let detecting =
         ALLOCATORS.iter().flat_map(|allocator| allocator.fingerprints.iter().chain(allocator.other_symbols)).copied();
     let custom = hooks.functions().iter().map(|function| function.spec.function);
-    let mut names: Vec<&'static str> = known.chain(detecting).chain(custom).collect();
+    let mut names: Vec<&'static str> = known.chain(detecting).chain(custom).chain([LEAK_SANITIZER]).collect();
     names.sort_unstable();
     names.dedup();
     names

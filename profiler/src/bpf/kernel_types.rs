@@ -13,6 +13,7 @@ use thiserror::Error;
 
 use super::features::Optional;
 use crate::linux::attempt::Attempt;
+use crate::linux::exec_stop::ExecStopLayout;
 use crate::linux::feature::KERNEL_BTF;
 
 /// Offsets in `struct task_struct` and `struct signal_struct`, in bytes.
@@ -25,6 +26,8 @@ pub(crate) struct TaskLayout {
     pub live: u32,
     /// Of the thread pointer; 0 if the kernel keeps it elsewhere.
     pub thread_pointer: u32,
+    /// `None` if the kernel lacks a member.
+    pub exec_stop: Option<ExecStopLayout>,
     /// `None` if the kernel lacks a member.
     pub memory: Option<MemoryLayout>,
 }
@@ -79,9 +82,25 @@ impl TaskLayout {
             signal: offset("task_struct", "signal")?,
             live: offset("signal_struct", "live")?,
             thread_pointer: thread_pointer(&offset).unwrap_or(0),
+            exec_stop: exec_stop(&offset).ok(),
             memory: memory(&offset).ok(),
         })
     }
+}
+
+fn exec_stop(
+    offset: &impl Fn(&'static str, &'static str) -> Result<u32, LayoutError>,
+) -> Result<ExecStopLayout, LayoutError> {
+    let signals = offset("sigpending", "signal")?;
+    Ok(ExecStopLayout {
+        tgid: offset("task_struct", "tgid")?,
+        signal: offset("task_struct", "signal")?,
+        ptrace: offset("task_struct", "ptrace")?,
+        real_parent: offset("task_struct", "real_parent")?,
+        pdeath_signal: offset("task_struct", "pdeath_signal")?,
+        pending: offset("task_struct", "pending")? + signals,
+        shared_pending: offset("signal_struct", "shared_pending")? + signals,
+    })
 }
 
 fn memory(
@@ -239,7 +258,15 @@ mod tests {
             type_words(SIGNAL_STRUCT, BTF_KIND_STRUCT, 0, &[INT, 1, 0, LIVE, 1, 32]),
         ]);
         let expected = expected
-            .map(|(tgid, mm)| TaskLayout { tgid, mm, signal: 256, live: 4, thread_pointer: 0, memory: None })
+            .map(|(tgid, mm)| TaskLayout {
+                tgid,
+                mm,
+                signal: 256,
+                live: 4,
+                thread_pointer: 0,
+                exec_stop: None,
+                memory: None,
+            })
             .map_err(|member| LayoutError::NoMember { structure: "task_struct", member });
         assert_eq!(TaskLayout::find(&bytes), expected);
     }

@@ -26,6 +26,7 @@ use crate::address::TargetAddr;
 use crate::ids::{HeapId, HookId, Pid};
 use crate::linux::bpf::{AttachType, UPROBE_SOURCE, supports};
 use crate::linux::bpf_map::{read_hash, remove_hash, write_hash};
+use crate::linux::exec_stop::ExecStopLayout;
 use crate::linux::feature;
 use crate::linux::memory::{map_count_max, page_bytes};
 
@@ -221,6 +222,11 @@ impl Kernel {
             Ok(_) => Some("the kernel's type information lacks what processes have mapped".to_owned()),
             Err(error) => Some(error.to_string()),
         }
+    }
+
+    /// `None` if the kernel lacks a member, or its memory may not be read.
+    pub(crate) fn exec_stop_layout(&self) -> Option<ExecStopLayout> {
+        self.task_layout.as_ref().ok()?.exec_stop
     }
 
     /// Whether links carry cookies. Else [`set_probes`](Self::set_probes) must precede hits.

@@ -31,7 +31,7 @@ use crate::report::text::printable;
 use crate::report::unreachable::text::{Style, write_text};
 use crate::report::unreachable::{Unreachable, write_json};
 use crate::report::{Format, Presentation, View};
-use crate::session::{Listener, OverloadPolicy, Progress, SessionConfig};
+use crate::session::{Command, Listener, OverloadPolicy, Progress, SessionConfig};
 use crate::symbolize::resolver::Resolver;
 use crate::symbolize::sources::Sources;
 
@@ -187,6 +187,7 @@ async fn record(
     session.inspect_all(args.snapshot, &mut events);
     let has_lost_keeper = session.has_lost_keeper();
     let (_, command, _) = session.finish()?;
+    let gave_way = command.as_ref().is_some_and(Command::gave_way);
     let code = match command {
         Some(command) => wait_for_command(command, &mut stops, quiet).await,
         None if has_lost_keeper => exit::INCOMPLETE,
@@ -196,6 +197,10 @@ async fn record(
     let verdict = events.checker.finish(stops.next(None)).await;
     match events.failure {
         Some(error) => Err(error),
+        // The warning states why.
+        None if gave_way && verdict.as_ref().is_ok_and(Option::is_none) => {
+            Ok(if code == exit::DONE { exit::INCOMPLETE } else { code })
+        }
         None => exit_code(verdict?, code),
     }
 }

@@ -121,7 +121,7 @@ impl Keeper {
     }
 
     /// Restores the slots of a process whose recording goes on. On errors, its calls still pass the stubs.
-    pub(super) fn hand_back(&self, pid: Pid) -> Result<(), KeeperError> {
+    pub(crate) fn hand_back(&self, pid: Pid) -> Result<(), KeeperError> {
         self.request(&Request::HandBack(pid), &[]).map(drop)
     }
 
@@ -135,7 +135,7 @@ impl Keeper {
         self.request(&Request::Settle, &[]).map(drop)
     }
 
-    fn request(&self, request: &Request, descriptors: &[BorrowedFd<'_>]) -> Result<Reply, KeeperError> {
+    pub(super) fn request(&self, request: &Request, descriptors: &[BorrowedFd<'_>]) -> Result<Reply, KeeperError> {
         let companion = self.lock();
         let channel = companion.channel().ok_or(io::Error::from(io::ErrorKind::BrokenPipe))?;
         channel.send_value(request, descriptors)?;

@@ -10,12 +10,14 @@ use std::process::{self, ExitStatus};
 use rustix::event::{EventfdFlags, eventfd};
 
 use super::client::{Keeper, KeeperError, RemoteStopped, Tracer};
-use super::protocol::{Answer, Command, Installation, Installed, Outcome};
+use super::exec_stops::StoppedExecs;
+use super::protocol::{Answer, Command, Outcome};
 use crate::collect::{CollectError, StoppedProcess};
-use crate::ids::Pid;
+use crate::ids::{Pid, Tid};
+use crate::linux::proc::stat;
 use crate::linux::ptrace;
 use crate::linux::signals::Inherited;
-use crate::linux::spawn::spawn;
+use crate::linux::spawn::{Spawned, spawn, spawn_resumed};
 use crate::process::launch::{LaunchError, ProgramStop, StartUp, has_one_thread};
 use crate::shown;
 
@@ -27,39 +29,80 @@ pub(crate) struct Launch {
     /// `None` if it is not traced (any more), or the keeper has exited.
     tracer: Option<Tracer>,
     status: Option<ExitStatus>,
+    /// Whether this value has started the process, and so is the one that reaps it.
+    reaps: bool,
     /// Readable when [`next_stop`](Self::next_stop) may have news.
     events: OwnedFd,
 }
 
 impl Launch {
     /// `command` is the program, looked up in `PATH`, and its arguments. It inherits streams, process group,
-    /// environment and directory, and is held at its exec. On errors no process is left.
-    pub(crate) fn start(keeper: &Keeper, command: &[OsString], inherited: Inherited) -> Result<Self, LaunchError> {
+    /// environment and directory, and is held at its exec. If another process traces it, it is not held: then `before_exec` is
+    /// called before the exec. On errors no process is left. With `may_stop`, [`StoppedExecs`] may stop it later.
+    pub(crate) fn start<E: From<LaunchError>>(
+        keeper: &Keeper,
+        command: &[OsString],
+        inherited: Inherited,
+        may_stop: bool,
+        before_exec: &mut dyn FnMut(Pid, Tid) -> Result<(), E>,
+    ) -> Result<Self, E> {
         let (program, arguments) = command.split_first().ok_or(LaunchError::Empty)?;
         let name = shown::os_text(program).into_owned();
         let mut child = process::Command::new(program);
         child.args(arguments);
-        let tracer = Tracer::start(keeper)?;
         let fork_failed = |error| LaunchError::Fork(name.clone(), error);
         let events = event().map_err(fork_failed)?;
-        let mut spawned = spawn(child, inherited).map_err(fork_failed)?;
-        let mut launch = Self { pid: spawned.pid(), tracer: Some(tracer), status: None, events };
-        launch.command(Command::Start(launch.pid, name.clone()))?;
-        spawned.start_exec();
-        let tracer = launch.tracer.as_ref().ok_or_else(not_traced)?;
+        let spawned = if may_stop { spawn_resumed(child, inherited) } else { spawn(child, inherited) };
+        let mut spawned = spawned.map_err(fork_failed)?;
+        let mut launch = Self { pid: spawned.pid(), tracer: None, status: None, reaps: true, events };
+        let other = stat::status(launch.pid, Tid(launch.pid.0)).and_then(|status| status.tracer);
+        let started = match other {
+            Some(other) => {
+                before_exec(launch.pid, other)?;
+                spawned.start_exec();
+                None
+            }
+            None => Some(launch.run_to_exec(keeper, &mut spawned, name.clone())?),
+        };
         // If exec fails, the tracer reaps the child first, and then the thread that started it.
-        let started = tracer.answer();
         if let Some(error) = spawned.exec_error() {
-            return Err(LaunchError::not_run(Path::new(program), name, error));
+            return Err(LaunchError::not_run(Path::new(program), name, error).into());
         }
-        launch.handle(started).map(|_| launch)
+        if let Some(started) = started {
+            launch.handle(started)?;
+        }
+        Ok(launch)
+    }
+
+    /// Returns the answer of the tracer when it is at its exec, or has exited.
+    fn run_to_exec(
+        &mut self,
+        keeper: &Keeper,
+        spawned: &mut Spawned,
+        name: String,
+    ) -> Result<Result<Answer, KeeperError>, LaunchError> {
+        self.tracer = Some(Tracer::start(keeper)?);
+        let events = self.events.try_clone().map_err(|error| LaunchError::Fork(name.clone(), error))?;
+        self.command_with(Command::Start(self.pid, name), Some(events.as_fd()))?;
+        spawned.start_exec();
+        let tracer = self.tracer.as_ref().ok_or_else(not_traced)?;
+        Ok(tracer.answer())
     }
 
     pub(crate) fn hold(keeper: &Keeper, pid: Pid) -> Result<Self, LaunchError> {
         let tracer = Tracer::start(keeper)?;
         let events = event().map_err(|error| LaunchError::Trace(format!("process {pid}"), error))?;
-        let mut launch = Self { pid, tracer: Some(tracer), status: None, events };
+        let mut launch = Self { pid, tracer: Some(tracer), status: None, reaps: false, events };
         launch.command(Command::Hold(pid))?;
+        Ok(launch)
+    }
+
+    /// Like [`hold`](Self::hold), for the process whose stops at its execs these are.
+    pub(crate) fn hold_at_exec(keeper: &Keeper, pid: Pid, stops: &StoppedExecs) -> Result<Self, LaunchError> {
+        let tracer = Tracer::start(keeper)?;
+        let events = event().map_err(|error| LaunchError::Trace(format!("process {pid}"), error))?;
+        let mut launch = Self { pid, tracer: Some(tracer), status: None, reaps: false, events };
+        launch.command_with(Command::HoldAtExec(pid), Some(stops.as_fd()))?;
         Ok(launch)
     }
 
@@ -67,13 +110,13 @@ impl Launch {
     /// processes may be held.
     pub(crate) fn hold_child(keeper: &Keeper, pid: Pid, events: &OwnedFd) -> Result<Self, LaunchError> {
         let tracer = Tracer::start(keeper)?;
-        let events = events.try_clone().map_err(|error| LaunchError::Trace(format!("process {pid}"), error))?;
-        let mut launch = Self { pid, tracer: Some(tracer), status: None, events };
-        launch.command_with(Command::Hold(pid), true)?;
+        let own = events.try_clone().map_err(|error| LaunchError::Trace(format!("process {pid}"), error))?;
+        let mut launch = Self { pid, tracer: Some(tracer), status: None, reaps: false, events: own };
+        launch.command_with(Command::Hold(pid), Some(events.as_fd()))?;
         Ok(launch)
     }
 
-    /// Whether it has exited, or is not traced any more.
+    /// Whether it has exited, or is not traced.
     pub(crate) fn is_over(&self) -> bool {
         self.tracer.is_none() || self.status.is_some()
     }
@@ -133,33 +176,6 @@ impl Launch {
         Ok(Box::new(RemoteStopped::new(tracer, self.pid, None)?))
     }
 
-    /// As [`Keeper::install`]. All threads must be held.
-    fn install(&self, plan: Installation, descriptors: &[BorrowedFd<'_>]) -> Result<Installed, KeeperError> {
-        match self.ask_held(&Command::Install(plan), descriptors)? {
-            Answer::Installed(installed) => Ok(installed),
-            other => Err(refused(other)),
-        }
-    }
-
-    fn restore(&self, plan: Installation) -> Result<(), KeeperError> {
-        match self.ask_held(&Command::Restore(plan), &[])? {
-            Answer::Restored => Ok(()),
-            other => Err(refused(other)),
-        }
-    }
-
-    fn rseq_offset(&self) -> Result<Option<i32>, KeeperError> {
-        match self.ask_held(&Command::FindRseq, &[])? {
-            Answer::Rseq(offset) => Ok(offset),
-            other => Err(refused(other)),
-        }
-    }
-
-    fn ask_held(&self, command: &Command, descriptors: &[BorrowedFd<'_>]) -> Result<Answer, KeeperError> {
-        let tracer = self.tracer.as_ref().ok_or(io::Error::from(io::ErrorKind::NotConnected))?;
-        tracer.ask(command, descriptors)
-    }
-
     pub(crate) fn release(&mut self) -> Result<(), LaunchError> {
         self.command(Command::Release).map(drop)
     }
@@ -174,14 +190,12 @@ impl Launch {
     }
 
     fn command(&mut self, command: Command) -> Result<Outcome, LaunchError> {
-        let has_events = matches!(command, Command::Start(..));
-        self.command_with(command, has_events)
+        self.command_with(command, None)
     }
 
-    fn command_with(&mut self, command: Command, has_events: bool) -> Result<Outcome, LaunchError> {
+    fn command_with(&mut self, command: Command, descriptor: Option<BorrowedFd<'_>>) -> Result<Outcome, LaunchError> {
         let Some(tracer) = &self.tracer else { return Ok(Outcome::Done) };
-        let descriptors: &[BorrowedFd<'_>] = if has_events { &[self.events.as_fd()] } else { &[] };
-        let answer = tracer.ask(&command, descriptors);
+        let answer = tracer.ask(&command, descriptor.as_slice());
         self.handle(answer)
     }
 
@@ -200,7 +214,9 @@ impl Launch {
         }
         if let Some(status) = status {
             // The tracer has reaped it; now its parent reaps it.
-            let _ = ptrace::try_reap(self.pid);
+            if self.reaps {
+                let _ = ptrace::try_reap(self.pid);
+            }
             self.status = Some(ExitStatus::from_raw(status));
         }
         match outcome {
@@ -241,53 +257,4 @@ fn not_traced() -> LaunchError {
 
 fn unexpected(answer: &dyn std::fmt::Debug) -> LaunchError {
     LaunchError::Keeper(format!("internal error: unexpected answer of the keeper: {answer:?}; please report it"))
-}
-
-fn refused(answer: Answer) -> KeeperError {
-    match answer {
-        Answer::Failed(reason) => KeeperError::Refused(reason),
-        _ => io::Error::from(io::ErrorKind::InvalidData).into(),
-    }
-}
-
-/// The process that stops a target to change it.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Stopper<'a> {
-    Keeper(&'a Keeper),
-    /// All threads of this program are held.
-    Launch(&'a Keeper, &'a Launch),
-}
-
-impl Stopper<'_> {
-    pub(crate) fn rseq_offset(self, pid: Pid) -> Result<Option<i32>, KeeperError> {
-        match self {
-            Self::Keeper(keeper) => keeper.rseq_offset(pid),
-            Self::Launch(_, launch) => launch.rseq_offset(),
-        }
-    }
-
-    pub(crate) fn install(self, plan: &Installation, descriptors: &[BorrowedFd<'_>]) -> Result<Installed, KeeperError> {
-        match self {
-            Self::Keeper(keeper) => keeper.install(plan.clone(), descriptors),
-            Self::Launch(keeper, launch) => {
-                let installed = launch.install(plan.clone(), descriptors)?;
-                keeper.adopt_stubs(plan.clone());
-                Ok(installed)
-            }
-        }
-    }
-
-    /// Restores all slots of a process whose recording goes on. On errors, its calls still pass the stubs.
-    pub(crate) fn restore(self, plan: &Installation) -> Result<(), KeeperError> {
-        match self {
-            Self::Keeper(keeper) => keeper.hand_back(plan.pid),
-            Self::Launch(_, launch) => launch.restore(plan.clone()),
-        }
-    }
-
-    pub(crate) fn keeper(&self) -> &Keeper {
-        match self {
-            Self::Keeper(keeper) | Self::Launch(keeper, _) => keeper,
-        }
-    }
 }

@@ -3,6 +3,7 @@
 mod agent;
 mod client;
 pub(crate) mod control;
+mod exec_stops;
 mod launch;
 mod links;
 mod protocol;
@@ -10,7 +11,8 @@ mod serve;
 mod stubs;
 
 pub(crate) use client::{Keeper, KeeperError, Link, stop, stop_within};
-pub(crate) use launch::{Launch, Stopper};
+pub(crate) use exec_stops::StoppedExecs;
+pub(crate) use launch::Launch;
 pub use protocol::COMMAND;
 pub(crate) use protocol::{FunctionPlace, Installation, Patch, Site, SlotChange};
 pub use serve::serve;

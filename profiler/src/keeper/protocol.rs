@@ -131,6 +131,11 @@ pub(super) enum Request {
     Settle,
     /// Start a tracing thread; the reply is [`Reply::Settled`]. The descriptor is its channel.
     Trace,
+    /// Own a program of the kernel side that stops a process at its execs; the reply is [`Reply::Settled`]. The descriptors are its
+    /// link and its note.
+    StopAtExecs(Pid),
+    /// End that, and resume the process if it is stopped so; the reply is [`Reply::Settled`].
+    RunAtExecs(Pid),
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -165,6 +170,8 @@ pub(super) enum Command {
     Start(Pid, String),
     /// With an eventfd also at its exit, for a child of a program.
     Hold(Pid),
+    /// The descriptor is the note of whether it was stopped at its exec.
+    HoldAtExec(Pid),
     HoldAtExit,
     /// Answered by any number of [`Answer::NewCode`], each followed by `Continue` or `Abandon`, and by the outcome.
     Step,
@@ -175,10 +182,6 @@ pub(super) enum Command {
     StopAll,
     Release,
     Reap,
-    /// As the requests; all threads of the program are held. Answered by [`Answer::Installed`] and [`Answer::Rseq`].
-    Install(Installation),
-    Restore(Installation),
-    FindRseq,
 }
 
 /// A traced program is held or followed. Its status is the wait status after its exit: the tracer has reaped it, its
@@ -197,9 +200,6 @@ pub(super) enum Answer {
     NewCode {
         at_exec: bool,
     },
-    Installed(Installed),
-    Restored,
-    Rseq(Option<i32>),
     Launch {
         is_traced: bool,
         status: Option<i32>,

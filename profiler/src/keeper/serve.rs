@@ -12,10 +12,9 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::retry_on_intr;
 
 use super::agent::Agent;
+use super::exec_stops::ExecStops;
 use super::links::Links;
-use super::protocol::{
-    Answer, COMMAND_BYTES_MAX, Command, Installation, Installed, Outcome, REQUEST_BYTES_MAX, Reply, Request,
-};
+use super::protocol::{Answer, COMMAND_BYTES_MAX, Command, Outcome, REQUEST_BYTES_MAX, Reply, Request};
 use super::stubs::{self, Stubs};
 use crate::collect::fork::ForkCopy;
 use crate::collect::process::{Release, StoppedThread};
@@ -23,6 +22,7 @@ use crate::collect::stop::Stopped;
 use crate::collect::{CollectError, StopLimit};
 use crate::ids::Pid;
 use crate::linux::companion::{self, Channel};
+use crate::linux::exec_stop::StopNote;
 use crate::linux::proc::maps::Region;
 use crate::linux::signals::{self, ChildSignal};
 use crate::process::launch::{Launch, LaunchError, retry_releases};
@@ -37,6 +37,7 @@ pub fn serve() -> io::Result<()> {
     signals::block_child_signal();
     // If the agent has exited already, the channel is closed.
     let (mut links, mut stubs, mut tracers) = (Links::default(), Stubs::default(), Vec::new());
+    let mut exec_stops = ExecStops::default();
     let agent = Agent::new(channel, Pid(std::os::unix::process::parent_id()));
     while let Some((request, descriptors)) = agent.receive(REQUEST_BYTES_MAX) {
         let reply = match request {
@@ -66,11 +67,17 @@ pub fn serve() -> io::Result<()> {
                 Ok(Reply::Settled)
             }
             Request::Trace => start_tracer(&agent, &mut tracers, descriptors).map(|()| Reply::Settled),
+            Request::StopAtExecs(pid) => exec_stops.add(pid, descriptors).map(|()| Reply::Settled),
+            Request::RunAtExecs(pid) => {
+                exec_stops.remove(pid);
+                Ok(Reply::Settled)
+            }
         };
         if !agent.send(&reply.unwrap_or_else(|error| Reply::Refused(error.to_string()))) {
             break;
         }
     }
+    drop(exec_stops);
     // They complete their current commands and resume their tracees. One that panicked traces nothing.
     tracers.into_iter().for_each(|tracer| drop(tracer.join()));
     stubs.remove_all();
@@ -228,9 +235,6 @@ impl Worker {
             Command::Stop(pid, limit) => self.stop(pid, limit.map(StopLimit::begin)),
             Command::Fork(code) => self.fork(&code, descriptors),
             Command::Resume => self.resume(),
-            Command::Install(plan) => self.install(&plan, &descriptors).map_err(CollectError::of_engine),
-            Command::Restore(plan) => self.restore(&plan).map_err(CollectError::of_engine),
-            Command::FindRseq => self.find_rseq().map_err(CollectError::of_engine),
             command => Ok(self.execute_launch(&command, descriptors)),
         };
         answer.unwrap_or_else(|error| match error {
@@ -257,23 +261,6 @@ impl Worker {
     /// Stops all threads that are not held already: none of a program that is held.
     fn stop_others(&self, pid: Pid, limit: Option<StopLimit>) -> Result<Stopped, CollectError> {
         Stopped::new_within(pid, self.held(pid), limit, &|| self.agent.is_connected())
-    }
-
-    fn install(&self, plan: &Installation, descriptors: &[OwnedFd]) -> Result<Answer, CollectError> {
-        let stopped = self.stop_others(plan.pid, None)?;
-        let slots = stubs::install_held(&stopped, plan, descriptors)?;
-        Ok(Answer::Installed(Installed { slots, stopped: stopped.release() }))
-    }
-
-    fn restore(&self, plan: &Installation) -> Result<Answer, CollectError> {
-        stubs::restore_held(&self.stop_others(plan.pid, None)?, plan).map(|()| Answer::Restored)
-    }
-
-    fn find_rseq(&self) -> Result<Answer, CollectError> {
-        let program = self.program.as_ref().map(TracedProgram::threads);
-        let Some((pid, held)) = program else { return Ok(Answer::Rseq(None)) };
-        let offset = held.first().map_or(Ok(None), |held| stubs::rseq_offset_of(&held.tracee));
-        offset.map(Answer::Rseq).map_err(CollectError::refused(pid, "read the registers of"))
     }
 
     fn held(&self, pid: Pid) -> Vec<StoppedThread> {
@@ -312,6 +299,7 @@ impl Worker {
                 self.program = Some(TracedProgram::start(*pid, program.clone(), events, &self.agent)?);
             }
             Command::Hold(pid) => self.program = Some(TracedProgram::hold(*pid, descriptors.into_iter().next())?),
+            Command::HoldAtExec(pid) => self.program = Some(TracedProgram::hold_at_exec(*pid, descriptors)?),
             _ => {
                 if let Some(program) = &mut self.program {
                     return program.execute(command, &self.agent);
@@ -342,6 +330,15 @@ impl TracedProgram {
         let changes = changes.map_err(|error| LaunchError::Trace(format!("process {pid}"), error))?;
         let launch = if events.is_some() { Launch::hold_child(pid)? } else { Launch::hold(pid)? };
         Ok(Self { launch, events, changes, is_stopped: false, is_own: false, was_let_go: false })
+    }
+
+    /// heapbpf has started the process, which has executed another program since.
+    fn hold_at_exec(pid: Pid, descriptors: Vec<OwnedFd>) -> Result<Self, LaunchError> {
+        let word = descriptors.into_iter().next().ok_or(io::Error::from(io::ErrorKind::InvalidInput));
+        let note = word.and_then(|word| StopNote::new(pid, word));
+        let note = note.map_err(|error| LaunchError::Trace(format!("process {pid}"), error))?;
+        let launch = Launch::hold_at_exec(pid, &note)?;
+        Ok(Self { launch, events: None, changes: None, is_stopped: false, is_own: true, was_let_go: false })
     }
 
     fn start(pid: Pid, program: String, events: Option<OwnedFd>, agent: &Agent) -> Result<Self, LaunchError> {

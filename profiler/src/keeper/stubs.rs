@@ -50,7 +50,7 @@ impl Stubs {
         Ok(installed)
     }
 
-    /// Takes over what a process has copied, or another thread has installed.
+    /// Takes over what a process has copied.
     pub(super) fn adopt(&mut self, plan: Installation) {
         self.0.insert(plan.pid, plan);
     }
@@ -123,13 +123,9 @@ pub(super) fn install(plan: &Installation, descriptors: &[OwnedFd]) -> Result<In
     Ok(Installed { slots, stopped })
 }
 
-/// In a program whose threads are all held. What is mapped stays if slots cannot be changed then: later, the process may have mapped
+/// In a process whose threads are all stopped. What is mapped stays if slots cannot be changed then: later, the process may have mapped
 /// something else there.
-pub(super) fn install_held(
-    stopped: &Stopped,
-    plan: &Installation,
-    descriptors: &[OwnedFd],
-) -> Result<usize, CollectError> {
+fn install_held(stopped: &Stopped, plan: &Installation, descriptors: &[OwnedFd]) -> Result<usize, CollectError> {
     if let [code, filter] = descriptors {
         map(stopped, plan, code, filter)?;
     }
@@ -204,8 +200,8 @@ pub(super) fn remove_left(plan: &Installation) -> Result<(), CollectError> {
     remove(pid, plan)
 }
 
-/// The same for a process whose threads are all held.
-pub(super) fn restore_held(stopped: &Stopped, plan: &Installation) -> Result<(), CollectError> {
+/// In a process whose threads are all stopped.
+fn restore_held(stopped: &Stopped, plan: &Installation) -> Result<(), CollectError> {
     let refused = CollectError::refused(plan.pid, "change pointers of");
     let memory = writable::memory(stopped.living_thread()).map_err(refused)?;
     // It may have executed another program.
@@ -245,7 +241,7 @@ fn reason_of(pid: Pid) -> Option<io::Error> {
     Some(io::Error::other(format!("it is traced by `{}`, and can have only one tracer", name.escape_debug())))
 }
 
-pub(super) fn rseq_offset_of(tracee: &Tracee) -> io::Result<Option<i32>> {
+fn rseq_offset_of(tracee: &Tracee) -> io::Result<Option<i32>> {
     let area = tracee.rseq_area()?;
     let pointer = tracee.registers()?.map(|registers| registers.thread_pointer());
     let offset = area.zip(pointer).map(|(area, pointer)| area.wrapping_sub(pointer).cast_signed());

@@ -22,12 +22,23 @@ use crate::shown;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum AttachType {
+    /// Raw tracepoints, for which the kernel has no such number: not checked when the program is loaded.
+    RawTracepoint = 0,
     /// Perf events (`BPF_PERF_EVENT`): not checked when the program is loaded.
     PerfEvent = 41,
     /// `BPF_TRACE_UPROBE_MULTI` (Linux 6.6): entries or returns of many functions.
     UprobeMulti = 48,
     /// `BPF_TRACE_UPROBE_SESSION` (Linux 6.13): entries and, where the program requests it, returns of many functions.
     UprobeSession = 57,
+}
+
+impl AttachType {
+    const fn program_type(self) -> bpf_prog_type {
+        match self {
+            Self::RawTracepoint => bpf_prog_type::BPF_PROG_TYPE_RAW_TRACEPOINT,
+            Self::PerfEvent | Self::UprobeMulti | Self::UprobeSession => bpf_prog_type::BPF_PROG_TYPE_KPROBE,
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -142,7 +153,7 @@ fn try_load(program: ProgramLoad<'_>, log_level: u32, log: &mut [u8]) -> io::Res
     let mut attr = attributes();
     // SAFETY: a structure of integers.
     let load = unsafe { &mut attr.__bindgen_anon_3 };
-    load.prog_type = bpf_prog_type::BPF_PROG_TYPE_KPROBE as u32;
+    load.prog_type = program.attach_type.program_type() as u32;
     load.insn_cnt = count(program.instructions.len())?;
     load.insns = address(program.instructions);
     load.license = program.license.as_ptr() as u64;
@@ -151,7 +162,7 @@ fn try_load(program: ProgramLoad<'_>, log_level: u32, log: &mut [u8]) -> io::Res
         load.log_size = count(log.len())?;
         load.log_buf = log.as_mut_ptr() as u64;
     }
-    if program.attach_type != AttachType::PerfEvent {
+    if !matches!(program.attach_type, AttachType::PerfEvent | AttachType::RawTracepoint) {
         load.expected_attach_type = program.attach_type as u32;
     }
     // The last byte stays 0.
@@ -218,6 +229,15 @@ pub(crate) fn link_perf(program: impl AsFd, event: impl AsFd, cookie: u64) -> io
     unsafe { open(bpf_cmd::BPF_LINK_CREATE, &mut attr) }
 }
 
+/// Runs a program at each hit of a tracepoint of the kernel (Linux 4.17), until the descriptor is closed.
+pub(crate) fn link_raw_tracepoint(program: impl AsFd, tracepoint: &CStr) -> io::Result<OwnedFd> {
+    let mut attr = attributes();
+    attr.raw_tracepoint.name = tracepoint.as_ptr() as u64;
+    attr.raw_tracepoint.prog_fd = number(&program);
+    // SAFETY: the name outlives the call.
+    unsafe { open(bpf_cmd::BPF_RAW_TRACEPOINT_OPEN, &mut attr) }
+}
+
 pub(crate) fn load_nothing(attach_type: AttachType) -> Result<OwnedFd, ProgramRefused> {
     let instructions = [instruction(0xb7), instruction(0x95)];
     load_program(ProgramLoad { name: "nothing", instructions: &instructions, license: c"GPL", attach_type, btf: None })
@@ -258,7 +278,8 @@ pub(crate) fn supports(attach_type: AttachType) -> io::Result<bool> {
     }
 }
 
-fn instruction(code: u8) -> bpf_insn {
+/// Of registers number 0, without offset and immediate value.
+pub(super) fn instruction(code: u8) -> bpf_insn {
     bpf_insn { code, _bitfield_align_1: [], _bitfield_1: bpf_insn::new_bitfield_1(0, 0), off: 0, imm: 0 }
 }
 

@@ -3,17 +3,39 @@
 #![expect(unsafe_code, reason = "aya 0.14 has no batch operations")]
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use aya::Pod;
-use aya_obj::generated::{bpf_attr, bpf_cmd};
+use aya_obj::generated::{bpf_attr, bpf_cmd, bpf_map_type};
 use memmap2::{MmapOptions, MmapRaw};
 
-use crate::linux::bpf::{attributes, command, number};
+use crate::linux::bpf::{attributes, command, number, owned};
 
 /// Elements per system call: bounds the key buffer, and the time of one call.
 pub(crate) const BATCH: usize = 65_536;
+
+/// Creates an array map of one word of 4 bytes, which is 0.
+pub(crate) fn create_word() -> io::Result<OwnedFd> {
+    let mut attr = attributes();
+    // SAFETY: a structure of integers.
+    let create = unsafe { &mut attr.__bindgen_anon_1 };
+    (create.map_type, create.key_size) = (bpf_map_type::BPF_MAP_TYPE_ARRAY as u32, 4);
+    (create.value_size, create.max_entries) = (4, 1);
+    // SAFETY: `attr` contains no pointers, and the command returns a new descriptor.
+    unsafe { command(bpf_cmd::BPF_MAP_CREATE, &mut attr).and_then(|result| owned(result)) }
+}
+
+/// Writes the word of such a map.
+pub(crate) fn write_word(map: impl AsFd, word: u32) -> io::Result<()> {
+    let index = 0_u32;
+    let mut attr = attributes();
+    attr.__bindgen_anon_2.map_fd = number(&map);
+    attr.__bindgen_anon_2.key = (&raw const index) as u64;
+    attr.__bindgen_anon_2.__bindgen_anon_1.value = (&raw const word) as u64;
+    // SAFETY: `index` and `word` outlive the call and have the sizes of the map.
+    unsafe { command(bpf_cmd::BPF_MAP_UPDATE_ELEM, &mut attr) }.map(drop)
+}
 
 struct Incomplete {
     done: usize,

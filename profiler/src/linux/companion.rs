@@ -59,6 +59,8 @@ impl Companion {
         program.stdin(Stdio::from(OwnedFd::from(theirs.0))).stdout(Stdio::null());
         let before_exec = || {
             rustix::process::setsid()?;
+            // One that is suspended goes on when the agent exits: it may hold processes.
+            rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::CONT))?;
             for signal in IGNORED {
                 // SAFETY: ignoring a signal runs no code.
                 unsafe { libc::signal(signal, libc::SIG_IGN) };

@@ -29,6 +29,11 @@ impl PidFd {
         Ok(rustix::process::pidfd_send_signal(&self.0, rustix::process::Signal::QUIT)?)
     }
 
+    /// Ends a stop by a signal (SIGCONT).
+    pub(crate) fn resume(&self) -> io::Result<()> {
+        Ok(rustix::process::pidfd_send_signal(&self.0, rustix::process::Signal::CONT)?)
+    }
+
     pub(crate) fn kill(&self) -> io::Result<()> {
         Ok(rustix::process::pidfd_send_signal(&self.0, rustix::process::Signal::KILL)?)
     }

@@ -133,6 +133,15 @@ impl Tracee {
         }
     }
 
+    /// Sends SIGCONT: ends the group-stop of the process, and discards stop signals that are pending (`prepare_signal` in
+    /// kernel/signal.c). A held thread stays held.
+    pub(crate) fn end_group_stop(&self) -> io::Result<()> {
+        match raw_pid(self.pid).map(|pid| kill_process(pid, Signal::CONT)) {
+            None | Some(Ok(()) | Err(rustix::io::Errno::SRCH)) => Ok(()),
+            Some(Err(error)) => Err(error.into()),
+        }
+    }
+
     /// Changes the options. Requires that the thread is stopped.
     pub(crate) fn set_options(&self, options: Options) -> io::Result<()> {
         unless_gone(self.request(libc::PTRACE_SETOPTIONS, 0, options.raw()))

@@ -8,8 +8,11 @@ use std::io::{self, PipeWriter, Read, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command};
-use std::thread::{self, JoinHandle};
+use std::sync::mpsc::{self, Receiver};
+use std::thread;
 use std::time::Duration;
+
+use rustix::process::{Signal, set_parent_process_death_signal};
 
 use super::ptrace::{Pause, Stop, Tracee};
 use super::signals::Inherited;
@@ -22,11 +25,30 @@ pub(crate) struct Spawned {
     /// The child continues at the first byte, and exits when this is closed.
     start_exec: Option<PipeWriter>,
     /// `Command::spawn` returns after the exec, but the PID is needed before.
-    spawner: Option<JoinHandle<io::Result<Child>>>,
+    spawner: Option<Receiver<io::Result<Child>>>,
 }
 
 /// Inherits streams, process group, environment and working directory of heapbpf, and the given signals and limits.
-pub(crate) fn spawn(mut command: Command, inherited: Inherited) -> io::Result<Spawned> {
+pub(crate) fn spawn(command: Command, inherited: Inherited) -> io::Result<Spawned> {
+    start(command, inherited, false)
+}
+
+/// Like [`spawn`]. If the child is stopped when this process exits for whatever reason, the kernel resumes it.
+pub(crate) fn spawn_resumed(mut command: Command, inherited: Inherited) -> io::Result<Spawned> {
+    resume_with_parent(&mut command);
+    start(command, inherited, true)
+}
+
+/// Has the kernel send SIGCONT to the child when the thread that starts it exits (`PR_SET_PDEATHSIG`). Programs with more rights than
+/// their caller's, and children, do not inherit that.
+pub(crate) fn resume_with_parent(command: &mut Command) {
+    let before_exec = || Ok(set_parent_process_death_signal(Some(Signal::CONT))?);
+    // SAFETY: the closure makes one system call on plain numbers.
+    unsafe { command.pre_exec(before_exec) };
+}
+
+/// With `stays`, the thread that starts the child exits with this process.
+fn start(mut command: Command, inherited: Inherited, stays: bool) -> io::Result<Spawned> {
     let (mut pid_reader, mut pid_writer) = io::pipe()?;
     let (mut may_exec, start_exec) = io::pipe()?;
     let parents_end = start_exec.as_raw_fd();
@@ -45,10 +67,21 @@ pub(crate) fn spawn(mut command: Command, inherited: Inherited) -> io::Result<Sp
     // SAFETY: the closure makes system calls on what it owns and on plain numbers. It allocates no memory, takes no
     // lock, and its errors are error numbers.
     unsafe { command.pre_exec(before_exec) };
-    let spawner = thread::spawn(move || command.spawn());
+    let (sender, spawner) = mpsc::channel();
+    thread::spawn(move || {
+        let started = command.spawn();
+        let has_started = started.is_ok();
+        // The receiver may be dropped after errors.
+        let _ = sender.send(started);
+        if stays && has_started {
+            loop {
+                thread::park();
+            }
+        }
+    });
     let mut bytes = [0; 4];
     if let Err(error) = pid_reader.read_exact(&mut bytes) {
-        return Err(failure(spawner).unwrap_or(error));
+        return Err(failure(&spawner).unwrap_or(error));
     }
     Ok(Spawned { pid: Pid(u32::from_ne_bytes(bytes)), start_exec: Some(start_exec), spawner: Some(spawner) })
 }
@@ -67,7 +100,7 @@ impl Spawned {
 
     /// Waits until the child has called exec or exited: requires `start_exec`, and that the tracer resumes it.
     pub(crate) fn exec_error(&mut self) -> Option<io::Error> {
-        self.spawner.take().and_then(failure)
+        self.spawner.take().as_ref().and_then(failure)
     }
 }
 
@@ -94,8 +127,8 @@ pub(crate) fn run_to_exec(tracee: &Tracee, is_wanted: &dyn Fn() -> bool) -> io::
     }
 }
 
-fn failure(spawner: JoinHandle<io::Result<Child>>) -> Option<io::Error> {
-    match spawner.join() {
+fn failure(spawner: &Receiver<io::Result<Child>>) -> Option<io::Error> {
+    match spawner.recv() {
         Ok(result) => result.err(),
         Err(_) => Some(io::Error::other("the thread that starts programs has panicked")),
     }

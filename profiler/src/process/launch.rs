@@ -12,14 +12,18 @@ use tracing::debug;
 
 use crate::ids::{Pid, Tid};
 use crate::linux::arch::{AUDIT_ARCH, is_probe_syscall};
+use crate::linux::exec_stop::StopNote;
 use crate::linux::ptrace::{self, Stop, SyscallPhase, Tracee};
 use crate::linux::spawn::run_to_exec;
+use crate::process::link_map;
 
+mod resumed;
 mod start_up;
 mod threads;
 
+use resumed::end_stop;
 pub(crate) use start_up::{LaunchError, StartUp, StartUpEnd};
-use start_up::{Loader, maps_code};
+use start_up::{Loader, entry_point, maps_code};
 pub(crate) use threads::retry_releases;
 use threads::{Change, OPTIONS, Threads, add_leaving};
 
@@ -94,6 +98,22 @@ impl Launch {
         Ok(launch)
     }
 
+    /// Like [`hold`](Self::hold), for a program of which the kernel side notes whether it has stopped it at its exec: then its
+    /// first instruction is still to come.
+    pub(crate) fn hold_at_exec(pid: Pid, note: &StopNote) -> Result<Self, LaunchError> {
+        let mut launch = Self::hold(pid)?;
+        if let State::Held(stop) = launch.state
+            && note.is_set()
+        {
+            launch.quiet_max = QUIET_MAX;
+            let stop = end_stop(&launch.tracee, stop, STOP_WAIT).map_err(|error| launch.untraceable(error))?;
+            note.clear();
+            launch.state = State::Leaving;
+            launch.stopped_at(stop.ok_or(LaunchError::Unstoppable(pid))?);
+        }
+        Ok(launch)
+    }
+
     /// Like [`hold`](Self::hold) and [`hold_at_exit`](Self::hold_at_exit); follows a process that waits uninterruptibly, as in
     /// `vfork`. Its exit is reported even if it is reached before the stop.
     pub(crate) fn hold_child(pid: Pid) -> Result<Self, LaunchError> {
@@ -147,7 +167,7 @@ impl Launch {
         if let State::Held(stop) = self.state
             && stop != Stop::Exec
         {
-            on_new_code(false)?;
+            on_new_code(self.is_at_entry())?;
             loader = self.loader()?;
         }
         let end = loop {
@@ -168,7 +188,9 @@ impl Launch {
                     (_, SyscallPhase::Entry { number, .. }) if is_probe_syscall(number) => {}
                     (instruction, SyscallPhase::Entry { number, arguments }) => {
                         syscalls += 1;
-                        if loader.as_mut().is_none_or(|loader| !loader.makes(instruction, number, &arguments)) {
+                        let pid = self.pid();
+                        let is_done = || link_map::is_complete(pid);
+                        if loader.as_mut().is_none_or(|it| !it.makes(instruction, number, &arguments, is_done)) {
                             break StartUpEnd::Loaded;
                         }
                         if syscalls >= SYSCALLS_MAX {
@@ -196,9 +218,8 @@ impl Launch {
         Ok(StartUp { end, syscalls })
     }
 
-    /// Resumes a held program until its next exec ([`next_exec`](Self::next_exec)): shells and wrappers (`env`, `nice`,
-    /// `sh -c 'exec …'`) become the actual program. Debuggers cannot attach meanwhile. Forked children are not held.
-    /// Also after a hold at its exit or a [stop](Self::stop).
+    /// Resumes a held program until its next exec ([`next_exec`](Self::next_exec)). Debuggers cannot attach meanwhile.
+    /// Forked children are not held. Also after a hold at its exit or a [stop](Self::stop).
     pub(crate) fn follow_execs(&mut self) -> Result<(), LaunchError> {
         if let State::Held(stop) = self.state {
             self.tracee.run(stop).map_err(|error| self.untraceable(error))?;
@@ -383,6 +404,12 @@ impl Launch {
         {
             debug!("process {}: {error}", self.pid());
         }
+    }
+
+    /// Whether it has run no instruction of its program.
+    fn is_at_entry(&self) -> bool {
+        let registers = self.tracee.registers().ok().flatten();
+        registers.is_some_and(|registers| entry_point(self.pid()) == Some(registers.instruction()))
     }
 
     fn loader(&self) -> Result<Option<Loader>, LaunchError> {

@@ -18,6 +18,8 @@ use crate::linux::process_memory;
 const NODES_MAX: usize = 8192;
 /// Maximum number of namespaces (`dlmopen`); glibc has sixteen.
 const NAMESPACES_MAX: usize = 16;
+/// `r_state` while no object is being added or removed.
+const RT_CONSISTENT: u64 = 0;
 const HEADERS_MAX: u64 = 256;
 const DYNAMIC_MAX: u64 = 1024;
 
@@ -76,6 +78,19 @@ impl LinkMap {
         let now = ProcessMemory::open(self.pid).and_then(|memory| walk(&memory, self.rendezvous));
         now.as_ref() != Some(&self.namespaces)
     }
+}
+
+/// Whether the linker states that the list is complete. musl's does so once all initial objects are relocated, before it calls
+/// the program (`__dls3` in ldso/dynlink.c); glibc's also before it loads them.
+pub(crate) fn is_complete(pid: Pid) -> bool {
+    let read = || is_complete_in(&ProcessMemory::open(pid)?, &Auxv::read(pid)?);
+    read().unwrap_or(false)
+}
+
+fn is_complete_in(memory: &impl Memory, auxv: &Auxv) -> Option<bool> {
+    // r_version, r_map, r_brk, r_state.
+    let [version, head, _, state] = memory.words(find_rendezvous(memory, auxv)?)?;
+    Some(version & 0xffff_ffff != 0 && head != 0 && state & 0xffff_ffff == RT_CONSISTENT)
 }
 
 /// Memory of which a range is read completely or not at all.

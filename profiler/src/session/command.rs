@@ -9,7 +9,8 @@ use tokio::time::Instant;
 use tracing::debug;
 
 use crate::ids::Pid;
-use crate::keeper::Launch;
+use crate::keeper::{Launch, StoppedExecs};
+use crate::linux::exec_stop::ExecStopLayout;
 use crate::linux::pidfd::{Readiness, raw_pid};
 use crate::process::launch::{LaunchError, shell_code};
 
@@ -17,7 +18,14 @@ pub struct Command {
     pub(super) launch: Launch,
     pub(super) child: Signal,
     pub(super) stops: Readiness,
-    pub(super) followed_until: Option<Instant>,
+    /// When to poll it at the latest, while it is traced.
+    pub(super) poll_at: Option<Instant>,
+    /// `None` if it is not to be stopped at its execs.
+    pub(super) exec_layout: Option<ExecStopLayout>,
+    /// It is stopped at its execs, as long as it is recorded and not traced.
+    pub(super) execs: Option<StoppedExecs>,
+    /// It is not checked for leaks at its exit, because it contains LeakSanitizer.
+    pub(super) gave_way: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -30,9 +38,6 @@ pub(super) struct Held {
 
 #[derive(Clone, Copy, Debug)]
 pub struct Launched(pub(super) Pid);
-
-/// Wrappers (`env`, `nice`, `sh -c 'exec …'`) are expected to execute the actual program within this time.
-pub(super) const FOLLOW: Duration = Duration::from_secs(1);
 
 /// Period of polling a command that is stopped at its exit, in case no signal reports it.
 pub(super) const FOLLOW_PERIOD: Duration = Duration::from_millis(50);
@@ -65,18 +70,35 @@ impl Command {
         (!self.launch.is_over()).then(|| self.launch.pid())
     }
 
+    /// Detaches it: it runs as if it had never been traced.
     pub(super) fn release(&mut self) {
-        self.followed_until = None;
+        self.poll_at = None;
         if let Err(error) = self.launch.release() {
             debug!("{error}");
             let later = matches!(error, LaunchError::Unstoppable(_));
-            self.followed_until = later.then(|| Instant::now() + RELEASE_PERIOD);
+            self.poll_at = later.then(|| Instant::now() + RELEASE_PERIOD);
+        }
+    }
+
+    /// Whether it waits at an exec for its probes.
+    pub(super) fn is_stopped(&self) -> bool {
+        self.execs.as_ref().is_some_and(StoppedExecs::is_stopped)
+    }
+
+    /// From now on it is not stopped at its execs.
+    pub(super) fn record_no_execs(&mut self) {
+        self.execs = None;
+    }
+
+    pub(super) fn resume(&self) {
+        if let Some(execs) = &self.execs {
+            execs.resume();
         }
     }
 
     pub(super) async fn changed(command: &mut Option<Self>) {
         match command {
-            Some(Self { child, stops, followed_until: Some(until), .. }) => tokio::select! {
+            Some(Self { child, stops, poll_at: Some(until), .. }) => tokio::select! {
                 _ = child.recv() => {}
                 _ = stops.readable() => {}
                 () = tokio::time::sleep_until(*until) => {}
@@ -85,12 +107,18 @@ impl Command {
         }
     }
 
+    /// Whether it contains LeakSanitizer, and was not checked for leaks at its exit for that reason.
+    pub fn gave_way(&self) -> bool {
+        self.gave_way
+    }
+
     pub fn has_ended(&mut self) -> bool {
         self.launch.try_reap().is_some()
     }
 
     /// Waits for its exit. Returns its exit code as a shell reports it.
     pub async fn wait(mut self) -> u8 {
+        self.record_no_execs();
         if let Err(error) = self.launch.release() {
             debug!("{error}");
         }

@@ -3,6 +3,7 @@
 use tracing::{debug, warn};
 
 use super::config::Listener;
+use super::launching::log_release;
 use super::session::Session;
 use crate::check::heap_snapshot::HeapSnapshot;
 use crate::collect::Method;
@@ -12,6 +13,9 @@ use crate::process::launch::{LaunchError, ProgramStop};
 impl Session {
     /// Lets a held process run until its next exec or its exit.
     pub(super) fn follow_child(&mut self, mut launch: Launch) {
+        if self.gives_way(launch.pid()) {
+            return log_release(launch.release());
+        }
         let resumed = launch.follow_execs();
         match (&mut self.followed, resumed) {
             (Some(followed), Ok(())) => followed.add(launch),
@@ -39,7 +43,12 @@ impl Session {
     fn attend_child(&mut self, launch: &mut Launch, listener: &mut dyn Listener) -> Result<(), LaunchError> {
         while let Some(stop) = launch.next_stop()? {
             match (stop, self.config.checks) {
-                (ProgramStop::Exec, _) => self.step(launch)?,
+                (ProgramStop::Exec, _) => {
+                    self.step(launch)?;
+                    if self.gives_way(launch.pid()) {
+                        return launch.release();
+                    }
+                }
                 (ProgramStop::Exiting, Some(method)) => self.inspect_child(launch, method, true, listener),
                 (ProgramStop::Exiting, None) => {}
             }

@@ -5,7 +5,7 @@ use anyhow::{Context, Result};
 use super::hooks::Hooks;
 use super::target::Target;
 use crate::allocator::hook_set::{CustomFunction, HookSet};
-use crate::allocator::resolve::{NoAllocator, ResolvedHook, resolve, symbols};
+use crate::allocator::resolve::{LEAK_SANITIZER, NoAllocator, ResolvedHook, resolve, symbols};
 use crate::allocator::selection::{HeapSelection, MMAP};
 use crate::ids::{HookId, Pid};
 use crate::model::{InlinedHeap, Origin, UnfoundHook};
@@ -16,7 +16,7 @@ use crate::probe::jumps::Jumps;
 use crate::probe::place::PlacementMode;
 use crate::probe::plan::Plan;
 use crate::process::address_space::AddressSpace;
-use crate::process::definitions::Definitions;
+use crate::process::definitions::{Candidate, Definitions};
 use crate::process::link_map::LinkMap;
 
 pub(super) struct Discovery {
@@ -53,7 +53,8 @@ impl Discovery {
         let pid = Pid(std::process::id());
         let mut own = Own { space: AddressSpace::new(pid), hooks: Hooks::default() };
         own.space.refresh(&mut self.modules).ok()?;
-        let found = self.find(&own.space, LinkMap::read(pid).as_ref()).ok()?;
+        let candidates = self.definitions.candidates(&own.space, &self.modules, LinkMap::read(pid).as_ref());
+        let found = self.find(&own.space, &candidates).ok()?;
         own.hooks.add(&found, self.placement, &self.modules, &mut self.plan).ok()?;
         own.hooks.mark_mapped(&self.plan, &own.space.modules());
         Some(own)
@@ -69,7 +70,10 @@ impl Discovery {
     }
 
     pub(super) fn discover(&mut self, target: &mut Target) -> Result<Vec<HookId>> {
-        let found = self.find(&target.mappings.space, target.mappings.link_map.as_ref());
+        let space = &target.mappings.space;
+        let candidates = self.definitions.candidates(space, &self.modules, target.mappings.link_map.as_ref());
+        target.has_leak_sanitizer |= candidates.iter().any(|module| module.exported(LEAK_SANITIZER).is_some());
+        let found = self.find(space, &candidates);
         let found = found.with_context(|| format!("cannot profile process `{}`", target.pid))?;
         target.mappings.is_unsearched = false;
         for (function, is_found) in self.functions.functions().iter().zip(&mut self.found).filter(|(_, found)| !**found)
@@ -115,9 +119,8 @@ impl Discovery {
             .collect()
     }
 
-    fn find(&mut self, space: &AddressSpace, links: Option<&LinkMap>) -> Result<Vec<ResolvedHook>, NoAllocator> {
-        let candidates = self.definitions.candidates(space, &self.modules, links);
-        let hooks = resolve(&candidates, &self.functions, &self.heaps).map_err(|error| match error {
+    fn find(&mut self, space: &AddressSpace, candidates: &[Candidate]) -> Result<Vec<ResolvedHook>, NoAllocator> {
+        let hooks = resolve(candidates, &self.functions, &self.heaps).map_err(|error| match error {
             NoAllocator::None(_) => match Definitions::unreadable_program(space, &self.modules) {
                 Some((path, error)) => NoAllocator::Unreadable(path.to_string(), error),
                 None => error,

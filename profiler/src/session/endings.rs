@@ -102,6 +102,14 @@ impl Session {
         }
     }
 
+    pub(super) fn detach_expensive(&mut self) {
+        for (pid, percent) in self.guard.check_overhead(&mut self.processes, &self.probes) {
+            if self.detach_target(pid) {
+                self.guard.note_detached(pid, percent);
+            }
+        }
+    }
+
     /// Later allocations and frees are not recorded. False if the target has exited or executed another program.
     pub(super) fn detach_target(&mut self, pid: Pid) -> bool {
         self.probes.forget(pid);

@@ -5,7 +5,6 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 use tracing::{debug, info, warn};
 
-use super::command::Command;
 use super::config::Hold;
 use super::launching::log_release;
 use super::lifecycle::ProcessChange;
@@ -17,6 +16,7 @@ use crate::ingest::event::Exec;
 use crate::keeper::Launch;
 use crate::ledger::Ledger;
 use crate::linux::clock;
+use crate::linux::proc::maps::executable_identity;
 use crate::linux::proc::stat::Stat;
 use crate::model::Origin;
 use crate::object::ObjectError;
@@ -125,7 +125,10 @@ impl Session {
         while let Some(change) = self.next_change(end) {
             match change {
                 ProcessChange::Forked(forked) => children.extend(self.follow_fork(*forked)),
-                ProcessChange::Executed(exec, before) => self.follow_exec(&exec, *before),
+                ProcessChange::Executed(exec, before) => {
+                    self.follow_exec(&exec, *before);
+                    self.resume_unattended_command();
+                }
                 ProcessChange::Started(exec, origin, parent) => self.consider(&exec, origin, parent),
             }
             // Attaching takes long enough to fill a ring buffer.
@@ -147,13 +150,15 @@ impl Session {
         }
     }
 
-    /// After `end`, a change of the held process only: it is released when its changes are handled.
+    /// After `end`, a change of the held process only: it is released when its changes are handled. A command that waits at an exec
+    /// waits until no other process is held, to be held then.
     fn next_change(&mut self, end: Instant) -> Option<ProcessChange> {
-        if Instant::now() < end {
-            return self.lifecycle.take_due(None);
-        }
-        let held = self.held?;
-        self.lifecycle.take_due(Some(held.pid))
+        let Some(held) = self.held else {
+            return (Instant::now() < end).then(|| self.lifecycle.take_due(|_| true)).flatten();
+        };
+        let is_in_time = Instant::now() < end;
+        let stopped = self.stopped_command();
+        self.lifecycle.take_due(|pid| pid == held.pid || is_in_time && Some(pid) != stopped)
     }
 
     pub(super) fn poll_targets(&mut self) {
@@ -204,12 +209,9 @@ impl Session {
         let count = recorded().count();
         let part = count.div_ceil(STUBS_TURNS).max(STUBS_POLLED_MIN).min(count);
         let turn: Vec<Pid> = later.chain(recorded()).take(part).map(|target| target.pid).collect();
-        let traced = self.command.as_ref().and_then(Command::traced);
         for pid in turn {
             self.stubs_polled = pid;
-            if Some(pid) == traced {
-                self.poll_stubs_of_command();
-            } else if let Some(target) = self.processes.get(pid) {
+            if let Some(target) = self.processes.get(pid) {
                 self.probes.poll_stubs(target, &self.rates);
             }
         }
@@ -296,7 +298,11 @@ impl Session {
             return None;
         }
         let is_to_be_held = self.config.hold == Hold::Forks && self.config.grace().is_zero();
+        let has_executed = || executable_identity(child).ok() != executable_identity(forked.fork.parent).ok();
+        let is_left = (self.followed.is_some() || is_to_be_held)
+            && (forked.has_leak_sanitizer || has_executed() && self.may_trace_itself(child));
         let held = match &mut self.followed {
+            _ if is_left => None,
             Some(followed) => followed.hold(self.probes.keeper(), child),
             None if is_to_be_held => Launch::hold(self.probes.keeper(), child)
                 .inspect_err(|error| info!("process {child} is not held: {error}"))

@@ -2,23 +2,28 @@
 
 use std::ffi::OsString;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::Instant;
 use tracing::{debug, warn};
 
-use super::command::{Command, FOLLOW, FOLLOW_PERIOD, Held, Launched};
+use super::command::{Command, FOLLOW_PERIOD, Held, Launched};
 use super::config::{Hold, Listener};
 use super::followed::Followed;
 use super::session::Session;
 use super::target::Target;
 use crate::collect::Method;
-use crate::ids::Pid;
-use crate::keeper::Launch;
+use crate::ids::{Pid, Tid};
+use crate::keeper::{Launch, StoppedExecs};
+use crate::linux::exec_stop::ExecStopLayout;
+use crate::linux::job::may_be_hung_up;
 use crate::linux::pidfd::Readiness;
+use crate::linux::proc::process;
 use crate::linux::signals::Inherited;
 use crate::model::Origin;
 use crate::process::launch::{LaunchError, ProgramStop};
+use crate::process::link_map;
+use crate::report::text::printable;
 
 impl Session {
     /// Starts a command and attaches probes before its code runs. Fails if it cannot be started or has no allocator.
@@ -27,36 +32,42 @@ impl Session {
         if self.config.checks.is_some() && self.config.follow_forks {
             self.followed = Some(Followed::new()?);
         }
-        let mut launch = match Launch::start(self.probes.keeper(), command, inherited) {
+        let keeper = self.probes.keeper().clone();
+        let exec_layout = self.execs_to_stop();
+        let mut before_exec = |pid, tracer| self.await_exec(pid, tracer);
+        let started = Launch::start(&keeper, command, inherited, exec_layout.is_some(), &mut before_exec);
+        let launch = match started {
             // The recording ends with its report.
             Err(error) if self.has_lost_keeper() => {
-                warn!("the command was not started: {error}");
+                warn!("the command was not started: {error:#}");
                 return Ok(());
             }
             started => started?,
         };
         let stops = Readiness::of(&launch).context("cannot monitor the program")?;
-        // Threads of programs that are not held at their exit cannot be stopped.
-        if self.config.checks.is_some() || self.probes.has_stubs() {
-            let held = launch.hold_at_exit();
-            if !self.has_lost_keeper() {
-                held?;
-            }
-        }
         let pid = launch.pid();
-        let begun = self.begin_command(&mut launch).with_context(|| {
+        let mut command = Command { launch, child, stops, poll_at: None, exec_layout, execs: None, gave_way: false };
+        let begun = self.begin_command(&mut command).with_context(|| {
             format!("process `{pid}` was started and continues without being profiled (`ps {pid}`, `kill {pid}`)")
         });
         match begun {
             Err(error) if self.has_lost_keeper() => warn!("{error:#}"),
             begun => begun?,
         }
-        self.command = Some(Command { launch, child, stops, followed_until: Some(Instant::now() + FOLLOW) });
+        self.command = Some(command);
         Ok(())
     }
 
-    fn begin_command(&mut self, launch: &mut Launch) -> Result<()> {
-        let pid = launch.pid();
+    fn begin_command(&mut self, command: &mut Command) -> Result<()> {
+        let pid = command.launch.pid();
+        if self.processes.get(pid).is_some() {
+            // It is not held: see `await_exec`.
+            return Ok(());
+        }
+        // Threads of programs that are not held at their exit cannot be stopped.
+        if self.config.checks.is_some() {
+            command.launch.hold_at_exit()?;
+        }
         let mut target = Target::open(pid, Origin::Launched, None)?;
         target.requested = true;
         if let Some(starting) = target.starting() {
@@ -65,22 +76,75 @@ impl Session {
         self.mark(pid);
         self.add_target(target);
         self.lifecycle.settle(pid);
-        self.step(launch)?;
-        Ok(self.follow_execs(launch)?)
+        self.step(&mut command.launch)?;
+        Ok(self.let_run(command)?)
     }
 
-    /// Resumes the program. With the inline engine, stops it again when its dynamic linker has filled most pointers.
-    fn follow_execs(&mut self, launch: &mut Launch) -> Result<(), LaunchError> {
-        launch.follow_execs()?;
-        let target = self.processes.get(launch.pid()).filter(|target| target.was_recorded());
-        if let Some(target) = target
-            && self.probes.has_stubs()
-            && launch.stop()?
-        {
-            self.probes.install_stubs_in(launch, target, &self.rates);
-            launch.follow_execs()?;
-        }
+    /// Prepares the recording of a command before its exec, because it cannot be held: another process traces it.
+    fn await_exec(&mut self, pid: Pid, tracer: Tid) -> Result<()> {
+        let name =
+            process::thread_name(process::of_thread(tracer).unwrap_or(Pid(tracer.0)), tracer).unwrap_or_default();
+        let name = printable(&name);
+        ensure!(
+            self.config.checks.is_none(),
+            "cannot check a command for leaks that `{name}` traces, because it can have only one tracer: start the program yourself \
+             and give its PID with `--pid`"
+        );
+        warn!(
+            "the command is not held until its probes are attached, because `{name}` traces it: calls before may be missing"
+        );
+        let mut target = Target::open(pid, Origin::Launched, None)?;
+        target.requested = true;
+        self.mark(pid);
+        self.probes.probe_ahead(&mut target, &mut self.rates);
+        self.add_target(target);
         Ok(())
+    }
+
+    /// Lets a held command run: without a tracer, except for a leak check, which needs one to hold it at its exit.
+    fn let_run(&mut self, command: &mut Command) -> Result<(), LaunchError> {
+        let pid = command.launch.pid();
+        command.gave_way = self.gives_way(pid);
+        if self.config.checks.is_some() && !command.gave_way {
+            command.poll_at = Some(Instant::now() + FOLLOW_PERIOD);
+            return command.launch.follow_execs();
+        }
+        if let Some(layout) = command.exec_layout {
+            let execs = StoppedExecs::of(self.probes.keeper(), pid, &layout);
+            command.execs = execs.inspect_err(|error| debug!("{error}")).ok();
+        }
+        command.release();
+        self.prepare_to_hold();
+        Ok(())
+    }
+
+    /// What is needed to stop the command at its execs; `None` if it is not stopped so.
+    fn execs_to_stop(&self) -> Option<ExecStopLayout> {
+        let is_stopped = self.config.checks.is_none() && self.config.hold != Hold::Never;
+        let layout = self.probes.kernel.exec_stop_layout().filter(|_| is_stopped)?;
+        (!may_be_hung_up(Pid(std::process::id()))).then_some(layout)
+    }
+
+    /// Whether a leak check leaves a process alone at its exit: its own LeakSanitizer traces it then.
+    pub(super) fn gives_way(&self, pid: Pid) -> bool {
+        let target = self.processes.get(pid).filter(|target| target.has_leak_sanitizer && self.config.checks.is_some());
+        if let Some(target) = target {
+            warn_unchecked(target);
+        }
+        target.is_some()
+    }
+
+    /// Whether a process must not be stopped, because its own LeakSanitizer may be about to trace it.
+    pub(super) fn may_trace_itself(&mut self, pid: Pid) -> bool {
+        // While it starts up, it is stopped first, and examined then.
+        if !link_map::is_complete(pid) {
+            return false;
+        }
+        let Ok(target) = self.probes.discovery.open(pid) else { return false };
+        if target.has_leak_sanitizer && self.followed.is_some() {
+            warn_unchecked(&target);
+        }
+        target.has_leak_sanitizer
     }
 
     pub fn launched(&self) -> Option<Launched> {
@@ -94,6 +158,9 @@ impl Session {
             if at_exec {
                 // An exec ends all other threads.
                 self.held = Some(Held { pid, is_alone: true, since_exec: true });
+                if let Some(starting) = self.processes.get_mut(pid).and_then(Target::starting) {
+                    starting.is_held_before_mapping = true;
+                }
             }
             self.empty_ring();
             self.settle(pid);
@@ -113,12 +180,19 @@ impl Session {
     /// Stops a new process, which starts up meanwhile: call this first. `None` if it cannot or should not be stopped.
     pub(super) fn hold(&mut self, pid: Pid) -> Option<Launch> {
         let is_never_held = self.config.hold == Hold::Never || !self.config.grace().is_zero();
-        if is_never_held || self.launched().is_some_and(|launched| launched.0 == pid) {
+        let command = self.command.as_ref().filter(|command| command.launched().0 == pid);
+        if is_never_held || command.is_some_and(|command| command.traced().is_some()) {
             return None;
         }
+        let is_held = self.followed.as_ref().is_some_and(|followed| followed.contains(pid));
+        if !is_held && self.may_trace_itself(pid) {
+            return None;
+        }
+        let command = self.command.as_ref().filter(|command| command.launched().0 == pid);
         let Some(followed) = &mut self.followed else {
-            let held = self.held.is_none().then(|| Launch::hold(self.probes.keeper(), pid))?;
-            return held.inspect_err(|error| debug!("{error}")).ok();
+            let (keeper, execs) = (self.probes.keeper(), command.and_then(|command| command.execs.as_ref()));
+            let hold = || execs.map_or_else(|| Launch::hold(keeper, pid), |it| Launch::hold_at_exec(keeper, pid, it));
+            return self.held.is_none().then(hold)?.inspect_err(|error| debug!("{error}")).ok();
         };
         match self.held {
             Some(held) if held.pid == pid => None,
@@ -163,48 +237,42 @@ impl Session {
     }
 
     fn follow(&mut self, command: &mut Command, listener: &mut dyn Listener) -> Result<(), LaunchError> {
-        let Some(until) = command.followed_until else { return Ok(()) };
-        while let Some(stop) = command.launch.next_stop()? {
-            if matches!(stop, ProgramStop::Exiting) {
-                // The last time that its mappings can be read.
-                self.empty_ring();
-                self.complete_all_stacks();
-            }
-            match (stop, self.config.checks) {
-                (ProgramStop::Exec, _) => self.step(&mut command.launch)?,
-                (ProgramStop::Exiting, Some(method)) => {
-                    listener.inspected(self.inspect_launched(&command.launch, method, true));
-                }
-                (ProgramStop::Exiting, None) => self.probes.count_stub_calls(command.launch.pid()),
-            }
-            match stop {
-                ProgramStop::Exec => self.follow_execs(&mut command.launch)?,
-                ProgramStop::Exiting => command.launch.follow_execs()?,
-            }
-        }
-        if self.config.checks.is_some() {
-            command.followed_until = Some(Instant::now() + FOLLOW_PERIOD);
-        } else if Instant::now() >= until {
+        let Some(method) = self.config.checks.filter(|_| !command.gave_way) else {
             command.release();
+            return Ok(());
+        };
+        command.poll_at = Some(Instant::now() + FOLLOW_PERIOD);
+        while let Some(stop) = command.launch.next_stop()? {
+            match stop {
+                ProgramStop::Exec => {
+                    self.step(&mut command.launch)?;
+                    self.let_run(command)?;
+                }
+                ProgramStop::Exiting => {
+                    // The last time that its mappings can be read.
+                    self.empty_ring();
+                    self.complete_all_stacks();
+                    listener.inspected(self.inspect_launched(&command.launch, method, true));
+                    command.launch.follow_execs()?;
+                }
+            }
         }
         Ok(())
     }
 
-    /// Changes the stubs of the command while it is traced: only its tracer can stop it.
-    pub(super) fn poll_stubs_of_command(&mut self) {
-        let Some(pid) = self.command.as_ref().and_then(Command::traced) else { return };
-        let Some(target) = self.processes.get(pid).filter(|target| target.was_recorded()) else { return };
-        let Some(change) = self.probes.stub_change(target) else { return };
-        let Some(command) = &mut self.command else { return };
-        let changed = command.launch.stop().and_then(|is_stopped| {
-            if is_stopped {
-                self.probes.change_stubs(change, target, Some(&command.launch), &self.rates);
-            }
-            command.launch.follow_execs()
-        });
-        if let Err(error) = changed {
-            warn!("{error}");
-            command.release();
+    /// The process of the command if it waits at an exec for its probes.
+    pub(super) fn stopped_command(&self) -> Option<Pid> {
+        self.command.as_ref().filter(|command| command.is_stopped()).map(|command| command.launched().0)
+    }
+
+    /// Resumes the command if it waits at an exec that is not going to be handled: it could not be held then, or the kernel side
+    /// could not report the exec.
+    pub(super) fn resume_unattended_command(&mut self) {
+        let Some(pid) = self.stopped_command() else { return };
+        // It may be at its next exec by now. The report precedes the stop.
+        self.catch_up();
+        if let Some(command) = self.command.as_ref().filter(|_| !self.lifecycle.awaits(pid)) {
+            command.resume();
         }
     }
 
@@ -221,6 +289,15 @@ impl Session {
         }
         self.command = Some(command);
     }
+}
+
+fn warn_unchecked(target: &Target) {
+    warn!(
+        "process {} ({}) is not checked at its exit: it contains LeakSanitizer, which checks it then, and fails if another process \
+         traces it",
+        target.pid,
+        printable(&target.comm)
+    );
 }
 
 /// Logs why a process could not be held until its release.

@@ -200,11 +200,9 @@ impl Lifecycle {
         exited
     }
 
-    /// Of any process, or of this one.
-    pub(super) fn take_due(&mut self, of: Option<Pid>) -> Option<ProcessChange> {
+    pub(super) fn take_due(&mut self, is_wanted: impl Fn(Pid) -> bool) -> Option<ProcessChange> {
         let now = Instant::now();
-        let is_wanted = |change: &ProcessChange| of.is_none_or(|pid| change.pid() == pid);
-        let at = self.changes.iter().position(|(due, change)| *due <= now && is_wanted(change))?;
+        let at = self.changes.iter().position(|(due, change)| *due <= now && is_wanted(change.pid()))?;
         self.changes.remove(at).map(|(_, change)| change)
     }
 

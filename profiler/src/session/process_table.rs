@@ -259,7 +259,7 @@ impl ProcessTable {
     }
 
     pub(super) fn keep(&mut self, mut target: Target, plan: &Plan) {
-        if target.hooks.is_empty() && target.ledger.totals().is_empty() {
+        if (target.hooks.is_empty() || !target.was_recorded()) && target.ledger.totals().is_empty() {
             return;
         }
         if let Some(recorder) = &mut self.recorder {

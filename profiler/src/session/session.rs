@@ -271,6 +271,7 @@ impl Session {
                 request = control.next(), if listener.has_room() => self.handle_request(request, listener)?,
                 _ = drain.tick() => {
                     self.drain();
+                    self.resume_unattended_command();
                     self.poll_some_stubs();
                     self.processes.read_thread_names();
                     self.dump_if_due(listener)?;
@@ -296,14 +297,6 @@ impl Session {
             return self.processes.get(pid).is_some();
         }
         self.processes.count() > 0 || self.lifecycle.is_waiting() || self.config.selection.is_open()
-    }
-
-    fn detach_expensive(&mut self) {
-        for (pid, percent) in self.guard.check_overhead(&mut self.processes, &self.probes) {
-            if self.detach_target(pid) {
-                self.guard.note_detached(pid, percent);
-            }
-        }
     }
 
     fn keep_limits(&mut self) -> Result<bool> {
@@ -448,6 +441,7 @@ impl Session {
 
     /// Reads counters before it detaches: a call whose return probe is removed first would count as not returning.
     fn stop(&mut self) -> Result<(clock::Instant, Counters)> {
+        self.command.iter_mut().for_each(Command::record_no_execs);
         self.complete_inventory(true);
         self.rates.stop(&mut self.probes.kernel)?;
         let now = clock::now();

@@ -7,6 +7,7 @@ use profiler_common::counter::Counter;
 use profiler_common::interval::Interval;
 use tracing::debug;
 
+use super::command::Command;
 use super::config::{Listener, Request};
 use super::followed::Followed;
 use super::session::Session;
@@ -279,9 +280,9 @@ impl Session {
 
     pub fn inspect_all(&mut self, method: Method, listener: &mut dyn Listener) {
         let pids: Vec<Pid> = self.processes.running().map(|target| target.pid).collect();
+        let launched = self.command.as_ref().and_then(Command::traced);
         self.inspect_command(method, listener);
         self.inspect_followed(method, listener);
-        let launched = self.launched().map(|launched| launched.0);
         let is_followed = |pid: Pid| self.followed.as_ref().is_some_and(|followed| followed.contains(pid));
         let others: Vec<Pid> = pids.into_iter().filter(|pid| Some(*pid) != launched && !is_followed(*pid)).collect();
         for pid in others {

@@ -34,7 +34,7 @@ use super::rates::Rates;
 use super::target::Target;
 use crate::bpf::load::{Kernel, LinkKind};
 use crate::ids::{HeapId, ModuleId, Pid, Tid};
-use crate::keeper::{Installation, Keeper, KeeperError, NO_FIRST_THREAD, SlotChange, Stopper};
+use crate::keeper::{Installation, Keeper, KeeperError, NO_FIRST_THREAD, SlotChange};
 use crate::linux::proc::maps::Mapping;
 use crate::linux::proc::process;
 use crate::linux::proc::stat;
@@ -77,7 +77,7 @@ struct Waiting {
 
 /// A change of a process, for which it is stopped.
 #[derive(Debug)]
-pub(super) enum Change {
+enum Change {
     Install,
     /// Change these slots, too.
     Extend(Vec<SlotChange>),
@@ -89,6 +89,7 @@ const MULTI: &str = "it requires links of many probes: Linux 6.6, and not `--bac
 /// The keeper compares the code of functions while all threads of the process are stopped.
 const DISTANT: &str = "the file system of its allocator may not answer, which would keep it stopped";
 const UNRESOLVED: &str = "it has not resolved the pointers to its allocator";
+const LEAK_SANITIZER: &str = "it contains LeakSanitizer, which fails if heapbpf stops the process at the same time";
 const THREAD_SLOTS_BITS: u32 = 8;
 /// Places that are tried for stubs.
 const PLACES_MAX: u32 = 5;
@@ -125,12 +126,14 @@ impl Stubs {
         );
         if target.traps_only {
             self.refuse(target, "the configuration selects it");
+        } else if target.has_leak_sanitizer {
+            self.refuse(target, LEAK_SANITIZER);
         }
         let is_distant = |id: ModuleId| discovery.modules.get(id).image().is_ok_and(Image::is_distant);
         if target.hooks.modules(&discovery.plan).into_iter().any(is_distant) {
             self.refuse(target, DISTANT);
         }
-        let is_trapped = self.engine == Engine::Trap || target.traps_only;
+        let is_trapped = self.engine == Engine::Trap || target.traps_only || target.has_leak_sanitizer;
         if is_trapped && !previous.is_neutral() {
             let restored = restore(target, &previous, discovery, keeper).with_context(|| {
                 format!("cannot remove the stubs that a killed heapbpf has left in process `{pid}`")
@@ -159,7 +162,7 @@ impl Stubs {
         &mut self,
         target: &Target,
         kernel: &mut Kernel,
-        stopper: Stopper<'_>,
+        keeper: &Keeper,
         discovery: &Discovery,
         rates: &Rates,
     ) {
@@ -171,7 +174,7 @@ impl Stubs {
             Some(refused @ State::Refused(..)) => return drop(self.targets.insert(pid, refused)),
             Some(State::Installed(installed)) => {
                 self.targets.insert(pid, State::Installed(installed));
-                return self.extend_all(target, stopper, discovery);
+                return self.extend_all(target, keeper, discovery);
             }
             Some(State::Waiting(waiting)) => waiting.copied,
             None => self.copied(target, kernel),
@@ -179,9 +182,8 @@ impl Stubs {
         if stat::first_thread_has_exited(pid) {
             return self.refuse(target, NO_FIRST_THREAD);
         }
-        let is_traced = stat::status(pid, Tid(pid.0)).and_then(|status| status.tracer).is_some_and(
-            |tracer| matches!(stopper, Stopper::Keeper(keeper) if process::of_thread(tracer) == Some(keeper.pid())),
-        );
+        let tracer = stat::status(pid, Tid(pid.0)).and_then(|status| status.tracer);
+        let is_traced = tracer.is_some_and(|tracer| process::of_thread(tracer) == Some(keeper.pid()));
         let is_resolved = copied.is_some() || self.is_resolved(target, discovery);
         if is_traced || !is_resolved {
             let mut search = Pace::new();
@@ -191,19 +193,19 @@ impl Stubs {
         }
         let installed = match copied {
             Some(copied) => {
-                stopper.keeper().adopt_stubs(copied.plan.clone());
+                keeper.adopt_stubs(copied.plan.clone());
                 debug!("process {pid}: {} pointers lead to stubs, as in its parent", copied.plan.slots.len());
                 Ok(copied)
             }
             // Counted from before the first call that passes a stub.
             None => self
                 .count_from_here(pid, kernel)
-                .and_then(|()| anywhere(pid, &mut || self.install_new(target, kernel, stopper, discovery, rates)))
+                .and_then(|()| anywhere(pid, &mut || self.install_new(target, kernel, keeper, discovery, rates)))
                 .map(Box::new),
         };
         let state = installed.map_or_else(|error| refuse(target, format!("{error:#}"), None), State::Installed);
         self.targets.insert(pid, state);
-        self.extend_all(target, stopper, discovery);
+        self.extend_all(target, keeper, discovery);
     }
 
     fn count_from_here(&self, pid: Pid, kernel: &mut Kernel) -> Result<()> {
@@ -243,12 +245,6 @@ impl Stubs {
         }
     }
 
-    pub(super) fn count_calls(&mut self, pid: Pid, kernel: &Kernel) {
-        if let Some(installed) = self.targets.get_mut(&pid).and_then(State::installed_mut) {
-            installed.count(kernel);
-        }
-    }
-
     /// Share of a target's calls that do not pass its stubs; `None` without stubs.
     pub(super) fn trapped_share(&self, pid: Pid) -> Option<f64> {
         let Some(State::Installed(installed)) = self.targets.get(&pid) else { return None };
@@ -260,8 +256,25 @@ impl Stubs {
         Some(reason)
     }
 
-    /// What is to be changed in a target by now. The process need not be stopped.
-    pub(super) fn due(&mut self, target: &Target, kernel: &Kernel, discovery: &Discovery) -> Option<Change> {
+    /// Changes a target if something is to be changed by now. What fails is tried again: until then, each call is counted as before.
+    pub(super) fn poll(
+        &mut self,
+        target: &Target,
+        kernel: &mut Kernel,
+        keeper: &Keeper,
+        discovery: &Discovery,
+        rates: &Rates,
+    ) {
+        match self.due(target, kernel, discovery) {
+            None => {}
+            Some(Change::Install) => self.install(target, kernel, keeper, discovery, rates),
+            Some(Change::Extend(slots)) => self.extend(target.pid, slots, keeper),
+            Some(Change::HandBack(reason)) => self.hand_back(target, reason, keeper),
+        }
+    }
+
+    /// What is to be changed in a target by now.
+    fn due(&mut self, target: &Target, kernel: &Kernel, discovery: &Discovery) -> Option<Change> {
         match self.targets.get_mut(&target.pid)? {
             State::Refused(..) => None,
             State::Waiting(waiting) => {
@@ -287,26 +300,9 @@ impl Stubs {
         }
     }
 
-    /// Makes a change that is due. What fails is tried again: until then, each call is counted as before.
-    pub(super) fn change(
-        &mut self,
-        change: Change,
-        target: &Target,
-        kernel: &mut Kernel,
-        stopper: Stopper<'_>,
-        discovery: &Discovery,
-        rates: &Rates,
-    ) {
-        match change {
-            Change::Install => self.install(target, kernel, stopper, discovery, rates),
-            Change::Extend(slots) => self.extend(target.pid, slots, stopper),
-            Change::HandBack(reason) => self.hand_back(target, reason, stopper),
-        }
-    }
-
-    fn hand_back(&mut self, target: &Target, reason: String, stopper: Stopper<'_>) {
+    fn hand_back(&mut self, target: &Target, reason: String, keeper: &Keeper) {
         let Some(State::Installed(mut installed)) = self.targets.remove(&target.pid) else { return };
-        let state = match stopper.restore(&installed.plan) {
+        let state = match keeper.hand_back(installed.plan.pid) {
             Ok(()) => refuse(target, reason, Some(installed)),
             Err(error) => {
                 debug!("process {} keeps its stubs for now: {error:#}", target.pid);
@@ -361,7 +357,7 @@ impl Stubs {
         &mut self,
         target: &Target,
         kernel: &Kernel,
-        stopper: Stopper<'_>,
+        keeper: &Keeper,
         discovery: &Discovery,
         rates: &Rates,
     ) -> Result<Installed> {
@@ -374,7 +370,7 @@ impl Stubs {
             (spec.shape != CallShape::Free, spec.shape == CallShape::Realloc, spec.count, hook.function)
         });
         ensure!(!hooks.is_empty(), "none of its functions can be replaced by a stub");
-        let (index, slots_per_heap) = match stopper.rseq_offset(pid)? {
+        let (index, slots_per_heap) = match keeper.rseq_offset(pid)? {
             Some(offset) => (SlotIndex::Rseq(offset), self.cpus),
             None => (SlotIndex::Thread(THREAD_SLOTS_BITS), 1 << THREAD_SLOTS_BITS),
         };
@@ -401,8 +397,8 @@ impl Stubs {
         };
         ensure!(!plan.slots.is_empty(), "no module calls the allocator through the global offset table");
         let file = mapped.map_or_else(|| sealed(&image, layout.code_bytes), Ok)?;
-        let link = stopper.keeper().attach(LinkKind::Multi, &[program, program], &file, sites, None)?;
-        let done = stopper.install(&plan, &[file.as_fd(), kernel.filter_map()?])?;
+        let link = keeper.attach(LinkKind::Multi, &[program, program], &file, sites, None)?;
+        let done = keeper.install(plan.clone(), &[file.as_fd(), kernel.filter_map()?])?;
         self.past.stop_ns_max = self.past.stop_ns_max.max(nanos(done.stopped));
         debug!("process {pid}: {} of {} pointers lead to stubs", done.slots, plan.slots.len());
         let inode = file.metadata()?.ino();
@@ -411,19 +407,19 @@ impl Stubs {
     }
 
     /// Changes slots of modules that were mapped meanwhile.
-    fn extend_all(&mut self, target: &Target, stopper: Stopper<'_>, discovery: &Discovery) {
+    fn extend_all(&mut self, target: &Target, keeper: &Keeper, discovery: &Discovery) {
         let Some(State::Installed(installed)) = self.targets.get_mut(&target.pid) else { return };
         let slots = find(&mut self.slots, installed, target, discovery);
         if !slots.is_empty() {
-            self.extend(target.pid, slots, stopper);
+            self.extend(target.pid, slots, keeper);
         }
     }
 
-    fn extend(&mut self, pid: Pid, slots: Vec<SlotChange>, stopper: Stopper<'_>) {
+    fn extend(&mut self, pid: Pid, slots: Vec<SlotChange>, keeper: &Keeper) {
         let Some(State::Installed(installed)) = self.targets.get_mut(&pid) else { return };
         let plan = Installation { slots: slots.clone(), ..installed.plan.clone() };
         let began = Instant::now();
-        match stopper.install(&plan, &[]) {
+        match keeper.install(plan.clone(), &[]) {
             Ok(done) => {
                 self.past.stop_ns_max = self.past.stop_ns_max.max(nanos(done.stopped));
                 debug!("process {pid}: {} more pointers lead to stubs", done.slots);

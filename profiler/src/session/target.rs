@@ -58,6 +58,8 @@ pub(super) struct Target {
     pub(super) requested: bool,
     /// Recorded by the trap engine, whichever the session's is.
     pub(super) traps_only: bool,
+    /// It contains LeakSanitizer, which traces it at its exit, and fails if another process traces it then.
+    pub(super) has_leak_sanitizer: bool,
     /// Minimum age of blocks counted in [`AgeStatistics::older`].
     pub(super) older_than: Option<Duration>,
     pub(super) timeline: Arc<Timeline>,
@@ -116,6 +118,7 @@ pub(super) struct ForkedChild {
     threads: Arc<ThreadNames>,
     pub(super) requested: bool,
     traps_only: bool,
+    pub(super) has_leak_sanitizer: bool,
 }
 
 impl ForkedChild {
@@ -129,6 +132,7 @@ impl ForkedChild {
             threads: Arc::clone(&parent.threads.names),
             requested: parent.requested,
             traps_only: parent.traps_only,
+            has_leak_sanitizer: parent.has_leak_sanitizer,
         }
     }
 
@@ -142,6 +146,7 @@ impl ForkedChild {
             threads: Arc::clone(&self.threads),
             requested: self.requested,
             traps_only: self.traps_only,
+            has_leak_sanitizer: self.has_leak_sanitizer,
         }
     }
 }
@@ -184,6 +189,7 @@ impl Target {
             overhead: OverheadMonitor::default(),
             requested: false,
             traps_only: false,
+            has_leak_sanitizer: false,
             older_than: None,
             timeline: Arc::default(),
             memory: MemoryMonitor::default(),
@@ -197,10 +203,11 @@ impl Target {
     }
 
     pub(super) fn forked(process: Process, forked: ForkedChild) -> Self {
-        let ForkedChild { fork, ledger, space, generated, hooks, threads, requested, traps_only } = forked;
+        let ForkedChild { fork, ledger, space, generated, hooks, threads, requested, traps_only, has_leak_sanitizer } =
+            forked;
         let target = Self::new(process, Origin::Forked(fork.parent), Some(fork.time));
         let (threads, mappings) = (Threads::of_child(&threads), Mappings::of_child(space, generated));
-        Self { threads, mappings, ledger, hooks, requested, traps_only, ..target }
+        Self { threads, mappings, ledger, hooks, requested, traps_only, has_leak_sanitizer, ..target }
     }
 
     pub(super) fn open(pid: Pid, origin: Origin, born: Option<MonotonicNanos>) -> Result<Self, TargetError> {

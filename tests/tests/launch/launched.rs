@@ -2,7 +2,6 @@
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
-use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::Command;
 use std::thread;
@@ -25,16 +24,27 @@ pub(super) struct Launched {
 }
 
 impl Launched {
-    /// Starts it in its own process group and with no signal ignored, as a shell with job control does.
+    /// Starts it in a session of its own and with no signal ignored.
     pub(super) fn start(arguments: &str, words: &[impl AsRef<OsStr>], environment: &[(&str, &str)]) -> Self {
+        let mut command = Command::new("setsid");
+        command.arg("env");
+        Self::with(command, arguments, words, environment)
+    }
+
+    /// `command` executes its arguments.
+    pub(super) fn with(
+        mut command: Command,
+        arguments: &str,
+        words: &[impl AsRef<OsStr>],
+        environment: &[(&str, &str)],
+    ) -> Self {
         require_root();
         let folder = tempfile::tempdir().expect("there is a directory for temporary files");
         let stderr = File::create(folder.path().join("stderr")).expect("the folder is ours");
-        let mut command = Command::new("env");
         command.arg("--default-signal").arg(binary());
         command.args(["--interval", "1", "-o", "out.json"]).args(arguments.split_ascii_whitespace()).arg("--");
         command.args(words).envs(environment.iter().copied()).current_dir(folder.path());
-        let target = Target::spawn(command.stderr(stderr).process_group(0));
+        let target = Target::spawn(command.stderr(stderr));
         Self { target, folder }
     }
 

@@ -1,6 +1,7 @@
 //! Signals, stops, and commands that outlive heapbpf or their first process.
 
 use std::io::{BufRead, BufReader, Write};
+use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
@@ -167,7 +168,10 @@ fn background_processes_of_a_command_are_not_waited_for() {
 
 #[test]
 fn ctrl_z_stops_the_command_and_sigcont_continues_it() {
-    let mut launched = Launched::start("", &[build("launched.c")], &[]);
+    // In a process group of its own, as a shell with job control starts it.
+    let mut job = Command::new("env");
+    job.process_group(0);
+    let mut launched = Launched::with(job, "", &[build("launched.c")], &[]);
     let command = launched.command();
     let stop_and_go = |launched: &mut Launched| {
         kill_process(command, Signal::TSTP).expect("it runs");

@@ -19,6 +19,11 @@ pub(crate) struct Stat {
     pub comm: String,
     /// `R`, `S`, `D`, `T`, `t`, `I`, and `Z` or `X` after its exit.
     pub state: char,
+    pub parent: Pid,
+    pub group: i32,
+    pub session: i32,
+    /// The foreground process group of its terminal; -1 without a terminal.
+    pub foreground: i32,
     pub start_ticks: StartTime,
     pub kernel_thread: bool,
     /// CPU time of all threads, user and system, in clock ticks.
@@ -71,6 +76,10 @@ pub(crate) fn parse(line: &str, page_bytes: u64) -> Option<Stat> {
     Some(Stat {
         comm: comm.to_owned(),
         state: field(3)?.chars().next()?,
+        parent: Pid(field(4)?.parse().ok()?),
+        group: field(5)?.parse().ok()?,
+        session: field(6)?.parse().ok()?,
+        foreground: field(8)?.parse().ok()?,
         start_ticks: StartTime(field(22)?.parse().ok()?),
         kernel_thread: field(9)?.parse::<u32>().ok()? & KERNEL_THREAD != 0,
         cpu_ticks: field(14)?.parse::<u64>().ok()?.saturating_add(field(15)?.parse().ok()?),
@@ -153,6 +162,10 @@ mod tests {
         let expected = Stat {
             comm: comm.to_owned(),
             state: 'S',
+            parent: Pid(17_483),
+            group: 5000,
+            session: 6000,
+            foreground: 8000,
             start_ticks: StartTime(22_000),
             kernel_thread: false,
             cpu_ticks: 14_000 + 15_000,

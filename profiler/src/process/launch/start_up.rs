@@ -11,6 +11,7 @@ use crate::ids::Pid;
 use crate::linux::arch::{LEGACY_OPEN, is_legacy_loader_syscall};
 use crate::linux::proc::maps::{MappingName, executable_mappings};
 use crate::linux::proc::process::Auxv;
+use crate::linux::process_memory::read_words;
 use crate::shown::{self, Shown};
 
 const MAP_ANONYMOUS: u64 = libc::MAP_ANONYMOUS.unsigned_abs() as u64;
@@ -42,13 +43,20 @@ impl Loader {
         (base != 0 || !is_libc).then_some(Self { code, is_libc, file: None, opens: false })
     }
 
-    /// Whether the linker makes the system call, or else the program. `instruction` is the address after it.
-    pub(super) fn makes(&mut self, instruction: u64, number: u64, arguments: &[u64; 6]) -> bool {
+    /// Whether the linker makes the system call, or else the program. `instruction` is the address after it. `is_done` if the
+    /// linker states that it has loaded the program.
+    pub(super) fn makes(
+        &mut self,
+        instruction: u64,
+        number: u64,
+        arguments: &[u64; 6],
+        is_done: impl FnOnce() -> bool,
+    ) -> bool {
         let number_of_open = number.cast_signed();
         self.opens = number_of_open == libc::SYS_openat || LEGACY_OPEN.is_some_and(|(open, _)| number_of_open == open);
         // The address after the last instruction may be outside of the code.
         let inside = self.code.contains(&instruction.wrapping_sub(1));
-        inside && (!self.is_libc || self.loads(number, arguments))
+        inside && (!self.is_libc || self.loads(number, arguments) && !is_done())
     }
 
     pub(super) fn returned(&mut self, result: i64) {
@@ -57,7 +65,7 @@ impl Loader {
         }
     }
 
-    /// A program that makes the call is held longer, but must not wait for input: only reads of `file` count.
+    /// A program that makes the call may be held longer, but must not wait for input: only reads of `file` count.
     fn loads(&self, number: u64, arguments: &[u64; 6]) -> bool {
         match number.cast_signed() {
             libc::SYS_read | libc::SYS_readv | libc::SYS_pread64 => self.file == Some(arguments[0]),
@@ -76,6 +84,21 @@ impl Loader {
         }
     }
 }
+
+/// Where a program begins: in its dynamic linker, if it has one.
+pub(super) fn entry_point(pid: Pid) -> Option<u64> {
+    let auxv = Auxv::read(pid)?;
+    match auxv.get(libc::AT_BASE).unwrap_or(0) {
+        0 => auxv.get(libc::AT_ENTRY),
+        base => {
+            let entry = *read_words(pid, &[base.checked_add(E_ENTRY)?]).first()?;
+            Some(base.wrapping_add(entry?))
+        }
+    }
+}
+
+/// Offset of `e_entry` in the header of a 64-bit ELF file.
+const E_ENTRY: u64 = 24;
 
 fn is_linker_only(name: &str) -> bool {
     // `ld-2.31.so` and similar until glibc 2.33.
@@ -187,19 +210,22 @@ mod tests {
         for (instruction, number, made) in
             [(0x1002, WRITE, true), (0x2000, MMAP, true), (0x1000, MMAP, false), (0x5000, MMAP, false)]
         {
-            assert_eq!(loader(false).makes(instruction, number, &[0; 6]), made, "{instruction:#x} {number}");
+            assert_eq!(loader(false).makes(instruction, number, &[0; 6], || true), made, "{instruction:#x} {number}");
         }
     }
 
     #[test]
     fn a_linker_that_is_the_libc_reads_only_what_it_opened() {
         let mut musl = loader(true);
-        assert!(!musl.makes(0x1800, WRITE, &[1, 0, 0, 0, 0, 0]));
-        assert!(!musl.makes(0x1800, READ, &[3, 0, 0, 0, 0, 0]));
-        assert!(musl.makes(0x1800, OPENAT, &[0; 6]));
+        let mut makes = |number, arguments, is_done| musl.makes(0x1800, number, &arguments, || is_done);
+        assert!(!makes(WRITE, [1, 0, 0, 0, 0, 0], false));
+        assert!(!makes(READ, [3, 0, 0, 0, 0, 0], false));
+        assert!(makes(OPENAT, [0; 6], false));
         musl.returned(3);
-        assert!(musl.makes(0x1800, READ, &[3, 0, 0, 0, 0, 0]));
-        assert!(!musl.makes(0x1800, READ, &[0; 6]), "standard input");
+        let mut makes = |number, arguments, is_done| musl.makes(0x1800, number, &arguments, || is_done);
+        assert!(makes(READ, [3, 0, 0, 0, 0, 0], false));
+        assert!(!makes(READ, [0; 6], false), "standard input");
+        assert!(!makes(OPENAT, [0; 6], true), "the program's");
     }
 
     #[test]

@@ -9,9 +9,10 @@ use rustix::process::{Signal, kill_process};
 
 use super::*;
 use crate::linux::signals::Inherited;
-use crate::linux::spawn::spawn;
+use crate::linux::spawn::spawn_resumed;
 use crate::object::fixture::{Running, Workshop};
 
+mod at_exec;
 mod exit;
 mod leaving;
 
@@ -26,7 +27,7 @@ impl Launch {
         let name = program.to_string_lossy().into_owned();
         let mut child = Command::new(program);
         child.args(arguments);
-        let mut spawned = spawn(child, inherited).map_err(|error| LaunchError::Fork(name.clone(), error))?;
+        let mut spawned = spawn_resumed(child, inherited).map_err(|error| LaunchError::Fork(name.clone(), error))?;
         let mut launch = Self::seize(spawned.pid(), name.clone())?;
         spawned.start_exec();
         if let Some(error) = spawned.exec_error() {
@@ -180,6 +181,20 @@ fn musl_is_stepped_to_the_first_call_that_no_linker_makes() {
     assert_eq!(start_up.end, StartUpEnd::Loaded);
     assert!(start_up.syscalls < 1000, "{start_up:?}");
     assert_eq!(code(&mut launch), 9);
+}
+
+/// Calls that its linker makes, too.
+#[test]
+fn musl_is_stepped_to_the_first_call_after_its_linker_is_done() {
+    let workshop = Workshop::new();
+    let ran = workshop.path("ran");
+    let text = "#include <fcntl.h>\nint main(void) { return open(RAN, O_CREAT | O_WRONLY, 0600) < 0 ? 8 : 9; }";
+    let program = workshop.compile("musl-gcc", "main.c", text, &[&format!("-DRAN=\"{}\"", path(&ran))]);
+    let mut launch = start(&[path(&program)]);
+    assert_eq!(step(&mut launch, || {}).end, StartUpEnd::Loaded);
+    assert!(!ran.exists());
+    assert_eq!(code(&mut launch), 9);
+    assert!(ran.exists());
 }
 
 #[test]

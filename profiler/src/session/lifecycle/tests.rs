@@ -13,7 +13,7 @@ fn exec(pid: u32, nanos: u64) -> Exec {
 
 /// Pids of the execs that are due, in order.
 fn due(lifecycle: &mut Lifecycle) -> Vec<u32> {
-    std::iter::from_fn(|| lifecycle.take_due(None))
+    std::iter::from_fn(|| lifecycle.take_due(|_| true))
         .map(|change| match change {
             ProcessChange::Started(exec, Origin::Executed, None) => exec.pid.0,
             _ => panic!("another change"),
@@ -28,8 +28,11 @@ fn without_grace_changes_are_due_at_once_and_in_order() {
         lifecycle.executed(exec(pid, 0), &mut processes, Duration::ZERO);
     }
     assert!(lifecycle.is_waiting());
-    assert!(matches!(lifecycle.take_due(Some(Pid(2))), Some(ProcessChange::Started(Exec { pid: Pid(2), .. }, ..))));
-    assert!(lifecycle.take_due(Some(Pid(2))).is_none());
+    assert!(matches!(
+        lifecycle.take_due(|pid| pid == Pid(2)),
+        Some(ProcessChange::Started(Exec { pid: Pid(2), .. }, ..))
+    ));
+    assert!(lifecycle.take_due(|pid| pid == Pid(2)).is_none());
     assert_eq!(due(&mut lifecycle), [3, 1]);
     assert!(!lifecycle.is_waiting());
     assert_eq!(lifecycle.next_due(), None);
@@ -61,7 +64,7 @@ fn exited_vfork_children_are_removed() {
     }
     lifecycle.executed(exec(5, 1), &mut processes, Duration::ZERO);
     assert!(matches!(
-        lifecycle.take_due(None),
+        lifecycle.take_due(|_| true),
         Some(ProcessChange::Started(_, _, Some(ParentTarget { requested: true })))
     ));
     assert_eq!(lifecycle.take_exited_vfork_children(|pid| pid == Pid(4)), [Pid(4)]);
@@ -75,7 +78,7 @@ fn children_of_ended_targets_are_followed() {
     let mut fork = |shares_memory| {
         let fork = Fork { parent: Pid(1), child: Pid(2), time: MonotonicNanos(5), shares_memory };
         lifecycle.forked(fork, &mut processes, &SessionConfig::default());
-        (lifecycle.take_due(None), lifecycle.vfork_children.len())
+        (lifecycle.take_due(|_| true), lifecycle.vfork_children.len())
     };
     assert!(matches!(fork(true), (None, 0)), "it runs in its parent's memory");
     let (Some(ProcessChange::Started(started, origin, parent)), 0) = fork(false) else { panic!("it is not followed") };
@@ -102,7 +105,7 @@ fn vfork_children_of_targets_are_kept_until_they_exec() {
     lifecycle.executed(exec(2, 1), &mut processes, Duration::ZERO);
     assert_eq!(lifecycle.vfork_children, BTreeMap::new());
     assert!(matches!(
-        lifecycle.take_due(None),
+        lifecycle.take_due(|_| true),
         Some(ProcessChange::Started(_, _, Some(ParentTarget { requested: true })))
     ));
 }

@@ -4,19 +4,16 @@ use tracing::{debug, warn};
 
 use super::Probes;
 use crate::guardrail::CallCosts;
-use crate::ids::Pid;
-use crate::keeper::{Launch, Stopper};
 use crate::linux::proc::process;
 use crate::model::InlineEngine;
 use crate::probe::cost::Costs;
 use crate::session::rates::Rates;
-use crate::session::stubs::{self, Change};
+use crate::session::stubs;
 use crate::session::target::Target;
 
 impl Probes {
     pub(in crate::session) fn install_stubs(&mut self, target: &Target, rates: &Rates) {
-        let stopper = Stopper::Keeper(&self.links.keeper);
-        self.stubs.install(target, &mut self.kernel, stopper, &self.discovery, rates);
+        self.stubs.install(target, &mut self.kernel, &self.links.keeper, &self.discovery, rates);
     }
 
     /// Takes over the stubs that a forked child has copied.
@@ -31,39 +28,9 @@ impl Probes {
         self.stubs.is_enabled()
     }
 
-    /// Before an exit: afterwards they cannot be read.
-    pub(in crate::session) fn count_stub_calls(&mut self, pid: Pid) {
-        self.stubs.count_calls(pid, &self.kernel);
-    }
-
-    /// Installs stubs in a launched program. All its threads must be held.
-    pub(in crate::session) fn install_stubs_in(&mut self, launch: &Launch, target: &Target, rates: &Rates) {
-        let stopper = Stopper::Launch(&self.links.keeper, launch);
-        self.stubs.install(target, &mut self.kernel, stopper, &self.discovery, rates);
-    }
-
-    /// What is to be changed in a process with stubs by now.
-    pub(in crate::session) fn stub_change(&mut self, target: &Target) -> Option<Change> {
-        self.stubs.due(target, &self.kernel, &self.discovery)
-    }
-
-    /// Changes a process with stubs. With `launch`, all its threads must be held.
-    pub(in crate::session) fn change_stubs(
-        &mut self,
-        change: Change,
-        target: &Target,
-        launch: Option<&Launch>,
-        rates: &Rates,
-    ) {
-        let keeper = &self.links.keeper;
-        let stopper = launch.map_or(Stopper::Keeper(keeper), |launch| Stopper::Launch(keeper, launch));
-        self.stubs.change(change, target, &mut self.kernel, stopper, &self.discovery, rates);
-    }
-
+    /// Changes a process with stubs if something is to be changed by now.
     pub(in crate::session) fn poll_stubs(&mut self, target: &Target, rates: &Rates) {
-        if let Some(change) = self.stub_change(target) {
-            self.change_stubs(change, target, None, rates);
-        }
+        self.stubs.poll(target, &mut self.kernel, &self.links.keeper, &self.discovery, rates);
     }
 
     /// Why a target has no stubs although it is to have them.
