@@ -68,6 +68,7 @@ pub struct ProgramRefused {
 }
 
 const LOG_BYTES: usize = 1 << 20;
+const LOADS_MAX: usize = 100;
 
 /// Arguments of a command, all 0. The kernel accepts more than it knows if the rest is 0.
 pub(super) fn attributes() -> bpf_attr {
@@ -149,6 +150,11 @@ fn text_of(log: &[u8]) -> String {
     shown::text(log.split(|&byte| byte == 0).next().unwrap_or_default()).into_owned()
 }
 
+/// A pending signal ends a verification with `EAGAIN`.
+fn is_interrupted<T>(load: &io::Result<T>) -> bool {
+    load.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock)
+}
+
 fn try_load(program: ProgramLoad<'_>, log_level: u32, log: &mut [u8]) -> io::Result<OwnedFd> {
     let mut attr = attributes();
     // SAFETY: a structure of integers.
@@ -179,7 +185,8 @@ fn try_load(program: ProgramLoad<'_>, log_level: u32, log: &mut [u8]) -> io::Res
     }
     // SAFETY: every pointer is to a slice or string that outlives the call, with its length; the kernel writes only to
     // `log`.
-    unsafe { open(bpf_cmd::BPF_PROG_LOAD, &mut attr) }
+    let mut loads = std::iter::repeat_with(|| unsafe { open(bpf_cmd::BPF_PROG_LOAD, &mut attr) }).take(LOADS_MAX);
+    loads.find(|load| !is_interrupted(load)).unwrap_or_else(|| Err(io::ErrorKind::WouldBlock.into()))
 }
 
 #[derive(Clone, Copy, Debug)]
