@@ -107,6 +107,38 @@ fn others_are_recorded_beside_a_file_system_that_does_not_answer() {
     heapbpf.report("out.json").process(other.pid()).assert_matches(&ledgers[1]);
 }
 
+/// Without its symbols, there is no place for probes.
+#[test]
+fn others_are_recorded_beside_a_process_that_cannot_be() {
+    let mut ground = Ground::start(&exact().flags("-static"), "program", Options::default());
+    let mut other = Target::start("exact.c");
+    ground.fuse.hang();
+    let [held, answering] = [ground.target.pid(), other.pid()].map(|pid| pid.to_string());
+    let options = ["--interval", "1", "-o", "out.json"];
+    let mut heapbpf = Heapbpf::new(["--pid", &held, "--pid", &answering].into_iter().chain(options));
+    let session = heapbpf.start();
+    let ledger = other.work("go");
+    let outcome = session.interrupt().expect_code(3);
+    heapbpf.report("out.json").process(other.pid()).assert_matches(&ledger);
+    let warning = format!("heapbpf: warning: process {held} is not recorded: ");
+    assert!(outcome.stderr.contains(&warning) && outcome.stderr.contains(&ground.unanswered()), "{outcome:?}");
+    for part in ["health: incomplete: 1 process not recorded", "1 process could not be profiled, such as "] {
+        assert!(outcome.stdout.contains(part), "{part}: {outcome:?}");
+    }
+    let alone = Heapbpf::new(["--pid", &held]).run().expect_error(1);
+    assert!(alone.contains(&ground.unanswered()), "{alone}");
+}
+
+/// Such a program has its file system at `/`.
+#[test]
+fn a_file_system_has_the_name_that_it_has_for_root() {
+    let mut fuse = Fuse::mount(&[("program", &exact().flags("-static").build())], Options::default());
+    let target = Target::spawn(Command::new("chroot").arg(fuse.folder()).arg("/program"));
+    fuse.hang();
+    let message = Heapbpf::of(target.pid(), "").run().expect_error(1);
+    assert!(message.contains(&format!("`{}` does not answer", fuse.folder().display())), "{message}");
+}
+
 /// In whichever phase it comes.
 #[test]
 fn an_interrupt_ends_heapbpf_while_a_file_system_does_not_answer() {

@@ -71,10 +71,9 @@ impl Health {
         self.lost.iter().filter(|(loss, _)| loss == reason).map(|(_, count)| count).sum()
     }
 
-    /// Without programs, which other targets do not lack.
+    /// Without processes and programs that other targets do not lack.
     pub fn lost_of_targets(&self) -> u64 {
-        let programs = [Loss::ProgramMissed, Loss::ProgramLate, Loss::Program32Bit];
-        self.lost_total().saturating_sub(programs.iter().map(|loss| self.lost_by(loss)).sum())
+        self.lost.iter().filter(|(loss, _)| !loss.is_of_others()).map(|(_, count)| count).sum()
     }
 
     pub fn lost_total(&self) -> u64 {

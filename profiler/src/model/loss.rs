@@ -45,6 +45,9 @@ pub enum Loss {
     #[strum(message = "there were too many processes to profile them all")]
     #[strum(detailed_message = "select fewer with `--cmdline` or `--exclude`")]
     TargetsFull,
+    #[strum(message = "processes of `--pid` that could not be recorded")]
+    #[strum(detailed_message = "the report gives the reasons (`others.skipped`)")]
+    ProcessSkipped,
     #[strum(message = "the agent could not decode a record")]
     #[strum(detailed_message = "please report this")]
     UnreadableRecord,
@@ -87,8 +90,12 @@ impl Loss {
 
     /// Counts processes or programs, not events.
     pub fn is_of_processes(&self) -> bool {
-        let is_program = matches!(self, Self::ProgramMissed | Self::ProgramLate | Self::Program32Bit);
-        is_program || matches!(self, Self::ForkMissed | Self::ExecMissed | Self::TargetsFull)
+        self.is_of_others() || matches!(self, Self::ForkMissed | Self::ExecMissed | Self::TargetsFull)
+    }
+
+    /// Counts processes or programs that the recorded ones do not lack.
+    pub fn is_of_others(&self) -> bool {
+        matches!(self, Self::ProcessSkipped | Self::ProgramMissed | Self::ProgramLate | Self::Program32Bit)
     }
 
     pub fn name(&self) -> &str {

@@ -47,9 +47,9 @@ impl Defect {
         }
         match self {
             Self::NoTarget => any("no process was profiled"),
-            Self::MissedProcesses => {
-                any("forks, execs and programs that were missed or recorded late, processes beyond the maximum")
-            }
+            Self::MissedProcesses => any(
+                "forks, execs and programs that were missed or recorded late, processes of `--pid` that could not be recorded, processes beyond the maximum",
+            ),
             Self::UnhookedProcesses => above(0.5, "profiled processes in which no allocator is hooked"),
             Self::MissingHooks => any("required hooks that are not attached or not found"),
             Self::Limits => any("a limit ended the recording or detached a process, or the keeper exited"),

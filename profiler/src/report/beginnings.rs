@@ -45,8 +45,10 @@ pub(super) fn beginnings(profile: &Profile) -> Vec<String> {
     if let Some(first) = others.skipped.first() {
         let count = text::counted(others.skipped_count, "process");
         let command = text::printable(&first.command);
+        let pid = first.pid;
+        let name = if command.is_empty() { format!("pid {pid}") } else { format!("`{command}` (pid {pid})") };
         let reason = text::printable(&first.reason);
-        lines.push(format!("{count} could not be profiled, such as `{command}` (pid {}): {reason}", first.pid));
+        lines.push(format!("{count} could not be profiled, such as {name}: {reason}"));
     }
     lines
 }

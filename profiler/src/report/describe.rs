@@ -196,10 +196,12 @@ fn missing(profile: &Profile, finding: &Finding) -> Vec<String> {
     let one = match finding.defect {
         Defect::NoTarget => "no process was profiled".to_owned(),
         Defect::MissedProcesses => {
-            let programs = [Loss::ProgramMissed, Loss::ProgramLate, Loss::Program32Bit];
-            let [missed, late, unsupported] = programs.map(|loss| health.lost_by(&loss));
+            let others = [Loss::ProcessSkipped, Loss::ProgramMissed, Loss::ProgramLate, Loss::Program32Bit];
+            let others = others.map(|loss| health.lost_by(&loss));
+            let [skipped, missed, late, unsupported] = others;
             let words = [
-                some(finding.count.saturating_sub(missed + late + unsupported), "process", "missed"),
+                some(skipped, "process", "not recorded"),
+                some(finding.count.saturating_sub(others.iter().sum()), "process", "missed"),
                 some(missed, "program", "missed"),
                 some(late, "program", "recorded late"),
                 some(unsupported, "32-bit program", "not recorded"),

@@ -35,6 +35,7 @@ mod raw_stacks;
 mod resume;
 mod resync;
 mod scope;
+mod selected;
 #[expect(clippy::module_inception, reason = "the session itself")]
 mod session;
 mod snapshot;

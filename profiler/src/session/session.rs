@@ -27,6 +27,7 @@ use super::process_table::ProcessTable;
 use super::rates::Rates;
 use super::raw_stacks::{RawSample, RawStacks};
 use super::resync::Resync;
+use super::selected::{Selected, Unrecorded};
 use super::target::Target;
 use super::unwinding::Tables;
 use super::view::ViewCache;
@@ -38,7 +39,7 @@ use crate::ids::Pid;
 use crate::ingest::decode;
 use crate::ingest::event::Event;
 use crate::linux::{clock, memory};
-use crate::process::selection::{self, Selection};
+use crate::process::selection::Selection;
 use crate::recording::recorder::Recorder;
 use crate::snapshot::Snapshot;
 use crate::units::MonotonicNanos;
@@ -67,6 +68,7 @@ pub struct Session {
     pub(super) memory: MemorySampler,
     pub(super) inventories: Inventories,
     found: VecDeque<Target>,
+    pub(super) unrecorded: Unrecorded,
     own: Option<Own>,
     /// The part of the selection that no process matched at the start.
     pub(super) unmatched: Selection,
@@ -86,26 +88,12 @@ const POLL_PERIOD: Duration = Duration::from_millis(250);
 const DROPS_LOG_PERIOD: Duration = Duration::from_millis(200);
 
 impl Session {
-    /// [`attach`](Self::attach) is next. Fails if an individually selected process cannot be profiled.
+    /// [`attach`](Self::attach) is next. Fails if only individual processes are selected, and none can be profiled.
     pub fn start(mut config: SessionConfig) -> Result<Self> {
         let mut discovery = Discovery::new(config.placement, config.functions.clone(), config.heaps.clone());
         let mut processes = ProcessTable::new(config.callsite_limit())?;
-        let selection = &config.selection;
-        let mut found = VecDeque::new();
-        for &pid in &selection.pids {
-            let mut target = discovery.open(pid)?;
-            target.requested = true;
-            found.push_back(target);
-        }
-        let matching = selection::scan(selection)?;
-        let unmatched = selection.unmatched(&matching);
-        for facts in matching {
-            if found.iter().any(|target: &Target| target.pid == facts.pid()) {
-                continue;
-            }
-            found.extend(processes.open(&facts, &config, &mut discovery));
-        }
-        let own = (config.follow_forks || selection.is_open()).then(|| discovery.own()).flatten();
+        let Selected { found, unrecorded, unmatched } = Selected::find(&config, &mut discovery, &mut processes)?;
+        let own = (config.follow_forks || config.selection.is_open()).then(|| discovery.own()).flatten();
         let mut tables = Tables::new(config.unwind);
         let own_space = own.iter().map(|own| &own.space);
         for space in found.iter().map(|target| &*target.mappings.space).chain(own_space) {
@@ -147,6 +135,7 @@ impl Session {
             stubs_polled: Pid(0),
             hint: Hint::new(is_hint_due),
             found,
+            unrecorded,
             memory: MemorySampler::new(),
             inventories: Inventories::default(),
             own,
@@ -182,9 +171,11 @@ impl Session {
             }
             let pid = target.pid;
             if target.requested {
-                let attached = self.begin_target(target);
-                if !self.keeper.has_exited() {
-                    attached?;
+                let command = target.command.clone();
+                if let Err(error) = self.begin_target(target)
+                    && !self.keeper.has_exited()
+                {
+                    self.unrecorded.add(pid, command, error, &mut self.processes);
                 }
             } else if let Some(identity) = target.identity() {
                 self.begin_found(target, identity);
@@ -196,6 +187,9 @@ impl Session {
             let pending = self.found.iter().map(|target| target.pid);
             self.probes.choose_scope(self.processes.running_mut(), pending);
             self.first_attached = self.first_attached.or_else(|| (self.processes.count() > 0).then(Instant::now));
+        }
+        if !self.has_begun() && !self.config.selection.is_open() {
+            self.unrecorded.check()?;
         }
         // Processes that started after the scan and before they were monitored.
         if self.config.selection.is_open() {

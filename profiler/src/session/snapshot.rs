@@ -207,6 +207,7 @@ impl Session {
         health.add_loss(Loss::ProbeMissed, self.probes.kernel.probes_missed());
         health.add_loss(Loss::StubMissed, self.probes.stub_calls_missed());
         let programs = self.lifecycle.unprobed();
+        health.add_loss(Loss::ProcessSkipped, self.unrecorded.count());
         health.add_loss(Loss::Program32Bit, programs.of_32_bits);
         if self.config.counts_programs || self.command.is_some() {
             health.add_loss(Loss::ProgramMissed, programs.missed);

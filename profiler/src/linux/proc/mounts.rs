@@ -201,10 +201,13 @@ pub(crate) fn is_trusted(pid: Pid, device: Device) -> bool {
     here.unwrap_or_else(|| is_of_our_users(pid) && of(pid).mounts.get(&device).is_some_and(Mount::is_trusted))
 }
 
-/// Where a process or heapbpf has mounted a file system.
+/// Where heapbpf or a process has mounted a file system. A process's own paths begin at its root directory.
 pub(crate) fn point_of(pid: Pid, device: Device) -> Option<PathBuf> {
-    let of_process = of(pid).mounts.remove(&device).map(|mount| mount.point);
-    of_process.or_else(|| own(|table| table.mounts.get(&device).map(|mount| mount.point.clone())))
+    let here = own(|table| table.mounts.get(&device).map(|mount| mount.point.clone()));
+    here.or_else(|| {
+        let point = of(pid).mounts.remove(&device)?.point;
+        Some(if point == Path::new("/") { entry_path(pid, "root") } else { point })
+    })
 }
 
 fn of(pid: Pid) -> Table {
