@@ -8,7 +8,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 
-use rustix::fs::{CWD, FsWord, MemfdFlags, Mode, OFlags, SealFlags, fcntl_add_seals, fstatfs, memfd_create, openat};
+use rustix::fs::{CWD, MemfdFlags, Mode, OFlags, SealFlags, fcntl_add_seals, fstatfs, memfd_create, openat};
 use rustix::process::geteuid;
 
 use super::{Answer, COPY_BYTES_MAX, Failure, Original, REQUEST_BYTES_MAX, Request};
@@ -22,23 +22,6 @@ use crate::linux::walk::{Walk, WalkError};
 
 /// A user can be in 65,536 groups (`NGROUPS_MAX` in include/uapi/linux/limits.h), each of at most 5 bytes here.
 const RIGHTS_BYTES_MAX: usize = 1 << 19;
-
-const OVERLAY: FsWord = 0x794c_7630;
-/// File systems that answer by themselves, whose files the agent can read at any time: numbers of `f_type` in statfs(2).
-const LOCAL: [FsWord; 12] = [
-    0xef53,      // ext2, ext3, ext4
-    0x5846_5342, // XFS
-    0x9123_683e, // Btrfs
-    0x0102_1994, // tmpfs
-    0x7371_7368, // SquashFS
-    0xe0f5_e1e2, // EROFS
-    0x8584_58f6, // ramfs
-    0x9584_58f6, // hugetlbfs
-    0xf2f5_2010, // F2FS
-    0x9660,      // ISO 9660
-    0x2fc1_2fc1, // ZFS
-    0xca45_1a4e, // bcachefs
-];
 
 /// Answers requests with the rights that the first message has, until the agent closes the channel.
 pub fn serve() -> io::Result<()> {
@@ -146,7 +129,7 @@ fn open(found: &File) -> Result<File, Failure> {
 /// Returns the file, or a copy where the agent should not read the file itself.
 fn deliver(channel: &Channel, found: File, file: File, bytes_max: u64) -> Result<(Answer, Vec<File>), Failure> {
     let (original, _) = judge(&file)?;
-    if is_local(&file, &original)? {
+    if mounts::is_local_type(fstatfs(&file)?.f_type, original.device) {
         return Ok((Answer::Opened, vec![file]));
     }
     if original.size_bytes > bytes_max {
@@ -154,14 +137,6 @@ fn deliver(channel: &Channel, found: File, file: File, bytes_max: u64) -> Result
     }
     channel.send_value(&Answer::Copying(original.size_bytes), &[])?;
     Ok((Answer::Copied(original), vec![copy(file, original.size_bytes)?, found]))
-}
-
-/// An overlay shows files of other file systems. That of a container of another user may show those that do not answer.
-fn is_local(file: &File, original: &Original) -> Result<bool, Failure> {
-    Ok(match fstatfs(file)?.f_type {
-        OVERLAY => mounts::is_local_here(original.device) == Some(true),
-        kind => LOCAL.contains(&kind),
-    })
 }
 
 /// Returns also its owner. Opening a device or pipe can have effects.

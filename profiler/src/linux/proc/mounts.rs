@@ -11,7 +11,7 @@ use std::sync::{LazyLock, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::fs::{MemfdFlags, memfd_create};
+use rustix::fs::{FsWord, MemfdFlags, memfd_create};
 
 use super::maps::Device;
 use super::process::{entry_path, read_file};
@@ -23,9 +23,28 @@ use crate::shown;
 /// A container's table has dozens of lines; those of hosts have thousands.
 const TABLE_BYTES_MAX: u64 = 16 << 20;
 
-/// File systems in memory, or with block devices that their numbers do not show.
-const LOCAL: [&str; 10] =
-    ["tmpfs", "ramfs", "rootfs", "devtmpfs", "hugetlbfs", "overlay", "btrfs", "zfs", "bcachefs", "ubifs"];
+/// File systems that answer by themselves, whose files can be read at any time: names in mount tables, and numbers of `f_type` in
+/// statfs(2).
+const LOCAL: [(&str, FsWord); 18] = [
+    ("ext2", 0xef53),
+    ("ext3", 0xef53),
+    ("ext4", 0xef53),
+    ("xfs", 0x5846_5342),
+    ("btrfs", 0x9123_683e),
+    ("zfs", 0x2fc1_2fc1),
+    ("bcachefs", 0xca45_1a4e),
+    ("f2fs", 0xf2f5_2010),
+    ("ubifs", 0x2405_1905),
+    ("squashfs", 0x7371_7368),
+    ("erofs", 0xe0f5_e1e2),
+    ("iso9660", 0x9660),
+    ("tmpfs", 0x0102_1994),
+    ("devtmpfs", 0x0102_1994),
+    ("ramfs", 0x8584_58f6),
+    ("rootfs", 0x8584_58f6),
+    ("hugetlbfs", 0x9584_58f6),
+    (OVERLAY, 0x794c_7630),
+];
 /// Shows the files of other file systems. In a user namespace, any user can mount it over those that do not answer.
 const OVERLAY: &str = "overlay";
 
@@ -39,7 +58,7 @@ struct Mount {
 
 impl Mount {
     fn is_local(&self, device: Device) -> bool {
-        LOCAL.contains(&self.kind.as_str()) || (device.major != 0 && !self.is_fuse())
+        LOCAL.iter().any(|(kind, _)| *kind == self.kind) || (device.major != 0 && !self.is_fuse())
     }
 
     /// Also of block devices (`fuseblk`).
@@ -154,6 +173,12 @@ pub(crate) fn is_local_here(device: Device) -> Option<bool> {
     own(|table| Some(table.root == Some(device) || table.mounts.get(&device)?.is_local(device)))
 }
 
+/// Whether an open file's file system answers by itself, by its `f_type`. An overlay does only if it is mounted where heapbpf runs.
+pub(crate) fn is_local_type(number: FsWord, device: Device) -> bool {
+    let mut kinds = LOCAL.iter().filter(|(_, of)| *of == number).map(|(kind, _)| *kind);
+    kinds.next().is_some_and(|kind| kind != OVERLAY || is_local_here(device) == Some(true))
+}
+
 /// Whether the file system of a process's file answers by itself: neither another machine nor a program serves it. `device` is that of
 /// a mapping: the memory manager's, not that of `stat`.
 pub(crate) fn is_local(pid: Pid, device: Device) -> bool {
@@ -225,6 +250,7 @@ pub(in crate::linux) fn is_of_our_users(pid: Pid) -> bool {
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
+    use rustix::fs::fstatfs;
 
     use super::*;
 
@@ -271,6 +297,32 @@ mod tests {
         }
         assert!(!is_local(own, device(0, 0xf_ffff)), "unknown");
         assert!(is_of_our_users(own));
+    }
+
+    #[test]
+    fn names_and_numbers_of_file_systems_agree() {
+        let by_name = |kind: &str| {
+            let mount = Mount { kind: kind.to_owned(), point: PathBuf::from("/x"), user: None };
+            mount.is_local(device(0, 99))
+        };
+        for (kind, number) in LOCAL {
+            assert!(by_name(kind) && is_local_type(number, device(0, 99)) == (kind != OVERLAY), "{kind}");
+        }
+        // FUSE, NFS, 9p, CIFS, SMB2, Ceph, autofs and procfs.
+        for (kind, number) in [
+            ("fuse", 0x6573_5546),
+            ("nfs4", 0x6969),
+            ("9p", 0x0102_1997),
+            ("cifs", 0xff53_4d42),
+            ("smb3", 0xfe53_4d42),
+            ("ceph", 0x00c3_6400),
+            ("autofs", 0x0187),
+            ("proc", 0x9fa0),
+        ] {
+            assert!(!by_name(kind) && !is_local_type(number, device(0, 99)), "{kind}");
+        }
+        let memory = memfd_create("x", MemfdFlags::CLOEXEC).expect("there is memory");
+        assert!(is_local_type(fstatfs(&memory).expect("it is open").f_type, device(0, 99)));
     }
 
     proptest! {
