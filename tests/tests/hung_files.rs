@@ -2,10 +2,11 @@
 
 use std::fs;
 use std::os::unix::process::CommandExt;
+use std::path::Path;
 use std::process::Command;
 
 use heapbpf_tests::fuse::{Fuse, Options};
-use heapbpf_tests::heapbpf::{Heapbpf, Outcome};
+use heapbpf_tests::heapbpf::{Heapbpf, Outcome, binary};
 use heapbpf_tests::kernel::{changed_code, wait_until};
 use heapbpf_tests::recipe::Recipe;
 use heapbpf_tests::report::Ledger;
@@ -217,4 +218,47 @@ fn allocators_on_served_file_systems_are_probed_unless_another_user_could_stop_t
     let ground = Ground::start(&exact().flags("-static"), "program", options);
     let message = Heapbpf::of(ground.target.pid(), "").run().expect_error(1);
     assert!(message.contains("another user serves the file system of its file"), "{message}");
+}
+
+/// What the user's own configuration names, on a file system that does not answer.
+fn record_with_configuration(recipe: &Recipe, arguments: &[&str], environment: &[(&str, &Path)], expected: &str) {
+    let mut target = Target::spawn(&mut Command::new(recipe.build()));
+    let mut command = Command::new(binary());
+    command.args(["--pid", &target.pid().to_string(), "--no-inventory", "--interval", "1", "--on-overload", "drop"]);
+    command.args(["-o", "out.json"]).args(arguments).env_remove("XDG_CACHE_HOME").envs(environment.iter().copied());
+    let mut heapbpf = Heapbpf::with_command(command);
+    let session = heapbpf.start();
+    let ledger = target.work("go");
+    let outcome = session.interrupt();
+    assert_eq!(heapbpf.report("out.json").process(target.pid()).totals.exact(), ledger.sum());
+    assert_eq!(outcome.stderr.matches(expected).count(), 1, "{expected}: {outcome:?}");
+}
+
+#[test]
+fn caches_and_folders_that_do_not_answer_are_not_used() {
+    let mut fuse = Fuse::mount(&[], Options::default());
+    fuse.hang();
+    let name = fuse.folder().display().to_string();
+    let stripped = exact().flags("-s -Wl,--build-id");
+    record_with_configuration(
+        &exact(),
+        &[],
+        &[("XDG_CACHE_HOME", fuse.folder())],
+        &format!("heapbpf: warning: unwind tables are not cached: `{name}` does not answer"),
+    );
+    // Each of the program's modules would have a file there.
+    record_with_configuration(
+        &stripped,
+        &["--debug-dir", &name],
+        &[],
+        &format!("heapbpf: warning: `{name}` does not answer: debug files below it are not used"),
+    );
+    for variable in ["DEBUGINFOD_CACHE_PATH", "HOME"] {
+        record_with_configuration(
+            &stripped,
+            &["--debuginfod", "http://127.0.0.1:9"],
+            &[(variable, fuse.folder())],
+            &format!("heapbpf: warning: debug files are not cached: `{name}` does not answer"),
+        );
+    }
 }

@@ -4,12 +4,14 @@
 use std::fs::File;
 use std::io;
 use std::path::PathBuf;
+use std::sync::Once;
 use std::time::{Duration, SystemTime};
 
 use crate::linux::files::{self, Replacement};
 use crate::linux::folder::Folder;
 use crate::linux::rights::Rights;
 use crate::object::elf::BuildId;
+use crate::reader;
 
 const FILE_NAME: &str = "debuginfo";
 /// Any user may read debug files; directories restrict that.
@@ -19,7 +21,10 @@ const MISSING_AGE_MAX: Duration = Duration::from_secs(600);
 const MISSING_AGE_FILE: &str = "cache_miss_s";
 
 #[derive(Debug)]
-pub(super) struct Cache(PathBuf);
+pub(super) struct Cache {
+    directory: PathBuf,
+    warning: Once,
+}
 
 #[derive(Debug)]
 pub(super) enum Cached {
@@ -31,14 +36,24 @@ pub(super) enum Cached {
 
 impl Cache {
     pub(super) fn new(directory: PathBuf) -> Self {
-        Self(directory)
+        Self { directory, warning: Once::new() }
+    }
+
+    /// With one warning if it does not.
+    fn answers(&self) -> bool {
+        let reached = reader::reach(Some(&Rights::of_invoker()), &self.directory);
+        let warn = |error| self.warning.call_once(|| tracing::warn!("debug files are not cached: {error}"));
+        reached.map_err(warn).is_ok()
     }
 
     fn path(&self, build_id: &BuildId) -> PathBuf {
-        self.0.join(build_id.to_string())
+        self.directory.join(build_id.to_string())
     }
 
     pub(super) fn find(&self, build_id: &BuildId) -> Cached {
+        if !self.answers() {
+            return Cached::Unknown;
+        }
         let find = || self.look_up(build_id).unwrap_or(Cached::Unknown);
         Rights::of_invoker().run(find).unwrap_or(Cached::Unknown)
     }
@@ -50,22 +65,27 @@ impl Cache {
             return Ok(Cached::File(file));
         }
         let age = SystemTime::now().duration_since(metadata.modified()?).ok();
-        let text = files::read_text(&self.0.join(MISSING_AGE_FILE), 64).ok();
+        let text = files::read_text(&self.directory.join(MISSING_AGE_FILE), 64).ok();
         let age_max = text.and_then(|text| text.trim().parse().ok()).map_or(MISSING_AGE_MAX, Duration::from_secs);
         Ok(if age.is_some_and(|age| age < age_max) { Cached::Missing } else { Cached::Unknown })
     }
 
     /// `None` where the cache cannot be written; with a warning.
     pub(super) fn create(&self, build_id: &BuildId) -> Option<Replacement> {
+        if !self.answers() {
+            return None;
+        }
         let create = || Replacement::create_at(Folder::create(&self.path(build_id))?.place(FILE_NAME)?, FILE_MODE);
         let created = Rights::of_invoker().run(create).and_then(|created| created);
-        created.map_err(|error| tracing::warn!("debug files are not cached in `{}`: {error}", self.0.display())).ok()
+        created
+            .map_err(|error| tracing::warn!("debug files are not cached in `{}`: {error}", self.directory.display()))
+            .ok()
     }
 
     /// Gives a complete file its name.
     pub(super) fn commit(&self, file: Replacement) {
         if let Err(error) = Rights::of_invoker().run(|| file.commit()).and_then(|done| done) {
-            tracing::warn!("a debug file is not cached in `{}`: {error}", self.0.display());
+            tracing::warn!("a debug file is not cached in `{}`: {error}", self.directory.display());
         }
     }
 

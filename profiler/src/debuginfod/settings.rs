@@ -9,6 +9,9 @@ use std::time::Duration;
 use hyper::Uri;
 use thiserror::Error;
 
+use crate::linux::rights::Rights;
+use crate::reader;
+
 /// Time within which a server must send 100 KiB.
 const TIMEOUT_DEFAULT: Duration = Duration::from_secs(90);
 /// Debug files of browsers have 4 GiB; few others have more than 1 GiB.
@@ -120,7 +123,8 @@ impl Settings {
         }
         let absolute = |name: &str| variable(name).map(PathBuf::from).filter(|path| path.is_absolute());
         let home = home.map(Path::to_owned).or_else(|| absolute("HOME"));
-        let old = home.as_ref().map(|home| home.join(".debuginfod_client_cache")).filter(|path| path.is_dir());
+        let is_folder = |path: &PathBuf| reader::reach(Some(&Rights::of_invoker()), path).is_ok() && path.is_dir();
+        let old = home.as_ref().map(|home| home.join(".debuginfod_client_cache")).filter(is_folder);
         let standard = || {
             let root = absolute("XDG_CACHE_HOME").or_else(|| Some(home.as_ref()?.join(".cache")))?;
             Some(root.join("debuginfod_client"))

@@ -3,15 +3,20 @@
 //!
 //! <https://sourceware.org/gdb/current/onlinedocs/gdb.html/Separate-Debug-Files.html>
 
+use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::os::unix::ffi::OsStrExt;
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
 
+use tracing::warn;
+
+use super::ObjectError;
 use super::elf::{BuildId, Elf};
-use super::image::{Image, open_beneath, open_regular};
+use super::image::{self, Image, open_beneath};
 use crate::ids::Pid;
-use crate::linux::proc::process;
+use crate::linux::proc::{mounts, process};
 use crate::linux::rights::Rights;
 use crate::reader::Wanted;
 
@@ -88,11 +93,33 @@ pub(crate) fn find_linked_in(given: &[PathBuf], path: &Path, image: &Image, elf:
     let bytes = image.read(section.offset, section.size_bytes, SECTION_BYTES_MAX).ok()?;
     let (name, checksum) = parse_debug_link(&bytes)?;
     let below = path.parent()?.strip_prefix("/").ok()?;
-    let image = given.iter().find_map(|directory| {
-        let root = File::open(directory).ok()?;
-        open_beneath(&root, &below.join(name), DEBUG_FILE_BYTES_MAX).ok()
-    })?;
+    let image = given.iter().find_map(|directory| open_below(directory, &below.join(name)))?;
     Some(DebugLink { image, checksum })
+}
+
+fn open_below(directory: &Path, path: &Path) -> Option<Image> {
+    let whole = directory.join(path);
+    if mounts::first_distant(&whole).is_none() {
+        return open_beneath(&File::open(directory).ok()?, path, DEBUG_FILE_BYTES_MAX).ok();
+    }
+    let stays_below = path.components().all(|part| matches!(part, Component::Normal(_)));
+    if stays_below { open_named(&whole) } else { None }
+}
+
+/// Directories of file systems that did not answer.
+static UNANSWERED: Mutex<BTreeSet<Arc<str>>> = Mutex::new(BTreeSet::new());
+
+/// A directory that does not answer is a warning, once.
+fn open_named(path: &Path) -> Option<Image> {
+    image::open_named(path)
+        .inspect_err(|error| {
+            if let ObjectError::Unanswered(directory) = error
+                && UNANSWERED.lock().unwrap_or_else(PoisonError::into_inner).insert(Arc::clone(directory))
+            {
+                warn!("{error}: debug files below it are not used");
+            }
+        })
+        .ok()
 }
 
 /// The file that a debug file shares strings and types with (dwz(1)).
@@ -135,7 +162,7 @@ fn in_directory(directory: &Path, build_id: &BuildId) -> Option<Image> {
 }
 
 fn open_if_of(path: &Path, build_id: &BuildId) -> Option<Image> {
-    let image = open_regular(path).ok()?;
+    let image = open_named(path)?;
     (Elf::read(&image).ok()?.build_id.as_ref() == Some(build_id)).then_some(image)
 }
 

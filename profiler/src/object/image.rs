@@ -282,8 +282,20 @@ pub(crate) fn open_mapped(pid: Pid, mapping: &Mapping, path: &Path) -> Result<Im
 
 /// Opens a file of this machine that a recording names.
 pub(crate) fn open_recorded(path: &Path) -> Result<Image, ObjectError> {
-    let root = openat(CWD, "/", OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).map_err(io::Error::from)?;
-    open_by_reader(None, Mapped::At(&root.into(), path)).map(Image::kept)
+    open_by_reader(None, Mapped::At(&own_root()?, path)).map(Image::kept)
+}
+
+/// Opens a file of this machine that the user of heapbpf names. The reader opens what this process could have to wait for.
+pub(super) fn open_named(path: &Path) -> Result<Image, ObjectError> {
+    if mounts::first_distant(path).is_none() {
+        return open_regular(path);
+    }
+    reader::reach(None, path).map_err(|silent| ObjectError::Unanswered(shown::os_text(&silent.point).into()))?;
+    open_by_reader(None, Mapped::At(&own_root()?, &std::path::absolute(path)?))
+}
+
+fn own_root() -> io::Result<File> {
+    Ok(openat(CWD, "/", OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?.into())
 }
 
 pub(super) fn open_by_reader(rights: Option<&Rights>, mapped: Mapped<'_>) -> Result<Image, ObjectError> {
@@ -354,8 +366,7 @@ pub(crate) fn identity_beneath(
 
 /// Which file a path leads to on this machine, for the user of heapbpf.
 pub(crate) fn identity_here(path: &Path) -> Option<FileIdentity> {
-    let root = openat(CWD, "/", OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).ok()?;
-    identity_beneath(&Rights::of_invoker(), &root.into(), path, None)
+    identity_beneath(&Rights::of_invoker(), &own_root().ok()?, path, None)
 }
 
 pub(crate) fn read_vdso(pid: Pid, mapping: &Mapping) -> Result<Vec<u8>, ObjectError> {

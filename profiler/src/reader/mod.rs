@@ -2,6 +2,7 @@
 //! A process of its own does that, with the rights of the target's user, so a report shows nothing that this user could not read; a file
 //! system that never answers stops that process alone. Files of such file systems come as copies, which can always be read.
 
+mod reach;
 mod serve;
 
 use std::collections::HashMap;
@@ -25,6 +26,7 @@ use crate::linux::proc::maps::Device;
 use crate::linux::rights::Rights;
 use crate::linux::{known, signals};
 
+pub(crate) use reach::{Unanswered, reach};
 pub use serve::serve;
 
 /// The hidden command of the process.
@@ -130,6 +132,7 @@ enum Request {
     Map { path: Option<Vec<u8>>, copy_bytes_max: u64 },
     Read { offset: u64, length: u64 },
     Identify { path: Vec<u8> },
+    Reach { path: Vec<u8> },
     Touch { pid: Pid, address: u64 },
 }
 
@@ -146,6 +149,7 @@ enum Answer {
     /// The bytes follow.
     Read(Original),
     Identified(Original),
+    Reached,
     Touched,
     Failed(Failure),
 }

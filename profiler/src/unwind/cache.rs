@@ -19,6 +19,7 @@ use super::image::Image;
 use super::table::Table;
 use crate::linux::files::{Replacement, TEMPORARY_PREFIX};
 use crate::linux::folder::Folder;
+use crate::reader::{self, Unanswered};
 
 /// Exceeded by up to a sixteenth while an agent runs. The least recently used tables are removed.
 pub(crate) const CACHE_BYTES_MAX: u64 = 512 << 20;
@@ -33,6 +34,8 @@ pub(crate) enum CacheError {
         "cache directory `{path}` belongs to another user or is writable by others; set XDG_CACHE_HOME to a directory of your own"
     )]
     NotOurs { path: PathBuf },
+    #[error(transparent)]
+    Unanswered(#[from] Unanswered),
 }
 
 /// Hash of a table's input. A build id is chosen by the file's author, who could replace the table of another library.
@@ -79,6 +82,7 @@ fn array_with_mark(number: u64) -> [u8; 9] {
 #[derive(Debug)]
 pub(crate) struct Cache {
     directory: Folder,
+    path: PathBuf,
     bytes_max: u64,
     /// Since the last eviction, which inspects every file.
     untidied_bytes: AtomicU64,
@@ -93,6 +97,10 @@ impl Cache {
         for root in roots {
             match Self::open(&root, CACHE_BYTES_MAX) {
                 Ok(cache) => return Some(cache),
+                Err(error @ CacheError::Unanswered(_)) => {
+                    tracing::warn!("unwind tables are not cached: {error}");
+                    return None;
+                }
                 Err(error) => refused = refused.or(Some(error)),
             }
         }
@@ -105,12 +113,13 @@ impl Cache {
 
     pub(crate) fn open(root: &Path, bytes_max: u64) -> Result<Self, CacheError> {
         let mut path = root.to_owned();
+        reader::reach(None, &path.join("heapbpf/unwind"))?;
         let mut directory = ours(Folder::create(root), &path)?;
         for name in ["heapbpf", "unwind"] {
             path.push(name);
             directory = ours(directory.enter(name), &path)?;
         }
-        let cache = Self { directory, bytes_max, untidied_bytes: AtomicU64::new(0) };
+        let cache = Self { directory, path, bytes_max, untidied_bytes: AtomicU64::new(0) };
         cache.tidy();
         Ok(cache)
     }
@@ -121,11 +130,17 @@ impl Cache {
         is_current: impl FnOnce(&Table) -> bool,
         build: impl FnOnce() -> Table,
     ) -> Table {
-        if let Some(table) = self.load(key).filter(is_current) {
+        // Its file system may have stopped answering since.
+        let answers = || reader::reach(None, &self.path).is_ok();
+        if answers()
+            && let Some(table) = self.load(key).filter(is_current)
+        {
             return table;
         }
         let table = build();
-        self.store(key, &table);
+        if answers() {
+            self.store(key, &table);
+        }
         table
     }
 

@@ -1,7 +1,7 @@
 //! Which file systems answer by themselves, by the mount tables of processes. Reading these asks no file system.
 
 use std::collections::{HashMap, VecDeque};
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
 use std::io::{self, Read, Seek};
 use std::os::unix::ffi::OsStringExt;
@@ -47,6 +47,10 @@ const LOCAL: [(&str, FsWord); 18] = [
 ];
 /// Shows the files of other file systems. In a user namespace, any user can mount it over those that do not answer.
 const OVERLAY: &str = "overlay";
+/// The kind of `/proc`.
+const PROCESSES: &str = "proc";
+/// Links that are followed on one way: as many as the kernel follows (`MAXSYMLINKS` in include/linux/namei.h).
+const LINKS_MAX: u32 = 40;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Mount {
@@ -73,10 +77,20 @@ impl Mount {
     }
 }
 
+/// A file system that another machine or a program serves.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Distant {
+    pub(crate) device: Device,
+    /// Where it is mounted.
+    pub(crate) point: PathBuf,
+}
+
 /// The file systems of a mount namespace, each at its last mount point.
 #[derive(Debug, Default)]
 struct Table {
     mounts: HashMap<Device, Mount>,
+    /// What is mounted at each point, not below another.
+    points: HashMap<PathBuf, Device>,
     /// That of the root directory.
     root: Option<Device>,
 }
@@ -89,9 +103,50 @@ impl Table {
             if mount.point == Path::new("/") {
                 table.root = Some(device);
             }
+            table.points.insert(mount.point.clone(), device);
             table.mounts.insert(device, mount);
         }
         table
+    }
+
+    /// If the root directory does not answer, nothing on the machine works.
+    fn is_local(&self, device: Device) -> Option<bool> {
+        Some(self.root == Some(device) || self.mounts.get(&device)?.is_local(device))
+    }
+
+    /// Looks up names in file systems that answer by themselves only. `path` must be absolute.
+    fn first_distant(&self, path: &Path) -> Option<Distant> {
+        let names = |path: &Path| path.iter().rev().map(OsStr::to_owned).collect::<Vec<_>>();
+        let mut at = PathBuf::from("/");
+        let mut left = names(path);
+        let mut links_left = LINKS_MAX;
+        while let Some(name) = left.pop() {
+            if name == ".." {
+                at.pop();
+                continue;
+            }
+            // A root directory replaces the path.
+            at.push(name);
+            if let Some(&device) = self.points.get(&at) {
+                if !self.is_local(device)? && self.mounts.get(&device)?.kind != PROCESSES {
+                    return Some(Distant { device, point: at });
+                }
+            } else if let Ok(target) = fs::read_link(&at) {
+                at.pop();
+                // Such links lead elsewhere than they read.
+                if self.kind_at(&at) == Some(PROCESSES) {
+                    return None;
+                }
+                links_left = links_left.checked_sub(1)?;
+                left.extend(names(&target));
+            }
+        }
+        None
+    }
+
+    fn kind_at(&self, folder: &Path) -> Option<&str> {
+        let device = folder.ancestors().find_map(|point| self.points.get(point))?;
+        self.mounts.get(device).map(|mount| mount.kind.as_str())
     }
 }
 
@@ -169,8 +224,13 @@ fn own<T>(find: impl FnOnce(&Table) -> Option<T>) -> Option<T> {
 
 /// Whether a file system that is mounted where heapbpf runs is one that answers; `None` for others.
 pub(crate) fn is_local_here(device: Device) -> Option<bool> {
-    // If the root directory does not answer, nothing on the machine works.
-    own(|table| Some(table.root == Some(device) || table.mounts.get(&device)?.is_local(device)))
+    own(|table| table.is_local(device))
+}
+
+/// The first file system on the way to a file of this machine that does not answer by itself. Asks it nothing.
+pub(crate) fn first_distant(path: &Path) -> Option<Distant> {
+    let path = std::path::absolute(path).ok()?;
+    own(|table| table.first_distant(&path))
 }
 
 /// Whether an open file's file system answers by itself, by its `f_type`. An overlay does only if it is mounted where heapbpf runs.
@@ -249,6 +309,8 @@ pub(in crate::linux) fn is_of_our_users(pid: Pid) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::symlink;
+
     use proptest::prelude::*;
     use rustix::fs::fstatfs;
 
@@ -323,6 +385,40 @@ mod tests {
         }
         let memory = memfd_create("x", MemfdFlags::CLOEXEC).expect("there is memory");
         assert!(is_local_type(fstatfs(&memory).expect("it is open").f_type, device(0, 99)));
+    }
+
+    #[test]
+    fn the_way_to_a_file_is_followed_up_to_what_may_not_answer() {
+        let ground = tempfile::tempdir().expect("temporary folder");
+        let ground = ground.path().canonicalize().expect("it exists");
+        for name in ["served", "own"] {
+            fs::create_dir(ground.join(name)).expect("ours");
+        }
+        for (name, target) in [("link", "own/../served/x"), ("absolute", "/proc/self/root"), ("loop", "loop")] {
+            symlink(target, ground.join(name)).expect("ours");
+        }
+        let text = format!(
+            "1 1 254:0 / / rw - ext4 /dev/vda rw\n2 1 0:5 / /proc rw - proc proc rw\n3 1 0:40 / {}/served rw - fuse x rw\n",
+            ground.display()
+        );
+        let table = Table::parse(text.as_bytes());
+        let served = Distant { device: device(0, 40), point: ground.join("served") };
+        for (path, expected) in [
+            ("served", true),
+            ("served/a/b", true),
+            ("own/../served", true),
+            ("link/y", true),
+            ("", false),
+            ("own/a/b", false),
+            ("own/../link/../../own", true),
+            ("missing/served", false),
+            ("absolute", false),
+            ("loop/served", false),
+        ] {
+            let found = table.first_distant(&ground.join(path));
+            assert_eq!(found, expected.then(|| served.clone()), "{path}");
+        }
+        assert_eq!(table.first_distant(Path::new("/proc/self/cwd/served")), None);
     }
 
     proptest! {

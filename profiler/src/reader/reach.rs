@@ -1,0 +1,33 @@
+//! Whether files that the user's own configuration names can be opened at all: caches, and folders of debug files.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{CWD, Mode, OFlags, openat};
+
+use super::{Place, ReadError, Request, answer, bytes_of};
+use crate::linux::proc::mounts::{self, Distant};
+use crate::linux::rights::Rights;
+use crate::shown::Shown;
+
+/// A file system of this machine that did not answer.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("`{}` does not answer", Shown::of(.point))]
+pub(crate) struct Unanswered {
+    /// Where it is mounted.
+    pub(crate) point: PathBuf,
+}
+
+/// Checks that the file systems on the way to a file or folder of this machine answer, with these rights or those of heapbpf. Asks only
+/// those that do not answer by themselves.
+pub(crate) fn reach(rights: Option<&Rights>, path: &Path) -> Result<(), Unanswered> {
+    let Some(Distant { device, point }) = mounts::first_distant(path) else { return Ok(()) };
+    let root = || openat(CWD, "/", OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).map_err(io::Error::from);
+    let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+    let ask = || answer(rights, &Place::Device(device), &Request::Reach { path: bytes_of(&path) }, &root()?.into());
+    match ask() {
+        Err(ReadError::Silent) => Err(Unanswered { point }),
+        // What it has instead of a file is for the caller to find.
+        _ => Ok(()),
+    }
+}
