@@ -157,7 +157,8 @@ fn the_summary_is_printed_at_the_end_on_stderr() {
     let warning =
         summary.starts_with("heapbpf: warning: other tools have ").then(|| summary.split_once('\n')).flatten();
     let summary = warning.map_or(summary, |(_, rest)| rest);
-    assert!(summary.starts_with("sh (pid "), "{summary}");
+    let is_subject = |line: &str| line.starts_with("process ") && line.contains(" (sh) · recorded for ");
+    assert!(summary.lines().next().is_some_and(is_subject), "{summary}");
     assert!(summary.contains("recorded from its first allocation on"), "{summary}");
     assert!(summary.contains("health: complete"), "{summary}");
     let last: Vec<&str> = summary.lines().rev().take(2).collect();

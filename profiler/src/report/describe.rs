@@ -18,6 +18,12 @@ pub(crate) fn target(target: &TargetProfile) -> String {
     format!("{} (pid {})", if comm.is_empty() { "[no name]" } else { &comm }, target.facts.pid)
 }
 
+/// For the beginning of a line, which would be taken for one of heapbpf's messages if a name began it.
+pub(crate) fn process(target: &TargetProfile) -> String {
+    let comm = text::printable(&target.facts.comm);
+    format!("process {} ({})", target.facts.pid, if comm.is_empty() { "[no name]" } else { &comm })
+}
+
 pub(super) fn subject(profile: &Profile) -> String {
     match profile.targets.as_slice() {
         [] => "no process".to_owned(),

@@ -72,8 +72,12 @@ pub(crate) fn health_lines(profile: &Profile, view: View) -> Vec<String> {
 
 impl Page {
     fn header(&mut self, profile: &Profile) {
+        let subject = match profile.targets.as_slice() {
+            [only] => describe::process(only),
+            _ => describe::subject(profile),
+        };
         let parts = [
-            describe::subject(profile),
+            subject,
             format!("recorded for {}", text::duration(describe::duration_ns(profile))),
             describe::interval(profile),
         ];

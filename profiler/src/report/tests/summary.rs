@@ -3,7 +3,8 @@
 use super::{check_golden, profiles};
 use crate::ledger::totals::Totals;
 use crate::report::View;
-use crate::report::summary::summary;
+use crate::report::summary::{Top, summary};
+use crate::report::usage::TopBy;
 
 #[test]
 fn goldens() {
@@ -19,6 +20,28 @@ fn goldens() {
         ("nobody", profiles::nobody(), View::LiveBytes, Some(80)),
     ] {
         check_golden(&format!("summary/{name}.txt"), &summary(&profile, view, 10, width, false));
+    }
+}
+
+/// It would be taken for a message of heapbpf's.
+#[test]
+fn no_line_begins_with_a_name() {
+    const NAME: &str = "heapbpf: error: cannot write the report";
+    for mut profile in profiles::all() {
+        for target in &mut profile.targets {
+            (target.facts.comm, target.facts.command) = (NAME.to_owned(), NAME.to_owned());
+            target.heaps.iter_mut().for_each(|heap| NAME.clone_into(&mut heap.name));
+        }
+        for frame in &mut profile.frames {
+            (frame.function, frame.module) = (Some(NAME.into()), Some(NAME.into()));
+        }
+        for by in [TopBy::Callsite, TopBy::Function, TopBy::Module] {
+            for width in [None, Some(80)] {
+                let text = summary(&profile, View::LiveBytes, Top { rows: 10, by }, width, false);
+                assert!(!text.lines().any(|line| line.starts_with("heapbpf: ")), "{text}");
+                assert!(width.is_some() || profile.targets.is_empty() || text.contains(NAME), "{text}");
+            }
+        }
     }
 }
 

@@ -160,7 +160,7 @@ pub(super) fn nothing(state: &State) -> String {
         (None, Some(_)) if state.is_difference => "nothing has changed; d shows everything".to_owned(),
         (None, Some(target)) => {
             let live = size(target.totals.live_bytes().to_f64());
-            format!("{}: no sampled allocation yet (live {live})", describe::target(target))
+            format!("{}: no sampled allocation yet (live {live})", describe::process(target))
         }
     }
 }
