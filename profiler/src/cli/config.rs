@@ -13,8 +13,10 @@ use rustix::process::geteuid;
 use toml::{Table, Value};
 
 use super::exit::usage;
+use super::terminal::say;
 use super::user::{Invoker, invoker};
 use crate::linux::files;
+use crate::reader;
 use crate::shown::{self, Shown};
 
 /// Options that have defaults of the user's, by command: none that selects targets or names a file, because under sudo
@@ -220,6 +222,13 @@ fn path() -> Option<PathBuf> {
 /// `None` if there is no file. Refuses one that other users can write.
 fn read(path: &Path) -> Result<Option<String>> {
     let shown = Shown::of(path);
+    match reader::reach(None, path) {
+        Err(error) if std::env::var_os(PATH_VARIABLE).is_none() => {
+            say(&format!("heapbpf: warning: {error}: `{shown}` is not read"));
+            return Ok(None);
+        }
+        reached => reached.with_context(|| format!("cannot read `{shown}`"))?,
+    }
     let file = match files::open(path) {
         Ok(file) => file,
         Err(_) if std::env::var_os(PATH_VARIABLE).is_none() && !is_visible(path) => return Ok(None),
