@@ -130,6 +130,14 @@ fn others_are_recorded_beside_a_process_that_cannot_be() {
     assert!(alone.contains(&ground.unanswered()), "{alone}");
 }
 
+#[test]
+fn a_program_is_not_started_from_a_file_system_that_does_not_answer() {
+    let mut fuse = Fuse::mount(&[("program", &exact().build())], Options::default());
+    fuse.hang();
+    let message = Heapbpf::new(["--".into(), fuse.path("program")]).run().expect_error(126);
+    assert!(message.contains(&format!("`{}` does not answer", fuse.folder().display())), "{message}");
+}
+
 /// Such a program has its file system at `/`.
 #[test]
 fn a_file_system_has_the_name_that_it_has_for_root() {

@@ -1,6 +1,9 @@
 //! Starting a command, and stopping new processes until their probes are attached.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
 
 use anyhow::{Context, Result, ensure};
 use tokio::signal::unix::{SignalKind, signal};
@@ -23,7 +26,9 @@ use crate::linux::signals::Inherited;
 use crate::model::Origin;
 use crate::process::launch::{LaunchError, ProgramStop};
 use crate::process::link_map;
+use crate::reader;
 use crate::report::text::printable;
+use crate::shown;
 
 impl Session {
     /// Starts a command and attaches probes before its code runs. Fails if it cannot be started or has no allocator.
@@ -33,6 +38,9 @@ impl Session {
             self.followed = Some(Followed::new()?);
         }
         let keeper = self.probes.keeper().clone();
+        if let Some(program) = command.first() {
+            check_answers(program)?;
+        }
         let exec_layout = self.execs_to_stop();
         let mut before_exec = |pid, tracer| self.await_exec(pid, tracer);
         let started = Launch::start(&keeper, command, inherited, exec_layout.is_some(), &mut before_exec);
@@ -289,6 +297,22 @@ impl Session {
         }
         self.command = Some(command);
     }
+}
+
+/// Fails if the file system of a program does not answer: its exec could not be interrupted.
+fn check_answers(program: &OsStr) -> Result<(), LaunchError> {
+    let folders = std::env::var_os("PATH").unwrap_or_default();
+    let is_path = program.as_bytes().contains(&b'/');
+    let folders = if is_path { vec![PathBuf::new()] } else { std::env::split_paths(&folders).collect() };
+    for path in folders.into_iter().map(|folder| folder.join(program)) {
+        reader::reach(None, &path).map_err(|error| {
+            LaunchError::NotExecutable(shown::os_text(program).into_owned(), io::Error::other(error))
+        })?;
+        if path.is_file() {
+            break;
+        }
+    }
+    Ok(())
 }
 
 fn warn_unchecked(target: &Target) {
