@@ -249,7 +249,13 @@ fn a_missing_file_is_requested_once_in_ten_minutes() {
     assert_eq!(failure(&split, &server, &[]), "no server has it");
     assert_eq!(server.requests(), 1);
     // elfutils' setting of the age.
-    fs::write(split.path("home/.cache/debuginfod_client/cache_miss_s"), "0\n").expect("the directory is ours");
+    let setting = split.path("home/.cache/debuginfod_client/cache_miss_s");
+    fs::write(&setting, "0\n").expect("the directory is ours");
+    assert_eq!(failure(&split, &server, &[]), "no server has it");
+    assert_eq!(server.requests(), 2);
+    // A pipe in its place is not opened: nobody writes.
+    fs::remove_file(&setting).expect("the directory is ours");
+    run(Command::new("mkfifo").arg(&setting));
     assert_eq!(failure(&split, &server, &[]), "no server has it");
     assert_eq!(server.requests(), 2);
 }

@@ -44,13 +44,20 @@ impl<'a> Body<'a> {
         self.explain(written, server)
     }
 
-    /// Checks that a compressed file has its end.
-    pub(super) fn finish(mut self, server: &Server) -> Result<(), Failure> {
+    /// Checks that a compressed file has its end, and that no byte is missing of `total`, if that is known.
+    pub(super) fn finish(mut self, total: Option<u64>, server: &Server) -> Result<(), Failure> {
         let finished = match &mut self {
             Self::Plain(_) => Ok(()),
             Self::Gzip(decoder) => decoder.try_finish(),
         };
-        self.explain(finished, server)
+        self.explain(finished, server)?;
+        let bytes = self.written();
+        match total.filter(|total| bytes < *total) {
+            Some(total) => {
+                Err(Failure::Connection(server.to_string(), format!("it ended after {bytes} of {total} bytes")))
+            }
+            None => Ok(()),
+        }
     }
 
     fn explain(&self, result: io::Result<()>, server: &Server) -> Result<(), Failure> {
@@ -124,10 +131,21 @@ mod tests {
         let mut file = tempfile::tempfile().expect("a file");
         let mut body = Body::new(&headers, &server, &file, bytes_max)?;
         parts.into_iter().try_for_each(|part| body.write(part, &server))?;
-        body.finish(&server)?;
+        body.finish(None, &server)?;
         let mut bytes = Vec::new();
         file.rewind().and_then(|()| file.read_to_end(&mut bytes)).expect("readable");
         Ok(bytes)
+    }
+
+    #[test]
+    fn bodies_that_end_early_are_refused() {
+        let server: Server = "http://localhost".parse().expect("an address");
+        for (total, expected) in [(None, true), (Some(3), true), (Some(4), false)] {
+            let file = tempfile::tempfile().expect("a file");
+            let mut body = Body::new(&HeaderMap::new(), &server, &file, 100).expect("plain");
+            body.write(b"abc", &server).expect("there is room");
+            assert_eq!(body.finish(total, &server).is_ok(), expected, "{total:?}");
+        }
     }
 
     #[test]

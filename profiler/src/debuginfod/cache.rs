@@ -2,12 +2,12 @@
 //! has. Accessed with the rights of the invoking user, whose directory it is.
 
 use std::fs::File;
-use std::io;
+use std::io::{self, Read};
 use std::path::PathBuf;
 use std::sync::Once;
 use std::time::{Duration, SystemTime};
 
-use crate::linux::files::{self, Replacement};
+use crate::linux::files::Replacement;
 use crate::linux::folder::Folder;
 use crate::linux::rights::Rights;
 use crate::object::elf::BuildId;
@@ -65,9 +65,15 @@ impl Cache {
             return Ok(Cached::File(file));
         }
         let age = SystemTime::now().duration_since(metadata.modified()?).ok();
-        let text = files::read_text(&self.directory.join(MISSING_AGE_FILE), 64).ok();
-        let age_max = text.and_then(|text| text.trim().parse().ok()).map_or(MISSING_AGE_MAX, Duration::from_secs);
+        let age_max = self.missing_age_max().map_or(MISSING_AGE_MAX, Duration::from_secs);
         Ok(if age.is_some_and(|age| age < age_max) { Cached::Missing } else { Cached::Unknown })
+    }
+
+    /// In seconds. The folder may be another user's, who can put anything there.
+    fn missing_age_max(&self) -> Option<u64> {
+        let mut text = String::new();
+        Folder::find(&self.directory).ok()?.open(MISSING_AGE_FILE).ok()?.take(64).read_to_string(&mut text).ok()?;
+        text.trim().parse().ok()
     }
 
     /// `None` where the cache cannot be written; with a warning.

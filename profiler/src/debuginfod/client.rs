@@ -149,7 +149,7 @@ impl<'a> Client<'a> {
         loop {
             let left = until.saturating_duration_since(Instant::now());
             let Some(frame) = timeout(left, body.frame()).await.map_err(|_| self.stalled(server))? else {
-                return written.finish(server);
+                return written.finish(total, server);
             };
             let frame = frame.map_err(|error| Failure::Connection(server.to_string(), error.to_string()))?;
             let Ok(data) = frame.into_data() else { continue };
