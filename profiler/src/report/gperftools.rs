@@ -2,6 +2,7 @@
 //! The format has no names (its reader looks them up in the files), heaps, threads, processes, losses or incomplete stacks. All processes
 //! are mapped into one address space, and numbers are corrected for the reader's own unsampling.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::io::{self, Write};
 
@@ -134,11 +135,28 @@ impl AddressSpace {
     fn write(&self, out: &mut dyn io::Write) -> io::Result<()> {
         for (start, Mapped { path, offset, size_bytes }) in &self.ranges {
             let end = start.saturating_add(*size_bytes);
-            let path = path.replace('\n', "\\012");
+            let path = octal(path);
             writeln!(out, "{start:08x}-{end:08x} r-xp {offset:08x} 00:00 0 {path}")?;
         }
         Ok(())
     }
+}
+
+/// Control characters as the kernel writes that of a new line in `/proc/PID/maps`: they would end the line, or reach a terminal.
+fn octal(path: &str) -> Cow<'_, str> {
+    if !path.contains(char::is_control) {
+        return Cow::Borrowed(path);
+    }
+    let mut bytes = [0; 4];
+    let mut escaped = String::with_capacity(path.len() + 16);
+    for character in path.chars() {
+        let bytes = character.encode_utf8(&mut bytes).as_bytes();
+        match character.is_control() {
+            true => escaped.extend(bytes.iter().map(|byte| format!("\\{byte:03o}"))),
+            false => escaped.push(character),
+        }
+    }
+    Cow::Owned(escaped)
 }
 
 /// Mean size from which 1 − e^(−mean) is exactly 1 in floating-point arithmetic.
@@ -207,6 +225,12 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+
+    #[test]
+    fn control_characters_of_paths_are_escaped() {
+        assert_eq!(octal("/a b/\u{e9}"), "/a b/\u{e9}");
+        assert_eq!(octal("/x\n\u{1b}[m\u{9b}"), r"/x\012\033[m\302\233");
+    }
 
     #[test]
     fn amounts_of_blocks_of_usual_size_are_unchanged() {
