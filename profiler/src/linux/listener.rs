@@ -43,7 +43,9 @@ impl Drop for SocketName {
 pub(crate) fn listen_at(path: &Path) -> io::Result<(UnixListener, SocketName)> {
     let place = Place::find(path)?;
     if !place.is_ours() {
-        return Err(denied("it is in a folder of another user, who could replace the socket; name another folder"));
+        return Err(denied(
+            "it is in a folder that other users may change, who could replace the socket; name another folder",
+        ));
     }
     let listener = match bind_to(&place) {
         Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
@@ -171,5 +173,16 @@ mod tests {
         }
         assert_eq!(fs::read_dir(&own).expect("ours").count(), 0);
         assert_eq!(fs::read_dir(&other).expect("ours").count(), 1);
+    }
+
+    #[test]
+    fn folders_that_anybody_may_change_have_no_sockets() {
+        let folder = tempfile::tempdir().expect("temporary folder");
+        let open = folder.path().join("open");
+        fs::create_dir(&open).expect("ours");
+        for (mode, expected) in [(0o777, false), (0o1777, true), (0o770, true)] {
+            fs::set_permissions(&open, fs::Permissions::from_mode(mode)).expect("ours");
+            assert_eq!(listen_at(&open.join("s.sock")).is_ok(), expected, "{mode:o}");
+        }
     }
 }

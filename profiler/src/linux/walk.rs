@@ -68,7 +68,7 @@ impl Walk {
     }
 
     fn new(root: Option<OwnedFd>, at: OwnedFd, trusted: Vec<u32>) -> rustix::io::Result<Self> {
-        let is_ours = trusted.contains(&fstat(&at)?.st_uid);
+        let is_ours = is_of(&trusted, &fstat(&at)?);
         Ok(Self { root, at, trusted, is_ours, creates: false, links_left: LINKS_MAX })
     }
 
@@ -86,7 +86,7 @@ impl Walk {
         self.trusted.contains(&stat.st_uid)
     }
 
-    /// Whether all folders on the way belong to trusted users, so that nobody else can exchange them.
+    /// Whether only trusted users can exchange the folders on the way, and what is in them.
     pub(crate) fn is_ours(&self) -> bool {
         self.is_ours
     }
@@ -106,7 +106,7 @@ impl Walk {
                         Some(root) => fcntl_dupfd_cloexec(root, 0)?,
                         None => openat(CWD, "/", FOLDER, Mode::empty())?,
                     };
-                    self.is_ours = self.trusts(&fstat(&self.at)?);
+                    self.is_ours = is_of(&self.trusted, &fstat(&self.at)?);
                 }
                 Component::ParentDir if self.is_at_root()? => {}
                 Component::ParentDir => {
@@ -175,7 +175,7 @@ impl Walk {
     }
 
     fn enter(&mut self, stat: &Stat, entry: OwnedFd) {
-        self.is_ours &= self.trusts(stat);
+        self.is_ours &= is_of(&self.trusted, stat);
         self.at = entry;
     }
 
@@ -190,6 +190,13 @@ impl AsFd for Walk {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.at.as_fd()
     }
+}
+
+/// Whether only these users can exchange what is in a folder. In one with the sticky bit, others cannot exchange what is not theirs.
+fn is_of(users: &[u32], stat: &Stat) -> bool {
+    let mode = Mode::from_raw_mode(stat.st_mode);
+    let is_open = kind(stat) == FileType::Directory && mode.contains(Mode::WOTH) && !mode.contains(Mode::SVTX);
+    users.contains(&stat.st_uid) && !is_open
 }
 
 pub(crate) fn kind(stat: &Stat) -> FileType {
