@@ -4,6 +4,8 @@ pub(crate) mod receiver;
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::io::Write;
+use std::net::TcpListener;
 use std::path::Path;
 use std::process::Command;
 use std::thread::sleep;
@@ -380,6 +382,26 @@ fn a_full_disk_loses_no_more_than_it_must() {
     target::run(Command::new("umount").arg(folder.path()));
     assert_consecutive(&allocated(&requests));
     assert!(!outcome.stdout.contains("dropped ("), "memory has room: {}", outcome.stdout);
+}
+
+/// What may precede an answer, without end.
+#[test]
+fn a_server_that_never_comes_to_its_answer_does_not_keep_heapbpf() {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("there is a free port");
+    let port = listener.local_addr().expect("it is bound").port();
+    // They end with the test's process.
+    std::thread::spawn(move || {
+        for connection in listener.incoming().flatten() {
+            let heads = b"HTTP/1.1 100 Continue\r\n\r\n".repeat(1000);
+            std::thread::spawn(move || while (&connection).write_all(&heads).is_ok() {});
+        }
+    });
+    let mut target = Target::start("slots.c");
+    let mut heapbpf = heapbpf(&target, &format!("otlp+http://127.0.0.1:{port}"), "--push-every 100ms");
+    let session = heapbpf.start();
+    target.work("+1:1000");
+    let outcome = session.interrupt().expect_counted();
+    assert!(outcome.stdout.contains("push: "), "{}", outcome.stdout);
 }
 
 #[test]

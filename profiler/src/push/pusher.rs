@@ -2,6 +2,7 @@
 
 use std::io;
 use std::path::{Path, PathBuf};
+use std::pin::pin;
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
@@ -11,7 +12,7 @@ use sha2::{Digest, Sha256};
 use thiserror::Error;
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::watch;
-use tokio::time::{Instant, MissedTickBehavior, interval_at, sleep};
+use tokio::time::{Instant, MissedTickBehavior, interval_at, sleep, timeout};
 
 use super::client::Client;
 use super::endpoint::{Endpoint, Header};
@@ -26,6 +27,8 @@ use crate::snapshot::Snapshot;
 
 /// Time for the last window, after the recording.
 const END_TIME_MAX: Duration = Duration::from_secs(10);
+/// Time for the thread to end after that, or after an interruption. A server can keep it busy with what precedes an answer.
+const THREAD_TIME_MAX: Duration = Duration::from_secs(1);
 /// A request may take two windows.
 const REQUEST_TIME_MIN: Duration = Duration::from_secs(5);
 const REQUEST_TIME_MAX: Duration = Duration::from_secs(30);
@@ -105,17 +108,24 @@ impl Pusher {
 
     /// Sends the last window, for a few seconds at most, or until `stop` resolves. What the server does not accept stays
     /// in the queue. Returns one line for the summary.
-    pub(crate) async fn finish(mut self, stop: impl Future<Output = ()>) -> String {
+    pub(crate) async fn finish(self, stop: impl Future<Output = ()>) -> String {
         self.stage.send_replace(Stage::Ending);
-        let is_ended = async { while self.status.changed().await.is_ok() {} };
-        tokio::select! {
-            () = is_ended => {}
+        let mut status = self.status.clone();
+        let mut is_ended = pin!(async move { while status.changed().await.is_ok() {} });
+        let has_ended = tokio::select! {
+            () = &mut is_ended => true,
+            () = sleep(END_TIME_MAX) => false,
             () = stop => {
                 self.stage.send_replace(Stage::Interrupted);
+                false
             }
+        };
+        let has_ended = has_ended || timeout(THREAD_TIME_MAX, is_ended).await.is_ok();
+        let summary = self.status.borrow().summary(&self.endpoint);
+        if !has_ended {
+            return format!("the server keeps heapbpf busy without an answer ({summary})");
         }
         let panicked = self.thread.join().is_err();
-        let summary = self.status.borrow().summary(&self.endpoint);
         if panicked {
             format!("internal error: the thread of `--push` panicked; please report it ({summary})")
         } else {

@@ -98,7 +98,9 @@ impl Queue {
                 continue;
             }
             let number = name.strip_suffix(EXTENSION).filter(|number| number.len() == 20);
-            let Some(number) = number.and_then(|number| number.parse::<u64>().ok()) else { continue };
+            // Another one follows each.
+            let number = number.and_then(|number| number.parse::<u64>().ok()).filter(|number| *number < u64::MAX);
+            let Some(number) = number else { continue };
             match self.header(number) {
                 Ok((profiles, bytes)) => found.push(Entry { number, profiles, bytes, body: None }),
                 Err(_) => {
@@ -108,7 +110,7 @@ impl Queue {
             }
         }
         found.sort_by_key(|entry| entry.number);
-        self.next = found.last().map_or(0, |last| last.number.saturating_add(1));
+        self.next = found.last().map_or(0, |last| last.number + 1);
         self.bytes = found.iter().map(|entry| entry.bytes).sum();
         self.entries = found.into();
         // Newer requests must not overtake them in memory.
