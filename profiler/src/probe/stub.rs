@@ -5,7 +5,7 @@ mod image;
 use std::marker::PhantomData;
 
 use self::image::Frames;
-pub(crate) use self::image::{HEADER_BYTES, entries, list};
+pub(crate) use self::image::{ENTRIES_MAX, HEADER_BYTES, entries, list};
 use super::arch::stub::{Common, Routine, StubSet, TABLE_BITS, logarithm};
 pub(crate) use super::arch::stub::{Nothrow, SlotIndex, StubError, StubFunction, StubSite, slot};
 use super::arch::{InstructionSet as _, Native};

@@ -8,6 +8,7 @@ mod left;
 mod nothrow;
 mod places;
 mod previous;
+mod sealed;
 mod slots;
 
 use std::os::fd::AsFd;
@@ -22,11 +23,12 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use tracing::{debug, info, warn};
 
 use self::countdowns::Countdowns;
-use self::image::{Assembled, Layout, ReplaceableHook, assemble, hooks_of, place, sealed};
+use self::image::{Assembled, Layout, ReplaceableHook, assemble, hooks_of, place};
 use self::installed::{Installed, Pace};
 use self::left::restore;
 pub(super) use self::left::{are_left, remove_left};
 use self::previous::{Previous, list_of};
+use self::sealed::sealed;
 use self::slots::{Replaced, Slots};
 use super::config::Engine;
 use super::discovery::Discovery;
@@ -40,7 +42,7 @@ use crate::linux::proc::process;
 use crate::linux::proc::stat;
 use crate::model::InlineEngine;
 use crate::object::image::Image;
-use crate::probe::stub::SlotIndex;
+use crate::probe::stub::{ENTRIES_MAX, SlotIndex};
 use crate::report::text::printable;
 
 #[derive(Debug)]
@@ -370,6 +372,8 @@ impl Stubs {
             (spec.shape != CallShape::Free, spec.shape == CallShape::Realloc, spec.count, hook.function)
         });
         ensure!(!hooks.is_empty(), "none of its functions can be replaced by a stub");
+        // A later heapbpf must find all stubs.
+        ensure!(hooks.len() <= ENTRIES_MAX, "more of its functions than {ENTRIES_MAX} are hooked");
         let (index, slots_per_heap) = match keeper.rseq_offset(pid)? {
             Some(offset) => (SlotIndex::Rseq(offset), self.cpus),
             None => (SlotIndex::Thread(THREAD_SLOTS_BITS), 1 << THREAD_SLOTS_BITS),

@@ -18,7 +18,8 @@ pub(crate) const HEADER_BYTES: u64 = PAGE_BYTES;
 /// Where the list of stubs begins: a first word, and pairs of a stub's and its function's address.
 const ENTRIES: usize = 256;
 const MAGIC: u64 = u64::from_le_bytes(*b"hbstubs2");
-const ENTRIES_MAX: usize = (PAGE - ENTRIES) / 16 - 1;
+/// Stubs that the list has room for.
+pub(crate) const ENTRIES_MAX: usize = (PAGE - ENTRIES) / 16 - 1;
 const PAGE: usize = 4096;
 
 const _: () = assert!(PAGE as u64 == PAGE_BYTES);

@@ -1,24 +1,23 @@
 //! What is mapped into a target: the stubs' code, its countdowns and the filter.
 
 use std::fs::File;
-use std::io::Write;
 
 use anyhow::{Context, Result, ensure};
 use profiler_common::arch::ARGUMENTS;
 use profiler_common::hook::{CallShape, HookCookie, ProbeScope};
 use profiler_common::limits::LIVE_FILTER_SLOTS;
-use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 use tracing::debug;
 
 use super::nothrow::Form;
 use super::places::place_of;
 use super::previous::Previous;
+use super::sealed::code_bytes;
 use super::slots::Replaced;
 use crate::ids::{HeapId, Pid};
 use crate::keeper::control;
 use crate::keeper::{FunctionPlace, Site};
 use crate::linux::memory::page_bytes;
-use crate::linux::proc::maps::{Region, STUBS_NAME, regions};
+use crate::linux::proc::maps::{Region, regions};
 use crate::probe::plan::PlannedHook;
 use crate::probe::stub::{self, SlotIndex, StubCode, StubFunction, slot};
 use crate::process::address_space::AddressSpace;
@@ -88,10 +87,6 @@ pub(super) struct Layout {
     pub(super) countdown_bytes: u64,
 }
 
-/// Upper bounds: of the header, the table of logarithms and the routine for drawing; of a stub and its unwind rules.
-const COMMON_BYTES: u64 = stub::HEADER_BYTES + 4096;
-const STUB_BYTES: u64 = 1024;
-
 impl Layout {
     pub(super) const FILTER_BYTES: u64 = LIVE_FILTER_SLOTS as u64 * 8;
 
@@ -101,7 +96,7 @@ impl Layout {
         let countdown_bytes = heap_bytes * heaps as u64;
         Self {
             address: 0,
-            code_bytes: (COMMON_BYTES + STUB_BYTES * stubs as u64).next_multiple_of(page_bytes()),
+            code_bytes: code_bytes(stubs).next_multiple_of(page_bytes()),
             data_bytes: (2 * countdown_bytes + control::BYTES as u64).next_multiple_of(page_bytes()),
             heap_bytes,
             countdown_bytes,
@@ -274,16 +269,6 @@ fn free_range(mapped: &[Region], near: u64, size_bytes: u64) -> Option<u64> {
         });
         inside.min_by_key(|address| address.abs_diff(near))
     })
-}
-
-/// A file that nobody can change.
-pub(super) fn sealed(code: &[u8], size_bytes: u64) -> Result<File> {
-    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-    let mut file = File::from(memfd_create(STUBS_NAME, flags)?);
-    file.write_all(code)?;
-    file.set_len(size_bytes)?;
-    fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::WRITE | SealFlags::SEAL)?;
-    Ok(file)
 }
 
 #[cfg(test)]

@@ -6,6 +6,7 @@ use std::io::Read;
 use rustc_hash::FxHashMap;
 use tracing::debug;
 
+use super::sealed::open_sealed;
 use crate::address::TargetAddr;
 use crate::bpf::load::LinkKind;
 use crate::ids::Pid;
@@ -19,7 +20,10 @@ use crate::probe::leftover;
 use crate::probe::stub;
 use crate::process::address_space::AddressSpace;
 
-/// All of one process.
+/// Each killed session can leave stubs, unless it has used those of an earlier one.
+const MAPPED_MAX: usize = 64;
+
+/// Those of one process, up to a number.
 #[derive(Debug, Default)]
 pub(super) struct Previous {
     mapped: Vec<MappedStubs>,
@@ -51,7 +55,8 @@ impl Previous {
         let Ok(regions) = regions(pid) else { return previous };
         // The name alone can be that of any file.
         let is_memory = |mapping: &Mapping| mapping.is_stubs() && mounts::is_local(pid, mapping.device);
-        for mapping in mappings().filter(|mapping| is_memory(mapping) && !is_own(mapping)) {
+        let foreign = mappings().filter(|mapping| is_memory(mapping) && !is_own(mapping));
+        for mapping in foreign.take(MAPPED_MAX) {
             let Some(at) = regions.iter().position(|region| region.start == mapping.start && region.is_stubs()) else {
                 continue;
             };
@@ -138,15 +143,15 @@ impl MappedStubs {
         if code.offset.0 != 0 || (data.start, filter.start) != (code.end, data.end) {
             return Ok(None);
         }
-        let size_bytes = |region: &Region| usize::try_from(region.size_bytes()).unwrap_or(0);
-        let (mut memory, mut image) = (vec![0; size_bytes(code)], Vec::new());
         let range = format!("map_files/{:x}-{:x}", code.start, code.end);
-        let file = File::open(entry_path(pid, &range))?;
+        let Some(file) = open_sealed(&entry_path(pid, &range), code.size_bytes())? else { return Ok(None) };
+        let mut image = Vec::new();
         (&file).take(code.size_bytes()).read_to_end(&mut image)?;
-        let read = process_memory::read(pid, &[(code.start.0, memory.len())], &mut memory)?;
         if stub::entries(&image).next().is_none() {
             return Ok(None);
         }
+        let mut memory = vec![0; image.len()];
+        let read = process_memory::read(pid, &[(code.start.0, memory.len())], &mut memory)?;
         let size_bytes = stub::BREAKPOINT.len();
         let instructions = memory[..read].chunks_exact(size_bytes).zip(image.chunks_exact(size_bytes)).enumerate();
         let changed = instructions.filter(|(_, (now, before))| now != before && *now == stub::BREAKPOINT);
