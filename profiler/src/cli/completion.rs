@@ -5,6 +5,7 @@ use std::io::Write;
 use std::path::Path;
 
 use anyhow::{Context, Result};
+use clap::ValueHint;
 use clap::builder::PossibleValuesParser;
 use clap_complete::engine::{ArgValueCompleter, CompletionCandidate, PathCompleter, ValueCompleter};
 use clap_complete::env::{CompleteEnv, Shells};
@@ -22,7 +23,8 @@ const NAME: &str = "heapbpf";
 /// Prints completions if a shell requests them. Returns whether it does.
 pub(super) fn answer(commands: fn() -> clap::Command, words: &[OsString]) -> Result<bool> {
     let folder = std::env::current_dir().ok();
-    let answered = CompleteEnv::with_factory(commands).var(VARIABLE).bin(NAME).completer(NAME);
+    let commands = CompleteEnv::with_factory(|| with_own_paths(commands()));
+    let answered = commands.var(VARIABLE).bin(NAME).completer(NAME);
     answered.try_complete(words.iter().cloned(), folder.as_deref()).context("cannot complete")
 }
 
@@ -61,7 +63,33 @@ fn find_programs(current: &OsStr) -> Vec<CompletionCandidate> {
     runs.map(|run| candidate(&run[0], format!("{} running", run.len()))).collect()
 }
 
-/// Whether a name is the same word to any shell, and to the terminal: programs choose their names.
+/// Completes paths by [`paths`] where clap would offer all files.
+fn with_own_paths(command: clap::Command) -> clap::Command {
+    let command = command.mut_args(|option| {
+        let is_path = !matches!(option.get_value_hint(), ValueHint::Unknown | ValueHint::Other);
+        if !is_path || option.get::<ArgValueCompleter>().is_some() {
+            return option;
+        }
+        option.add(ArgValueCompleter::new(|current: &OsStr| paths(&PathCompleter::any(), current)))
+    });
+    command.mut_subcommands(with_own_paths)
+}
+
+/// Files and folders, without those whose names a shell would evaluate: bash inserts them as they are.
+fn paths(completer: &PathCompleter, current: &OsStr) -> Vec<CompletionCandidate> {
+    let mut found = completer.complete(current);
+    found.retain(|candidate| is_offered(Path::new(candidate.get_value()), current));
+    found
+}
+
+/// The folders before the name are as the user has typed them.
+fn is_offered(path: &Path, current: &OsStr) -> bool {
+    let is_option = |word: &[u8]| word.len() > 1 && word[0] == b'-';
+    let (value, current) = (path.as_os_str().as_encoded_bytes(), current.as_encoded_bytes());
+    path.file_name().is_none_or(|name| name.to_str().is_some_and(is_word)) && (!is_option(value) || is_option(current))
+}
+
+/// Whether a name is the same word to any shell, and to the terminal: programs, and those who name files, choose them.
 fn is_word(name: &str) -> bool {
     name.chars().all(|c| c.is_alphanumeric() || "+-._/:@,".contains(c))
 }
@@ -85,14 +113,14 @@ pub(super) fn hook_sets() -> ArgValueCompleter {
     ArgValueCompleter::new(|current: &OsStr| {
         let sets = built_in_names().filter(|name| is_start(current, name));
         let mut all: Vec<_> = sets.map(|name| candidate(name, "built-in set".to_owned())).collect();
-        all.extend(PathCompleter::file().complete(current));
+        all.extend(paths(&PathCompleter::file(), current));
         all
     })
 }
 
 /// Files, and the extensions of formats after a name and a dot.
 fn files(current: &OsStr, formats: &[Format]) -> Vec<CompletionCandidate> {
-    let mut all = PathCompleter::any().stdio().complete(current);
+    let mut all = paths(&PathCompleter::any().stdio(), current);
     let name = Path::new(current).file_name().map_or(String::new(), |name| shown::os_text(name).into_owned());
     if let (Some((stem, begun)), Some(current)) = (name.split_once('.'), current.to_str()) {
         let folder = &current[..current.len().saturating_sub(name.len())];
@@ -127,7 +155,7 @@ mod tests {
     fn completed(line: &str) -> Vec<String> {
         let words: Vec<OsString> = line.split(' ').map(OsString::from).collect();
         let last = words.len() - 1;
-        values(&clap_complete::engine::complete(&mut commands(), words, last, None).expect("completes"))
+        values(&clap_complete::engine::complete(&mut with_own_paths(commands()), words, last, None).expect("completes"))
     }
 
     #[test]
@@ -148,6 +176,23 @@ mod tests {
         for name in ["$(id)", "a b", "a\nb", "a;b", "\x1b[31m", "`id`", "a\\b", "'", "*", "a\u{202e}b"] {
             assert!(!is_word(name), "{name}");
         }
+    }
+
+    #[test]
+    fn files_whose_names_a_shell_would_evaluate_are_left_out() {
+        let folder = tempfile::tempdir().expect("temporary folder");
+        for name in ["a$(touch x)b.json", "a b.json", "a\x1b[31m.json", "a`id`.json", "a\nb.json", "ab.json"] {
+            std::fs::write(folder.path().join(name), "").expect("ours");
+        }
+        std::fs::create_dir(folder.path().join("a;b")).expect("ours");
+        let begun = folder.path().join("a").to_str().expect("UTF-8").to_owned();
+        let only = [format!("{begun}b.json")];
+        for line in ["diff", "diff b.json", "diff a b -o", "-o", "--hooks", "--suppressions", "convert", "open"] {
+            assert_eq!(completed(&format!("heapbpf {line} {begun}")), only, "{line}");
+        }
+        assert!(is_offered(Path::new("$HOME/reports/a.json"), OsStr::new("$HOME/reports/")), "typed by the user");
+        assert!(!is_offered(Path::new("--serve"), OsStr::new("")));
+        assert!(is_offered(Path::new("-"), OsStr::new("")));
     }
 
     #[test]
