@@ -39,7 +39,9 @@ impl<'a> Cell<'a> {
             Self::Name(text) => (text, true),
         };
         let text = text::printable(text);
-        let mark = if is_name && !raw && text.starts_with(FORMULA) { "'" } else { "" };
+        // Programs may ignore what stands for a character that is not shown.
+        let begins = text.trim_start_matches([char::REPLACEMENT_CHARACTER, ' ']);
+        let mark = if is_name && !raw && begins.starts_with(FORMULA) { "'" } else { "" };
         if text.contains([',', '"']) {
             format!("\"{mark}{}\"", text.replace('"', "\"\""))
         } else {

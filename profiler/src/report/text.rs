@@ -77,7 +77,7 @@ pub(crate) fn share(part: f64, whole: f64) -> String {
 }
 
 /// For terminals and XML: control characters, which can break lines, move the cursor, or are not allowed in XML,
-/// become spaces, bidirectional ones `\u{fffd}`. Trims white space.
+/// become spaces, bidirectional and invisible ones `\u{fffd}`. Trims white space.
 pub(crate) fn printable(name: &str) -> Cow<'_, str> {
     let name = name.trim_matches(is_blank);
     // Nearly all names, and reports contain millions.
@@ -97,8 +97,8 @@ pub(crate) fn printable(name: &str) -> Cow<'_, str> {
         .into()
 }
 
-/// For terminals: text in which names and paths of others may be. Keeps line ends and tabs; other control and all bidirectional
-/// characters become `\u{fffd}`.
+/// For terminals: text in which names and paths of others may be. Keeps line ends and tabs; other control, and all bidirectional and
+/// invisible, characters become `\u{fffd}`.
 pub(crate) fn plain(text: &str) -> Cow<'_, str> {
     if text.chars().all(is_plain) {
         return Cow::Borrowed(text);
@@ -107,7 +107,12 @@ pub(crate) fn plain(text: &str) -> Cow<'_, str> {
 }
 
 fn is_plain(c: char) -> bool {
-    matches!(c, '\n' | '\t') || !c.is_control() && !is_deceptive(c)
+    matches!(c, '\n' | '\t') || !is_harmful(c)
+}
+
+/// Whether a terminal may obey a character, or hide it.
+pub(super) fn is_harmful(c: char) -> bool {
+    c.is_control() || is_deceptive(c) || matches!(c, '\u{2028}' | '\u{2029}')
 }
 
 /// For terminals: lines that heapbpf has coloured after it has removed colours from their texts. As [`plain`], but keeps colours
@@ -138,9 +143,33 @@ fn is_blank(c: char) -> bool {
     c.is_control() || c.is_whitespace()
 }
 
-/// Unicode's bidirectional controls, and two code points that XML 1.0 excludes.
+/// Unicode's bidirectional controls and the other characters that are not shown (`Default_Ignorable_Code_Point`), without those that
+/// choose a form of the character before them, as in emoji; annotations; and two code points that XML 1.0 excludes.
 fn is_deceptive(c: char) -> bool {
-    matches!(c, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{fffe}' | '\u{ffff}')
+    matches!(
+        c,
+        '\u{ad}'
+            | '\u{34f}'
+            | '\u{61c}'
+            | '\u{115f}'
+            | '\u{1160}'
+            | '\u{17b4}'
+            | '\u{17b5}'
+            | '\u{180e}'
+            | '\u{200b}'..='\u{200f}'
+            | '\u{202a}'..='\u{202e}'
+            | '\u{2060}'..='\u{206f}'
+            | '\u{3164}'
+            | '\u{feff}'
+            | '\u{ffa0}'
+            | '\u{fff0}'..='\u{fffb}'
+            | '\u{fffe}'
+            | '\u{ffff}'
+            | '\u{1bca0}'..='\u{1bca3}'
+            | '\u{1d173}'..='\u{1d17a}'
+            | '\u{e0000}'..='\u{e00ff}'
+            | '\u{e01f0}'..='\u{e0fff}'
+    )
 }
 
 pub(crate) fn cut(text: &str, chars_max: usize) -> Cow<'_, str> {
@@ -235,6 +264,35 @@ mod tests {
         ] {
             assert_eq!(printable(name), expected);
         }
+    }
+
+    #[test]
+    fn characters_that_are_not_shown_are_replaced() {
+        let bidirectional = ['\u{61c}', '\u{200e}', '\u{200f}', '\u{202a}', '\u{202e}', '\u{2066}', '\u{2069}'];
+        let invisible = [
+            '\u{ad}',
+            '\u{200b}',
+            '\u{200c}',
+            '\u{200d}',
+            '\u{2060}',
+            '\u{feff}',
+            '\u{3164}',
+            '\u{e0041}',
+            '\u{e007f}',
+        ];
+        for c in bidirectional.into_iter().chain(invisible) {
+            let name = format!("a{c}b");
+            assert_eq!(printable(&name), "a\u{fffd}b", "{name:?}");
+            assert_eq!(plain(&name), "a\u{fffd}b", "{name:?}");
+            assert_eq!(coloured(&name), "a\u{fffd}b", "{name:?}");
+        }
+        for c in ['\u{2028}', '\u{2029}'] {
+            let name = format!("a{c}b");
+            assert_eq!(printable(&name), "a b", "{name:?}");
+            assert_eq!(plain(&name), "a\u{fffd}b", "{name:?}");
+        }
+        let shown = "größe 内存 ❤\u{fe0f} नमस्ते \u{fffd}";
+        assert_eq!((&*printable(shown), &*plain(shown)), (shown, shown));
     }
 
     #[test]

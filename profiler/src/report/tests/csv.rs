@@ -25,6 +25,10 @@ fn names_that_a_spreadsheet_evaluates_are_marked_unless_they_are_wanted_raw() {
         ("\t=1", "'=1"),
         ("＝1", "'＝1"),
         ("=a,b", "\"'=a,b\""),
+        ("\u{feff}=1", "'\u{fffd}=1"),
+        ("\u{200b}=1", "'\u{fffd}=1"),
+        ("\u{61c} =1", "'\u{fffd} =1"),
+        ("\u{202e}=1", "'\u{fffd}=1"),
         ("operator=", "operator="),
     ] {
         let mut profile = profiles::exact();
