@@ -12,12 +12,12 @@ use crate::probe::place::Class;
 use crate::probe::plan::PlannedHook;
 use crate::report::page::Column::{self, Left, Right};
 use crate::report::page::{BAD, GOOD, HEADING, PLAIN, Page, table_lines};
+use crate::report::plain_json;
 use crate::report::text::printable;
 use crate::session::ScopeForecast;
 
 pub(crate) fn write_json(diagnosis: &Diagnosis, out: &mut dyn io::Write) -> io::Result<()> {
-    let json = serde_json::to_string(&Doctor::new(diagnosis)).map_err(io::Error::other)?;
-    writeln!(out, "{json}")
+    plain_json::write_line(&Doctor::new(diagnosis), out)
 }
 
 pub(crate) fn text(diagnosis: &Diagnosis, colour: bool) -> String {

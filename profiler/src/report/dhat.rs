@@ -8,7 +8,7 @@ use serde::{Serialize, Serializer};
 use serde_json::{Value, json};
 
 use super::describe::{self, command, end_unix_ns, start_unix_ns};
-use super::json::write_line;
+use super::plain_json::write_line;
 use super::presentation::{Presentation, View};
 use super::tables::{Intern, Interner, OrderedMap, ValgrindFrames};
 use crate::model::{CallsiteProfile, Profile};

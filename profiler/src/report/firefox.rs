@@ -8,7 +8,7 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::describe::Caption;
-use super::json::write_line;
+use super::plain_json::write_line;
 use super::presentation::Presentation;
 use super::tables::hex;
 use crate::model::{CurvePoint, HeapUsage, ModuleProfile, Profile, base_name};

@@ -18,7 +18,7 @@ use super::cuts::{Cut, cuts};
 use super::json::schema::Origin;
 use super::presentation::{Presentation, View};
 use super::summary::health::{describe_reached, explain_stack_end, missing_isolation, missing_names, unnamed_modules};
-use super::{describe, memory, text};
+use super::{describe, memory, plain_json, text};
 use crate::ledger::totals::Totals;
 use crate::model::{HeapProfile, HookStatus, Leaks, MemoryAccount, Profile, TargetProfile};
 use columns::{
@@ -54,7 +54,7 @@ pub(crate) fn write_live(out: &mut dyn Write) -> io::Result<()> {
 
 /// Writes a document for the live page: the JSON that pages in files embed.
 pub(crate) fn write_document(profile: &Profile, presentation: &Presentation, out: &mut dyn Write) -> io::Result<()> {
-    Ok(serde_json::to_writer(out, &Document::new(profile, presentation))?)
+    plain_json::write(&Document::new(profile, presentation), out)
 }
 
 fn write_page(source: Source<'_>, out: &mut dyn Write) -> io::Result<()> {

@@ -15,6 +15,7 @@ use std::io;
 use serde::Serialize;
 use values::{Amount, Hex};
 
+use super::plain_json::write_line;
 use super::presentation::{Presentation, View};
 use super::tables::{Each, hex};
 use crate::ledger::details::{Details, Histogram};
@@ -41,11 +42,6 @@ pub(super) fn write(profile: &Profile, presentation: &Presentation, out: &mut dy
         health: verdict::HealthAndVerdict::of(profile),
     };
     write_line(&report, out)
-}
-
-pub(super) fn write_line(report: &impl Serialize, out: &mut dyn io::Write) -> io::Result<()> {
-    serde_json::to_writer(&mut *out, report)?;
-    out.write_all(b"\n")
 }
 
 fn target<'a>(

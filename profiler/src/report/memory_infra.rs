@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 
 use super::describe::{self, Caption};
 use super::dumps::{Dump, distinct_pids, dumps, end, held, rounded};
+use super::plain_json;
 use super::presentation::{Presentation, View};
 use super::tables::{Intern, Interner, OrderedMap, frame, gap_frames, group_frame, heap_name};
 use crate::model::{CallsiteProfile, MemoryMapping, MemoryPoint, Profile, TargetProfile};
@@ -17,7 +18,7 @@ use crate::units::MonotonicNanos;
 pub(super) fn write(profile: &Profile, presentation: &Presentation, out: &mut dyn io::Write) -> io::Result<()> {
     let caption = Caption::new(profile, View::LiveBytes);
     write!(out, "{{\"displayTimeUnit\":\"ms\",\"otherData\":")?;
-    serde_json::to_writer(&mut *out, &other_data(profile, &caption))?;
+    plain_json::write(&other_data(profile, &caption), out)?;
     write!(out, ",\"traceEvents\":[")?;
     let mut ids = Ids::default();
     let mut separator = "";
@@ -25,7 +26,7 @@ pub(super) fn write(profile: &Profile, presentation: &Presentation, out: &mut dy
         for event in metadata(profile, &caption, target, pid) {
             writeln!(out, "{separator}")?;
             separator = ",";
-            serde_json::to_writer(&mut *out, &event)?;
+            plain_json::write(&event, out)?;
         }
         write_dumps(profile, target, pid, presentation, &mut ids, out)?;
     }
@@ -129,7 +130,7 @@ fn write_dumps(
             "ts": microseconds(time),
         });
         writeln!(out, ",")?;
-        serde_json::to_writer(&mut *out, &Event { header, args: BTreeMap::from([("dumps", dumps)]) })?;
+        plain_json::write(&Event { header, args: BTreeMap::from([("dumps", dumps)]) }, out)?;
     }
     Ok(())
 }

@@ -36,6 +36,7 @@ mod others;
 mod otlp;
 pub(crate) mod parquet;
 mod perfetto;
+pub(crate) mod plain_json;
 mod pprof;
 mod speedscope;
 

@@ -7,7 +7,7 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::describe::{self, Caption};
-use super::json::write_line;
+use super::plain_json::write_line;
 use super::presentation::{Presentation, View};
 use super::tables::{Intern, Interner, synthetic_frames};
 use crate::model::{CallsiteProfile, Frame, Profile};

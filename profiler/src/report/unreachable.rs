@@ -14,7 +14,7 @@ use super::ReportError;
 use super::json::health::Health;
 use super::json::schema::Frame;
 use super::json::values::Hex;
-use super::json::write_line;
+use super::plain_json::write_line;
 use super::tables::{Each, hex};
 pub(crate) use crate::leak::fold::BlockTotals;
 use crate::model::{self, CallsiteProfile, Frame as FrameProfile, Profile, TargetProfile, TypeEvidence, TypeName};

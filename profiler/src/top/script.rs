@@ -15,7 +15,7 @@ use crate::live::{Feed, Unavailable};
 use crate::model::{Frame, MemoryPart, Profile, TargetProfile};
 use crate::report::csv::{self, Cell};
 use crate::report::page::{Column as PageColumn, table_lines};
-use crate::report::{function, text};
+use crate::report::{function, plain_json, text};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Style {
@@ -211,8 +211,7 @@ fn write_json(model: &Model, callsites_max: usize, out: &mut dyn Write) -> io::R
         dropped: model.profile.health.lost_total(),
         targets: targets.iter().map(|row| target_record(model, row, callsites_max)).collect(),
     };
-    serde_json::to_writer(&mut *out, &record)?;
-    writeln!(out)
+    plain_json::write_line(&record, out)
 }
 
 fn target_record<'a>(model: &'a Model, row: &'a TargetRow, callsites_max: usize) -> TargetRecord<'a> {

@@ -9,7 +9,7 @@ use super::comparison::{Callsite, Delta, Diff, Program, Side, is_same_recording}
 use crate::model::Loss;
 use crate::report::json::schema::Frame;
 use crate::report::json::values::{Amount, counts};
-use crate::report::json::write_line;
+use crate::report::plain_json::write_line;
 use crate::report::{ReportError, View};
 
 /// Version of the shape. Raised by incompatible changes; a new field alone does not raise it.
