@@ -40,6 +40,8 @@ pub struct Image {
     identity: Identity,
     /// The file itself, if it is not opened here (`O_PATH`).
     original: Option<File>,
+    /// Whether its symbol tables may be read.
+    has_symbols: bool,
 }
 
 #[derive(Debug)]
@@ -56,7 +58,7 @@ impl Image {
         if !metadata.is_file() {
             return Err(ObjectError::NotRegular);
         }
-        Ok(Self { identity: identity_of(&metadata), contents: Contents::File(file), original: None })
+        Ok(Self { identity: identity_of(&metadata), contents: Contents::File(file), original: None, has_symbols: true })
     }
 
     /// Opens a file that a target has named.
@@ -64,7 +66,12 @@ impl Image {
         let Opened { file, original } = reader::open(rights, root, wanted)?;
         match original {
             None => Self::new(file),
-            Some(original) => Ok(Self { contents: Contents::Copy(file), identity: original.into(), original: None }),
+            Some(original) => Ok(Self {
+                contents: Contents::Copy(file),
+                identity: original.into(),
+                original: None,
+                has_symbols: true,
+            }),
         }
     }
 
@@ -78,8 +85,18 @@ impl Image {
                     None => Contents::Distant(Distant::new(file.try_clone()?, original, rights)),
                 },
                 original: Some(file),
+                has_symbols: true,
             },
         })
+    }
+
+    /// Without its symbol tables, which are too large to be read.
+    pub(super) fn without_symbols(self) -> Self {
+        Self { has_symbols: false, ..self }
+    }
+
+    pub(super) fn has_symbols(&self) -> bool {
+        self.has_symbols
     }
 
     /// With a copy of a small file that this process does not open, for when its file system answers no more.
@@ -180,7 +197,7 @@ impl Image {
             Contents::Distant(distant) => Contents::Distant(distant.try_clone()?),
         };
         let original = self.original.as_ref().map(File::try_clone).transpose()?;
-        Ok(Self { contents, identity: self.identity, original })
+        Ok(Self { contents, identity: self.identity, original, has_symbols: self.has_symbols })
     }
 
     /// Valid in this process and its threads as long as this value lives.

@@ -10,6 +10,7 @@ pub(crate) mod image;
 pub(crate) mod imports;
 pub(crate) mod interpreted;
 pub(crate) mod module;
+mod symbol_sections;
 pub(crate) mod symbols;
 #[cfg(test)]
 mod tests;

@@ -13,6 +13,7 @@ use super::elf::{self, BuildId, Elf, Segment};
 use super::generated::{GENERATED, Generated};
 use super::image::{self, Identity, Image};
 use super::interpreted::{CodeTable, PseudoModule};
+use super::symbol_sections::SymbolBudget;
 use crate::address::{FileOffset, LinkAddr, TargetAddr};
 use crate::ids::{ModuleId, Pid};
 use crate::linux::proc::maps::{Device, Mapping, MappingName, is_stubs};
@@ -45,9 +46,13 @@ struct Contents {
 
 impl Module {
     /// `pid` is a process that has mapped it, in whose directories its debug file is searched; heapbpf's own for others.
-    fn new(path: &str, pid: Pid, image: Result<Image, ObjectError>) -> Self {
+    fn new(path: &str, pid: Pid, image: Result<Image, ObjectError>, symbols: &mut SymbolBudget) -> Self {
         let contents = image.map(|image| {
             let elf = Elf::read(&image);
+            let image = match &elf {
+                Ok(elf) if !symbols.take(path, pid, elf) => image.without_symbols(),
+                _ => image,
+            };
             // Resolved now, because the target's root directory may be gone when names are needed.
             let debug_link =
                 elf.as_ref().ok().and_then(|elf| debug_files::find_linked(pid, Path::new(path), &image, elf));
@@ -57,15 +62,21 @@ impl Module {
     }
 
     pub fn recorded(path: &str, image: Result<Image, ObjectError>, recorded: Recorded) -> Self {
-        Self { recorded, ..Self::new(path, own_pid(), image) }
+        Self { recorded, ..Self::new(path, own_pid(), image, &mut SymbolBudget::default()) }
     }
 
     fn of_generated(generated: Generated) -> Self {
-        Self { generated: Some(generated), ..Self::new(GENERATED, own_pid(), Err(ObjectError::NoFile)) }
+        Self {
+            generated: Some(generated),
+            ..Self::new(GENERATED, own_pid(), Err(ObjectError::NoFile), &mut SymbolBudget::default())
+        }
     }
 
     fn of_pseudo(pseudo: PseudoModule, codes: Arc<CodeTable>) -> Self {
-        Self { codes: Some(codes), ..Self::new(pseudo.path(), own_pid(), Err(ObjectError::NoFile)) }
+        Self {
+            codes: Some(codes),
+            ..Self::new(pseudo.path(), own_pid(), Err(ObjectError::NoFile), &mut SymbolBudget::default())
+        }
     }
 
     /// Whether it stands for code without a file. Offsets in it are words of stacks.
@@ -186,6 +197,8 @@ pub struct ModuleStore {
     codes: Arc<CodeTable>,
     /// Directories of file systems that did not answer.
     unanswered: BTreeSet<Arc<str>>,
+    /// Of each process, for the modules that it is the first to map.
+    symbols: HashMap<Pid, SymbolBudget>,
 }
 
 impl ModuleStore {
@@ -272,7 +285,8 @@ impl ModuleStore {
         if let Some(known) = self.by_key.get(&key) {
             return *known;
         }
-        let id = self.add(Module::new(path, pid, open()));
+        let module = Module::new(path, pid, open(), self.symbols.entry(pid).or_default());
+        let id = self.add(module);
         self.by_key.insert(key, id);
         id
     }

@@ -9,25 +9,16 @@ use super::ObjectError;
 use super::elf::{Elf, Section};
 use super::image::Image;
 use super::module::Module;
+use super::symbol_sections::Sections;
+pub(crate) use super::symbol_sections::SymbolSource;
 use crate::address::{FileOffset, LinkAddr};
 use crate::shown;
 
-/// The largest known, of a browser with all symbols, is smaller.
-const TABLE_BYTES_MAX: u64 = 1 << 29;
-/// If another table has been searched already: the remaining functions are worth only some time and memory.
-const EXTRA_BYTES_MAX: u64 = 1 << 28;
 /// Prefix of the compiler's own functions since Rust 1.87, such as `_RNvCs…_7___rustc12___rust_alloc`.
 const RUSTC_CRATE: &[u8] = b"7___rustc";
 const RUSTC_NAME_BYTES_MAX: usize = 96;
 /// Bit of a version index that marks a version other than the default one (`name@VERSION`, not `name@@VERSION`).
 const VERSION_HIDDEN: u16 = 0x8000;
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum SymbolSource {
-    Dynamic,
-    /// `.symtab`: all symbols, including local functions, unless it was stripped.
-    Static,
-}
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Search {
@@ -77,15 +68,14 @@ impl Symbols {
         let image = module.image().map_err(Clone::clone)?;
         let elf = module.elf().map_err(Clone::clone)?;
         let mut wanted: Wanted<'_> = defined.iter().map(|name| (name.as_bytes(), Vec::new())).collect();
-        let dynamic = Table::read(image, elf, SymbolSource::Dynamic, TABLE_BYTES_MAX);
+        let dynamic = Table::read(image, elf, SymbolSource::Dynamic);
         if let Some(table) = &dynamic {
             scan(table, elf, SymbolSource::Dynamic, &mut wanted);
         }
         let found = wanted.extract_if(|_, candidates| !candidates.is_empty());
         let mut functions: Vec<DefinedFunction> = found.flat_map(|(_, candidates)| best(candidates)).collect();
         if !wanted.is_empty() && (search == Search::Everything || elf.is_static) {
-            let bytes_max = if elf.is_static { TABLE_BYTES_MAX } else { EXTRA_BYTES_MAX };
-            if let Some(table) = Table::read(image, elf, SymbolSource::Static, bytes_max) {
+            if let Some(table) = Table::read(image, elf, SymbolSource::Static) {
                 scan(&table, elf, SymbolSource::Static, &mut wanted);
             }
             functions.extend(wanted.into_values().flat_map(best));
@@ -156,17 +146,16 @@ struct Table {
 }
 
 impl Table {
-    fn read(image: &Image, elf: &Elf, source: SymbolSource, bytes_max: u64) -> Option<Self> {
-        let read = |section: &Section| image.read(section.offset, section.size_bytes, bytes_max).ok();
-        let of_kind = |kind| elf.sections.iter().find(|section| section.kind == kind);
-        let (table, versions) = match source {
-            SymbolSource::Dynamic => (of_kind(abi::SHT_DYNSYM)?, of_kind(abi::SHT_GNU_VERSYM)),
-            SymbolSource::Static => (of_kind(abi::SHT_SYMTAB)?, None),
-        };
-        let mut symbols = read(table)?;
+    fn read(image: &Image, elf: &Elf, source: SymbolSource) -> Option<Self> {
+        if !image.has_symbols() {
+            return None;
+        }
+        let sections = Sections::find(elf, source)?;
+        let read = |section: &Section| image.read(section.offset, section.size_bytes, source.bytes_max()).ok();
+        let mut symbols = read(sections.symbols)?;
         symbols.truncate(symbols.len() / size_of::<Sym64<LE>>() * size_of::<Sym64<LE>>());
-        let strings = read(elf.sections.get(table.link as usize)?)?;
-        Some(Self { symbols, strings, versions: versions.and_then(read).unwrap_or_default() })
+        let strings = read(sections.strings)?;
+        Some(Self { symbols, strings, versions: sections.versions.and_then(read).unwrap_or_default() })
     }
 
     fn symbols(&self) -> &[Sym64<LE>] {
@@ -207,7 +196,7 @@ impl Table {
 pub(crate) fn addresses(image: &Image, elf: &Elf, names: &[&[u8]]) -> Vec<u64> {
     let longest = names.iter().map(|name| name.len()).max().unwrap_or(0);
     let source = if elf.is_static { SymbolSource::Static } else { SymbolSource::Dynamic };
-    let Some(table) = Table::read(image, elf, source, EXTRA_BYTES_MAX) else { return Vec::new() };
+    let Some(table) = Table::read(image, elf, source) else { return Vec::new() };
     let is_named = |symbol: &&Sym64<LE>| {
         symbol.st_shndx.get(LE) != abi::SHN_UNDEF
             && symbol.st_type() == abi::STT_FUNC
@@ -246,7 +235,7 @@ pub(crate) fn local_objects(image: &Image, elf: &Elf, names: &[&str]) -> Vec<Def
 
 fn definitions_in(image: &Image, elf: &Elf, source: SymbolSource, kinds: &[u8], names: &[&str]) -> Vec<Definition> {
     let longest = names.iter().map(|name| name.len()).max().unwrap_or(0);
-    let Some(table) = Table::read(image, elf, source, EXTRA_BYTES_MAX) else { return Vec::new() };
+    let Some(table) = Table::read(image, elf, source) else { return Vec::new() };
     let defined = table
         .symbols()
         .iter()
@@ -266,7 +255,7 @@ pub(crate) fn functions_outside_utf8(image: &Image, elf: &Elf) -> Vec<Definition
     let mut found = Vec::new();
     let mut room_bytes = NAMES_BYTES_MAX;
     for source in [SymbolSource::Static, SymbolSource::Dynamic] {
-        let table = Table::read(image, elf, source, EXTRA_BYTES_MAX);
+        let table = Table::read(image, elf, source);
         // In nearly all files, all names are UTF-8.
         let Some(table) = table.filter(|table| std::str::from_utf8(&table.strings).is_err()) else { continue };
         for symbol in table.symbols() {
@@ -295,7 +284,7 @@ const INTEGER_NAME_BYTES_MAX: usize = 256;
 /// tables count as empty.
 pub(crate) fn exported_integers(image: &Image, elf: &Elf, prefix: &str) -> FxHashMap<String, i32> {
     let source = if elf.is_static { SymbolSource::Static } else { SymbolSource::Dynamic };
-    let Some(table) = Table::read(image, elf, source, EXTRA_BYTES_MAX) else { return FxHashMap::default() };
+    let Some(table) = Table::read(image, elf, source) else { return FxHashMap::default() };
     let begins = |symbol: &&Sym64<LE>| {
         symbol.st_type() == abi::STT_OBJECT
             && symbol.st_shndx.get(LE) != abi::SHN_UNDEF
@@ -340,7 +329,7 @@ impl Vtables {
         let mut tables = Vec::new();
         let mut room_bytes = NAMES_BYTES_MAX;
         for source in [SymbolSource::Dynamic, SymbolSource::Static] {
-            if let Some(table) = Table::read(image, elf, source, EXTRA_BYTES_MAX) {
+            if let Some(table) = Table::read(image, elf, source) {
                 scan_vtables(&table, &mut tables, &mut room_bytes);
             }
         }

@@ -32,6 +32,48 @@ fn a_file_is_one_module_under_all_its_names() {
     assert_eq!(modules.iter().count(), 2);
 }
 
+/// A copy of a library that exports `answer`, whose table of symbols has this size in a sparse file.
+fn library_with_table(workshop: &Workshop, library: &Path, name: &str, size_bytes: u64) -> PathBuf {
+    let mut bytes = fs::read(library).expect("ours");
+    let number = |bytes: &[u8], at: usize, length: usize| {
+        bytes[at..at + length].iter().rev().fold(0_usize, |number, &byte| number << 8 | usize::from(byte))
+    };
+    let (headers, count) = (number(&bytes, 40, 8), number(&bytes, 60, 2));
+    // `SHT_DYNSYM`
+    let header = (0..count).map(|index| headers + 64 * index).find(|&at| number(&bytes, at + 4, 4) == 11);
+    let header = header.expect("it exports a function");
+    let (offset, size) = (number(&bytes, header + 24, 8), number(&bytes, header + 32, 8));
+    let end = bytes.len();
+    bytes.extend_from_within(offset..offset + size);
+    bytes[header + 24..header + 32].copy_from_slice(&end.to_le_bytes());
+    bytes[header + 32..header + 40].copy_from_slice(&size_bytes.to_le_bytes());
+    let path = workshop.path(name);
+    fs::write(&path, &bytes).expect("ours");
+    fs::File::options().write(true).open(&path).and_then(|file| file.set_len(end as u64 + size_bytes)).expect("sparse");
+    path
+}
+
+#[test]
+fn symbol_tables_are_read_up_to_a_size_and_up_to_a_size_of_all_of_a_process() {
+    const MIB: u64 = 1 << 20;
+    let workshop = Workshop::new();
+    let source = "int answer(void) { return 42; }";
+    let library = workshop.compile("gcc", "library.c", source, &["-shared", "-fPIC"]);
+    let mut modules = ModuleStore::default();
+    let mut finds = |name: &str, size_bytes: u64| {
+        let path = library_with_table(&workshop, &library, name, size_bytes);
+        let module = modules.intern_path(&path).expect("it opens");
+        defined_functions(modules.get(module), &["answer"], Search::Exported).expect("readable").len() == 1
+    };
+    assert!(!finds("too-large", 64 * MIB + 24));
+    for name in ["first", "second", "third"] {
+        assert!(finds(name, 64 * MIB), "{name}");
+    }
+    assert!(finds("fourth", 60 * MIB));
+    assert!(!finds("fifth", 60 * MIB), "more than 256 MiB in all");
+    assert!(finds("small", MIB / 2), "small ones are read in any case");
+}
+
 #[test]
 fn a_rewritten_file_is_another_module() {
     let workshop = Workshop::new();

@@ -101,8 +101,7 @@ fn versions_in_symtab_are_read() {
     // Only `.symtab` is used.
     let bytes = std::fs::read(workshop.path("library")).expect("readable");
     let elf = Elf::read(&Image::from_bytes(&bytes).expect("memory")).expect("an ELF file");
-    let table =
-        Table::read(&Image::from_bytes(&bytes).expect("memory"), &elf, SymbolSource::Static, 1 << 20).expect("a table");
+    let table = Table::read(&Image::from_bytes(&bytes).expect("memory"), &elf, SymbolSource::Static).expect("a table");
     let symbols = slice_from_all_bytes::<Sym64<LE>>(&table.symbols).expect("whole symbols");
     let named: Vec<_> = symbols
         .iter()
