@@ -94,12 +94,12 @@ impl Session {
         let mut processes = ProcessTable::new(config.callsite_limit())?;
         let Selected { found, unrecorded, unmatched } = Selected::find(&config, &mut discovery, &mut processes)?;
         let own = (config.follow_forks || config.selection.is_open()).then(|| discovery.own()).flatten();
-        let mut tables = Tables::new(config.unwind);
+        let mut tables = Tables::new(config.unwind, config.unwind_bytes_max);
         let own_space = own.iter().map(|own| &own.space);
         for space in found.iter().map(|target| &*target.mappings.space).chain(own_space) {
             tables.build_all(space, &discovery.modules);
         }
-        let row_cells = tables.bytes_wanted().min(config.unwind_bytes_max) / size_of::<RowCell>() as u64;
+        let row_cells = tables.bytes_wanted() / size_of::<RowCell>() as u64;
         let maps = config.kernel_maps(row_cells)?;
         let mut guard = Guard::new(config.limits, maps, memory::resident_bytes())?;
         let mut probes = Probes::load(&config, u32::try_from(maps.row_cells).unwrap_or(u32::MAX), discovery, tables)?;

@@ -1,8 +1,8 @@
 //! Unwind tables of the targets' modules, and their upload to the kernel side.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -34,15 +34,49 @@ const COPIES_ON_TRIAL: u32 = 4;
 pub(super) struct Tables {
     mode: UnwindMode,
     cache: Option<Cache>,
+    /// Those that are not in the kernel's maps yet.
     built: HashMap<ModuleId, Option<Table>>,
+    /// Modules for whose tables there was no room.
+    dropped: HashSet<ModuleId>,
+    room: Room,
     by_frame_pointer: Vec<String>,
     spent: Duration,
 }
 
+/// Room for tables that are not in the kernel's maps yet: no more than there. Others are built again when they are needed, one at a
+/// time.
+#[derive(Debug)]
+struct Room {
+    bytes_max: u64,
+    kept_bytes: AtomicU64,
+    /// Cells of two rows of all tables.
+    wanted_cells: AtomicU64,
+}
+
+impl Room {
+    /// Whether a table is kept.
+    fn take(&self, table: &Table) -> bool {
+        let bytes = table.kernel_bytes() as u64;
+        self.wanted_cells.fetch_add(table.rows.len().div_ceil(2) as u64, Ordering::Relaxed);
+        let kept = |kept: u64| kept.checked_add(bytes).filter(|kept| *kept <= self.bytes_max);
+        self.kept_bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, kept).is_ok()
+    }
+}
+
 impl Tables {
-    pub(super) fn new(mode: UnwindMode) -> Self {
+    /// `bytes_max` is the size of the kernel's maps.
+    pub(super) fn new(mode: UnwindMode, bytes_max: u64) -> Self {
         let cache = if mode == UnwindMode::FramePointer { None } else { Cache::from_environment() };
-        Self { mode, cache, built: HashMap::new(), by_frame_pointer: Vec::new(), spent: Duration::ZERO }
+        let room = Room { bytes_max, kept_bytes: AtomicU64::new(0), wanted_cells: AtomicU64::new(0) };
+        Self {
+            mode,
+            cache,
+            built: HashMap::new(),
+            dropped: HashSet::new(),
+            room,
+            by_frame_pointer: Vec::new(),
+            spent: Duration::ZERO,
+        }
     }
 
     /// Builds the tables of all modules of a target. Before probes are attached, so that the first stack is complete.
@@ -50,17 +84,21 @@ impl Tables {
         if self.mode == UnwindMode::FramePointer {
             return;
         }
-        let missing: Vec<ModuleId> = space.modules().into_iter().filter(|id| !self.built.contains_key(id)).collect();
+        let is_missing = |id: &ModuleId| !self.built.contains_key(id) && !self.dropped.contains(id);
+        let missing: Vec<ModuleId> = space.modules().into_iter().filter(is_missing).collect();
         let started = Instant::now();
         let next = AtomicUsize::new(0);
         let work = || {
             let mut read = Vec::new();
             while let Some(&id) = missing.get(next.fetch_add(1, Ordering::Relaxed)) {
-                read.push((id, self.read(id, modules)));
+                let mut table = self.read(id, modules);
+                table.iter_mut().for_each(|table| table.rows.shrink_to_fit());
+                let is_kept = table.as_ref().is_none_or(|table| self.room.take(table));
+                read.push((id, is_kept.then_some(table)));
             }
             read
         };
-        let read: Vec<(ModuleId, Option<Table>)> = thread::scope(|scope| {
+        let read: Vec<(ModuleId, Option<Option<Table>>)> = thread::scope(|scope| {
             let others = thread::available_parallelism().map_or(0, |cores| cores.get().min(THREADS_MAX) - 1);
             let threads: Vec<_> = (0..others.min(missing.len() / 2)).map(|_| scope.spawn(work)).collect();
             let own = work();
@@ -68,17 +106,20 @@ impl Tables {
             threads.into_iter().flat_map(|thread| thread.join().unwrap_or_default()).chain(own).collect()
         });
         for (id, table) in read {
+            let Some(table) = table else {
+                self.dropped.insert(id);
+                continue;
+            };
             let table = table.map(|table| self.adapt(id, table, modules));
             self.built.insert(id, table);
         }
         self.spent += started.elapsed();
     }
 
-    /// Bytes for the row map: twice what is needed now.
+    /// Bytes for the row map: twice what is needed now, if there is room.
     pub(super) fn bytes_wanted(&self) -> u64 {
-        let rows: usize = self.built.values().flatten().map(|table| table.rows.len()).sum();
-        let needed = rows.div_ceil(2) as u64 + self.built.len() as u64;
-        (needed * 2).max(needed + SPARE_CELLS) * size_of::<RowCell>() as u64
+        let needed = self.room.wanted_cells.load(Ordering::Relaxed) + self.built.len() as u64;
+        ((needed * 2).max(needed + SPARE_CELLS) * size_of::<RowCell>() as u64).min(self.room.bytes_max)
     }
 
     fn take(&mut self, id: ModuleId, modules: &ModuleStore) -> Option<Table> {
@@ -231,5 +272,40 @@ impl Unwinding {
 
     pub(super) fn by_frame_pointer(&self) -> &[String] {
         &self.tables.by_frame_pointer
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::object::fixture::{Running, Workshop};
+
+    #[test]
+    fn no_more_tables_are_kept_than_the_kernel_has_room_for() {
+        let program = "#include <stdlib.h>\n#include <unistd.h>\nint main(int n, char **a) { sleep(atoi(a[1])); }";
+        let workshop = Workshop::new();
+        let running = Running::sleep(&workshop.compile("gcc", "program.c", program, &[]));
+        let mut modules = ModuleStore::default();
+        let mut space = AddressSpace::new(running.pid());
+        space.refresh(&mut modules).expect("readable");
+        let built = |bytes_max: u64| {
+            // Without the user's cache.
+            let mut tables = Tables { mode: UnwindMode::Auto, ..Tables::new(UnwindMode::FramePointer, bytes_max) };
+            tables.build_all(&space, &modules);
+            tables.build_all(&space, &modules);
+            tables
+        };
+        let bytes = |tables: &Tables| tables.built.values().flatten().map(Table::kernel_bytes).sum::<usize>() as u64;
+        let all = built(u64::MAX);
+        let all_bytes = bytes(&all);
+        assert!(all.dropped.is_empty() && all_bytes > 4096, "{all_bytes} bytes");
+        let mut some = built(all_bytes - 1);
+        assert!(bytes(&some) < all_bytes && !some.built.is_empty());
+        assert_eq!(some.bytes_wanted(), all_bytes - 1);
+        let dropped: Vec<ModuleId> = some.dropped.iter().copied().collect();
+        assert_eq!(dropped.len() + some.built.len(), all.built.len());
+        for id in dropped {
+            assert_eq!(some.take(id, &modules), all.built[&id], "built when it is needed");
+        }
     }
 }
