@@ -56,10 +56,32 @@ pub(crate) struct Walk {
 impl Walk {
     /// Starts in the current directory. Trusts root, this process's user and the user who invoked it.
     pub(crate) fn start() -> io::Result<Self> {
-        let at = openat(CWD, ".", FOLDER, Mode::empty())?;
+        Self::start_in(openat(CWD, ".", FOLDER, Mode::empty())?)
+    }
+
+    /// Starts in a folder that was not reached by a walk: the owners of the folders above can exchange it.
+    fn start_in(at: OwnedFd) -> io::Result<Self> {
         let invoker = invoker().map(|(uid, _)| uid);
         let trusted = [0, geteuid().as_raw()].into_iter().chain(invoker).collect();
-        Ok(Self::new(None, at, trusted)?)
+        let walk = Self::new(None, at, trusted)?;
+        let is_ours = walk.is_ours && walk.is_below_ours().unwrap_or(false);
+        Ok(Self { is_ours, ..walk })
+    }
+
+    /// Whether all folders above belong to trusted users.
+    fn is_below_ours(&self) -> rustix::io::Result<bool> {
+        let mut at = fstat(&self.at)?;
+        let mut parent = openat(&self.at, "..", FOLDER, Mode::empty())?;
+        loop {
+            let above = fstat(&parent)?;
+            if (above.st_dev, above.st_ino) == (at.st_dev, at.st_ino) {
+                return Ok(true);
+            }
+            if !self.trusts(&above) {
+                return Ok(false);
+            }
+            (at, parent) = (above, openat(&parent, "..", FOLDER, Mode::empty())?);
+        }
     }
 
     /// Starts in a root directory, which links do not leave. Trusts root and one user.
@@ -201,4 +223,31 @@ fn is_of(users: &[u32], stat: &Stat) -> bool {
 
 pub(crate) fn kind(stat: &Stat) -> FileType {
     FileType::from_raw_mode(stat.st_mode)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::chown;
+
+    use super::*;
+
+    /// A user that owns nothing of this test.
+    const OTHER: u32 = 65534;
+
+    fn is_ours(folder: &Path) -> bool {
+        Walk::start_in(openat(CWD, folder, FOLDER, Mode::empty()).expect("it is there")).expect("open").is_ours()
+    }
+
+    #[test]
+    fn a_folder_below_one_of_another_user_is_not_ours() {
+        assert!(geteuid().is_root(), "changing owners requires root");
+        let ground = tempfile::tempdir().expect("temporary folder");
+        let below = ground.path().join("theirs/ours/below");
+        fs::create_dir_all(&below).expect("ours");
+        assert!(is_ours(&below) && is_ours(Path::new("/")));
+        chown(ground.path().join("theirs"), Some(OTHER), None).expect("root");
+        assert!(!is_ours(&below) && !is_ours(&ground.path().join("theirs")));
+        assert!(is_ours(ground.path()));
+    }
 }

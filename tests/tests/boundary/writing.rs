@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::io::{Read as _, Write as _};
 use std::net::TcpListener;
-use std::os::unix::fs::{MetadataExt as _, lchown, symlink};
+use std::os::unix::fs::{MetadataExt as _, chown, lchown, symlink};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::thread;
@@ -113,6 +113,24 @@ fn outputs_behind_links_of_others_are_refused() {
     }
     let output = format!("{}/log", ground.way());
     ground.check_refused(Heapbpf::new(["top", "--once", "--command-output", &output, "--", "true"]), "top");
+}
+
+/// The owner of the folder above can exchange it, whether its path is named or is that of the current directory.
+#[test]
+fn sockets_below_folders_of_others_are_refused() {
+    let (ground, target) = (Ground::new(), Target::start("exact.c"));
+    chown(ground.path(""), Some(OTHER), None).expect("tests run as root");
+    let absolute = ground.path("own/socket");
+    for name in [absolute.to_str().expect("UTF-8"), "socket", "./socket"] {
+        let mut command = Command::new("sh");
+        let script =
+            "cd \"$1\" && exec \"$2\" --pid \"$3\" --no-inventory --format json -o /dev/null --serve \"unix:$4\"";
+        command.args(["-c", script, "sh"]).arg(ground.path("own")).arg(binary());
+        command.args([&target.pid().to_string(), name]);
+        let error = Heapbpf::with_command(command).run().expect_error(1);
+        assert!(error.contains("that other users may change"), "{name}: {error}");
+        ground.check_empty(name);
+    }
 }
 
 fn record(target: &mut Target, command: Command) -> Heapbpf {
