@@ -9,13 +9,12 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 use clap::ArgMatches;
 use clap::parser::ValueSource;
-use rustix::process::geteuid;
 use toml::{Table, Value};
 
 use super::exit::usage;
 use super::terminal::say;
 use super::user::{Invoker, invoker};
-use crate::linux::files;
+use crate::linux::walk::open_trusted;
 use crate::reader;
 use crate::shown::{self, Shown};
 
@@ -219,7 +218,8 @@ fn path() -> Option<PathBuf> {
     Some(folder.join(FILE)).filter(|path| path.is_absolute())
 }
 
-/// `None` if there is no file. Refuses one that other users can write.
+/// `None` if there is no file. Refuses one that other users can write, and what is no file: under `setpriv` or `su`, `HOME` may be the
+/// folder of a user who has made it a link to a device.
 fn read(path: &Path) -> Result<Option<String>> {
     let shown = Shown::of(path);
     match reader::reach(None, path) {
@@ -229,15 +229,14 @@ fn read(path: &Path) -> Result<Option<String>> {
         }
         reached => reached.with_context(|| format!("cannot read `{shown}`"))?,
     }
-    let file = match files::open(path) {
+    let file = match open_trusted(path) {
         Ok(file) => file,
         Err(_) if std::env::var_os(PATH_VARIABLE).is_none() && !is_visible(path) => return Ok(None),
         Err(error) => bail!("cannot read `{shown}`: {error}"),
     };
     let metadata = file.metadata().with_context(|| format!("cannot read `{shown}`"))?;
-    let owners = [Some(geteuid().as_raw()), Some(0), invoker().map(|invoker| invoker.uid)];
-    if !owners.contains(&Some(metadata.uid())) || metadata.mode() & 0o022 != 0 {
-        bail!("`{shown}` can be written by other users; make it yours: `chown $(id -u) {shown}; chmod go-w {shown}`");
+    if metadata.mode() & 0o022 != 0 {
+        bail!("`{shown}` can be written by other users: `chmod go-w {shown}`");
     }
     let mut text = String::new();
     file.take(BYTES_MAX).read_to_string(&mut text).with_context(|| format!("cannot read `{shown}`"))?;
@@ -254,6 +253,11 @@ fn is_visible(path: &Path) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+    use std::os::unix::fs::{PermissionsExt, symlink};
+
+    use rustix::fs::{CWD, FileType, Mode, mknodat};
+
     use super::super::commands::commands;
     use super::*;
     use crate::report::check_table;
@@ -343,6 +347,28 @@ mod tests {
             let error = from_file("record", Path::new("/c.toml"), text).expect_err(text).to_string();
             assert!(error.starts_with("`/c.toml`: ") && error.contains(reason), "{error}");
         }
+    }
+
+    #[test]
+    fn only_files_that_nobody_else_can_write_are_read() {
+        let folder = tempfile::tempdir().expect("temporary folder");
+        let path = folder.path().join("config.toml");
+        assert!(read(&path).expect("there is none").is_none());
+        fs::write(&path, "[record]\n").expect("ours");
+        assert_eq!(read(&path).expect("ours").as_deref(), Some("[record]\n"));
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o666)).expect("ours");
+        let refused = |reason: &str| {
+            let error = read(&path).expect_err(reason).to_string();
+            assert!(error.contains(reason) && error.contains("config.toml"), "{error}");
+        };
+        refused("other users");
+        fs::remove_file(&path).expect("ours");
+        symlink("/dev/zero", &path).expect("ours");
+        refused("not a regular file");
+        fs::remove_file(&path).expect("ours");
+        // Opening it would wait for a writer.
+        mknodat(CWD, &path, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).expect("ours");
+        refused("not a regular file");
     }
 
     #[test]

@@ -2,8 +2,9 @@
 //! could lead heapbpf elsewhere.
 
 use std::ffi::{OsStr, OsString};
+use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path};
 
@@ -77,7 +78,7 @@ impl Walk {
             if (above.st_dev, above.st_ino) == (at.st_dev, at.st_ino) {
                 return Ok(true);
             }
-            if !self.trusts(&above) {
+            if !is_of(&self.trusted, &above) {
                 return Ok(false);
             }
             (at, parent) = (above, openat(&parent, "..", FOLDER, Mode::empty())?);
@@ -221,6 +222,24 @@ fn is_of(users: &[u32], stat: &Stat) -> bool {
     users.contains(&stat.st_uid) && !is_open
 }
 
+/// Opens a regular file of a trusted user for reading. Follows links of trusted users.
+pub(crate) fn open_trusted(path: &Path) -> io::Result<File> {
+    let denied = |reason: String| io::Error::new(io::ErrorKind::PermissionDenied, reason);
+    let mut walk = Walk::start()?;
+    walk.to(path, true)?;
+    let stat = fstat(&walk)?;
+    if kind(&stat) != FileType::RegularFile {
+        return Err(denied("it is not a regular file".to_owned()));
+    }
+    if !walk.trusts(&stat) {
+        return Err(denied(format!("it belongs to user {}; make it yours", stat.st_uid)));
+    }
+    // What was judged, whatever its name leads to now.
+    let judged = format!("/proc/self/fd/{}", walk.as_fd().as_raw_fd());
+    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+    Ok(openat(CWD, judged, flags, Mode::empty())?.into())
+}
+
 pub(crate) fn kind(stat: &Stat) -> FileType {
     FileType::from_raw_mode(stat.st_mode)
 }
@@ -228,7 +247,7 @@ pub(crate) fn kind(stat: &Stat) -> FileType {
 #[cfg(test)]
 mod tests {
     use std::fs;
-    use std::os::unix::fs::chown;
+    use std::os::unix::fs::{chown, lchown, symlink};
 
     use super::*;
 
@@ -249,5 +268,33 @@ mod tests {
         chown(ground.path().join("theirs"), Some(OTHER), None).expect("root");
         assert!(!is_ours(&below) && !is_ours(&ground.path().join("theirs")));
         assert!(is_ours(ground.path()));
+    }
+
+    #[test]
+    fn only_regular_files_of_trusted_users_are_opened() {
+        assert!(geteuid().is_root(), "changing owners requires root");
+        let ground = tempfile::tempdir().expect("temporary folder");
+        let path = |name: &str| ground.path().join(name);
+        fs::write(path("file"), "text").expect("ours");
+        symlink("file", path("link")).expect("ours");
+        for name in ["file", "link"] {
+            open_trusted(&path(name)).expect(name);
+        }
+        symlink("file", path("foreign")).expect("ours");
+        lchown(path("foreign"), Some(OTHER), None).expect("root");
+        fs::write(path("theirs"), "text").expect("ours");
+        chown(path("theirs"), Some(OTHER), None).expect("root");
+        rustix::fs::mknodat(CWD, path("pipe"), FileType::Fifo, Mode::RUSR, 0).expect("ours");
+        symlink("/dev/zero", path("device")).expect("ours");
+        for (name, reason) in [
+            ("foreign", "a link of user 65534"),
+            ("theirs", "belongs to user 65534"),
+            ("pipe", "not a regular file"),
+            ("device", "not a regular file"),
+            (".", "not a regular file"),
+        ] {
+            let error = open_trusted(&path(name)).expect_err(name).to_string();
+            assert!(error.contains(reason), "{name}: {error}");
+        }
     }
 }
