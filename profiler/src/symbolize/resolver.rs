@@ -246,7 +246,11 @@ impl State {
                     let reason = "its perf map or jitdump exceeds the limit of 256 MiB or 4 million entries";
                     self.fail(module, reason.to_owned(), NamesFrom::Nothing);
                 }
-                Defect::Malformed | Defect::Compressed | Defect::Checksum | Defect::MiniDebugInfo => {}
+                Defect::Malformed
+                | Defect::Unreadable
+                | Defect::Compressed
+                | Defect::Checksum
+                | Defect::MiniDebugInfo => {}
             }
         }
         if let Err(failed) = result {
@@ -263,6 +267,10 @@ impl State {
             if defects.contains(&defect) {
                 self.fail(module, reason.to_owned(), NamesFrom::SymbolTable);
             }
+        }
+        if defects.contains(&Defect::Unreadable) {
+            let reason = "its symbol tables end behind the file, or it exceeds 32 GiB";
+            self.fail(module, reason.to_owned(), NamesFrom::Nothing);
         }
         if defects.contains(&Defect::Checksum) {
             tracing::debug!(module = %module.path(), "the debug file that it names is of another build");

@@ -1,6 +1,6 @@
 //! Names against what was compiled, and hostile files.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use super::*;
 use crate::address::LinkAddr;
@@ -360,6 +360,49 @@ fn compressed_debug_information_is_read_unless_its_size_is_forged() {
         let offsets = offsets_of(&program, "i");
         let answers = answers_at(&workshop.path("liar"), &offsets);
         assert_eq!(answers.chains, [vec![frame("i", None, false)]], "{claim:#x}");
+    }
+}
+
+/// A copy of a program in which a section claims this size, and the file has it or not.
+fn with_size(workshop: &Workshop, program: &Path, section: &str, size_bytes: u64, is_sparse: bool) -> PathBuf {
+    let bytes = std::fs::read(program).expect("readable");
+    let mut modules = ModuleStore::default();
+    let id = modules.intern_path(program).expect("it opens");
+    let sections = &modules.get(id).elf().expect("an ELF file").sections;
+    let at = sections.iter().position(|its| &*its.name == section).expect("it is there");
+    let headers = usize::try_from(u64::from_le_bytes(*bytes[40..].first_chunk().expect("a header"))).expect("small");
+    let path = workshop.path("forged");
+    let mut forged = bytes;
+    let at = headers + 64 * at + 32;
+    forged[at..at + 8].copy_from_slice(&size_bytes.to_le_bytes());
+    let end_bytes = forged.len() as u64 + size_bytes;
+    std::fs::write(&path, forged).expect("writable");
+    if is_sparse {
+        std::fs::File::options().write(true).open(&path).and_then(|file| file.set_len(end_bytes)).expect("sparse");
+    }
+    path
+}
+
+#[test]
+fn symbol_tables_that_cannot_be_read_are_reported() {
+    let workshop = Workshop::new();
+    let program = workshop.compile("gcc", "program.c", C, &["-g", "-O2"]);
+    let offset = offsets_of(&program, "i")[0];
+    for (section, is_sparse, reason, names) in [
+        (".strtab", false, "end behind the file", None),
+        (".strtab", true, "exceeds 32 GiB", None),
+        (".symtab", false, "end behind the file", None),
+        (".debug_info", false, "debug information is malformed", Some("i")),
+    ] {
+        let path = with_size(&workshop, &program, section, 1 << 40, is_sparse);
+        let mut modules = ModuleStore::default();
+        let id = modules.intern_path(&path).expect("it opens");
+        let resolver = Resolver::in_process();
+        let frames = resolver.resolve(id, modules.get(id), &[offset]);
+        let function = frames[0].first().and_then(|frame| frame.function.as_deref());
+        assert_eq!(function, names, "{section}");
+        let failures = resolver.symbolization().failures;
+        assert!(failures[0].reason.contains(reason), "{section}: {failures:?}");
     }
 }
 

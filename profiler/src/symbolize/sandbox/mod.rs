@@ -127,6 +127,8 @@ enum Reply {
 pub(super) enum Defect {
     /// Reading it failed in a way that well-formed files do not.
     Malformed,
+    /// Its symbol tables end behind it, or it is too large to be mapped.
+    Unreadable,
     /// Its compressed sections exceed the limit, or their claimed sizes.
     Compressed,
     Checksum,

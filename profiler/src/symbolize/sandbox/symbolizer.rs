@@ -13,7 +13,9 @@ use blazesym::symbolize::source::{Elf as ElfSource, Source};
 use blazesym::symbolize::{CodeInfo, Input, Sym, Symbolized, Symbolizer};
 use flate2::read::ZlibDecoder;
 use object::LittleEndian as LE;
-use object::elf::{CompressionHeader64, ELFCOMPRESS_ZLIB, SHF_COMPRESSED, SHT_NOBITS};
+use object::elf::{
+    CompressionHeader64, ELFCOMPRESS_ZLIB, SHF_COMPRESSED, SHT_DYNSYM, SHT_NOBITS, SHT_STRTAB, SHT_SYMTAB,
+};
 use object::pod::from_bytes;
 
 use super::remainder::Remainder;
@@ -106,6 +108,9 @@ impl Engine {
     fn add_unverified(&mut self, file: File, path: &Path, depth: Depth) {
         let Ok(image) = Image::new(file) else { return };
         let Ok(elf) = Elf::read(&image) else { return };
+        if !is_readable(&image, &elf, is_table) {
+            return self.defects.push(Defect::Unreadable);
+        }
         if !is_bounded(&image, &elf, |name| !name.starts_with(".debug_")) {
             return self.defects.push(Defect::Compressed);
         }
@@ -114,6 +119,10 @@ impl Engine {
         let mut with_debug_information = depth == Depth::DebugInformation && (self.is_confined || !refers);
         if with_debug_information && !is_bounded(&image, &elf, |_| true) {
             self.defects.push(Defect::Compressed);
+            with_debug_information = false;
+        }
+        if with_debug_information && !is_readable(&image, &elf, |section| section.name.starts_with(".debug_")) {
+            self.defects.push(Defect::Malformed);
             with_debug_information = false;
         }
         self.files.push(image);
@@ -318,6 +327,20 @@ fn crc32(file: &File) -> Option<u32> {
     }
 }
 
+fn is_table(section: &Section) -> bool {
+    matches!(section.kind, SHT_SYMTAB | SHT_DYNSYM | SHT_STRTAB)
+}
+
+/// Returns whether blazesym, which maps whole files, can read these sections.
+fn is_readable(image: &Image, elf: &Elf, about: impl Fn(&Section) -> bool) -> bool {
+    let size_bytes = image.identity().size_bytes;
+    let is_within = |section: &Section| {
+        let end = section.offset.0.checked_add(section.size_bytes);
+        section.kind == SHT_NOBITS || end.is_some_and(|end| end <= size_bytes)
+    };
+    size_bytes <= FILE_BYTES_MAX && elf.sections.iter().filter(|section| about(section)).all(is_within)
+}
+
 /// Limit for all decompressed sections of a module together.
 const UNPACKED_BYTES_MAX: u64 = 1 << 30;
 
@@ -353,6 +376,8 @@ fn unpacked_bytes(image: &Image, section: &Section, bytes_max: u64) -> Option<u6
 
 /// Address space for mapped files: several of the largest debug files.
 const ADDRESS_SPACE_BYTES_MAX: u64 = 64 << 30;
+/// Half of it.
+const FILE_BYTES_MAX: u64 = ADDRESS_SPACE_BYTES_MAX / 2;
 /// Stack size: names and types nest.
 const STACK_BYTES: u64 = 16 << 20;
 
