@@ -44,7 +44,7 @@ pub(super) fn beginnings(profile: &Profile) -> Vec<String> {
     lines.extend(some(others.short_lived_count, "process", "exited before probes were attached"));
     if let Some(first) = others.skipped.first() {
         let count = text::counted(others.skipped_count, "process");
-        let command = text::printable(&first.command);
+        let command = text::command(&first.command);
         let pid = first.pid;
         let name = if command.is_empty() { format!("pid {pid}") } else { format!("`{command}` (pid {pid})") };
         let reason = text::printable(&first.reason);

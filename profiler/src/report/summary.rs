@@ -83,7 +83,7 @@ impl Page {
         ];
         self.line(HEADING, &parts.join(" · "));
         if let [target] = profile.targets.as_slice() {
-            let command = text::printable(&target.facts.command);
+            let command = text::command(&target.facts.command);
             let line = format!("command: {command}{}", exit(target));
             self.line(PLAIN, &text::cut(&line, self.width.unwrap_or(usize::MAX)));
         }

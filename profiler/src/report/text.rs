@@ -179,6 +179,14 @@ pub(crate) fn cut(text: &str, chars_max: usize) -> Cow<'_, str> {
     text.chars().take(chars_max.saturating_sub(1)).chain(std::iter::once('…')).collect::<String>().into()
 }
 
+/// Longer commands are shortened: a program chooses its arguments, and may have 2 MiB of them.
+const COMMAND_CHARS_MAX: usize = 200;
+
+/// A process's command for lines of text.
+pub(crate) fn command(command: &str) -> String {
+    cut(&printable(command), COMMAND_CHARS_MAX).into_owned()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -300,5 +308,13 @@ mod tests {
         assert_eq!(cut("abcde", 5), "abcde");
         assert_eq!(cut("abcdef", 5), "abcd…");
         assert_eq!(cut("äöüß", 3), "äö…");
+    }
+
+    #[test]
+    fn long_commands_are_shortened() {
+        assert_eq!(command("redis-server *:6379 "), "redis-server *:6379");
+        let long = command(&"a\u{202e}".repeat(1 << 16));
+        assert_eq!(long.chars().count(), 200);
+        assert!(long.starts_with("a\u{fffd}a") && long.ends_with('…'), "{long}");
     }
 }

@@ -128,7 +128,7 @@ fn write_text(model: &Model, callsites_max: usize, is_first: bool, out: &mut dyn
     let name = |row: &TargetRow| {
         let facts = &model.profile.targets[row.at].facts;
         let end = if row.is_running { "" } else { " (exited)" };
-        format!("{}{end}  {}", text::printable(&facts.comm), text::printable(&facts.command))
+        format!("{}{end}  {}", text::printable(&facts.comm), text::command(&facts.command))
     };
     let rows = targets.iter().map(|row| cells::<TargetColumn>(row, name(row))).collect();
     for line in table_lines(&columns::<TargetColumn>("PROCESS"), rows, None) {

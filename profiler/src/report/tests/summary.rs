@@ -46,6 +46,16 @@ fn no_line_begins_with_a_name() {
 }
 
 #[test]
+fn a_long_command_is_shortened() {
+    let mut profile = profiles::exact();
+    profile.targets[0].facts.command = "x".repeat(1 << 17);
+    profile.targets[0].facts.exited = true;
+    let text = summary(&profile, View::LiveBytes, 10, None, false);
+    let line = text.lines().find(|line| line.starts_with("command: xxx")).expect("it is listed");
+    assert!(line.len() < 400 && line.contains("x…"), "{line}");
+}
+
+#[test]
 fn a_process_without_samples_has_each_heaps_interval() {
     let mut profile = profiles::mixed();
     for target in &mut profile.targets {
