@@ -1,5 +1,6 @@
 //! What heapbpf, run by root, reads, shows and writes where other users have programs and folders.
 
+mod memory;
 mod writing;
 
 use std::ffi::{OsStr, OsString};
