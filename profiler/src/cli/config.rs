@@ -3,7 +3,6 @@
 
 use std::ffi::OsString;
 use std::io::Read;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
@@ -234,10 +233,6 @@ fn read(path: &Path) -> Result<Option<String>> {
         Err(_) if std::env::var_os(PATH_VARIABLE).is_none() && !is_visible(path) => return Ok(None),
         Err(error) => bail!("cannot read `{shown}`: {error}"),
     };
-    let metadata = file.metadata().with_context(|| format!("cannot read `{shown}`"))?;
-    if metadata.mode() & 0o022 != 0 {
-        bail!("`{shown}` can be written by other users: `chmod go-w {shown}`");
-    }
     let mut text = String::new();
     file.take(BYTES_MAX).read_to_string(&mut text).with_context(|| format!("cannot read `{shown}`"))?;
     Ok(Some(text))

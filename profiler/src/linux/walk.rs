@@ -222,7 +222,7 @@ fn is_of(users: &[u32], stat: &Stat) -> bool {
     users.contains(&stat.st_uid) && !is_open
 }
 
-/// Opens a regular file of a trusted user for reading. Follows links of trusted users.
+/// Opens a regular file for reading that only trusted users can write. Follows links of trusted users.
 pub(crate) fn open_trusted(path: &Path) -> io::Result<File> {
     let denied = |reason: String| io::Error::new(io::ErrorKind::PermissionDenied, reason);
     let mut walk = Walk::start()?;
@@ -233,6 +233,9 @@ pub(crate) fn open_trusted(path: &Path) -> io::Result<File> {
     }
     if !walk.trusts(&stat) {
         return Err(denied(format!("it belongs to user {}; make it yours", stat.st_uid)));
+    }
+    if Mode::from_raw_mode(stat.st_mode).intersects(Mode::WGRP.union(Mode::WOTH)) {
+        return Err(denied(format!("it can be written by other users: `chmod go-w {}`", Shown::of(path))));
     }
     // What was judged, whatever its name leads to now.
     let judged = format!("/proc/self/fd/{}", walk.as_fd().as_raw_fd());

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use bytesize::ByteSize;
 use clap::Parser;
 use clap::error::ErrorKind;
@@ -18,7 +18,7 @@ use toml::{Spanned, Value};
 use super::super::exit::usage;
 use super::super::values;
 use super::super::views::ViewArgs;
-use crate::linux::files;
+use crate::linux::walk::open_trusted;
 use crate::process::cgroup::Cgroup;
 use crate::process::pattern::Pattern;
 use crate::session::Engine;
@@ -188,11 +188,14 @@ impl Config {
         let read = || -> std::io::Result<String> {
             use std::io::Read;
             let mut text = String::new();
-            files::open(path)?.take(BYTES_MAX).read_to_string(&mut text)?;
+            open_trusted(path)?.take(BYTES_MAX).read_to_string(&mut text)?;
             Ok(text)
         };
-        let text = read().with_context(|| {
-            format!("cannot read `{shown}`: write one with `heapbpf agent --print-config > {shown}`")
+        let text = read().map_err(|error| match error.kind() {
+            std::io::ErrorKind::NotFound => {
+                anyhow!("cannot read `{shown}`: {error}: write one with `heapbpf agent --print-config > {shown}`")
+            }
+            _ => anyhow!("cannot read `{shown}`: {error}"),
         })?;
         Self::parse(&shown.to_string(), &text)
     }
