@@ -1,7 +1,9 @@
 //! `heapbpf convert`: reports from recordings and JSON reports. The first bytes of a file, not its name, determine what
 //! it is.
 
-use std::io::{Read, Write};
+use std::fs::{File, Metadata};
+use std::io::{BufReader, Read, Write};
+use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -19,12 +21,11 @@ use super::windows::Windows;
 use crate::ids::LedgerId;
 use crate::ledger::totals::Movement;
 use crate::linux::files;
-use crate::linux::place::Place;
 use crate::linux::rights::Rights;
 use crate::model::Profile;
 use crate::recording::block::MAGIC;
 use crate::recording::names::{self, Found, RecordedNames};
-use crate::recording::read::{self, Damage};
+use crate::recording::read::{self, Damage, ReadError, Reading};
 use crate::recording::replay::late::LateFacts;
 use crate::recording::span::{ReplayedSpan, Span, SpanError};
 use crate::report::filter::Filter;
@@ -68,17 +69,17 @@ pub(super) fn convert(args: &ConvertArgs, naming: Naming) -> Result<u8> {
     };
     let mut input = match read_report(&args.recording)? {
         None => read_recording(&args.recording, &options)?,
-        Some(mut profile) => {
+        Some((mut profile, author)) => {
             if naming == Naming::Again {
                 add_names(&mut profile, &options.sources);
             }
-            from_report(args, profile, &outputs)?.into()
+            Input::of_report(from_report(args, profile, &outputs)?, author)
         }
     };
     input.judge(args.verdict.strict);
     input.select(&args.filter.filter());
     if args.output.source {
-        embed_sources(&mut input.profile, &args.recording, args.output.quiet);
+        input.embed_sources(args.output.quiet);
     }
     write(args, &options, &input, outputs)?;
     let is_complete = !input.profile.incomplete() && !input.is_damaged;
@@ -148,6 +149,8 @@ fn clock(ns: u64) -> String {
 
 /// Maximum size of a JSON report. One of 10,000 callsites with 40 frames each has a sixth of it.
 const REPORT_BYTES_MAX: u64 = 512 << 20;
+/// As of recordings that are read elsewhere.
+const BUFFER_BYTES: usize = 1 << 18;
 const MISSING_LISTED_MAX: usize = 5;
 
 /// zstd's own default.
@@ -155,6 +158,8 @@ const COMPRESSION_LEVEL: i32 = 3;
 
 pub(super) struct Input {
     pub(super) profile: Profile,
+    /// The rights of who can have written the file that was read, and named any other file in it.
+    author: Rights,
     /// The file is damaged, and was read up to there.
     pub(super) is_damaged: bool,
     /// Until when the recording has totals only, in nanoseconds since its start.
@@ -163,13 +168,20 @@ pub(super) struct Input {
     windows: Option<Windows>,
 }
 
-impl From<Profile> for Input {
-    fn from(profile: Profile) -> Self {
-        Self { profile, is_damaged: false, folded_until_ns: None, events: None, windows: None }
-    }
-}
-
 impl Input {
+    fn of_report(profile: Profile, author: Rights) -> Self {
+        Self { profile, author, is_damaged: false, folded_until_ns: None, events: None, windows: None }
+    }
+
+    /// Embeds what the users of the recorded programs, and who wrote the file, may read.
+    fn embed_sources(&mut self, quiet: bool) {
+        if ![0, Rights::of_invoker().uid()].contains(&self.author.uid()) {
+            // Another user could have written that root's program named a file.
+            self.profile.targets.iter_mut().for_each(|target| target.facts.rights = None);
+        }
+        source::embed(&mut self.profile, &self.author, quiet);
+    }
+
     pub(super) fn judge(&mut self, strict: bool) {
         self.profile.strict = strict;
         if let Some(events) = &mut self.events {
@@ -198,43 +210,43 @@ struct Options {
     events: bool,
 }
 
-/// Embeds what the users of the recorded programs, and who wrote the recording, may read.
-fn embed_sources(profile: &mut Profile, recording: &Path, quiet: bool) {
-    let author = author(recording);
-    if ![0, Rights::of_invoker().uid()].contains(&author.uid()) {
-        // Another user could have written that root's program named a file.
-        profile.targets.iter_mut().for_each(|target| target.facts.rights = None);
-    }
-    source::embed(profile, &author, quiet);
+/// The rights of who can have written an open file: its name can lead to another one by now. A pipe belongs to who made it.
+fn author_of(found: &Metadata) -> Rights {
+    const WRITTEN_BY_OTHERS: u32 = 0o022;
+    let kind = found.file_type();
+    let is_written_by_one = (kind.is_file() || kind.is_fifo()) && found.mode() & WRITTEN_BY_OTHERS == 0;
+    if is_written_by_one { Rights::of_owner(found) } else { Rights::of_nobody() }
 }
 
-/// The rights of who can have written a recording, and named any file in it.
-fn author(path: &Path) -> Rights {
-    match (path.metadata(), Place::find(path)) {
-        (Ok(file), Ok(place)) if file.is_file() && place.is_ours() => Rights::of_owner(&file),
-        // Standard input.
-        (Err(_), _) => Rights::of_invoker(),
-        // Others can exchange it at any time.
-        _ => Rights::of_nobody(),
-    }
+fn open(path: &Path) -> std::io::Result<(File, Rights)> {
+    let file = files::open(path)?;
+    let author = author_of(&file.metadata()?);
+    Ok((file, author))
 }
 
 /// Reads the profile in a JSON report. Returns `None` for a recording, which is not read yet. A pipe is read once.
-fn read_report(path: &Path) -> Result<Option<Profile>> {
-    let profile = read_start(path).and_then(|bytes| (bytes != MAGIC).then(|| parse(&bytes)).transpose());
-    profile.with_context(|| format!("cannot read a profile from `{}`", Shown::of(path)))
+fn read_report(path: &Path) -> Result<Option<(Profile, Rights)>> {
+    let read = || -> Result<Option<(Profile, Rights)>> {
+        let (file, author) = open(path)?;
+        let bytes = read_start(file)?;
+        if bytes == MAGIC { Ok(None) } else { Ok(Some((parse(&bytes)?, author))) }
+    };
+    read().with_context(|| format!("cannot read a profile from `{}`", Shown::of(path)))
 }
 
 pub(super) fn read_whole(path: &Path, quiet: bool) -> Result<Input> {
     match read_report(path)? {
         None => read_recording(path, &Options { quiet, ..Options::default() }),
-        Some(profile) => Ok(profile.into()),
+        Some((profile, author)) => Ok(Input::of_report(profile, author)),
     }
 }
 
 fn read_recording(path: &Path, options: &Options) -> Result<Input> {
     let name = Shown::of(path);
-    let mut reading = read::read(path).with_context(|| format!("`{name}`"))?;
+    let opened = open(path).map_err(ReadError::from);
+    let started =
+        opened.and_then(|(file, author)| Ok((Reading::new(BufReader::with_capacity(BUFFER_BYTES, file))?, author)));
+    let (mut reading, author) = started.with_context(|| format!("`{name}`"))?;
     let mut names = RecordedNames::new(Resolver::sandboxed(Interrupt::default(), options.sources.clone()));
     if options.naming == Naming::Again {
         names = names.again();
@@ -266,6 +278,7 @@ fn read_recording(path: &Path, options: &Options) -> Result<Input> {
     let events = options.events.then(|| EventNames::new(&snapshot, spanned.targets(), &names, options.trim, entries));
     let input = Input {
         profile: profile(&snapshot, Scope::Window, &names, options.trim),
+        author,
         is_damaged: reading.damage().is_some(),
         folded_until_ns: spanned.folded_until_ns(),
         events,
@@ -304,8 +317,7 @@ fn report_missing(missing: &[(String, &'static str)]) {
 }
 
 /// Reads a report, or only the first bytes of a recording, which may be large.
-fn read_start(path: &Path) -> Result<Vec<u8>> {
-    let mut file = files::open(path)?;
+fn read_start(mut file: File) -> Result<Vec<u8>> {
     let mut bytes = Vec::new();
     Read::by_ref(&mut file).take(MAGIC.len() as u64).read_to_end(&mut bytes)?;
     if bytes == MAGIC {
@@ -410,7 +422,39 @@ impl EventNames {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::{PermissionsExt, chown, symlink};
+
     use super::*;
+
+    /// A name that its owner exchanges or removes must not give what was read the rights of another file's owner, or of root.
+    #[test]
+    fn the_author_is_that_of_the_file_that_was_read() {
+        const OTHER: u32 = 4242;
+        let folder = tempfile::tempdir().expect("temporary folder");
+        let path = folder.path().join("x.json");
+        let given = |mode, owner| {
+            std::fs::write(&path, "").expect("ours");
+            std::fs::set_permissions(&path, PermissionsExt::from_mode(mode)).expect("ours");
+            chown(&path, Some(owner), None).expect("tests run as root");
+            let (file, author) = open(&path).expect("it is there");
+            std::fs::remove_file(&path).expect("ours");
+            (file, author)
+        };
+        let (file, author) = given(0o644, OTHER);
+        assert_eq!(author.uid(), OTHER);
+        assert_eq!(author_of(&file.metadata().expect("open")).uid(), OTHER, "its name is gone");
+        symlink("/etc/passwd", &path).expect("ours");
+        assert_eq!(author_of(&file.metadata().expect("open")).uid(), OTHER, "its name leads to a file of root's");
+        std::fs::remove_file(&path).expect("ours");
+        assert_eq!(given(0o644, 0).1.uid(), 0);
+        for mode in [0o664, 0o646] {
+            assert_eq!(given(mode, 0).1, Rights::of_nobody(), "others can have written it: {mode:o}");
+        }
+        let (reader, _writer) = std::io::pipe().expect("a pipe");
+        let pipe = File::from(std::os::fd::OwnedFd::from(reader));
+        assert_eq!(author_of(&pipe.metadata().expect("open")).uid(), 0);
+        assert_eq!(open(Path::new("/dev/null")).expect("there").1, Rights::of_nobody(), "neither a file nor a pipe");
+    }
 
     #[test]
     fn invalid_files_are_rejected_with_a_reason() {
