@@ -1,10 +1,15 @@
 //! `--source`, and the name of a program that was started by a link.
 
-use std::os::unix::fs::symlink;
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::Path;
 use std::process::Command;
 
 use heapbpf_tests::heapbpf::{Heapbpf, binary};
 use heapbpf_tests::target::{Target, build, copy_program};
+
+fn mode(path: &Path) -> u32 {
+    path.metadata().expect("it is written").permissions().mode() & 0o777
+}
 
 #[test]
 fn source_lines_are_embedded_on_request() {
@@ -14,6 +19,9 @@ fn source_lines_are_embedded_on_request() {
     let ledger = target.work("go");
     let _ = session.interrupt().expect_code(0);
 
+    for name in ["with.html", "x.json", "x.heapbpf"] {
+        assert_eq!(mode(&heapbpf.file(name)), 0o600, "{name}");
+    }
     let data = heapbpf.page("with.html");
     let sources = &data["sources"];
     let list = |name: &str| sources[name].as_array().unwrap_or_else(|| panic!("no {name} in {sources}"));
@@ -48,6 +56,8 @@ fn source_lines_are_embedded_on_request() {
         assert!(converted.status.success(), "{converted:?}");
         let data = heapbpf.page("converted.html");
         assert_eq!(data.get("sources").is_some(), has_sources, "{input} {option}");
+        let others_may_read = mode(&heapbpf.file("converted.html")) & 0o044 != 0;
+        assert_eq!(others_may_read, !has_sources, "{input} {option}");
     }
 }
 

@@ -49,7 +49,8 @@ pub(super) fn convert(args: &ConvertArgs, naming: Naming) -> Result<u8> {
     }
     // Mistyped output paths are reported before the recording is read.
     output::check_distinct(&args.output.output)?;
-    let open = |path: &PathBuf| Output::open(path, args.output.format, Access::All);
+    let access = Access::of_report(args.output.source);
+    let open = |path: &PathBuf| Output::open(path, args.output.format, access);
     let outputs = args.output.output.iter().map(open).collect::<Result<Vec<_>>>()?;
     let nanos = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
     if args.every.is_some() && outputs.iter().all(|output| output.format() != Format::Parquet) {

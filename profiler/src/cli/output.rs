@@ -26,8 +26,15 @@ const NAME_CHARS_MAX: usize = 100;
 pub(super) enum Access {
     /// Everyone: under `sudo`, the user who reads the file is not its owner.
     All = 0o666,
-    /// The owner only: the file contains parts of a process's memory.
+    /// The owner only: the file contains parts of a process's memory or of other files.
     Owner = 0o600,
+}
+
+impl Access {
+    /// Of reports that may contain lines of source files, which others may not be able to read.
+    pub(super) fn of_report(has_sources: bool) -> Self {
+        if has_sources { Self::Owner } else { Self::All }
+    }
 }
 
 /// A file for a report. An existing file at the path is kept until the report is complete.
@@ -421,7 +428,8 @@ mod tests {
     }
 
     #[test]
-    fn reports_with_memory_contents_are_private() {
+    fn reports_with_memory_contents_or_source_lines_are_private() {
+        assert!(matches!(Access::of_report(true), Access::Owner) && matches!(Access::of_report(false), Access::All));
         let folder = tempfile::tempdir().expect("temporary folder");
         let path = folder.path().join("leaks.json");
         let output = Output::open(&path, None, Access::Owner).expect("writable");

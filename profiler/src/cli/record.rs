@@ -420,9 +420,10 @@ impl State {
         let (mut written, mut errors) = (Vec::new(), Vec::new());
         let profile = &self.symbolize(snapshot, scope);
         let report = self.report(snapshot, scope, profile, presentation);
+        let access = Access::of_report(self.args.common.output.source);
         for path in paths {
             let write = |output: Output| output.write_unless(&|| self.resolver.is_interrupted(), &report);
-            match Output::open(&path, self.args.common.output.format, Access::All).and_then(write) {
+            match Output::open(&path, self.args.common.output.format, access).and_then(write) {
                 Ok(_) => written.push(Shown::of(&path).to_string()),
                 Err(error) => errors.push(error),
             }

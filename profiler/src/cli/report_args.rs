@@ -55,7 +55,8 @@ pub(super) struct OutputArgs {
     pub(super) native: bool,
 
     /// Embed the source lines around each frame in HTML reports, from files on this machine that the program's user and you may
-    /// read. Files are named by the target's debug information: check a report before you pass it on.
+    /// read. Files are named by the target's debug information: check a report before you pass it on. The mode of reports is 0600
+    /// then.
     #[arg(help_heading = OUTPUT, long)]
     pub(super) source: bool,
 

@@ -30,7 +30,8 @@ pub(super) fn outputs(args: &RecordArgs, pids: &[Pid]) -> Result<Vec<Output>> {
     if args.dumps.any() && !paths.is_empty() && !paths.iter().any(is_file) {
         return Err(usage("dumps are written to files beside a report's file: name one, as in `-o heap.svg`"));
     }
-    let open = |path: &Path| Output::open_for_profile(path, args.common.output.format, Access::All);
+    let access = Access::of_report(args.common.output.source);
+    let open = |path: &Path| Output::open_for_profile(path, args.common.output.format, access);
     if paths.is_empty() && args.top.is_some() {
         return Ok(Vec::new());
     }
