@@ -272,7 +272,7 @@ fn start_checker(plan: Plan, reports: Reports) -> Checker {
             }
             let mut found = check_snapshot(snapshot, &plan, &resolver, reports.quiet || reports.to_stderr)?;
             if reports.source {
-                source::embed(&mut found.profile, &Rights::of_invoker(), reports.quiet || reports.to_stderr);
+                source::embed(&mut found.profile, &Rights::of_nobody(), reports.quiet || reports.to_stderr);
             }
             reports.print(&found, count == 0, plan.with_contents)?;
             leaking.insert(found.target().map_or(Pid(0), |target| target.facts.pid), found.leak_count > 0);

@@ -369,7 +369,7 @@ impl State {
         profile.suppress(&self.suppressions);
         self.args.filter.filter().apply(&mut profile);
         if self.args.common.output.source {
-            source::embed(&mut profile, &Rights::of_invoker(), self.args.common.output.quiet);
+            source::embed(&mut profile, &Rights::of_nobody(), self.args.common.output.quiet);
         }
         profile.strict = self.args.verdict.strict;
         profile

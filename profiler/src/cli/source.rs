@@ -1,19 +1,21 @@
 //! `--source`: lines of source files around the frames of a profile. Debug information, which targets control, names
-//! the files: so only regular files with the extension of a programming language are read, with the rights of a user whose
-//! process names them and with those of the invoking user, and the amount of text is limited.
+//! the files: so only regular files with the extension of a programming language are read, with the rights of the user whose
+//! process names a line and with those of the invoking user, and the amount of text is limited.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io::{self, Read};
+use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
 
 use super::terminal::say;
+use crate::linux::proc::maps::Device;
 use crate::linux::rights::Rights;
-use crate::model::{Frame, Profile, SourcePiece};
-use crate::reader::{self, Wanted};
+use crate::model::{Frame, Profile, SourcePiece, TargetFacts};
+use crate::reader::{self, Opened, Wanted};
 use crate::report::View;
 use crate::report::text::{counted, printable};
 use crate::shown;
@@ -48,9 +50,9 @@ pub(super) fn embed(profile: &mut Profile, others: &Rights, quiet: bool) {
     }
 }
 
-/// A line of a source file that the invoking user may read; `None` without one.
-pub(super) fn line(path: &Path, line: u32) -> Option<String> {
-    let text = read_source(path, &[Rights::of_invoker()]).ok()?;
+/// A line of a source file that this target names, and that its user and the invoking one may read; `None` without one.
+pub(super) fn line(target: &TargetFacts, path: &Path, line: u32) -> Option<String> {
+    let text = read_source(path, &Reader::of(target, &Rights::of_nobody())).ok()?.text;
     let line = text.lines().nth(usize::try_from(line.checked_sub(1)?).ok()?)?;
     Some(cleaned(line))
 }
@@ -60,46 +62,65 @@ type Lines = BTreeSet<u32>;
 /// A file that debug information names.
 struct Named {
     file: Arc<str>,
-    lines: Lines,
-    /// Of the users whose processes name it.
-    rights: Vec<Rights>,
+    /// Its lines, by who is to read them: what one target names is no reason to show it with the rights of another.
+    lines: Vec<(Reader, Lines)>,
+}
+
+/// With which rights a file is read that a target names.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Reader {
+    rights: Rights,
+}
+
+impl Reader {
+    fn of(target: &TargetFacts, others: &Rights) -> Self {
+        Self { rights: target.rights.as_ref().unwrap_or(others).clone() }
+    }
 }
 
 /// Files and lines of frames, by the allocated bytes of the callsites through them.
 fn by_weight(profile: &Profile, others: &Rights) -> Vec<Named> {
-    let mut weights: FxHashMap<usize, (u128, Vec<&Rights>)> = FxHashMap::default();
-    for (target, callsite) in profile.callsites() {
-        let bytes = View::AllocBytes.of_callsite(callsite).max(View::LiveBytes.of_callsite(callsite));
-        let own = target.facts.rights.as_ref().unwrap_or(others);
-        for id in &callsite.stack {
-            let (weight, rights) = weights.entry(id.0 as usize).or_default();
-            *weight += u128::from(bytes);
-            if !rights.contains(&own) {
-                rights.push(own);
+    let mut readers: Vec<Reader> = Vec::new();
+    let mut weights: FxHashMap<usize, (u128, BTreeSet<usize>)> = FxHashMap::default();
+    for target in &profile.targets {
+        let own = Reader::of(&target.facts, others);
+        let at = readers.iter().position(|reader| *reader == own).unwrap_or_else(|| {
+            readers.push(own);
+            readers.len() - 1
+        });
+        for callsite in &target.callsites {
+            let bytes = View::AllocBytes.of_callsite(callsite).max(View::LiveBytes.of_callsite(callsite));
+            for id in &callsite.stack {
+                let (weight, by) = weights.entry(id.0 as usize).or_default();
+                *weight += u128::from(bytes);
+                by.insert(at);
             }
         }
     }
-    let mut files: BTreeMap<Arc<str>, (u128, Lines, Vec<Rights>)> = BTreeMap::new();
-    for (index, (weight, rights)) in weights {
+    let mut files: BTreeMap<Arc<str>, (u128, BTreeMap<usize, Lines>)> = BTreeMap::new();
+    for (index, (weight, by)) in weights {
         let Some(Frame { file: Some(file), line: Some(line @ 1..), .. }) = profile.frames.get(index) else { continue };
-        let (most, lines, all) = files.entry(Arc::clone(file)).or_default();
+        let (most, lines) = files.entry(Arc::clone(file)).or_default();
         *most = weight.max(*most);
-        lines.insert(*line);
-        let is_new = |own: &&Rights| !all.contains(own);
-        let new: Vec<Rights> = rights.into_iter().filter(is_new).cloned().collect();
-        all.extend(new);
+        for at in by {
+            lines.entry(at).or_default().insert(*line);
+        }
     }
     let mut files: Vec<_> = files.into_iter().collect();
     files.sort_by(|(_, (one, ..)), (_, (other, ..))| other.cmp(one));
-    files.into_iter().map(|(file, (_, lines, rights))| Named { file, lines, rights }).collect()
+    let named = |(file, (_, lines)): (Arc<str>, (u128, BTreeMap<usize, Lines>))| {
+        let lines = lines.into_iter().map(|(at, lines)| (readers[at].clone(), lines)).collect();
+        Named { file, lines }
+    };
+    files.into_iter().map(named).collect()
 }
 
 /// The pieces, and of how many files there are some.
 fn pieces(files: &[Named]) -> (Vec<SourcePiece>, usize) {
     let (mut pieces, mut read, mut bytes) = (Vec::new(), 0, 0);
-    for Named { file, lines, rights } in files.iter().take(FILES_MAX) {
-        let Ok(text) = read_source(Path::new(&**file), rights) else { continue };
-        let found = around(file, &text, lines);
+    for named in files.iter().take(FILES_MAX) {
+        let Some((text, lines)) = named.read() else { continue };
+        let found = around(&named.file, &text, &lines);
         let size: usize = found.iter().map(|piece| piece.text.len()).sum();
         if found.is_empty() || bytes + size > TEXT_BYTES_MAX {
             continue;
@@ -111,9 +132,42 @@ fn pieces(files: &[Named]) -> (Vec<SourcePiece>, usize) {
     (pieces, read)
 }
 
-/// Reads a file that one of these users and the invoking one may read. Only with an absolute path: others are relative to where the
+impl Named {
+    /// The file's text, and those of its lines that are named by a target that may read them. A name that leads to several files stands
+    /// for the first.
+    fn read(&self) -> Option<(String, Lines)> {
+        let mut found: Option<(Source, Lines)> = None;
+        for (reader, lines) in &self.lines {
+            let Ok(source) = read_source(Path::new(&*self.file), reader) else { continue };
+            match &mut found {
+                None => found = Some((source, lines.clone())),
+                Some((first, all)) if first.id == source.id => all.extend(lines),
+                Some(_) => {}
+            }
+        }
+        found.map(|(source, lines)| (source.text, lines))
+    }
+}
+
+struct Source {
+    id: FileId,
+    text: String,
+}
+
+/// Device and inode.
+type FileId = (Device, u64);
+
+fn id_of(opened: &Opened) -> io::Result<FileId> {
+    if let Some(original) = opened.original {
+        return Ok((original.device, original.inode));
+    }
+    let metadata = opened.file.metadata()?;
+    Ok((Device::from_raw(metadata.dev()), metadata.ino()))
+}
+
+/// Reads a file that this reader and the invoking user may read. Only with an absolute path: others are relative to where the
 /// compiler ran.
-fn read_source(path: &Path, rights: &[Rights]) -> io::Result<String> {
+fn read_source(path: &Path, reader: &Reader) -> io::Result<Source> {
     let refused = |reason| io::Error::new(io::ErrorKind::InvalidInput, reason);
     let is_source = path.extension().and_then(|extension| extension.to_str()).is_some_and(|e| EXTENSIONS.contains(&e));
     if !path.is_absolute() || !is_source {
@@ -123,14 +177,17 @@ fn read_source(path: &Path, rights: &[Rights]) -> io::Result<String> {
     let wanted = Wanted { path, follows: true, owners: None, bytes_max: FILE_BYTES_MAX };
     let open = |rights: &Rights| reader::open(rights, &root, wanted).map_err(io::Error::other);
     let invoker = Rights::of_invoker();
-    let mut file = open(&invoker)?.file;
-    if !rights.contains(&invoker) {
-        let found = rights.iter().find_map(|rights| open(rights).ok());
-        file = found.ok_or_else(|| refused("the user of the program that names it may not read it"))?.file;
+    let opened = open(&invoker)?;
+    let id = id_of(&opened)?;
+    if reader.rights != invoker {
+        let own = open(&reader.rights).map_err(|_| refused("the user of the program that names it may not read it"))?;
+        if id_of(&own)? != id {
+            return Err(refused("its name leads to another file by now"));
+        }
     }
     let mut bytes = Vec::new();
-    file.take(FILE_BYTES_MAX).read_to_end(&mut bytes)?;
-    Ok(shown::text(&bytes).into_owned())
+    opened.file.take(FILE_BYTES_MAX).read_to_end(&mut bytes)?;
+    Ok(Source { id, text: shown::text(&bytes).into_owned() })
 }
 
 /// The lines around the given ones; overlapping and adjacent pieces are joined. Lines beyond the end of the file, which
@@ -167,9 +224,16 @@ mod tests {
     use std::os::unix::fs::{PermissionsExt, chown, symlink};
 
     use super::*;
+    use crate::ids::Pid;
+    use crate::model::Beginning;
+    use crate::units::MonotonicNanos;
+
+    fn with(rights: Rights) -> Reader {
+        Reader { rights }
+    }
 
     fn read(path: &Path) -> io::Result<String> {
-        read_source(path, &[Rights::of_invoker()])
+        read_source(path, &with(Rights::of_invoker())).map(|source| source.text)
     }
 
     fn text(length: u32) -> String {
@@ -227,15 +291,50 @@ mod tests {
         }
         symlink(path("secret.c"), path("link.c")).expect("ours");
         chown(path("open.c"), Some(OTHER), None).expect("tests run as root");
-        let other = [Rights::of_owner(&path("open.c").metadata().expect("ours"))];
+        let other = with(Rights::of_owner(&path("open.c").metadata().expect("ours")));
         for name in ["secret.c", "link.c"] {
             assert_eq!(read(&path(name)).expect("of root"), "secret.c");
-            let error = read_source(&path(name), &other).expect_err("not for this user").to_string();
+            let error = read_source(&path(name), &other).err().expect("not for this user").to_string();
             assert!(error.contains("may not read"), "{error}");
         }
-        assert_eq!(read_source(&path("open.c"), &other).expect("for all"), "open.c");
-        let both = [other[0].clone(), Rights::of_invoker()];
-        assert_eq!(read_source(&path("secret.c"), &both).expect("a program of root names it, too"), "secret.c");
+        assert_eq!(read_source(&path("open.c"), &other).expect("for all").text, "open.c");
+    }
+
+    /// A user's program that names a file of root's must not have its lines shown because a program of root names other lines.
+    #[test]
+    fn lines_are_shown_with_the_rights_of_who_names_them() {
+        let folder = tempfile::tempdir().expect("temporary folder");
+        let path = folder.path().join("secret.c");
+        fs::write(&path, text(200)).expect("ours");
+        fs::set_permissions(folder.path(), PermissionsExt::from_mode(0o755)).expect("ours");
+        let (root, other) = (with(Rights::of_invoker()), with(Rights::of_nobody()));
+        let file: Arc<str> = path.to_str().expect("UTF-8").into();
+        for (mode, shown) in [(0o600, vec![40]), (0o644, vec![40, 140])] {
+            fs::set_permissions(&path, PermissionsExt::from_mode(mode)).expect("ours");
+            for by in [[(&other, 150), (&root, 50)], [(&root, 50), (&other, 150)]] {
+                let lines = by.map(|(reader, line)| (reader.clone(), Lines::from([line]))).into();
+                let (pieces, _) = pieces(&[Named { file: Arc::clone(&file), lines }]);
+                let starts: Vec<u32> = pieces.iter().map(|piece| piece.line).collect();
+                assert_eq!(starts, shown, "mode {mode:o}");
+            }
+        }
+    }
+
+    #[test]
+    fn one_line_is_shown_with_the_rights_of_its_target() {
+        let folder = tempfile::tempdir().expect("temporary folder");
+        let path = folder.path().join("secret.c");
+        fs::write(&path, text(3)).expect("ours");
+        fs::set_permissions(folder.path(), PermissionsExt::from_mode(0o755)).expect("ours");
+        fs::set_permissions(&path, PermissionsExt::from_mode(0o600)).expect("ours");
+        let target = |rights| {
+            let facts = TargetFacts::running(Pid(1), "x", "x", Beginning::running(MonotonicNanos(0)));
+            TargetFacts { rights, ..facts }
+        };
+        assert_eq!(line(&target(Some(Rights::of_invoker())), &path, 2).as_deref(), Some("line 2"));
+        for rights in [Some(Rights::of_nobody()), None] {
+            assert_eq!(line(&target(rights.clone()), &path, 2), None, "{rights:?}");
+        }
     }
 
     #[test]
@@ -248,7 +347,7 @@ mod tests {
                 let path = folder.path().join(format!("{number}.c"));
                 fs::write(&path, long.repeat(4000)).expect("ours");
                 let file = path.to_str().expect("UTF-8").into();
-                Named { file, lines: lines.clone(), rights: vec![Rights::of_invoker()] }
+                Named { file, lines: vec![(with(Rights::of_invoker()), lines.clone())] }
             })
             .collect();
         let (pieces, read) = pieces(&files);

@@ -19,7 +19,7 @@ use super::top_settings::{TopSettings, term};
 use super::{runtime, source, terminal};
 use crate::linux::signals;
 use crate::live::{Feed, Unavailable};
-use crate::model::Profile;
+use crate::model::{Profile, TargetFacts};
 use crate::report::Presentation;
 use crate::shown::Shown;
 use crate::top::Phase;
@@ -179,8 +179,8 @@ impl ThisTerminal {
 }
 
 impl Host for ThisTerminal {
-    fn source_line(&mut self, file: &str, line: u32) -> Option<String> {
-        source::line(Path::new(file), line)
+    fn source_line(&mut self, target: &TargetFacts, file: &str, line: u32) -> Option<String> {
+        source::line(target, Path::new(file), line)
     }
 
     fn save(&mut self, profile: &Profile, path: &Path, replaces: bool) -> Saved {

@@ -19,8 +19,9 @@ use super::draw::draw;
 use super::script::last;
 use super::state::{Effect, Prompt, State};
 use super::theme::Theme;
+use crate::ids::Pid;
 use crate::live::Feed;
-use crate::model::Profile;
+use crate::model::{Profile, TargetFacts};
 
 /// A refresh may take this part of a core: rarer refreshes follow from dearer ones. A fifth less than the 2 % that are documented,
 /// because what a refresh costs elsewhere is not measured: the recording's caches, and freeing the previous profile.
@@ -45,8 +46,8 @@ pub(crate) enum Saved {
 
 /// What the screen needs besides the recording: files and the terminal's modes.
 pub(crate) trait Host {
-    /// A line of a source file, if the invoking user may read it.
-    fn source_line(&mut self, file: &str, line: u32) -> Option<String>;
+    /// A line of a source file that a target names, if its user and the invoking one may read it.
+    fn source_line(&mut self, target: &TargetFacts, file: &str, line: u32) -> Option<String>;
 
     fn save(&mut self, profile: &Profile, path: &Path, replaces: bool) -> Saved;
 
@@ -68,7 +69,7 @@ pub(crate) struct Screen<'a, B: Backend, H> {
     due: Instant,
     has_ended: bool,
     /// What the line of source code was read for.
-    sourced: Option<(Arc<str>, u32)>,
+    sourced: Option<(Pid, Arc<str>, u32)>,
 }
 
 impl<'a, B: Backend<Error = io::Error>, H: Host> Screen<'a, B, H> {
@@ -226,9 +227,14 @@ impl<'a, B: Backend<Error = io::Error>, H: Host> Screen<'a, B, H> {
 
     fn read_source(&mut self) {
         let frame = self.state.selected_frame();
-        let place = frame.and_then(|frame| Some((Arc::clone(frame.file.as_ref()?), frame.line?)));
+        let target = self.state.selected_target().map(|target| &target.facts);
+        let place = frame.zip(target).and_then(|(frame, target)| {
+            let file = Arc::clone(frame.file.as_ref()?);
+            Some((target.pid, file, frame.line?))
+        });
         if place != self.sourced {
-            let line = place.as_ref().and_then(|(file, line)| self.host.source_line(file, *line));
+            let line = place.as_ref().zip(target);
+            let line = line.and_then(|((_, file, line), target)| self.host.source_line(target, file, *line));
             self.state.source = line;
             self.sourced = place;
         }
