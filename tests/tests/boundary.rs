@@ -110,6 +110,67 @@ impl Case {
     }
 }
 
+/// A source file of root's alone, whose lines are all the same.
+fn secret_source(folder: &TempDir, line: &str) -> PathBuf {
+    let source = folder.path().join("source.c");
+    fs::write(&source, format!("{line}\n").repeat(30)).expect("ours");
+    fs::set_permissions(&source, PermissionsExt::from_mode(0o600)).expect("ours");
+    source
+}
+
+/// The text of a report of a recording, converted by root.
+fn converted(heapbpf: &Heapbpf) -> String {
+    let convert = ["convert", "--source", "-o", "y.html", "x.heapbpf"];
+    run(Command::new(binary()).args(convert).current_dir(heapbpf.file("")));
+    heapbpf.page("y.html").to_string()
+}
+
+const SECRET: &str = "int line_of_root_alone;";
+
+#[test]
+fn a_program_that_drops_its_rights_has_no_sources_by_the_earlier_ones() {
+    kernel::require_root();
+    let folder = open_folder();
+    let program = program_of(&secret_source(&folder, SECRET));
+    for (drops, is_shown) in [(false, true), (true, false)] {
+        let mut target = Target::spawn(&mut Command::new(&program));
+        let mut heapbpf = Heapbpf::of(target.pid(), "--interval 1 --source -o x.html -o x.heapbpf");
+        let session = heapbpf.start();
+        if drops {
+            target.work("drop");
+        }
+        target.work("go");
+        let _ = session.interrupt().expect_code(0);
+        assert_eq!(heapbpf.page("x.html").to_string().contains(SECRET), is_shown, "drops: {drops}");
+        assert_eq!(converted(&heapbpf).contains(SECRET), is_shown, "drops: {drops}, converted");
+        target.kill();
+    }
+}
+
+/// Root of a container names a file that this machine has at the same path.
+#[test]
+fn sources_of_a_container_are_its_own() {
+    kernel::require_root();
+    let folder = open_folder();
+    let places = tempfile::tempdir_in(folder.path()).expect("ours");
+    let program = program_of(&secret_source(&places, SECRET));
+    let own = "int line_of_the_container;";
+    let script = format!(
+        "mount -t tmpfs none '{0}' && for i in $(seq 30); do echo '{own}'; done > '{0}/source.c' && exec '{1}'",
+        places.path().display(),
+        program.display(),
+    );
+    let mut target = Target::spawn(Command::new("unshare").args(["-m", "sh", "-c", &script]));
+    let mut heapbpf = Heapbpf::of(target.pid(), "--interval 1 --source -o x.html -o x.heapbpf");
+    let session = heapbpf.start();
+    target.work("go");
+    let _ = session.interrupt().expect_code(0);
+    let page = heapbpf.page("x.html").to_string();
+    assert!(page.contains(own) && !page.contains(SECRET), "{page}");
+    assert!(!converted(&heapbpf).contains(SECRET), "its recording");
+    target.kill();
+}
+
 /// A command that a user runs, without other groups.
 fn run_by(user: u32, program: &Path) -> Command {
     let mut command = Command::new("setpriv");

@@ -114,11 +114,14 @@ pub(crate) fn take_unrecorded(pid: Pid, method: Method, keeper: &Keeper) -> Resu
     let mut now = clock::now();
     let (collected, walks) =
         collect_at_rest(TRIES_MAX, || collect(pid, method, || keeper::stop(keeper, pid), &mut |_| now = clock::now()))?;
+    // It can have changed them since it was opened.
+    let files = process.files.narrowed();
     let state = TargetState {
         facts: TargetFacts {
             cgroup: process.cgroup.clone(),
             program: process.program.clone(),
-            rights: process.rights.clone(),
+            rights: Some(files.rights_here()),
+            files: Some(Box::new(files)),
             ..TargetFacts::running(pid, &process.command, &process.comm, Beginning::running(now.monotonic))
         },
         space: Arc::new(space),

@@ -12,6 +12,7 @@ use std::sync::Arc;
 use rustc_hash::FxHashMap;
 
 use super::terminal::say;
+use crate::linux::file_view::FileView;
 use crate::linux::proc::maps::Device;
 use crate::linux::rights::Rights;
 use crate::model::{Frame, Profile, SourcePiece, TargetFacts};
@@ -66,15 +67,40 @@ struct Named {
     lines: Vec<(Reader, Lines)>,
 }
 
-/// With which rights a file is read that a target names.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// With which rights, and below which root directory, a file is read that a target names.
+#[derive(Clone, Debug)]
 struct Reader {
     rights: Rights,
+    /// Of a running process with another root directory than heapbpf's, as in a container.
+    elsewhere: Option<FileView>,
 }
 
 impl Reader {
+    /// A process that still runs may have fewer rights by now.
     fn of(target: &TargetFacts, others: &Rights) -> Self {
-        Self { rights: target.rights.as_ref().unwrap_or(others).clone() }
+        let Some(files) = target.files.as_ref().map(|files| files.narrowed()) else {
+            return Self { rights: target.rights.as_ref().unwrap_or(others).clone(), elsewhere: None };
+        };
+        if files.has_own_root() && files.open_root().is_some() {
+            Self { rights: files.rights().clone(), elsewhere: Some(files) }
+        } else {
+            Self { rights: files.rights_here(), elsewhere: None }
+        }
+    }
+
+    fn root(&self) -> io::Result<File> {
+        match &self.elsewhere {
+            None => File::open("/"),
+            Some(files) => files.open_root().ok_or_else(|| io::ErrorKind::NotFound.into()),
+        }
+    }
+}
+
+/// Processes of one container read the same files.
+impl PartialEq for Reader {
+    fn eq(&self, other: &Self) -> bool {
+        let root = |reader: &Self| reader.elsewhere.as_ref().map(FileView::root_id);
+        self.rights == other.rights && root(self) == root(other)
     }
 }
 
@@ -173,7 +199,7 @@ fn read_source(path: &Path, reader: &Reader) -> io::Result<Source> {
     if !path.is_absolute() || !is_source {
         return Err(refused("it is not the absolute path of a source file"));
     }
-    let root = File::open("/")?;
+    let root = reader.root()?;
     let wanted = Wanted { path, follows: true, owners: None, bytes_max: FILE_BYTES_MAX };
     let open = |rights: &Rights| reader::open(rights, &root, wanted).map_err(io::Error::other);
     let invoker = Rights::of_invoker();
@@ -221,15 +247,18 @@ fn cleaned(line: &str) -> String {
 #[cfg(test)]
 mod tests {
     use std::fs;
+    use std::io::BufRead as _;
     use std::os::unix::fs::{PermissionsExt, chown, symlink};
+    use std::process::{Command, Stdio};
 
     use super::*;
-    use crate::ids::Pid;
+    use crate::ids::{Identity, Pid};
+    use crate::linux::proc::stat::Stat;
     use crate::model::Beginning;
     use crate::units::MonotonicNanos;
 
     fn with(rights: Rights) -> Reader {
-        Reader { rights }
+        Reader { rights, elsewhere: None }
     }
 
     fn read(path: &Path) -> io::Result<String> {
@@ -335,6 +364,30 @@ mod tests {
         for rights in [Some(Rights::of_nobody()), None] {
             assert_eq!(line(&target(rights.clone()), &path, 2), None, "{rights:?}");
         }
+    }
+
+    #[test]
+    fn files_of_a_container_are_read_below_its_own_root_directory() {
+        let folder = tempfile::tempdir().expect("temporary folder");
+        let path = folder.path().join("secret.c");
+        fs::write(&path, "of this machine").expect("ours");
+        fs::set_permissions(&path, PermissionsExt::from_mode(0o600)).expect("ours");
+        let at = folder.path().display();
+        let script = format!("mount -t tmpfs none '{at}' && echo own > '{at}/secret.c' && echo ready && read x");
+        let mut command = Command::new("unshare");
+        command.args(["-m", "sh", "-c", &script]).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut child = command.spawn().expect("it can be started");
+        let output = child.stdout.take().expect("a pipe");
+        io::BufReader::new(output).read_line(&mut String::new()).expect("it prints a line, and waits");
+        let pid = Pid(child.id());
+        let start_ticks = Stat::read(pid).expect("it waits").start_ticks;
+        let files = Some(Box::new(FileView::of(Identity { pid, start_ticks })));
+        let facts = TargetFacts::running(pid, "sh", "sh", Beginning::running(MonotonicNanos(0)));
+        let target = TargetFacts { files, ..facts };
+        assert_eq!(line(&target, &path, 1).as_deref(), Some("own"));
+        drop(child.stdin.take());
+        child.wait().expect("it ends");
+        assert_eq!(line(&target, &path, 1), None, "root alone may read that of this machine");
     }
 
     #[test]

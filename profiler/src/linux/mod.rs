@@ -10,6 +10,7 @@ pub(crate) mod companion;
 pub(crate) mod confinement;
 pub(crate) mod exec_stop;
 pub(crate) mod feature;
+pub(crate) mod file_view;
 pub(crate) mod files;
 pub(crate) mod folder;
 mod invoker;

@@ -73,6 +73,18 @@ impl Rights {
         Self { uid: NOBODY, gid: NOBODY, groups: Vec::new(), reads_all: false }
     }
 
+    /// The lesser of both: of a process that had one and then the other. Of users of whom neither may read all that the other may, those of
+    /// nobody.
+    pub(crate) fn narrowed(&self, other: &Self) -> Self {
+        if self == other || other.reads_all {
+            self.clone()
+        } else if self.reads_all {
+            other.clone()
+        } else {
+            Self::of_nobody()
+        }
+    }
+
     /// The owner of files that this user creates.
     pub(crate) fn uid(&self) -> u32 {
         self.uid
@@ -170,6 +182,29 @@ mod tests {
         let rights = Rights::parse(STATUS, || true).expect("complete");
         assert_eq!(rights, Rights { uid: 1003, gid: 103, groups: vec![7, 8], reads_all: false });
         assert!(Rights::parse("Uid:\t0\t0\t0\t0\n", || true).is_none(), "lines are missing");
+    }
+
+    #[test]
+    fn the_lesser_rights_of_two_are_kept() {
+        let user = |uid| Rights { uid, ..Rights::of_nobody() };
+        let root = Rights { uid: 0, gid: 0, groups: Vec::new(), reads_all: true };
+        let bare_root = Rights { reads_all: false, ..root.clone() };
+        let (one, other) = (user(1000), user(1001));
+        let of_a_group = Rights { groups: vec![7], ..one.clone() };
+        for (first, second, expected) in [
+            (&root, &one, &one),
+            (&one, &root, &one),
+            (&root, &bare_root, &bare_root),
+            (&bare_root, &root, &bare_root),
+            (&one, &one, &one),
+            (&one, &other, &Rights::of_nobody()),
+            (&one, &bare_root, &Rights::of_nobody()),
+            (&one, &of_a_group, &Rights::of_nobody()),
+        ] {
+            assert_eq!(first.narrowed(second), *expected, "{first:?} and {second:?}");
+        }
+        let other_root = Rights { gid: 5, ..root.clone() };
+        assert!(root.narrowed(&other_root).reads_all && other_root.narrowed(&root).reads_all);
     }
 
     #[test]

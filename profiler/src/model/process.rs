@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use super::health::Overhead;
 use crate::ids::Pid;
 use crate::ledger::totals::Totals;
+use crate::linux::file_view::FileView;
 use crate::linux::rights::Rights;
 use crate::process::program::Program;
 use crate::units::MonotonicNanos;
@@ -24,9 +25,12 @@ pub struct TargetFacts {
     /// The link that the program was started by, whose name reports show; `None` where it was none.
     #[serde(default, with = "in_json")]
     pub program: Option<Program>,
-    /// With which files are read that the process names.
+    /// With which files of this machine are read that the process names.
     #[serde(default, with = "in_json")]
     pub rights: Option<Rights>,
+    /// What the process itself reads, which recordings and reports cannot have: it is of running processes.
+    #[serde(skip)]
+    pub files: Option<Box<FileView>>,
     pub beginning: Beginning,
     pub exited: bool,
     /// The process executed another program, which is a target of its own.
@@ -47,6 +51,7 @@ impl TargetFacts {
             cgroup: None,
             program: None,
             rights: None,
+            files: None,
             beginning,
             exited: false,
             replaced: false,

@@ -12,10 +12,10 @@ use thiserror::Error;
 
 use crate::ids::{Identity, Pid, StartTime};
 use crate::linux::companion::is_companion;
+use crate::linux::file_view::FileView;
 use crate::linux::pidfd::{PidFd, Readiness};
 use crate::linux::proc::stat::{Stat, living_thread};
 use crate::linux::proc::{ProcError, process};
-use crate::linux::rights::Rights;
 use crate::process::cgroup;
 use crate::process::launch::shell_code;
 use crate::process::program::{Program, started_as};
@@ -31,8 +31,8 @@ pub(crate) struct Process {
     pub cgroup: Option<Arc<str>>,
     /// The link that it was started by, if it was one.
     pub program: Option<Program>,
-    /// With which it opens files.
-    pub rights: Option<Rights>,
+    /// With which rights, and from which root directory on, it opens files.
+    pub files: FileView,
     pidfd: PidFd,
 }
 
@@ -86,7 +86,7 @@ impl Process {
             comm: stat.comm,
             cgroup,
             program,
-            rights: Rights::of(pid),
+            files: FileView::of(Identity { pid, start_ticks: stat.start_ticks }),
             pidfd,
         })
     }

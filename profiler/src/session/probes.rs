@@ -225,7 +225,7 @@ impl Probes {
     /// Both kinds are attached for a short time, and one flag switches: no call is missed or counted twice.
     fn share(&mut self, target: &mut Target) {
         let Discovery { plan, modules, .. } = &self.discovery;
-        let replaced = target.hooks.share(&self.kernel, &mut self.links, modules, plan, target.rights.as_ref());
+        let replaced = target.hooks.share(&self.kernel, &mut self.links, modules, plan, Some(target.files.rights()));
         let replaced = replaced.and_then(|replaced| Ok((replaced, self.kernel.share_probes(target.pid)?)));
         match replaced {
             Ok((replaced, ())) => self.links.replace(replaced),

@@ -202,6 +202,7 @@ impl ProcessTable {
 
     pub(super) fn sample_memory(&mut self, pid: Pid, heaps: &[String], when: SampleTime) {
         let Some(target) = self.running.get_mut(&pid).filter(|target| !target.is_gone()) else { return };
+        target.files.narrow();
         let began = target.beginning.from_first_call.then_some(target.beginning.time);
         let facts = target.memory.sample(pid, &target.ledger, heaps, began, when);
         if let Some(recorder) = self.recorder.as_mut().filter(|_| !facts.points.is_empty()) {

@@ -20,9 +20,9 @@ use crate::ledger::Ledger;
 use crate::ledger::snapshot::TargetSnapshot;
 use crate::ledger::timeline::{Timeline, TimelinePoint};
 use crate::ledger::totals::Totals;
+use crate::linux::file_view::FileView;
 use crate::linux::proc::maps::FileIdentity;
 use crate::linux::proc::process;
-use crate::linux::rights::Rights;
 use crate::model::{Beginning, Leaks, Origin, Overhead};
 use crate::object::module::ModuleStore;
 use crate::probe::plan::Plan;
@@ -42,7 +42,7 @@ pub(super) struct Target {
     pub(super) comm: String,
     /// Control group when the program was opened.
     cgroup: Option<Arc<str>>,
-    pub(super) rights: Option<Rights>,
+    pub(super) files: FileView,
     program: Option<Program>,
     /// `None` once the process has exited or executed another program.
     pub(super) process: Option<Process>,
@@ -177,7 +177,7 @@ impl Target {
             command: process.command.clone(),
             comm: process.comm.clone(),
             cgroup: process.cgroup.clone(),
-            rights: process.rights.clone(),
+            files: process.files.clone(),
             program: process.program.clone(),
             process: Some(process),
             threads: Threads::default(),
@@ -276,6 +276,7 @@ impl Target {
     }
 
     pub(super) fn set_end(&mut self, end: End) {
+        self.files.narrow();
         self.phase = Phase::Ended { end, was_recorded: self.was_recorded() };
     }
 
@@ -304,8 +305,10 @@ impl Target {
         self.process.as_ref().is_none_or(Process::has_ended)
     }
 
-    /// Reads the names again if the process has executed another program since it was opened, which no event has reported.
+    /// Reads the names again if the process has executed another program since it was opened, which no event has reported. That program
+    /// has no more rights than both had.
     pub(super) fn refresh_names(&mut self) {
+        self.files.narrow();
         let command = process::arguments(self.pid).ok().and_then(|arguments| arguments.into_iter().next());
         let is_same = process::comm(self.pid).is_ok_and(|comm| comm == self.comm)
             && command.is_none_or(|command| command == self.command);
@@ -314,14 +317,8 @@ impl Target {
         }
         let Ok(process) = Process::open(self.pid) else { return };
         if Some(process.identity()) == self.identity() {
-            Process {
-                command: self.command,
-                comm: self.comm,
-                cgroup: self.cgroup,
-                program: self.program,
-                rights: self.rights,
-                ..
-            } = process;
+            Process { command: self.command, comm: self.comm, cgroup: self.cgroup, program: self.program, .. } =
+                process;
         }
     }
 
@@ -343,6 +340,8 @@ impl Target {
     pub(super) fn refresh_mappings(&mut self, modules: &mut ModuleStore) {
         let is_gone = self.is_gone();
         self.mappings.refresh(self.pid, is_gone, modules);
+        // Later than the modules, of which a program with fewer rights may have loaded some.
+        self.files.narrow();
     }
 
     /// Looks for files that name generated code.
@@ -396,6 +395,7 @@ impl Target {
     }
 
     pub(super) fn facts(&self) -> TargetFacts {
+        let files = self.files.narrowed();
         let (exit, detached) = match self.end() {
             Some(End::Exited(exit)) => (Some(exit), None),
             Some(End::Detached(time)) => (None, Some(time)),
@@ -407,7 +407,8 @@ impl Target {
             comm: self.comm.clone(),
             cgroup: self.cgroup.clone(),
             program: self.program.clone(),
-            rights: self.rights.clone(),
+            rights: Some(files.rights_here()),
+            files: Some(Box::new(files)),
             beginning: self.beginning,
             exited: exit.is_some(),
             exit_code: exit.and_then(|exit| exit.code),

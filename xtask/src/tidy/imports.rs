@@ -39,7 +39,7 @@ const LAYERS: &[(&str, &str)] = &[
     ("ingest", "object::interpreted"),
     ("ledger", "ingest"),
     ("walk", "collect memory object linux::proc"),
-    ("model", "ledger linux::rights process::program"),
+    ("model", "ledger linux::file_view linux::rights process::program"),
     ("account", "ledger linux::proc model"),
     ("leak", "ledger linux::arch memory model"),
     ("snapshot", "leak ledger model object process"),

@@ -118,6 +118,7 @@ fn target(target: schema::Target<'_>, modules: usize, names: &mut Names) -> Resu
             // The names are in the frames.
             program: None,
             rights: None,
+            files: None,
             beginning: beginning(&target.beginning)?,
             exited: target.exited,
             replaced: target.replaced,
