@@ -284,6 +284,12 @@ mod tests {
         fn state(&self) -> char {
             stat::status(self.pid(), Tid(self.pid().0)).expect("it is not reaped").state
         }
+
+        fn wait_until_stopped(&self) {
+            while self.state() != 'T' {
+                std::thread::yield_now();
+            }
+        }
     }
 
     impl Drop for Shell {
@@ -308,9 +314,7 @@ mod tests {
             shell.write("exec\nfirst\n");
         }
         assert_eq!(other.line(), "first\n", "other processes are not stopped");
-        while shell.state() != 'T' {
-            std::thread::yield_now();
-        }
+        shell.wait_until_stopped();
         assert!(note.is_set());
         let maps = std::fs::read_to_string(format!("/proc/{}/maps", shell.pid())).expect("it is there");
         assert!(maps.contains("/cat") && !maps.contains("/libc.so"), "none of its instructions has run: {maps}");
@@ -328,9 +332,7 @@ mod tests {
         let (link, note) = attach(shell.pid());
         let stop = ExecStop::new(link, note);
         shell.write("exec\nfirst\n");
-        while shell.state() != 'T' {
-            std::thread::yield_now();
-        }
+        shell.wait_until_stopped();
         drop(stop);
         assert_eq!(shell.line(), "first\n");
     }
@@ -342,9 +344,7 @@ mod tests {
         let stop = ExecStop::new(link, note);
         let pid = crate::linux::pidfd::raw_pid(shell.pid()).expect("a valid PID");
         rustix::process::kill_process(pid, rustix::process::Signal::STOP).expect("it runs");
-        while shell.state() != 'T' {
-            std::thread::yield_now();
-        }
+        shell.wait_until_stopped();
         drop(stop);
         assert_eq!(shell.state(), 'T');
     }

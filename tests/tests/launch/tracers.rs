@@ -64,9 +64,9 @@ fn a_musl_program_has_no_tracer_at_the_beginning_of_main() {
     check(&Recipe::of("tracers.c").compiler("musl-gcc").flags("-static"), "");
 }
 
-/// The kernel would not resume such a program if heapbpf were killed, so it is not stopped at its exec.
+/// The kernel would not resume such a program if heapbpf were killed, so the kernel side does not stop it at its exec.
 #[test]
-fn a_command_that_is_not_resumed_by_the_kernel_is_not_stopped() {
+fn a_command_that_the_kernel_would_not_resume_is_recorded_whole_or_counted() {
     let words = ["setpriv", "--pdeathsig", "clear", "sh", "-c", "exec \"$0\" 0"].map(OsString::from);
     let words: Vec<_> = words.into_iter().chain([build("tracers.c").into_os_string()]).collect();
     let (_, report) = record("", &words, 7);
