@@ -22,7 +22,7 @@ mod start_up;
 mod threads;
 
 use resumed::end_stop;
-pub(crate) use start_up::{LaunchError, StartUp, StartUpEnd};
+pub(crate) use start_up::{LaunchError, StartUp, StartUpEnd, candidates};
 use start_up::{Loader, entry_point, maps_code};
 pub(crate) use threads::retry_releases;
 use threads::{Change, OPTIONS, Threads, add_leaving};

@@ -2,8 +2,6 @@
 
 use std::ffi::{OsStr, OsString};
 use std::io;
-use std::os::unix::ffi::OsStrExt;
-use std::path::PathBuf;
 
 use anyhow::{Context, Result, ensure};
 use tokio::signal::unix::{SignalKind, signal};
@@ -24,7 +22,7 @@ use crate::linux::pidfd::Readiness;
 use crate::linux::proc::process;
 use crate::linux::signals::Inherited;
 use crate::model::Origin;
-use crate::process::launch::{LaunchError, ProgramStop};
+use crate::process::launch::{LaunchError, ProgramStop, candidates};
 use crate::process::link_map;
 use crate::reader;
 use crate::report::text::printable;
@@ -301,10 +299,7 @@ impl Session {
 
 /// Fails if the file system of a program does not answer: its exec could not be interrupted.
 fn check_answers(program: &OsStr) -> Result<(), LaunchError> {
-    let folders = std::env::var_os("PATH").unwrap_or_default();
-    let is_path = program.as_bytes().contains(&b'/');
-    let folders = if is_path { vec![PathBuf::new()] } else { std::env::split_paths(&folders).collect() };
-    for path in folders.into_iter().map(|folder| folder.join(program)) {
+    for path in candidates(program) {
         reader::reach(None, &path).map_err(|error| {
             LaunchError::NotExecutable(shown::os_text(program).into_owned(), io::Error::other(error))
         })?;

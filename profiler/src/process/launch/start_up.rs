@@ -1,8 +1,10 @@
 //! Results of a program's start-up, and how system calls of the dynamic linker are distinguished from the program's.
 
+use std::ffi::OsStr;
 use std::io;
 use std::ops::Range;
-use std::path::Path;
+use std::os::unix::ffi::OsStrExt as _;
+use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
@@ -149,13 +151,8 @@ impl LaunchError {
         if error.kind() != io::ErrorKind::NotFound {
             return Self::NotExecutable(name, error);
         }
-        let is_path = name.contains('/');
-        let folders = std::env::var_os("PATH").unwrap_or_default();
-        let exists = match is_path {
-            true => program.exists(),
-            false => !name.is_empty() && std::env::split_paths(&folders).any(|folder| folder.join(program).is_file()),
-        };
-        let reason = match (exists, is_path) {
+        let exists = candidates(program.as_os_str()).any(|path| path.is_file());
+        let reason = match (exists, name.contains('/')) {
             (true, _) => "its interpreter or dynamic linker does not exist; `file` shows its name",
             (false, true) => "no such file; check its directory with `ls`",
             (false, false) => "not found in PATH; check with `command -v`",
@@ -171,6 +168,16 @@ impl LaunchError {
             _ => None,
         }
     }
+}
+
+/// The paths at which `execvp` looks for a program: one for a name with a slash, and else one in each folder of PATH.
+pub(crate) fn candidates(program: &OsStr) -> impl Iterator<Item = PathBuf> {
+    let folders = match program.as_bytes() {
+        [] => Vec::new(),
+        name if name.contains(&b'/') => vec![PathBuf::new()],
+        _ => std::env::var_os("PATH").map(|folders| std::env::split_paths(&folders).collect()).unwrap_or_default(),
+    };
+    folders.into_iter().map(move |folder| folder.join(program))
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
