@@ -34,6 +34,27 @@ impl Group {
         Path::new(&mount).join("cgroup.procs").exists().then(|| Self::make(&mount, name))
     }
 
+    /// Creates a group whose processes run for 4 ms of each 200 ms.
+    #[track_caller]
+    pub fn slow(name: &str) -> Self {
+        let write = |group: &Self, file: &str, value: &str| {
+            let path = group.directory.join(file);
+            fs::write(&path, value).unwrap_or_else(|error| panic!("`{}`: {error}", path.display()));
+        };
+        match Self::of_hierarchy("cpu", name) {
+            Some(group) => {
+                write(&group, "cpu.cfs_period_us", "200000");
+                write(&group, "cpu.cfs_quota_us", "4000");
+                group
+            }
+            None => {
+                let group = Self::unified(name);
+                write(&group, "cpu.max", "4000 200000");
+                group
+            }
+        }
+    }
+
     #[track_caller]
     fn make(mount: &str, name: &str) -> Self {
         let directory = Path::new(mount).join(name);

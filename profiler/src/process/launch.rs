@@ -17,13 +17,13 @@ use crate::linux::ptrace::{self, Stop, SyscallPhase, Tracee};
 use crate::linux::spawn::run_to_exec;
 use crate::process::link_map;
 
-mod resumed;
 mod start_up;
+mod stops;
 mod threads;
 
-use resumed::end_stop;
 pub(crate) use start_up::{LaunchError, StartUp, StartUpEnd, candidates};
 use start_up::{Loader, entry_point, maps_code};
+use stops::{await_stop, end_stop};
 pub(crate) use threads::retry_releases;
 use threads::{Change, OPTIONS, Threads, add_leaving};
 
@@ -32,9 +32,6 @@ const SYSCALLS_MAX: u32 = 20_000;
 
 /// Time limit without a system call: the program computes, or waits, which a linker does only with remote files.
 const QUIET_MAX: Duration = Duration::from_secs(1);
-
-/// A stop takes microseconds, except in an uninterruptible wait, which may last indefinitely and block everything else.
-const STOP_WAIT: Duration = Duration::from_millis(20);
 
 /// Like [`QUIET_MAX`], for a process that has just started: it is likely to be past its start-up.
 const HOLD_QUIET_MAX: Duration = Duration::from_millis(20);
@@ -106,7 +103,7 @@ impl Launch {
             && note.is_set()
         {
             launch.quiet_max = QUIET_MAX;
-            let stop = end_stop(&launch.tracee, stop, STOP_WAIT).map_err(|error| launch.untraceable(error))?;
+            let stop = end_stop(&launch.tracee, stop).map_err(|error| launch.untraceable(error))?;
             note.clear();
             launch.state = State::Leaving;
             launch.stopped_at(stop.ok_or(LaunchError::Unstoppable(pid))?);
@@ -388,7 +385,7 @@ impl Launch {
     fn interrupt(&mut self) -> Result<(), LaunchError> {
         self.tracee.interrupt().map_err(|error| self.untraceable(error))?;
         self.state = State::Leaving;
-        let stop = self.tracee.wait(STOP_WAIT).map_err(|error| self.untraceable(error))?;
+        let stop = await_stop(&self.tracee).map_err(|error| self.untraceable(error))?;
         self.stopped_at(stop.ok_or(LaunchError::Unstoppable(self.pid()))?);
         Ok(())
     }
