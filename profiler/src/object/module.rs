@@ -271,6 +271,11 @@ impl ModuleStore {
         (0..).map(ModuleId).zip(&self.modules.0)
     }
 
+    /// Another program of this number has a budget of its own.
+    pub(crate) fn forget_process(&mut self, pid: Pid) {
+        self.symbols.remove(&pid);
+    }
+
     pub fn share(&self) -> Modules {
         self.modules.clone()
     }

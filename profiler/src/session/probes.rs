@@ -148,6 +148,7 @@ impl Probes {
     pub(super) fn forget_program(&mut self, pid: Pid) {
         self.copies.forget(pid);
         self.unwinding.forget(pid);
+        self.discovery.modules.forget_process(pid);
         self.stubs.remove(pid, &mut self.kernel, &self.links.keeper);
     }
 
