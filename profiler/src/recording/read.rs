@@ -12,8 +12,11 @@ use super::pack::{PackError, Unpacker};
 use super::replay::{Entry, Replay};
 use crate::linux::files;
 
-/// Maximum ratio of a fold's size to its compressed size (usually about 3), against files made to exhaust memory.
-const FOLD_RATIO_MAX: usize = 200;
+/// Maximum ratio of contents to their compressed size (usually 2 to 5), of folds and of the file up to there: against files made to
+/// exhaust memory and time.
+const RATIO_MAX: u64 = 200;
+/// Less may exceed the ratio.
+const SMALL_BYTES: u64 = 64 << 20;
 
 #[derive(Debug, Error)]
 pub enum ReadError {
@@ -39,6 +42,8 @@ pub enum DamageReason {
     Entries(#[from] PackError),
     #[error("malformed contents of a block")]
     Contents,
+    #[error("the file expands to more than {RATIO_MAX} times its size, as those that heapbpf writes do not")]
+    Ratio,
     #[error("the file ends here, before the recording did")]
     NoEnd,
 }
@@ -48,6 +53,8 @@ pub struct Reading<R> {
     file: R,
     position: u64,
     block_position: u64,
+    /// Contents of the blocks so far.
+    expanded_bytes: u64,
     block: Unpacker,
     ended: bool,
     damage: Option<Damage>,
@@ -65,6 +72,7 @@ impl<R: Read> Reading<R> {
             file,
             position: FILE_HEADER_BYTES as u64,
             block_position: FILE_HEADER_BYTES as u64,
+            expanded_bytes: 0,
             block: Unpacker::default(),
             ended: false,
             damage: None,
@@ -121,7 +129,11 @@ impl<R: Read> Reading<R> {
     fn next_block(&mut self) -> Result<Option<Block>, DamageReason> {
         self.block_position = self.position;
         let block = read_block(&mut self.file)?;
-        self.position += block.as_ref().map_or(0, |block| block.stored_bytes);
+        if let Some(block) = &block {
+            self.position += block.stored_bytes;
+            self.expanded_bytes += block.bytes.len() as u64;
+            check_ratio(self.expanded_bytes, self.position)?;
+        }
         Ok(block)
     }
 
@@ -135,11 +147,7 @@ impl<R: Read> Reading<R> {
             }
             bytes.extend(part.bytes);
             goes_on = part.goes_on;
-            let bytes_max = usize::try_from(stored_bytes).unwrap_or(usize::MAX).saturating_mul(FOLD_RATIO_MAX);
-            // Small folds may exceed the ratio.
-            if bytes.len() > bytes_max.max(64 << 20) {
-                return Err(DamageReason::Contents);
-            }
+            check_ratio(bytes.len() as u64, stored_bytes)?;
         }
         let replay: Replay = contents(Replay::from_bytes(&bytes))?;
         if replay.is_sound() { Ok(Entry::Fold(Box::new(replay))) } else { Err(DamageReason::Contents) }
@@ -159,6 +167,11 @@ impl<R: Read> Iterator for Reading<R> {
             None
         })
     }
+}
+
+fn check_ratio(expanded_bytes: u64, stored_bytes: u64) -> Result<(), DamageReason> {
+    let bytes_max = stored_bytes.saturating_mul(RATIO_MAX).max(SMALL_BYTES);
+    if expanded_bytes > bytes_max { Err(DamageReason::Ratio) } else { Ok(()) }
 }
 
 fn contents<T, E>(decoded: Result<T, E>) -> Result<T, DamageReason> {

@@ -16,17 +16,18 @@ use profiler_common::stack::StackEnd;
 use proptest::prelude::*;
 
 use super::block::{BlockWriter, Kind, file_header};
-use super::entry::{Fact, SessionFacts, Step, TargetRecord};
+use super::entry::{Fact, NamedLocation, SessionFacts, Step, TargetRecord};
 use super::pack::{Packer, Unpacker};
 use super::read::Reading;
 use super::replay::{Entry, Replay};
 use super::write::Writer;
-use crate::address::TargetAddr;
-use crate::ids::{HeapId, HookId, LedgerId, Pid, StackId, Tid};
+use crate::address::{FileOffset, TargetAddr};
+use crate::ids::{HeapId, HookId, LedgerId, ModuleId, Pid, StackId, Tid};
 use crate::ingest::event::{Allocation, Event, Free, Remap, Stack};
 use crate::model::Beginning;
 use crate::object::module::Modules;
 use crate::snapshot::{Snapshot, TargetFacts};
+use crate::symbolize::ResolvedFrame;
 use crate::units::MonotonicNanos;
 
 fn allocation(address: u64, size_bytes: u64, time: u64) -> Allocation {
@@ -133,6 +134,26 @@ fn beginning() -> Vec<Entry> {
         Entry::Step(Step::Joined { pid: Pid(7), ledger: LedgerId(1) }),
         fact(Fact::Target(LedgerId(1), TargetRecord { facts, begun: true, heaps: Vec::new() })),
     ]
+}
+
+/// A file of a few kilobytes must not take gigabytes to read.
+#[test]
+fn contents_of_hundreds_of_times_their_size_are_damage() {
+    let frame = ResolvedFrame { function: Some("f".repeat(15 << 20).into()), ..ResolvedFrame::default() };
+    let name = NamedLocation { module: ModuleId(0), offset: FileOffset(0), frames: [frame].into() };
+    let names = postcard::to_allocvec(&vec![name]).expect("there is memory");
+    let block =
+        BlockWriter::new().and_then(|mut blocks| blocks.block(Kind::NAMES, false, &names)).expect("it is small");
+    let read = |count| {
+        let bytes = [&file_header()[..], &block.repeat(count)].concat();
+        let mut reading = Reading::new(&*bytes).expect("its first bytes are whole");
+        let entries = (&mut reading).count();
+        (entries, reading.damage().expect("it has no end").to_string())
+    };
+    let (entries, damage) = read(4);
+    assert!(entries == 4 && damage.contains("before the recording did"), "{entries} {damage}");
+    let (entries, damage) = read(6);
+    assert!(entries == 4 && damage.contains("200 times its size"), "{entries} {damage}");
 }
 
 /// What can be read, as text; whether that was all.
