@@ -219,6 +219,7 @@ fn hostile_servers_cost_a_bounded_time_and_give_no_names() {
     assert!(failure(&split, &Server::endless(), &limit).contains("exceeds the limit"));
     let hasty = [("DEBUGINFOD_TIMEOUT", "1")];
     assert!(failure(&split, &Server::silent(), &hasty).contains("less than 100 KiB within 1s"));
+    assert!(failure(&split, &Server::endless_interim(), &hasty).contains("less than 100 KiB within 1s"));
     let stalled = Server::sending("HTTP/1.1 200 OK\r\ncontent-length: 5000\r\n\r\nsome");
     assert!(failure(&split, &stalled, &hasty).contains("less than 100 KiB within 1s"));
     assert!(failure(&split, &Server::endless_drops(), &hasty).contains("less than 100 KiB within 1s"));

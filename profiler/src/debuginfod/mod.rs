@@ -62,7 +62,8 @@ impl Debuginfod {
         }
         let limit = time_left.min(self.settings.time_max.unwrap_or(time_left));
         let deadline = Instant::now() + limit;
-        let runtime = Builder::new_current_thread().enable_all().build()?;
+        // A server that sends without end always has data: its time is up after any of them.
+        let runtime = Builder::new_current_thread().enable_all().event_interval(1).build()?;
         let client = Client::new(&self.settings, deadline);
         let mut failure = Failure::NotFound;
         for server in &self.settings.servers {

@@ -87,7 +87,9 @@ impl Pusher {
         let Endpoint { is_tls, is_grpc, .. } = config.endpoint;
         let tls = is_tls.then(|| tls::config(config.ca_file.as_deref(), is_grpc)).transpose()?;
         let queue = open_queue(&config)?;
-        let runtime = Builder::new_current_thread().enable_all().build().map_err(PushError::Thread)?;
+        // A server that sends without end always has data: its time is up after any of them.
+        let runtime =
+            Builder::new_current_thread().enable_all().event_interval(1).build().map_err(PushError::Thread)?;
         let time_max = config.every.saturating_mul(2).clamp(REQUEST_TIME_MIN, REQUEST_TIME_MAX);
         let client = Client::new(config.endpoint.clone(), config.headers.clone(), tls, time_max);
         let endpoint = config.endpoint.to_string();

@@ -134,6 +134,12 @@ impl Server {
         })
     }
 
+    /// Never comes to its answer.
+    pub(crate) fn endless_interim() -> Self {
+        let heads = b"HTTP/1.1 100 Continue\r\n\r\n".repeat(1000);
+        Self::start(move |mut stream| while stream.write_all(&heads).is_ok() {})
+    }
+
     /// Sends a byte at a time, without an end.
     pub(crate) fn endless_drops() -> Self {
         Self::start(|mut stream| {
