@@ -51,6 +51,25 @@ fn a_zombie() {
 }
 
 #[test]
+fn a_pid_namespace_without_a_process() {
+    let mut unshare = Command::new("unshare");
+    let output = unshare.arg("--pid").arg(binary()).args(["--", "true"]).output().expect("util-linux is installed");
+    assert_eq!(output.status.code(), Some(FAILED));
+    assert_contains(&String::from_utf8_lossy(&output.stderr), &["heapbpf: error: ", "`unshare --pid --fork`"]);
+}
+
+#[test]
+fn an_object_without_an_end() {
+    let target = Target::start("service.c");
+    let mut command = Command::new(binary());
+    command.args(["--pid", &target.pid().to_string()]).env("HEAPBPF_BPF_OBJECT", "/dev/zero");
+    assert_contains(
+        &Heapbpf::with_command(command).run().expect_error(FAILED),
+        &["`/dev/zero`", "exceeds the limit of"],
+    );
+}
+
+#[test]
 fn a_kernel_thread() {
     let name = fs::read_to_string("/proc/2/comm").expect("kthreadd is there");
     assert_eq!(name.trim(), "kthreadd", "pid 2 is to be a kernel thread: this does not run in the first pid namespace");

@@ -1,6 +1,5 @@
 //! Loads the programs.
 
-use std::fs;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -27,8 +26,8 @@ use crate::ids::{HeapId, HookId, Pid};
 use crate::linux::bpf::{AttachType, UPROBE_SOURCE, supports};
 use crate::linux::bpf_map::{read_hash, remove_hash, write_hash};
 use crate::linux::exec_stop::ExecStopLayout;
-use crate::linux::feature;
 use crate::linux::memory::{map_count_max, page_bytes};
+use crate::linux::{feature, files};
 
 /// The committed object for this processor, built by `cargo xtask build-ebpf`.
 #[cfg(target_arch = "x86_64")]
@@ -378,13 +377,15 @@ fn start_log(ebpf: &mut Ebpf) {
 }
 
 const LOG_PERIOD: Duration = Duration::from_millis(100);
+/// The object with logs has 2 MiB.
+const OBJECT_BYTES_MAX: u64 = 64 << 20;
 
 fn object() -> Result<std::borrow::Cow<'static, [u8]>, LoadError> {
     let Some(path) = std::env::var_os(OBJECT_VARIABLE).filter(|path| !path.is_empty()) else {
         return Ok(OBJECT.into());
     };
     let path = PathBuf::from(path);
-    fs::read(&path).map(Into::into).map_err(|source| LoadError::Object { path, source })
+    files::read(&path, OBJECT_BYTES_MAX).map(Into::into).map_err(|source| LoadError::Object { path, source })
 }
 
 fn check_uprobes(source: &Path) -> Result<(), LoadError> {
@@ -394,6 +395,7 @@ fn check_uprobes(source: &Path) -> Result<(), LoadError> {
 #[cfg(test)]
 mod tests {
     use std::collections::{HashMap, HashSet};
+    use std::fs;
 
     use object::{Object as _, ObjectSection as _, ObjectSymbol as _, RelocationTarget};
 

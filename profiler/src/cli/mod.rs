@@ -41,7 +41,7 @@ use std::ffi::OsString;
 use std::io::Write;
 use std::process::ExitCode;
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use clap::FromArgMatches;
 
 use commands::{Cli, Command, commands, ordered};
@@ -51,6 +51,7 @@ use report_args::DoctorArgs;
 
 use crate::doctor::{Diagnosis, report, serve, serve_attempt};
 use crate::keeper;
+use crate::linux::proc::process::is_between_pid_namespaces;
 use crate::linux::signals::{self, Inherited};
 use crate::process::target::running;
 
@@ -89,6 +90,11 @@ fn parse(words: &[OsString], commands: &clap::Command) -> Result<Cli, ParseError
 }
 
 fn execute(cli: Cli, inherited: Inherited) -> Result<u8> {
+    if is_between_pid_namespaces() {
+        bail!(
+            "heapbpf cannot have threads: it was started for another PID namespace than its own; use `unshare --pid --fork`"
+        );
+    }
     match cli.command {
         None => record::run(cli.record, inherited),
         Some(Command::Record(args)) => record::run(*args, inherited),

@@ -61,13 +61,19 @@ fn empty(error: Errno) -> Result<usize, Errno> {
 }
 
 pub(crate) fn read_text(path: &Path, bytes_max: u64) -> io::Result<String> {
-    let mut text = String::new();
-    open(path)?.take(bytes_max + 1).read_to_string(&mut text)?;
-    if text.len() as u64 > bytes_max {
+    let invalid = |error| io::Error::new(io::ErrorKind::InvalidData, error);
+    String::from_utf8(read(path, bytes_max)?).map_err(invalid)
+}
+
+/// Reads a file that should not be larger.
+pub(crate) fn read(path: &Path, bytes_max: u64) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    open(path)?.take(bytes_max + 1).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > bytes_max {
         let reason = format!("it exceeds the limit of {}", bytesize::ByteSize(bytes_max));
         return Err(io::Error::new(io::ErrorKind::FileTooLarge, reason));
     }
-    Ok(text)
+    Ok(bytes)
 }
 
 /// A file that is being written. Dropping it without [`commit`](Self::commit) leaves what was there before.

@@ -169,6 +169,15 @@ pub(crate) fn in_initial_pid_namespace() -> Result<bool, ProcError> {
     is_in_namespace("ns/pid", INITIAL_PID_NAMESPACE_INODE)
 }
 
+/// Whether children of this process will be in another PID namespace than itself, as after `unshare --pid` without `--fork`: then it can
+/// have no thread (`copy_process` in kernel/fork.c). Until the first child, the link is missing (`pidns_for_children_get` in
+/// kernel/pid_namespace.c).
+pub(crate) fn is_between_pid_namespaces() -> bool {
+    let of = |name: &str| fs::read_link(Path::new("/proc/self/ns").join(name)).ok();
+    let own = of("pid");
+    own.is_some() && own != of("pid_for_children")
+}
+
 /// Whether this process's capabilities are those that BPF and probes require.
 pub(crate) fn in_initial_user_namespace() -> Result<bool, ProcError> {
     is_in_namespace("ns/user", INITIAL_USER_NAMESPACE_INODE)
