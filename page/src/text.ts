@@ -95,13 +95,16 @@ export function durationText(millis: number): string {
   return `${sign}${Math.floor(seconds / 86_400)}d ${Math.floor((seconds % 86_400) / 3600)}h`;
 }
 
-/** A name in one line: replaces line breaks, control and bidirectional characters. */
+/**
+ * A name in one line: replaces line breaks, control characters, and those that are not shown (Unicode's
+ * Default_Ignorable_Code_Point, which has the bidirectional ones) but for those that choose a form of the character before them.
+ */
 export function printable(name: string): string {
   return (
     name
       // eslint-disable-next-line no-control-regex -- control characters are what it replaces
       .replace(/[\u0000-\u001f\u007f-\u009f\u2028\u2029]+/g, " ")
-      .replace(/[\u200e\u200f\u202a-\u202e\u2066-\u2069\ufffe\uffff]/g, "\ufffd")
+      .replace(/(?!\p{Variation_Selector})[\p{Default_Ignorable_Code_Point}\ufff9-\ufffb\ufffe\uffff]/gu, "\ufffd")
       .trim()
   );
 }
