@@ -73,6 +73,7 @@ pub fn output(command: &mut Command) -> Output {
     command.output().unwrap_or_else(|error| panic!("{command:?}: {error}"))
 }
 
-fn path(script: &str) -> PathBuf {
+/// The path of `tests/viewers/<script>`.
+pub fn path(script: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("viewers").join(script)
 }

@@ -209,6 +209,7 @@ fn stacks_of_3_11_equal_those_of_memray() {
 }
 
 #[test]
+#[ignore = "part of `cargo xtask nightly --suite versions`"]
 fn stacks_of_3_14_equal_those_of_memray() {
     compare_with_memray("3.14");
 }

@@ -371,9 +371,18 @@ impl Test<'_> {
         record(self.options, self.arguments, description, |case, expected, heapbpf, pid| {
             let report = heapbpf.report("out.json");
             report.assert_complete();
-            let recorded = recorded(case, report.process(pid));
-            compare(case, (self.compared, Shares::of(self.options, description)), expected, &recorded);
-            let found: BTreeSet<_> = recorded.kinds.iter().map(|(kind, inlined)| (kind.as_str(), *inlined)).collect();
+            let seen = recorded(case, report.process(pid));
+            let how = (self.compared, Shares::of(self.options, description));
+            compare(case, how, expected, &seen);
+            if description == Description::During {
+                // The recording contains the names: the target does not run any more.
+                let recording = heapbpf.file("out.heapbpf");
+                let words = ["convert".as_ref(), recording.as_os_str(), "-o".as_ref(), "again.json".as_ref()];
+                let mut convert = Heapbpf::new(words);
+                let _ = convert.run();
+                compare(case, how, expected, &recorded(case, convert.report("again.json").process(pid)));
+            }
+            let found: BTreeSet<_> = seen.kinds.iter().map(|(kind, inlined)| (kind.as_str(), *inlined)).collect();
             let is_known = |kind| self.required.contains(kind) || self.optional.contains(kind);
             let has_all = self.required.iter().all(|kind| found.contains(kind));
             assert!(has_all && found.iter().all(is_known), "{case}: {found:?}");
@@ -452,6 +461,7 @@ fn stacks_of_the_middle_compiler_are_equal() {
 }
 
 #[test]
+#[ignore = "part of `cargo xtask nightly --suite versions`"]
 fn stacks_of_functions_that_are_optimized_at_once_are_equal() {
     let (compared, required) = (Compared::Calls, [COMPILED]);
     // Versions have one of them.
@@ -477,21 +487,12 @@ fn stacks_are_equal_with_other_options_of_the_engine() {
 #[test]
 fn stacks_of_worker_threads_are_equal() {
     let compared = Compared::CallsOrFirst;
-    for rounds in [FEW, MANY] {
-        Test { options: "", arguments: &[rounds, "worker"], compared, required: &[], optional: &ALL }.check();
-    }
+    Test { options: "", arguments: &[MANY, "worker"], compared, required: &[], optional: &ALL }.check();
 }
 
-/// The target does not run any more.
 #[test]
-fn recordings_contain_the_names() {
-    record("", &[MANY], Description::During, |case, expected, heapbpf, pid| {
-        let recording = heapbpf.file("out.heapbpf");
-        let words = ["convert".as_ref(), recording.as_os_str(), "-o".as_ref(), "again.json".as_ref()];
-        let mut convert = Heapbpf::new(words);
-        let _ = convert.run();
-        let report = convert.report("again.json");
-        let how = (Compared::CallsOrFirst, Shares::of("", Description::During));
-        compare(case, how, expected, &recorded(case, report.process(pid)));
-    });
+#[ignore = "part of `cargo xtask nightly --suite versions`"]
+fn stacks_of_worker_threads_that_have_just_started_are_equal() {
+    let compared = Compared::CallsOrFirst;
+    Test { options: "", arguments: &[FEW, "worker"], compared, required: &[], optional: &ALL }.check();
 }

@@ -12,9 +12,9 @@ mod check;
 
 use cell::Cell;
 
-/// Two tests for each cell and engine, in a module of the cell's name.
-macro_rules! cells {
-    ($($name:ident: $cell:expr,)*) => {$(
+/// The tests of an allocator in a place, in a module of that name.
+macro_rules! tests {
+    ($name:ident, $cell:expr $(, $when:meta)?) => {
         mod $name {
             use super::*;
 
@@ -24,6 +24,7 @@ macro_rules! cells {
             }
 
             #[test]
+            $(#[$when])?
             fn is_estimated_within_four_sigma() {
                 check::sampled(&$cell);
             }
@@ -34,10 +35,23 @@ macro_rules! cells {
             }
 
             #[test]
+            $(#[$when])?
             fn is_estimated_within_four_sigma_by_the_inline_engine() {
                 check::sampled(&$cell.inline());
             }
         }
+    };
+}
+
+/// Counts and estimates, by both engines.
+macro_rules! cells {
+    ($($name:ident: $cell:expr,)*) => {$( tests!($name, $cell); )*};
+}
+
+/// Further places of these allocators: estimates take what counts take, and are made at night.
+macro_rules! places {
+    ($($name:ident: $cell:expr,)*) => {$(
+        tests!($name, $cell, ignore = "part of `cargo xtask nightly --suite versions`");
     )*};
 }
 
@@ -73,44 +87,53 @@ const MI_FAMILY: &str = "-DMIMALLOC -DPREFIX=mi_ -DHAS_PVALLOC -DHAS_CFREE";
 // The malloc family.
 cells! {
     glibc: Cell::c("libc").flags("-DHAS_PVALLOC"),
-    glibc_static: Cell::c("libc").flags("-static -DHAS_PVALLOC"),
     musl: Cell::c("musl").compiler("musl-gcc"),
+    jemalloc_linked: Cell::c("jemalloc").libraries("-ljemalloc"),
+    tcmalloc_linked: Cell::c("tcmalloc").flags("-DHAS_PVALLOC -DHAS_CFREE").libraries("-ltcmalloc_minimal"),
+    own_allocator: Cell::c("matrix").flags("-DARENA -DNO_REALLOCARRAY"),
+    mimalloc_linked: Cell::c("mimalloc").flags("-DHAS_PVALLOC -DHAS_CFREE").libraries("-lmimalloc"),
+}
+
+places! {
+    glibc_static: Cell::c("libc").flags("-static -DHAS_PVALLOC"),
     musl_static: Cell::c("musl").compiler("musl-gcc").flags("-static"),
     jemalloc_preloaded: Cell::c("jemalloc").preload(JEMALLOC),
-    jemalloc_linked: Cell::c("jemalloc").libraries("-ljemalloc"),
     jemalloc_in_the_executable: Cell::c("jemalloc").libraries("-l:libjemalloc.a -lm -lstdc++"),
     tcmalloc_preloaded: Cell::c("tcmalloc").flags("-DHAS_PVALLOC").preload(TCMALLOC),
-    tcmalloc_linked: Cell::c("tcmalloc").flags("-DHAS_PVALLOC -DHAS_CFREE").libraries("-ltcmalloc_minimal"),
     tcmalloc_in_the_executable: Cell::c("tcmalloc").flags("-DHAS_PVALLOC").libraries("-l:libtcmalloc_minimal.a -lm -lstdc++"),
     mimalloc_preloaded: Cell::c("mimalloc").flags("-DHAS_PVALLOC").preload(MIMALLOC),
-    own_allocator: Cell::c("matrix").flags("-DARENA -DNO_REALLOCARRAY"),
     own_allocator_static: Cell::c("matrix").flags("-DARENA -DNO_REALLOCARRAY -static"),
-    mimalloc_linked: Cell::c("mimalloc").flags("-DHAS_PVALLOC -DHAS_CFREE").libraries("-lmimalloc"),
 }
 
 // Functions specific to one allocator.
 cells! {
     jemalloc_own_functions: Cell::c("jemalloc").flags("-DJEMALLOC").libraries("-ljemalloc"),
+    tcmalloc_own_functions: Cell::c("tcmalloc").flags(TC_FAMILY).libraries("-ltcmalloc_minimal"),
+    mimalloc_own_functions: Cell::c("mimalloc").flags(MI_FAMILY).libraries("-lmimalloc"),
+}
+
+places! {
     jemalloc_own_functions_in_the_executable:
         Cell::c("jemalloc").flags("-DJEMALLOC").libraries("-l:libjemalloc.a -lm -lstdc++"),
     jemalloc_prefixed: Cell::c("jemalloc").flags("-DJEMALLOC -DPREFIX=je_ -DNO_REALLOCARRAY")
         .prefixed(JEMALLOC_ARCHIVE, "je_", JEMALLOC_FUNCTIONS).libraries("-lm -lstdc++"),
-    tcmalloc_own_functions: Cell::c("tcmalloc").flags(TC_FAMILY).libraries("-ltcmalloc_minimal"),
-    mimalloc_own_functions: Cell::c("mimalloc").flags(MI_FAMILY).libraries("-lmimalloc"),
 }
 
 // Operators new and delete.
 cells! {
     cxx_glibc: Cell::cxx("libc"),
+    cxx_jemalloc_linked: Cell::cxx("jemalloc").libraries("-ljemalloc"),
+    cxx_tcmalloc_linked: Cell::cxx("tcmalloc").libraries("-ltcmalloc_minimal"),
+    cxx_mimalloc_linked: Cell::cxx("mimalloc").libraries("-lmimalloc"),
+}
+
+places! {
     cxx_glibc_static: Cell::cxx("libc").flags("-static"),
     cxx_jemalloc_preloaded: Cell::cxx("jemalloc").preload(JEMALLOC),
-    cxx_jemalloc_linked: Cell::cxx("jemalloc").libraries("-ljemalloc"),
     cxx_jemalloc_in_the_executable: Cell::cxx("jemalloc").libraries("-l:libjemalloc.a -lm"),
     cxx_tcmalloc_preloaded: Cell::cxx("tcmalloc").preload(TCMALLOC),
-    cxx_tcmalloc_linked: Cell::cxx("tcmalloc").libraries("-ltcmalloc_minimal"),
     cxx_tcmalloc_in_the_executable: Cell::cxx("tcmalloc").libraries("-l:libtcmalloc_minimal.a"),
     cxx_mimalloc_preloaded: Cell::cxx("mimalloc").preload(MIMALLOC),
-    cxx_mimalloc_linked: Cell::cxx("mimalloc").libraries("-lmimalloc"),
 }
 
 // Rust's global allocators.

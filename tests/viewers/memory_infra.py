@@ -61,17 +61,15 @@ def answer(route):
     return route.abort()
 
 
-def main(path, picture=None):
+def main(path):
     with browser.page(height=1000) as page:
         page.route("**/*", answer)
         page.goto(ORIGIN)
         page.wait_for_function("window.tr && tr.importer && tr.importer.Import && !!window.Polymer")
         with open(path, encoding="utf-8") as trace:
             found = page.evaluate(IMPORT, trace.read())
-        if picture:
-            page.evaluate(SHOW)
-            page.wait_for_timeout(2000)
-            browser.screenshot(page, picture)
+        page.evaluate(SHOW)
+        browser.screenshot(page, os.path.splitext(path)[0] + ".png")
         json.dump({**found, "complaints": page.complaints}, sys.stdout)
 
 

@@ -47,8 +47,8 @@ pub(crate) struct Arguments {
 enum Suite {
     /// All tests again, every second time beside two busy loops, with other random values.
     Repeat,
-    /// All versions of CPython and Node.js, and each compiler and garbage collector of Java and JavaScript; other tests take the oldest and
-    /// the newest version with the usual options.
+    /// All versions of CPython and Node.js, each compiler and garbage collector of Java and JavaScript, and estimates of each allocator in
+    /// each place; other tests take the oldest and the newest version with the usual options, and estimates of one place.
     Versions,
     /// The HTML page and flame graphs in a browser, with sizes and colours of screens, large documents and rules of accessibility.
     Page,
@@ -78,9 +78,9 @@ impl Suite {
         };
         match self {
             Self::Repeat => (0..repeat).flat_map(|_| all(&["xtask test --profile default"])).collect(),
-            Self::Versions => {
-                all(&["xtask test --profile default --run-ignored all -E test(/^(interpreters|java|javascript)::/)"])
-            }
+            Self::Versions => all(&[
+                "xtask test --profile default --run-ignored all -E test(/^(interpreters|java|javascript|matrix)::/)",
+            ]),
             Self::Page => all(&[
                 "xtask test --profile default --run-ignored all -E test(/^viewers::(flamegraph|html|html_panels|live)::/)",
             ]),

@@ -104,17 +104,48 @@ impl Fixture {
         self.directory.join("out.heapbpf")
     }
 
-    /// Converts the whole recording to the format with this extension (`pb.gz`), with further arguments separated by
-    /// blanks. Panics if the conversion fails.
+    /// The whole recording in the format with this extension (`pb.gz`), with further arguments separated by blanks, in a file of the
+    /// caller's own. The first caller converts it. Panics if the conversion fails.
     #[track_caller]
     pub(crate) fn converted(&self, extension: &str, arguments: &str) -> PathBuf {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
         let path = self.directory.join(format!("{}-{number}.{extension}", std::process::id()));
-        let mut convert = Command::new(binary());
-        convert.env("NO_COLOR", "1").arg("convert").arg(self.recording()).arg("-o").arg(&path);
-        let _ = viewers::text(convert.args(arguments.split_ascii_whitespace()));
+        // Of an earlier process with this number.
+        let _ = fs::remove_file(&path);
+        fs::hard_link(self.conversion(extension, arguments), &path).expect("the build directory is ours");
         path
+    }
+
+    /// The file of all callers.
+    #[track_caller]
+    fn conversion(&self, extension: &str, arguments: &str) -> PathBuf {
+        let name = self.name_of(extension, arguments);
+        let file = format!("whole.{extension}");
+        let folder = shared::folder(&name, &[self.recording(), binary()], |folder| {
+            let mut convert = Command::new(binary());
+            convert.env("NO_COLOR", "1").arg("convert").arg(self.recording()).arg("-o").arg(folder.join(&file));
+            let _ = viewers::text(convert.args(arguments.split_ascii_whitespace()));
+        });
+        folder.join(file)
+    }
+
+    fn name_of(&self, extension: &str, arguments: &str) -> String {
+        let fixture = self.directory.file_name().expect("it has a name").to_string_lossy();
+        let word = |c: char| if c.is_ascii_alphanumeric() || c == '.' { c } else { '_' };
+        format!("{fixture}-{extension}-{}", arguments.chars().map(word).collect::<String>())
+    }
+
+    /// What `tests/viewers/<script>` reads in the whole recording in this format, for all callers: the first one runs it.
+    #[track_caller]
+    pub(crate) fn read_by(&self, script: &str, extension: &str, arguments: &str) -> Value {
+        let converted = self.conversion(extension, arguments);
+        let name = format!("{script}-{}", self.name_of(extension, arguments));
+        let folder = shared::folder(&name, &[converted.clone(), viewers::path(script)], |folder| {
+            let seen = viewers::python(script, &[&converted]);
+            fs::write(folder.join("read.json"), seen.to_string()).expect("the build directory is ours");
+        });
+        read(&folder.join("read.json"))
     }
 
     /// Converts the recording until the dump, and since then.

@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 
-use heapbpf_tests::viewers;
 use serde_json::Value;
 
 use super::fixture::{Fixture, number};
@@ -13,9 +12,7 @@ fn list(value: &Value) -> &[Value] {
 }
 
 fn imported(fixture: &Fixture, arguments: &str) -> Value {
-    let path = fixture.converted("memory-infra.json", arguments);
-    let picture = path.with_extension("png");
-    let read = viewers::python("memory_infra.py", &[path, picture]);
+    let read = fixture.read_by("memory_infra.py", "memory-infra.json", arguments);
     assert_eq!((&read["warnings"], &read["complaints"]), (&Value::Array(vec![]), &Value::Array(vec![])));
     read
 }

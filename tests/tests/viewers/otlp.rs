@@ -1,6 +1,5 @@
 //! OTLP, decoded by the messages that OpenTelemetry publishes for Python.
 
-use heapbpf_tests::viewers;
 use serde_json::Value;
 
 use super::fixture::{Fixture, number};
@@ -15,7 +14,7 @@ const TYPES: [(&str, &str, &str); 4] = [
 
 #[track_caller]
 fn decoded(fixture: &Fixture, arguments: &str) -> Value {
-    viewers::python("otlp.py", &[fixture.converted("otlp", arguments)])
+    fixture.read_by("otlp.py", "otlp", arguments)
 }
 
 #[test]

@@ -2,7 +2,6 @@
 //! them in an ignored test.
 
 use std::collections::BTreeMap;
-use std::path::Path;
 use std::process::Command;
 
 use heapbpf_tests::viewers;
@@ -16,8 +15,8 @@ type Sums = BTreeMap<(u64, String, Vec<String>), [f64; 4]>;
 
 const SAMPLE: [&str; 4] = ["alloc_bytes", "free_bytes", "alloc_count", "free_count"];
 
-fn decoded(path: &Path) -> Value {
-    viewers::python("perfetto_trace.py", &[path])
+fn decoded(fixture: &Fixture) -> Value {
+    fixture.read_by("perfetto_trace.py", "perfetto-trace", "")
 }
 
 fn list(value: &Value) -> &[Value] {
@@ -73,7 +72,7 @@ fn traced(trace: &Value) -> Sums {
 
 #[track_caller]
 fn check_sums(fixture: &Fixture, off_max: f64) -> Value {
-    let trace = decoded(&fixture.converted("perfetto-trace", ""));
+    let trace = decoded(fixture);
     let (expected, actual) = (reported(fixture), traced(&trace));
     assert!(expected.keys().eq(actual.keys()), "{} stacks, not {}", actual.len(), expected.len());
     assert!(expected.len() > 100, "{} stacks", expected.len());
@@ -108,7 +107,7 @@ fn estimates_are_rounded() {
 #[test]
 fn dumps_are_windows_of_the_recording() {
     let fixture = Fixture::exact();
-    let trace = decoded(&fixture.converted("perfetto-trace", ""));
+    let trace = decoded(fixture);
     let of_process = |dump: &&Value| dump["pid"] == fixture.pid && dump["heap_name"] == "libc";
     let dumps: Vec<&Value> = list(&trace["dumps"]).iter().filter(of_process).collect();
     assert_eq!(dumps.len(), 2, "at the signal and at the end");
@@ -124,7 +123,7 @@ fn dumps_are_windows_of_the_recording() {
 #[test]
 fn the_layout_is_valid_for_the_importer() {
     let fixture = Fixture::exact();
-    let trace = decoded(&fixture.converted("perfetto-trace", ""));
+    let trace = decoded(fixture);
     let clocks = trace["clocks"].as_object().expect("clocks have numbers");
     assert_eq!(clocks.keys().collect::<Vec<_>>(), ["1", "3", "4", "5", "6"]);
     assert_eq!(trace["kinds"][0], "clock_snapshot");
@@ -155,7 +154,7 @@ fn the_layout_is_valid_for_the_importer() {
 #[test]
 fn the_resident_memory_is_there_by_use_and_by_mapping() {
     let fixture = Fixture::exact();
-    let trace = decoded(&fixture.converted("perfetto-trace", ""));
+    let trace = decoded(fixture);
     let target = list(&fixture.json["targets"]).iter().find(|target| target["pid"] == fixture.pid);
     let memory = &target.expect("it was recorded")["memory"];
     let last = list(&memory["points"]).last().expect("it was sampled");
