@@ -20,6 +20,7 @@ mod inputs;
 mod interpreters;
 mod nightly;
 mod packages;
+mod prepare;
 mod process;
 mod screenshots;
 mod snapshot;
@@ -54,6 +55,7 @@ enum Subcommands {
     Interpreters(interpreters::Arguments),
     Mended(flaky::Arguments),
     Nightly(nightly::Arguments),
+    Prepare(prepare::Arguments),
     Screenshots(screenshots::Arguments),
     Snapshot(snapshot::Arguments),
     Test(test::Arguments),
@@ -79,6 +81,7 @@ fn main() -> ExitCode {
         Subcommands::Interpreters(arguments) => interpreters::run(&arguments),
         Subcommands::Mended(arguments) => flaky::run(&arguments),
         Subcommands::Nightly(arguments) => nightly::run(&arguments),
+        Subcommands::Prepare(arguments) => prepare::run(&arguments),
         Subcommands::Screenshots(arguments) => screenshots::run(&arguments),
         Subcommands::Snapshot(arguments) => snapshot::run(&arguments),
         Subcommands::Test(arguments) => test::run(&arguments),

@@ -121,6 +121,9 @@ if [ ! -e "$policy" ]; then
     chmod 755 "$policy"
 fi
 export DEBIAN_FRONTEND=noninteractive
+# One at a time: a second apt-get would fail.
+exec 9>/run/lock/heapbpf-packages
+flock 9
 apt-get update --quiet
 apt-get install --quiet --yes --no-install-recommends "$@"
 "#;

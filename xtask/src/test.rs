@@ -1,12 +1,13 @@
 //! `cargo xtask test`: runs every test of the workspace, with its requirements: the built binary, programs to profile, root.
 
 use std::ffi::OsStr;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use anyhow::{Context as _, Result, bail};
 
 use crate::command::{self, Privilege, Repository};
-use crate::{flaky, interpreters, packages, viewers};
+use crate::flaky;
+use crate::prepare::{self, INTERPRETERS, Programs};
 
 /// What is run, one after the other. Cargo enables features of libraries for what is selected together: with other selections,
 /// it would compile most of them, and heapbpf, more than once.
@@ -19,14 +20,11 @@ const SELECTIONS: [&[&str]; 3] = [
 ];
 const BUILD: [&str; 11] =
     ["build", "--locked", "--workspace", "--bin", "heapbpf", "--test", "it", "--test", "internals", "--test", "unwind"];
-/// The first version with all settings of `.config/nextest.toml`.
-const NEXTEST: &str = "^0.9.143";
 /// nextest's exit code when no test is selected (`NextestExitCode::NO_TESTS_RUN`, nextest-metadata 0.13).
 const NO_TESTS: i32 = 4;
 const BINARY: &str = "HEAPBPF_BIN";
 /// How nextest starts a test as root.
 const RUNNER: (&str, &str) = ("CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER", "sudo -E");
-const INTERPRETERS: &str = "HEAPBPF_INTERPRETERS";
 const OBJECT: &str = "HEAPBPF_BPF_OBJECT";
 
 /// Runs every test of the workspace, on the real kernel.
@@ -60,13 +58,11 @@ pub(crate) fn run_with(arguments: &[impl AsRef<OsStr>]) -> Result<()> {
     if privilege == Privilege::Missing {
         bail!("profiling other processes requires root, and sudo is not available: run it as root");
     }
-    packages::install(packages::TESTS)?;
-    packages::install(packages::VIEWERS)?;
-    install_nextest()?;
     let repository = Repository::find()?;
+    prepare::tools()?;
     let object = object()?;
     // Side by side: much of the one is waiting for the network, and the other ends with a part for one processor.
-    let (viewers, interpreters) = std::thread::scope(|scope| {
+    let programs = std::thread::scope(|scope| {
         let installed = scope.spawn(|| install_programs(&repository));
         command::run(repository.cargo().args(BUILD))?;
         installed.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
@@ -76,7 +72,7 @@ pub(crate) fn run_with(arguments: &[impl AsRef<OsStr>]) -> Result<()> {
     let test = |selected: &[&str]| {
         let mut test = repository.cargo();
         test.args(["nextest", "run", "--locked"]).args(selected).args(arguments);
-        test.env(BINARY, &binary).env("HEAPBPF_VIEWERS", &viewers).env(INTERPRETERS, &interpreters);
+        test.env(BINARY, &binary).env("HEAPBPF_VIEWERS", &programs.viewers).env(INTERPRETERS, &programs.interpreters);
         test.envs(object.iter().map(|path| (OBJECT, path)));
         if privilege == Privilege::Sudo {
             test.env(RUNNER.0, RUNNER.1);
@@ -103,29 +99,11 @@ pub(crate) fn run_with(arguments: &[impl AsRef<OsStr>]) -> Result<()> {
     Ok(())
 }
 
-fn install_nextest() -> Result<()> {
-    if command::find("cargo-nextest").is_some() {
-        return Ok(());
-    }
-    eprintln!("installing cargo-nextest, which runs the tests");
-    command::run(command::cargo().args(["install", "cargo-nextest", "--version", NEXTEST, "--locked", "--debug"]))
-}
-
-/// Installs or builds what tests start besides heapbpf and small programs of `tests/targets`. Returns the folders of viewers and
-/// interpreters.
-fn install_programs(repository: &Repository) -> Result<(PathBuf, PathBuf)> {
-    let viewers = viewers::install(repository)?;
-    let interpreters = interpreters(repository, &viewers)?;
+/// Installs or builds what tests start besides heapbpf and small programs of `tests/targets`.
+fn install_programs(repository: &Repository) -> Result<Programs> {
+    let programs = prepare::programs(repository)?;
     command::run(&mut heapbpf_tests::target::rust_targets(&repository.target).0)?;
-    Ok((viewers, interpreters))
-}
-
-/// Returns the folder that the user has set, or installs one.
-fn interpreters(repository: &Repository, viewers: &Path) -> Result<PathBuf> {
-    match std::env::var_os(INTERPRETERS).filter(|given| !given.is_empty()) {
-        Some(given) => Ok(std::path::absolute(given)?),
-        None => interpreters::install(repository, viewers),
-    }
+    Ok(programs)
 }
 
 /// The absolute path to another BPF object, if one is given: tests run in the folder of their package.

@@ -1,7 +1,7 @@
 //! `cargo xtask viewers`: installs third-party readers of heapbpf's formats, in exact versions. The registries are
 //! those of pip's and npm's configuration. Debian packages are in `packages`.
 
-use std::fs;
+use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -44,6 +44,10 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
 /// Returns the folder, which is `HEAPBPF_VIEWERS` of tests.
 pub(crate) fn install(repository: &Repository) -> Result<PathBuf> {
     let viewers = folder(repository);
+    fs::create_dir_all(&repository.target)?;
+    // `prepare` may be running beside another command.
+    let lock = File::create(repository.target.join("viewers.lock"))?;
+    lock.lock()?;
     let lists = repository.root.join("tests/viewers");
     let read = |name| fs::read_to_string(lists.join(name)).with_context(|| format!("could not read `{name}`"));
     let wanted = format!("{}\n{}", read(PYTHON_LIST)?, read(NODE_LIST)?);
