@@ -79,9 +79,9 @@ impl Case {
         let shows = |page: &str| heapbpf.page(page).to_string().contains(line);
         assert_eq!(shows("x.html"), self.is_shown, "case {number}");
         if self.capabilities.is_none() {
-            let convert = ["convert", "--source", "-o", "y.html", "x.heapbpf"];
-            run(Command::new(binary()).args(convert).current_dir(heapbpf.file("")));
-            assert_eq!(shows("y.html"), self.is_shown, "case {number}, converted");
+            for input in INPUTS {
+                assert_eq!(converted(&heapbpf, input).contains(line), self.is_shown, "case {number}, {input}");
+            }
         }
     }
 
@@ -105,7 +105,7 @@ impl Case {
             "--pid",
             &pid.to_string(),
         ]);
-        command.args(["-o", "x.html", "-o", "x.heapbpf"]);
+        command.args(["-o", "x.html", "-o", "x.heapbpf", "-o", "x.json"]);
         command
     }
 }
@@ -118,10 +118,12 @@ fn secret_source(folder: &TempDir, line: &str) -> PathBuf {
     source
 }
 
-/// The text of a report of a recording, converted by root.
-fn converted(heapbpf: &Heapbpf) -> String {
-    let convert = ["convert", "--source", "-o", "y.html", "x.heapbpf"];
-    run(Command::new(binary()).args(convert).current_dir(heapbpf.file("")));
+/// What `convert` reads.
+const INPUTS: [&str; 2] = ["x.heapbpf", "x.json"];
+
+/// The text of a report of a recording or JSON report, converted by root.
+fn converted(heapbpf: &Heapbpf, input: &str) -> String {
+    run(Command::new(binary()).args(["convert", "--source", "-o", "y.html", input]).current_dir(heapbpf.file("")));
     heapbpf.page("y.html").to_string()
 }
 
@@ -134,7 +136,7 @@ fn a_program_that_drops_its_rights_has_no_sources_by_the_earlier_ones() {
     let program = program_of(&secret_source(&folder, SECRET));
     for (drops, is_shown) in [(false, true), (true, false)] {
         let mut target = Target::spawn(&mut Command::new(&program));
-        let mut heapbpf = Heapbpf::of(target.pid(), "--interval 1 --source -o x.html -o x.heapbpf");
+        let mut heapbpf = Heapbpf::of(target.pid(), "--interval 1 --source -o x.html -o x.heapbpf -o x.json");
         let session = heapbpf.start();
         if drops {
             target.work("drop");
@@ -142,9 +144,29 @@ fn a_program_that_drops_its_rights_has_no_sources_by_the_earlier_ones() {
         target.work("go");
         let _ = session.interrupt().expect_code(0);
         assert_eq!(heapbpf.page("x.html").to_string().contains(SECRET), is_shown, "drops: {drops}");
-        assert_eq!(converted(&heapbpf).contains(SECRET), is_shown, "drops: {drops}, converted");
+        for input in INPUTS {
+            assert_eq!(converted(&heapbpf, input).contains(SECRET), is_shown, "drops: {drops}, {input}");
+        }
         target.kill();
     }
+}
+
+/// Reports of versions that did not keep the rights of programs.
+#[test]
+fn a_report_without_rights_has_no_sources_of_root() {
+    kernel::require_root();
+    let folder = open_folder();
+    let mut target = Target::spawn(&mut Command::new(program_of(&secret_source(&folder, SECRET))));
+    let mut heapbpf = Heapbpf::of(target.pid(), "--interval 1 -o x.json");
+    let session = heapbpf.start();
+    target.work("go");
+    let _ = session.interrupt().expect_code(0);
+    assert!(converted(&heapbpf, "x.json").contains(SECRET));
+    let mut report: Value = serde_json::from_slice(&fs::read(heapbpf.file("x.json")).expect("written")).expect("JSON");
+    report["targets"][0].as_object_mut().expect("a target").remove("rights").expect("it has them");
+    fs::write(heapbpf.file("x.json"), report.to_string()).expect("ours");
+    assert!(!converted(&heapbpf, "x.json").contains(SECRET));
+    target.kill();
 }
 
 /// Root of a container names a file that this machine has at the same path.
@@ -161,13 +183,15 @@ fn sources_of_a_container_are_its_own() {
         program.display(),
     );
     let mut target = Target::spawn(Command::new("unshare").args(["-m", "sh", "-c", &script]));
-    let mut heapbpf = Heapbpf::of(target.pid(), "--interval 1 --source -o x.html -o x.heapbpf");
+    let mut heapbpf = Heapbpf::of(target.pid(), "--interval 1 --source -o x.html -o x.heapbpf -o x.json");
     let session = heapbpf.start();
     target.work("go");
     let _ = session.interrupt().expect_code(0);
     let page = heapbpf.page("x.html").to_string();
     assert!(page.contains(own) && !page.contains(SECRET), "{page}");
-    assert!(!converted(&heapbpf).contains(SECRET), "its recording");
+    for input in INPUTS {
+        assert!(!converted(&heapbpf, input).contains(SECRET), "{input}");
+    }
     target.kill();
 }
 

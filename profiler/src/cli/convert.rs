@@ -180,7 +180,9 @@ impl Input {
             // Another user could have written that root's program named a file.
             self.profile.targets.iter_mut().for_each(|target| target.facts.rights = None);
         }
-        source::embed(&mut self.profile, &self.author, quiet);
+        // What root has recorded can be of anybody.
+        let others = if self.author.uid() == 0 { Rights::of_nobody() } else { self.author.clone() };
+        source::embed(&mut self.profile, &others, quiet);
     }
 
     pub(super) fn judge(&mut self, strict: bool) {

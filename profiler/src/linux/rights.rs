@@ -25,9 +25,13 @@ const NOBODY: u32 = 65534;
 
 /// User, group and further groups of a process, as the kernel compares them with those of files.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Rights {
+    /// User, as heapbpf's user namespace numbers it.
     uid: u32,
+    /// Group.
     gid: u32,
+    /// Further groups.
     groups: Vec<u32>,
     /// Root's right to read all files and to search all folders (`CAP_DAC_READ_SEARCH`).
     reads_all: bool,

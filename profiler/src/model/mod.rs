@@ -27,3 +27,5 @@ pub(crate) use profile::{
 pub use profile::{CurvePoint, HeapUsage, Profile, SampleTrigger, TargetProfile, Window, WindowReason};
 pub(crate) use verdict::{Defect, Finding};
 pub(crate) use workload::{Pod, Workload};
+
+pub(crate) use crate::linux::rights::Rights;

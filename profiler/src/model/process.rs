@@ -4,11 +4,11 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
+use super::Rights;
 use super::health::Overhead;
 use crate::ids::Pid;
 use crate::ledger::totals::Totals;
 use crate::linux::file_view::FileView;
-use crate::linux::rights::Rights;
 use crate::process::program::Program;
 use crate::units::MonotonicNanos;
 

@@ -59,6 +59,7 @@ fn target<'a>(
         command: Cow::Borrowed(&facts.command),
         comm: Some(Cow::Borrowed(&facts.comm)),
         cgroup: facts.cgroup.as_deref().map(Cow::Borrowed),
+        rights: facts.rights.as_ref().map(Cow::Borrowed),
         beginning: beginning(profile, &facts.beginning),
         exited: facts.exited,
         exit_code: facts.exit_code,

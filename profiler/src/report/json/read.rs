@@ -117,7 +117,7 @@ fn target(target: schema::Target<'_>, modules: usize, names: &mut Names) -> Resu
             cgroup: target.cgroup.as_deref().map(Into::into),
             // The names are in the frames.
             program: None,
-            rights: None,
+            rights: target.rights.map(Cow::into_owned),
             files: None,
             beginning: beginning(&target.beginning)?,
             exited: target.exited,

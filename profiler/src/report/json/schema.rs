@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use super::memory::Memory;
 use super::values::{Amount, Hex};
 use super::verdict::HealthAndVerdict;
-use crate::model::{self, HookStatus, Inventory, Overhead, Profile, Skipped, ThreadProfile, Window};
+use crate::model::{self, HookStatus, Inventory, Overhead, Profile, Rights, Skipped, ThreadProfile, Window};
 
 /// Version of the report's shape. Raised by incompatible changes; a new field alone does not raise it.
 pub(crate) const VERSION: u32 = 1;
@@ -61,6 +61,9 @@ pub(crate) struct Target<'a, Callsites = Vec<Callsite<'a>>> {
     pub(super) comm: Option<Cow<'a, str>>,
     /// Control group, as heapbpf sees the path; null where the kernel does not report one.
     pub(super) cgroup: Option<Cow<'a, str>>,
+    /// With which rights it opened files, by which `heapbpf convert --source` opens what it names; null where they are not known.
+    #[serde(default)]
+    pub(super) rights: Option<Cow<'a, Rights>>,
     /// How and when the process became a target.
     pub(super) beginning: Beginning,
     /// The process exited during the recording.

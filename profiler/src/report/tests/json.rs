@@ -69,7 +69,7 @@ const OBJECTS: &[(&str, &str)] = &[
     ("", "ended_unix_ns health interval_bytes modules others started_unix_ns targets version window"),
     (
         "/targets/0",
-        "beginning callsites cgroup comm command curve detached_unix_ns exit_code exited heaps inventory leak_candidates mappings memory overhead pid replaced threads totals",
+        "beginning callsites cgroup comm command curve detached_unix_ns exit_code exited heaps inventory leak_candidates mappings memory overhead pid replaced rights threads totals",
     ),
     ("/modules/0", "build_id path"),
     ("/targets/0/mappings/0", "bias end module offset start"),

@@ -14,7 +14,7 @@ use crate::model::{
     Beginning, CallsiteProfile, ChangeReason, Download, Frame, FrameId, FrameKind, Guardrails, Health, HeapProfile,
     History, HookKind, HookStatus, InlineEngine, InlinedHeap, InterpreterFrames, IntervalChange, Inventory,
     LanguageFunctions, Loss, MemoryAccount, MemoryClass, MemoryFacts, MemoryMapping, MemoryPart, MemoryPoint,
-    NamesFrom, Origin, Others, Profile, Runtime, Skipped, SymbolSource, Symbolization, SymbolizationFailure,
+    NamesFrom, Origin, Others, Profile, Rights, Runtime, Skipped, SymbolSource, Symbolization, SymbolizationFailure,
     TargetFacts, TargetProfile, UnfoundHook, UnnamedModule,
 };
 use crate::units::{Amounts, MappedAmounts, MonotonicNanos};
@@ -66,6 +66,7 @@ pub(crate) fn exact() -> Profile {
         symbolization: Symbolization::default(),
     };
     let mut target = target(4711, "cached", "/usr/bin/cached", heaps, callsites);
+    target.facts.rights = Some(Rights::of_nobody());
     code::group(&mut target);
     code::grow(&mut target);
     profile(1, vec![target], frames, health)

@@ -37,6 +37,7 @@ fn a_profile_read_back_is_written_identically() {
         for (again, target) in again.targets.iter().zip(&profile.targets) {
             assert_eq!(again.mappings, target.mappings, "{name}");
             assert_eq!((&again.threads, &again.facts.cgroup), (&target.threads, &target.facts.cgroup), "{name}");
+            assert_eq!(again.facts.rights, target.facts.rights, "{name}");
         }
         for format in formats() {
             let before = if SORTED.contains(&format) { &profile } else { &read_back(&again) };
