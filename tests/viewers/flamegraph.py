@@ -1,6 +1,6 @@
-"""Opens a flame graph of inferno's in Chromium: looks at its frames, searches, zooms, hovers.
+"""Opens a flame graph of inferno's in Chromium: looks at its frames and hovers; searches and zooms on request.
 
-    flamegraph.py FILE SCREENSHOT SEARCHED [ZOOMED]
+    flamegraph.py FILE SCREENSHOT [SEARCHED [ZOOMED]]
 
 `SEARCHED` is a regular expression, `ZOOMED` the beginning of a frame's title.
 """
@@ -29,7 +29,7 @@ DARK = """() => ({
 TEXTS = "() => [...document.querySelectorAll('svg > text, svg > svg > text')].map(text => text.textContent)"
 
 
-def main(path, picture, searched, zoomed=None):
+def main(path, picture, searched="", zoomed=""):
     answer = {}
     with browser.page(1280, 1000) as page:
         page.goto(browser.address(path))
@@ -38,19 +38,20 @@ def main(path, picture, searched, zoomed=None):
         answer["frames"] = page.evaluate(FRAMES)
         answer["texts"] = page.evaluate(TEXTS)
         answer["legend"] = page.evaluate(LEGEND)
-        page.emulate_media(color_scheme="dark")
-        answer["dark"] = page.evaluate(DARK)
-        page.emulate_media(color_scheme="light")
         browser.screenshot(page, picture)
 
-        first = page.locator("#frames g", has_text=zoomed or "").first
+        first = page.locator("#frames g", has_text=zoomed).first
         first.locator("rect").hover(force=True)
         answer["details"] = page.locator("#details").text_content()
 
-        page.evaluate("term => search(term)", searched)
-        answer["matched"] = page.locator("#matched").text_content()
-        answer["found"] = [frame["title"] for frame in page.evaluate(FRAMES) if frame["fill"] == "rgb(243,154,214)"]
-        page.evaluate("() => reset_search()")
+        if searched:
+            page.emulate_media(color_scheme="dark")
+            answer["dark"] = page.evaluate(DARK)
+            page.emulate_media(color_scheme="light")
+            page.evaluate("term => search(term)", searched)
+            answer["matched"] = page.locator("#matched").text_content()
+            answer["found"] = [frame["title"] for frame in page.evaluate(FRAMES) if frame["fill"] == "rgb(243,154,214)"]
+            page.evaluate("() => reset_search()")
 
         if zoomed:
             first.locator("rect").click(force=True)

@@ -60,7 +60,7 @@ fn amount(title: &str) -> f64 {
 /// Opens the graph of a view and compares it with the report; returns the texts around it.
 #[track_caller]
 fn check(fixture: &Fixture, (view, field): (&str, &str), off: f64) -> String {
-    let opened = open(&fixture.converted("svg", &format!("--view {view}")), "stores", "");
+    let opened = open(&fixture.converted("svg", &format!("--view {view}")), "", "");
     let frames = frames(&opened["frames"]);
     let (all, expected) = (amount(find(&frames, "all (").title), fixture.total(field));
     assert!((all - expected).abs() <= off, "{view}: {all}, not {expected}");
@@ -142,7 +142,7 @@ fn growth_is_red_and_shown_on_hover() {
     let graph = after.with_extension("diff.svg");
     let mut diff = Command::new(binary());
     let _ = viewers::text(diff.arg("diff").args([&before, &after]).arg("-o").arg(&graph).env("NO_COLOR", "1"));
-    let opened = open(&graph, "stores", "");
+    let opened = open(&graph, "", "");
     let frames = frames(&opened["frames"]);
     let stores = find(&frames, "stores (");
     assert!(stores.title.contains("; 0 B → "), "{}", stores.title);
