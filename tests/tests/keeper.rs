@@ -2,7 +2,7 @@
 //! times.
 
 use std::ffi::OsStr;
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::Write;
 use std::os::unix::process::CommandExt;
 use std::time::{Duration, Instant};
@@ -62,6 +62,9 @@ fn kill_keeper(session: &Session, pause: Duration) {
     };
     std::thread::sleep(pause);
     kill_process(Pid::from_raw(keeper.cast_signed()).expect("pids are positive"), Signal::KILL).expect("it runs");
+    // What it owns ends with it, which takes a while on a busy machine: until then nothing is missing.
+    let has_ended = || fs::read_to_string(format!("/proc/{keeper}/stat")).map_or(true, |stat| stat.contains(") Z "));
+    kernel::wait_until("the keeper has ended", has_ended);
 }
 
 /// Fails unless heapbpf has ended as documented.
