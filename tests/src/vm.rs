@@ -140,7 +140,7 @@ fn sessions(transcript: &Transcript) -> Vec<Check> {
             add("heapbpf reports why it follows none", unfollowed(transcript, name));
             continue;
         }
-        add("heapbpf exits with 0", exited(transcript, name));
+        add(ENDED_CODE, ended(transcript, name));
         add("each fork is accounted for", forks(transcript, name));
     }
     checks.extend([
@@ -156,6 +156,14 @@ fn sessions(transcript: &Transcript) -> Vec<Check> {
     sampled(Feature::Detach, "the target is unharmed", unharmed(transcript, SAMPLED));
     checks.extend(interpreters::interpreters(transcript, is_locked));
     checks
+}
+
+const ENDED_CODE: &str = "heapbpf exits with 0, or with 3 if most processes ended before they could be recorded";
+
+fn ended(transcript: &Transcript, session: &str) -> Outcome {
+    let report = report(transcript, session)?;
+    let recorded = report.targets.len() as u64 + report.others.folded_count;
+    exited_with(transcript, session, if report.others.short_lived_count > recorded { "3" } else { "0" })
 }
 
 const LOCKED: &str = "not followed, with a warning: BPF programs must not read the kernel's memory";

@@ -12,6 +12,7 @@ use heapbpf_tests::heapbpf::{Heapbpf, Session, binary};
 use heapbpf_tests::kernel::{self, require_root};
 use heapbpf_tests::report::{Counts, Process};
 use heapbpf_tests::target::{Target, build, copy_program};
+use rustix::process::Signal;
 use tempfile::TempDir;
 
 /// Number of lines after the target's PID.
@@ -250,6 +251,29 @@ fn vfork_children_and_threads_do_not_change_the_targets_ledger() {
     assert_eq!(count(process, "vfork_mallocs"), 0, "another process, in this one's memory");
     // No other process was recorded.
     assert_eq!((report.others.short_lived_count, report.others.skipped_count), (0, 0), "{:?}", report.others);
+}
+
+/// What ended children have allocated is missing, so the verdict has them.
+#[test]
+fn children_that_end_before_they_are_recorded_count_in_the_verdict() {
+    for (others, options, code, verdict) in [
+        (0, "", 3, "incomplete: 2 processes ended unrecorded"),
+        (3, "", 0, "complete except for 2 processes ended unrecorded"),
+        (3, "--strict", 3, "incomplete: 2 processes ended unrecorded"),
+    ] {
+        let mut target = Target::start("forks.c");
+        let others: Vec<Target> = (0..others).map(|_| Target::start("forks.c")).collect();
+        let further = others.iter().map(|other| format!("--pid {}", other.pid())).collect::<Vec<_>>().join(" ");
+        let mut heapbpf = Heapbpf::of(target.pid(), &format!("{ARGUMENTS} {options} {further}"));
+        let session = heapbpf.start();
+        // It cannot attach to what begins and ends while it is suspended.
+        session.signal(Signal::STOP);
+        target.work("fork 1 1");
+        session.signal(Signal::CONT);
+        let outcome = session.interrupt().expect_code(code);
+        assert!(outcome.stdout.contains(&format!("health: {verdict}")), "{options}: {}", outcome.stdout);
+        assert_eq!(heapbpf.report("out.json").others.short_lived_count, 2, "{options}");
+    }
 }
 
 #[test]

@@ -5,6 +5,7 @@ use serde::{Deserialize, Serialize};
 use strum::{IntoStaticStr, VariantArray};
 
 use super::health::Health;
+use super::loss::Loss;
 use super::profile::{Profile, TargetProfile};
 
 /// What can be missing from a profile.
@@ -15,6 +16,7 @@ use super::profile::{Profile, TargetProfile};
 pub enum Defect {
     NoTarget,
     MissedProcesses,
+    EndedProcesses,
     UnhookedProcesses,
     MissingHooks,
     Limits,
@@ -50,6 +52,9 @@ impl Defect {
             Self::MissedProcesses => any(
                 "forks, execs and programs that were missed or recorded late, processes of `--pid` that could not be recorded, processes beyond the maximum",
             ),
+            Self::EndedProcesses => {
+                above(0.5, "processes that ended before they could be recorded, besides missed programs")
+            }
             Self::UnhookedProcesses => above(0.5, "profiled processes in which no allocator is hooked"),
             Self::MissingHooks => any("required hooks that are not attached or not found"),
             Self::Limits => any("a limit ended the recording or detached a process, or the keeper exited"),
@@ -129,6 +134,11 @@ fn measure(profile: &Profile, defect: Defect) -> (u64, f64) {
         Defect::MissedProcesses => {
             let missed = lost(&profile.health, true);
             counted(missed, missed.saturating_add(processes))
+        }
+        Defect::EndedProcesses => {
+            // A missed program may have exited, too.
+            let ended = profile.others.short_lived_count.saturating_sub(profile.health.lost_by(&Loss::ProgramMissed));
+            counted(ended, ended.saturating_add(processes))
         }
         Defect::UnhookedProcesses => {
             let has_hooks = |target: &&TargetProfile| {

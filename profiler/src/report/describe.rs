@@ -214,6 +214,7 @@ fn missing(profile: &Profile, finding: &Finding) -> Vec<String> {
             ];
             return words.into_iter().flatten().collect();
         }
+        Defect::EndedProcesses => format!("{} ended unrecorded", text::counted(finding.count, "process")),
         Defect::UnhookedProcesses => format!("no allocator is hooked in {}", text::counted(finding.count, "process")),
         Defect::MissingHooks => {
             let missing = each_once(profile).iter().filter(|(_, hook)| hook.is_missing()).count();

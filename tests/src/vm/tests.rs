@@ -85,7 +85,7 @@ fn transcript(from: &str, to: &str) -> Transcript {
         .replace(r#""events":3"#, r#""events":1608"#)
         .replace(from, to);
     for name in ["forks", "execs"] {
-        data += &format!("value {name}.code 0\nfile {name}.json {}\n{forks}\n", forks.len());
+        data += &format!("value {name}.code 3\nfile {name}.json {}\n{forks}\n", forks.len());
     }
     let function = r#"{"function":"name","kind":"interpreted","module":"m","file":null,"line":null,"inlined":false,"address":"0x1"},"#;
     let json = report("allocates", "null")
@@ -133,7 +133,7 @@ fn each_error_fails_its_own_check() {
     check(r#""short_lived_count":808"#, r#""short_lived_count":807"#, &each);
     check(r#""short_lived_count":808"#, r#""short_lived_count":809"#, &each[..1]);
     check(r#""events":1608"#, r#""events":1607"#, &each[1..]);
-    check("forks.code 0", "forks.code 3", &["forks: heapbpf exits with 0"]);
+    check("forks.code 3", "forks.code 0", &[&format!("forks: {ENDED_CODE}")]);
     check("probes_after 0", "probes_after 9", &["tables: probes are attached and detached"]);
     check("probes_during 9", "probes_during 0", &["tables: probes are attached and detached"]);
     check(
