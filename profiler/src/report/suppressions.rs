@@ -16,9 +16,9 @@ impl Suppressions {
                 continue;
             }
             let reason = match text.split_once(':') {
-                Some(("leak", "")) => {
-                    "an empty pattern would suppress everything; write `leak:*` if that is intended".to_owned()
-                }
+                Some(("leak", "" | "^" | "$" | "^$")) => format!(
+                    "the pattern of `{text}` has no text, and would suppress everything or nothing; write `leak:*` to suppress everything"
+                ),
                 Some(("leak", pattern)) => {
                     patterns.push(Pattern::new(pattern));
                     continue;
@@ -67,7 +67,11 @@ impl Pattern {
         Self(text.split('*').map(str::to_owned).collect())
     }
 
+    /// An empty name has nothing to match, as in LeakSanitizer (`TemplateMatch` in sanitizer_common.cpp).
     fn matches(&self, name: &str) -> bool {
+        if name.is_empty() {
+            return false;
+        }
         let [first, between @ .., last] = self.0.as_slice() else { return self.0.iter().all(|only| only == name) };
         let Some(mut rest) = name.strip_prefix(first.as_str()) else { return false };
         for piece in between {
@@ -168,7 +172,14 @@ mod tests {
             ("^a*c$", "abcd", false),
             ("^a*b*c$", "abac", true),
             ("^aa*a$", "aa", false),
-            ("*", "", true),
+            ("*", "a", true),
+            ("*", "", false),
+            ("^*$", "", false),
+            ("*$", "a", true),
+            ("^*", "a", true),
+            ("$$", "a", false),
+            ("$$", "a$", true),
+            ("^^", "a", false),
             ("lib*.so", "/usr/lib/libm.so.6", true),
             ("/src/*.c$", "/src/cache.c", true),
             ("std::vector<*>::push_back", "std::vector<int, std::allocator<int>>::push_back(int&&)", true),
@@ -193,7 +204,9 @@ mod tests {
         };
         check("leak:a\nrace:b", "line 2: unsupported suppression type `race`");
         check("\nfoo", "line 2: `foo` is not a suppression");
-        check("leak:", "line 1: an empty pattern");
+        for pattern in ["", "^", "$", "^$"] {
+            check(&format!("\n leak:{pattern} "), &format!("line 2: the pattern of `leak:{pattern}` has no text"));
+        }
         check("Leak:a", "line 1: unsupported suppression type `Leak`");
     }
 
@@ -213,7 +226,8 @@ mod tests {
             let mut all = pattern.clone();
             all = if let Some(rest) = all.strip_prefix('^') { rest.to_owned() } else { format!("*{all}") };
             all = if let Some(rest) = all.strip_suffix('$') { rest.to_owned() } else { format!("{all}*") };
-            prop_assert_eq!(Pattern::new(&pattern).matches(&name), whole(all.as_bytes(), name.as_bytes()));
+            let expected = !name.is_empty() && whole(all.as_bytes(), name.as_bytes());
+            prop_assert_eq!(Pattern::new(&pattern).matches(&name), expected);
         }
     }
 }
