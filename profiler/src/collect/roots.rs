@@ -102,17 +102,25 @@ fn is_on_nested_stack(thread: &ThreadState, stack: &Span, memory: &dyn Memory) -
 /// Includes guard, thread-local storage and control block, in which glibc (`stackblock`, `stackblock_size`) and musl
 /// (`map_base`, `map_size`) store it in two adjacent words, at offsets that differ between versions.
 fn stack_of(block: TargetAddr, memory: &dyn Memory) -> Option<Span> {
+    bounds(block, memory).map(|(_, stack)| stack)
+}
+
+/// Returns the offset of the two words in the control block, too.
+fn bounds(block: TargetAddr, memory: &dyn Memory) -> Option<(u64, Span)> {
     const BLOCK_BYTES: u64 = 4096;
     let word = |offset: u64| memory.word(TargetAddr(block.0.checked_add(offset)?));
     let pairs = (0..BLOCK_BYTES / WORD_BYTES).map(|index| index * WORD_BYTES);
-    pairs.map_while(|offset| Some((word(offset)?, word(offset + WORD_BYTES)?))).find_map(|(start, size)| {
-        let end = start.checked_add(size)?;
-        let encloses = 0 < start && start < block.0 && block.0 < end;
-        // The block is at the top of the stack. Only page-aligned stacks, allocated by the library, are supported.
-        let is_top = end.saturating_sub(block.0) <= CONTROL_BLOCK_TOP_BYTES_MAX;
-        let is_paged = start.is_multiple_of(BLOCK_BYTES) && size.is_multiple_of(BLOCK_BYTES);
-        (encloses && is_top && is_paged && size <= STACK_BYTES_MAX).then_some(TargetAddr(start)..TargetAddr(end))
-    })
+    pairs.map_while(|offset| Some((offset, word(offset)?, word(offset + WORD_BYTES)?))).find_map(
+        |(offset, start, size)| {
+            let end = start.checked_add(size)?;
+            let encloses = 0 < start && start < block.0 && block.0 < end;
+            // The block is at the top of the stack. Only page-aligned stacks, allocated by the library, are supported.
+            let is_top = end.saturating_sub(block.0) <= CONTROL_BLOCK_TOP_BYTES_MAX;
+            let is_paged = start.is_multiple_of(BLOCK_BYTES) && size.is_multiple_of(BLOCK_BYTES);
+            let fits = encloses && is_top && is_paged && size <= STACK_BYTES_MAX;
+            fits.then_some((offset, TargetAddr(start)..TargetAddr(end)))
+        },
+    )
 }
 
 /// Pointers, which may appear in such a pair of words as well, are larger, except low addresses.
@@ -170,14 +178,15 @@ const MORE_BYTES: usize = if MARK_WORDS[1] < MARK_LINE_WORDS { 0 } else { LINE_B
 
 /// Unused parts around this control block and of it; empty unless it is certainly that of an exited thread.
 fn ended_stack(block: TargetAddr, distance: Option<u64>, threads: &[ThreadState], memory: &dyn Memory) -> Vec<Span> {
-    let Some((stack, is_joined)) = stack_of_ended(block, threads, memory) else { return Vec::new() };
-    let kept = arch::kept_of_ended(block.0, distance, is_joined);
+    let Some((stack, is_released)) = stack_of_ended(block, threads, memory) else { return Vec::new() };
+    let kept = arch::kept_of_ended(block.0, distance, is_released);
     let (start, end) = (TargetAddr(kept.start), TargetAddr(kept.end));
     let behind = (end < stack.end).then_some(end..stack.end);
     iter::once(stack.start..start.min(stack.end)).chain(behind).collect()
 }
 
-/// Returns the stack below this control block, and whether its thread was joined.
+/// Returns the stack below this control block, and whether its thread was joined or detached: nobody can have its return
+/// value any more.
 fn stack_of_ended(block: TargetAddr, threads: &[ThreadState], memory: &dyn Memory) -> Option<(Span, bool)> {
     // In `struct pthread`, the kernel sets the TID to 0 at the thread's exit, and pthread_join to -1.
     const JOINED: u32 = u32::MAX;
@@ -193,11 +202,18 @@ fn stack_of_ended(block: TargetAddr, threads: &[ThreadState], memory: &dyn Memor
     if tid != 0 && tid != JOINED || threads.iter().any(|thread| thread.tid == Tid(tid)) {
         return None;
     }
-    let stack = stack_of(block, memory)?;
+    let (offset, stack) = bounds(block, memory)?;
     if threads.iter().any(|thread| stack.contains(&thread.stack_pointer) || stack.contains(&thread.thread_pointer)) {
         return None;
     }
-    Some((stack, tid == JOINED))
+    Some((stack, tid == JOINED || is_detached(block, offset, memory)))
+}
+
+/// Whether `joinid` of a `struct pthread` is the block itself, as of a detached thread. Two distances of the field before
+/// the bounds of the stack, at `offset`, because what is between them is aligned to 16 bytes.
+fn is_detached(block: TargetAddr, offset: u64, memory: &dyn Memory) -> bool {
+    let mut fields = [0x68, 0x70].into_iter().filter_map(|distance| block.0.checked_add(offset)?.checked_sub(distance));
+    fields.any(|field| memory.word(TargetAddr(field)) == Some(block.0))
 }
 
 #[cfg(test)]

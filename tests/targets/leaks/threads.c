@@ -32,6 +32,9 @@ MAKER(below_the_stack, 5012, "leaked", malloc(size))
 MAKER(of_ended_thread_key, 5013, "leaked", malloc(size))
 MAKER(of_arena, 5014, "leaked", malloc(size))
 MAKER(of_arena_held, 5015, "held", malloc(size))
+MAKER(of_detached_result, 5019, "leaked", malloc(size))
+MAKER(of_detached_argument, 5020, "leaked", malloc(size))
+MAKER(of_unjoined_result, 5021, "held", malloc(size))
 
 /* Threads that are where they stay. */
 static int arrived;
@@ -210,6 +213,40 @@ static void *ends(void *unused) {
     return unused;
 }
 
+/* Threads that nobody joins. What they return is there for nobody, if they are detached. */
+static int returning;
+
+static void *returns_detached(void *unused) {
+    (void)unused;
+    __atomic_store_n(&returning, syscall(SYS_gettid), __ATOMIC_SEQ_CST);
+    return unmasked(of_detached_result());
+}
+
+static void *returns_unjoined(void *unused) {
+    (void)unused;
+    __atomic_store_n(&returning, syscall(SYS_gettid), __ATOMIC_SEQ_CST);
+    return unmasked(of_unjoined_result());
+}
+
+/* Other threads do not get their small stacks. */
+NOINLINE static void start_small(int state, void *(*body)(void *), masked hidden) {
+    pthread_attr_t attributes;
+    pthread_t thread;
+    pthread_attr_init(&attributes);
+    pthread_attr_setdetachstate(&attributes, state);
+    pthread_attr_setstacksize(&attributes, 65536);
+    returning = 0;
+    if (pthread_create(&thread, &attributes, body, hidden ? unmasked(hidden) : NULL) != 0) give_up("pthread_create");
+}
+
+NOINLINE static void let_return(int state, void *(*body)(void *), masked hidden) {
+    start_small(state, body, hidden);
+    sweep();
+    int thread;
+    while (!(thread = __atomic_load_n(&returning, __ATOMIC_SEQ_CST))) sched_yield();
+    while (syscall(SYS_tgkill, getpid(), thread, 0) == 0) sched_yield();
+}
+
 /* A frame that was left, more than the red zone below the stack's end. */
 NOINLINE static void leave_frame(void) {
     volatile char room[2048];
@@ -270,6 +307,8 @@ int main(void) {
 #ifdef __GLIBC__
     suspend_coroutines();
 #endif
+    let_return(PTHREAD_CREATE_JOINABLE, returns_unjoined, 0);
+    let_return(PTHREAD_CREATE_DETACHED, returns_detached, of_detached_argument());
     pthread_join(start(ends), NULL);
     serve();
     return 0;

@@ -173,6 +173,19 @@ fn stacks_of_exited_threads_are_excluded() {
     }
     // Not joined: its return value is in the block.
     check(&[], &ended(0), &[(0x10000, 0x20000), (0x2f700, 0x40000), head]);
+    // Detached: nobody can have it.
+    let kept = arch::kept_of_ended(0x2f700, None, true);
+    for field in [0x2f700 + 0x690 - 0x70, 0x2f700 + 0x690 - 0x68] {
+        let detached = [ended(0), vec![(field, 0x2f700)]].concat();
+        match kept.end < 0x30000 {
+            true => check(&[], &detached, &[(0x10000, 0x20000), (kept.start, kept.end), (0x30000, 0x40000), head]),
+            false => check(&[], &detached, &[(0x10000, 0x20000), (kept.start, 0x40000), head]),
+        }
+    }
+    // Its argument, or another thread that joins it.
+    for other in [(0x2f700 + 0x690 - 0x50, 0x2f700), (0x2f700 + 0x690 - 0x70, 0x50000)] {
+        check(&[], &[ended(0), vec![other]].concat(), &[(0x10000, 0x20000), (0x2f700, 0x40000), head]);
+    }
     // It runs, or another thread is on its stack.
     check(&[], &ended(77), &spans);
     check(&[thread(3, 0x28000, 0)], &ended(0), &spans);
@@ -189,8 +202,8 @@ fn stacks_of_exited_threads_are_excluded() {
 /// Running, exited and joined threads, with words on their stacks and return values.
 const THREADS: &str = r#"
 static __thread uint64_t in_tls;
-static uint64_t addresses[8];
-static volatile int ready;
+static uint64_t addresses[10];
+static volatile int ready, started;
 static __attribute__((noinline)) void bury(int at) {
     volatile uint64_t buried[64];
     for (int i = 0; i < 64; i++) buried[i] = 0xdead;
@@ -208,25 +221,35 @@ static void *live(void *unused) {
 }
 static void *gone(void *at) {
     volatile uint64_t word = 3;
+    // Until then, none may have the stack of another.
+    while (!started) usleep(1000);
     addresses[(long)at] = (uint64_t)&word;
     return (void *)0x5ca1ab1e0ddba11;
 }
 int main(void) {
-    pthread_t thread, joined, unjoined, other;
+    pthread_t thread, joined, unjoined, other, detached, later;
+    pthread_attr_t attributes;
+    pthread_attr_init(&attributes);
+    pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
     pthread_create(&thread, NULL, live, NULL);
     pthread_create(&joined, NULL, gone, (void *)3);
     pthread_create(&unjoined, NULL, gone, (void *)4);
     pthread_create(&other, NULL, gone, (void *)6);
+    pthread_create(&detached, &attributes, gone, (void *)8);
+    pthread_create(&later, NULL, gone, (void *)9);
+    started = 1;
     pthread_join(joined, NULL);
     pthread_join(other, NULL);
     bury(5);
-    while (!ready || !addresses[4]) usleep(1000);
+    while (!ready || !addresses[4] || !addresses[8] || !addresses[9]) usleep(1000);
     // Until the kernel has cleared its TID, it counts as running.
     for (int i = 0; i < 1000; i++) usleep(10);
+    pthread_detach(later);
     volatile uint64_t word = 4;
     addresses[7] = (uint64_t)&word;
-    say("%lx %lx %lx %lx %lx %lx %lx %lx %lx", addresses[0], addresses[1], addresses[2], addresses[3], addresses[4],
-        addresses[5], addresses[6], addresses[7], (unsigned long)unjoined);
+    say("%lx %lx %lx %lx %lx %lx %lx %lx %lx %lx %lx %lx %lx", addresses[0], addresses[1], addresses[2], addresses[3], addresses[4],
+        addresses[5], addresses[6], addresses[7], (unsigned long)unjoined,
+        addresses[8], addresses[9], (unsigned long)detached, (unsigned long)later);
     wait_for_word();
     return word;
 }
@@ -240,15 +263,22 @@ fn check_real(compiler: &str, cached: bool) {
     assert_eq!(collected.threads.len(), 2);
     let roots = root_spans(&collected.threads, &collected.regions, &*collected.memory, &[]);
     let is_root = |address: u64| roots.iter().any(|span| span.contains(&TargetAddr(address)));
-    let found: Vec<bool> = addresses.iter().map(|&address| is_root(address)).collect();
-    let expected = [true, true, false, false, false, false, false, true, true];
+    let found: Vec<bool> = addresses[..11].iter().map(|&address| is_root(address)).collect();
+    let expected = [true, true, false, false, false, false, false, true, true, false, false];
     // musl keeps the stack of a thread that was not joined, without a record that is read here.
     let expected = expected.iter().enumerate().map(|(index, &root)| root || index == 4 && !cached);
     assert_eq!(found, expected.collect::<Vec<_>>(), "{compiler}: {addresses:x?}");
-    let control_block = TargetAddr(addresses[8]);
-    let bytes: Vec<u64> =
-        (0..0x900 / 8).filter_map(|i| collected.memory.word(TargetAddr(control_block.0 + i * 8))).collect();
-    assert!(bytes.contains(&0x05ca_1ab1_e0dd_ba11), "its return value");
+    // The return value in a control block.
+    let result = |block: u64| {
+        let mut words = (block..block + 0x900).step_by(8);
+        words.find(|&at| collected.memory.word(TargetAddr(at)) == Some(0x05ca_1ab1_e0dd_ba11))
+    };
+    assert!(is_root(result(addresses[8]).expect("a return value")));
+    // musl unmaps the stacks of detached threads.
+    assert_eq!(
+        addresses[11..].iter().map(|&block| result(block).map(is_root)).collect::<Vec<_>>(),
+        [cached.then_some(false); 2]
+    );
 }
 
 #[test]

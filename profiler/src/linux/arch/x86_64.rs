@@ -59,9 +59,9 @@ pub(crate) fn is_control_block(start: u64, word: &dyn Fn(u64) -> Option<u64>) ->
 }
 
 /// What an exited thread's control block has for later: a pointer to itself and the pointer to the DTV, which the next thread on the
-/// stack reuses; and the return value, until the thread is joined.
-pub(crate) fn kept_of_ended(block: u64, _distance: Option<u64>, is_joined: bool) -> Range<u64> {
-    block..if is_joined { block.saturating_add(16) } else { u64::MAX }
+/// stack reuses; and the return value, until the thread is joined or detached.
+pub(crate) fn kept_of_ended(block: u64, _distance: Option<u64>, is_released: bool) -> Range<u64> {
+    block..if is_released { block.saturating_add(16) } else { u64::MAX }
 }
 
 pub(crate) const SECCOMP_ARCH: seccompiler::TargetArch = seccompiler::TargetArch::x86_64;

@@ -49,10 +49,10 @@ fn is_of_musl(start: u64, word: &dyn Fn(u64) -> Option<u64>) -> Option<()> {
 }
 
 /// What an exited thread's control block has for later: the pointer to the DTV, which the next thread on the stack reuses, and
-/// before it the return value, until the thread is joined. `distance` is that of the thread pointer.
-pub(crate) fn kept_of_ended(block: u64, distance: Option<u64>, is_joined: bool) -> Range<u64> {
+/// before it the return value, until the thread is joined or detached. `distance` is that of the thread pointer.
+pub(crate) fn kept_of_ended(block: u64, distance: Option<u64>, is_released: bool) -> Range<u64> {
     match distance.and_then(|distance| block.checked_add(distance)) {
-        Some(pointer) => (if is_joined { pointer } else { block })..pointer.saturating_add(8),
+        Some(pointer) => (if is_released { pointer } else { block })..pointer.saturating_add(8),
         None => block..u64::MAX,
     }
 }
