@@ -7,7 +7,7 @@ use heapbpf_fuzz::image::Image;
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
     let image = Image::parse(bytes);
-    let walks = walk(&Scene { memory: &image.copied(), regions: &image.regions, threads: &image.threads });
+    let walks = walk(&Scene::new(&image.copied(), &image.regions, &image.threads));
     for walk in walks {
         let (heap, blocks, areas) = (walk.heap, &walk.blocks, &walk.areas);
         for pair in blocks.windows(2) {

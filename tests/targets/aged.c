@@ -4,12 +4,17 @@
    "realloc N"    doubles every Nth of the remaining first blocks
    "new N SIZE"   allocates N blocks
    "churn N"      allocates and frees N blocks, one after the other
+   "mapped A HOW" allocates 10 MiB aligned to A, and splits their mapping
+   "headless"     allocates 10 MiB, and unmaps their first page, with their size
+   "unmap"        frees what "mapped" has allocated
    "fork"         starts a child
    "child"        has the child free half of its blocks and exit
    "statistics"   first prints bytes and number of live blocks by its own list, and the allocator's own count of bytes
 
-   The usable sizes of the first blocks count, and the requested ones of all others. */
+   The usable sizes of the first blocks and of mapped ones count, and the requested ones of all others. */
 #define _GNU_SOURCE
+#include "split.h"
+
 #include <dlfcn.h>
 #include <malloc.h>
 #include <pthread.h>
@@ -21,7 +26,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-enum { THREADS_MAX = 16, NEW_MAX = 1 << 20 };
+enum { THREADS_MAX = 16, NEW_MAX = 1 << 20, MAPPED_MAX = 16, MAPPED_BYTES = 10 << 20 };
 
 struct block {
     void *address;
@@ -39,6 +44,8 @@ static struct heap heaps[THREADS_MAX];
 static long thread_count;
 static struct block *fresh;
 static long fresh_count;
+static struct block mapped[MAPPED_MAX];
+static long mapped_count;
 
 static uint64_t next(uint64_t *random) {
     *random = *random * 6364136223846793005u + 1442695040888963407u;
@@ -73,6 +80,23 @@ static void *fill(void *argument) {
         }
     }
     return NULL;
+}
+
+static void map(size_t alignment, unsigned how) {
+    void *block = NULL;
+    if (mapped_count == MAPPED_MAX || posix_memalign(&block, alignment, MAPPED_BYTES)) {
+        exit(1);
+    }
+    *(volatile char *)block = 1;
+    split_mapping(block, how);
+    mapped[mapped_count++] = (struct block){block, malloc_usable_size(block)};
+}
+
+static void unmap(void) {
+    for (long at = 0; at < mapped_count; at++) {
+        free(mapped[at].address);
+    }
+    mapped_count = 0;
 }
 
 static void *pages(size_t bytes) {
@@ -116,6 +140,9 @@ static void statistics(void) {
     }
     for (long at = 0; at < fresh_count; at++) {
         add(sums, fresh[at]);
+    }
+    for (long at = 0; at < mapped_count; at++) {
+        add(sums, mapped[at]);
     }
     int (*mallctl)(const char *, void *, size_t *, void *, size_t) = (int (*)(const char *, void *, size_t *, void *, size_t))
         dlsym(RTLD_DEFAULT, "mallctl");
@@ -201,6 +228,12 @@ int main(int argc, char **argv) {
             for (long at = 0; at < number; at++) {
                 free(allocate(24 + at % 64 * 16));
             }
+        } else if (!strcmp(what, "mapped")) {
+            map(number, size);
+        } else if (!strcmp(what, "headless")) {
+            munmap((void *)((uintptr_t)allocate(MAPPED_BYTES) & ~(uintptr_t)4095), 4096);
+        } else if (!strcmp(what, "unmap")) {
+            unmap();
         } else if (!strcmp(what, "fork")) {
             fork_one();
         } else if (!strcmp(what, "child")) {

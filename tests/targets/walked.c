@@ -1,8 +1,10 @@
 // Makes random calls of the malloc family, then prints its threads and blocks, and pauses. Usage:
-// walked THREADS CALLS PLACES SIZE_MAX [ended|fork|brk|sbrk]
+// walked THREADS CALLS PLACES SIZE_MAX [ended|fork|brk|sbrk|split]
 // `thread ADDRESS` for each that is alive (its thread pointer), `block ADDRESS SIZE` with the size from malloc_usable_size, `done`.
 // Nothing but the calls themselves touches the heap: output uses write.
 #define _GNU_SOURCE
+#include "split.h"
+
 #include <malloc.h>
 #include <pthread.h>
 #include <signal.h>
@@ -64,6 +66,23 @@ static void work(size_t nth) {
         void *block = renewed(&state, __atomic_exchange_n(place, NULL, __ATOMIC_ACQ_REL));
         if (block) memset(block, 0x5a, malloc_usable_size(block));
         free(__atomic_exchange_n(place, block, __ATOMIC_ACQ_REL));
+    }
+}
+
+// Changes what splits the mappings of all blocks that have one.
+static void split(void) {
+    size_t nth = 0;
+    for (; nth < 8; nth++) {
+        void **place = &places[0][nth].block;
+        free(*place);
+        *place = memalign(8192, (nth + 4) * 100000);
+        if (!*place) abort();
+    }
+    for (size_t at = 0; at < count; at++) {
+        char *block = places[0][at].block;
+        // IS_MMAPPED of malloc/malloc.c.
+        if (!block || !(((size_t *)block)[-1] & 2) || malloc_usable_size(block) < 4 * 4096) continue;
+        split_mapping(block, nth++ % SPLITS);
     }
 }
 
@@ -132,6 +151,7 @@ int main(int argc, char **argv) {
     pthread_barrier_wait(&through);
     if (ended)
         for (size_t nth = 1; nth < threads; nth++) pthread_join(others[nth], NULL);
+    if (!strcmp(mode, "split")) split();
     uint64_t pid = getpid();
     if (forks) {
         pid = fork();

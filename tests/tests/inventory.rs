@@ -50,13 +50,17 @@ fn aged(arguments: &str) -> Command {
 
 /// Records while the target does this work.
 fn record(command: &mut Command, options: &str, work: &[&str]) -> Recorded {
-    let mut target = Target::spawn(command);
+    record_target(Target::spawn(command), options, work, 0)
+}
+
+/// The same with a target that has run commands, and another exit code.
+fn record_target(mut target: Target, options: &str, work: &[&str], code: i32) -> Recorded {
     let before = statistics(&mut target);
     let mut heapbpf = Heapbpf::with_inventory(target.pid(), &format!("{options} -o out.json -o out.heapbpf"));
     let session = heapbpf.start();
     work.iter().for_each(|line| target.run_command(line));
     let after = statistics(&mut target);
-    let outcome = session.interrupt().expect_code(0);
+    let outcome = session.interrupt().expect_code(code);
     target.assert_running();
     Recorded { report: heapbpf.report("out.json"), heapbpf, outcome, before, after }
 }
@@ -176,6 +180,39 @@ fn arenas_of_threads_are_walked() {
     let recorded = record(&mut aged("40000 2048 4"), "--interval 1", &WORK);
     recorded.assert_walked(Some(1));
     recorded.assert_exact();
+}
+
+/// The kernel has split the mappings of some blocks.
+#[test]
+fn blocks_with_mappings_of_their_own_are_walked_and_freed() {
+    let mut target = Target::spawn(&mut aged("30000 4096"));
+    (0..7).for_each(|how| target.run_command(&format!("mapped 64 {how}")));
+    let alignments = [4096_u64, 2 << 20];
+    alignments.iter().for_each(|alignment| target.run_command(&format!("mapped {alignment} 7")));
+    let recorded = record_target(target, "--interval 1", &["unmap"], 0);
+    recorded.assert_walked(Some(1));
+    recorded.assert_exact();
+    let (live_bytes, free_bytes, free_count) = recorded.earlier();
+    let mapped = free_count >= 9.0 && free_bytes >= 9.0 * f64::from(10 << 20);
+    assert!(mapped, "{free_count} blocks of {free_bytes} bytes");
+    assert!(is_near(live_bytes + free_bytes, recorded.before.bytes, LIBRARY_BYTES), "{live_bytes}");
+}
+
+/// One block's size cannot be read, so it cannot be found, but the allocator counts it.
+#[test]
+fn a_missing_block_makes_it_incomplete() {
+    let mut target = Target::spawn(&mut aged("1000 4096"));
+    ["mapped 64 7", "headless"].iter().for_each(|line| target.run_command(line));
+    let recorded = record_target(target, "--interval 1", &["new 10 1000"], 3);
+    let inventory = recorded.process().inventory.as_ref().expect("one was taken");
+    let [gap] = inventory.gaps.as_slice() else { panic!("{inventory:?}") };
+    assert!(gap.starts_with("heap libc: the allocator counts 2 blocks") && gap.contains(" and 1 of "), "{gap}");
+    let summary = &recorded.outcome.stdout;
+    assert!(
+        summary.contains("health: incomplete: some blocks from before the recording are unknown in 1 process"),
+        "{summary}"
+    );
+    assert!(summary.contains("some may be missing: heap libc"), "{summary}");
 }
 
 #[test]

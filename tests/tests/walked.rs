@@ -110,7 +110,7 @@ fn walks(said: &Said) -> (Vec<Region>, Vec<Walk>) {
         exit_status: None,
     };
     let threads: Vec<ThreadState> = said.threads.iter().map(state).collect();
-    let walks = walk(&Scene { memory: &memory, regions: &regions, threads: &threads });
+    let walks = walk(&Scene::new(&memory, &regions, &threads));
     (regions, walks)
 }
 
@@ -182,7 +182,7 @@ fn corrupted_memory() {
     let run = Run { threads: 3, calls: 2_000, places: 200, size_max: 3_000, ..RUN };
     let (_running, said) = run.start();
     let (regions, memory) = memory(said.pid);
-    let sound = walk(&Scene { memory: &memory, regions: &regions, threads: &[] }).pop().expect("one allocator");
+    let sound = walk(&Scene::new(&memory, &regions, &[])).pop().expect("one allocator");
     let mut state = 0x2545_f491_4f6c_dd1d_u64;
     let mut drawn = |below: u64| {
         state ^= state << 13;
@@ -203,7 +203,7 @@ fn corrupted_memory() {
                 [0, u64::MAX, old ^ 1 << drawn(64), at, old.wrapping_add(16), old.wrapping_sub(16), drawn(1 << 20)];
             torn.words.insert(at, new[usize::try_from(drawn(7)).expect("small")]);
         }
-        let walks = walk(&Scene { memory: &torn, regions: &regions, threads: &[] });
+        let walks = walk(&Scene::new(&torn, &regions, &[]));
         differ += u32::from(walks.iter().all(|walk| *walk != sound));
         for walk in walks {
             assert!(walk.blocks.is_sorted_by(|a, b| a.start.0 + a.size_bytes <= b.start.0), "{:x?}", torn.words);
@@ -262,6 +262,14 @@ fn caches_that_are_never_filled() {
 fn everything_mapped() {
     let environment = &[("GLIBC_TUNABLES", "glibc.malloc.mmap_threshold=4096")];
     check(Run { environment, size_max: 100_000, ..RUN }, 0);
+}
+
+/// The kernel splits a mapping where its pages differ in protection, advice or name, or are locked.
+#[test]
+fn mappings_that_are_split() {
+    let environment = &[("GLIBC_TUNABLES", "glibc.malloc.mmap_threshold=4096")];
+    check(Run { environment, calls: 5_000, places: 500, size_max: 100_000, mode: "split", ..RUN }, 0);
+    check(Run { calls: 100, places: 10, mode: "split", ..RUN }, 0);
 }
 
 #[test]

@@ -12,7 +12,7 @@ pub(crate) fn explain(snapshot: &HeapSnapshot) -> Option<String> {
     let (pid, collected) = (snapshot.collected.pid, &snapshot.collected);
     let gaps: Vec<&str> = snapshot.walks.iter().flat_map(|walk| &walk.gaps).map(String::as_str).collect();
     let gaps = gaps.join("; ");
-    let scene = Scene { memory: &*collected.memory, regions: &collected.regions, threads: &collected.threads };
+    let scene = Scene::new(&*collected.memory, &collected.regions, &collected.threads);
     Some(match state(snapshot, &scene) {
         Absence::Starting => format!(
             "process `{pid}` has no heap yet: its dynamic linker is still loading it; try again when it runs, or start it with `heapbpf leaks -- COMMAND`"

@@ -54,8 +54,7 @@ pub(crate) fn collect_at_rest<E>(
         let mut collected = collect()?;
         pause += collected.pause;
         collected.pause = pause;
-        let walks =
-            walk(&Scene { memory: &*collected.memory, regions: &collected.regions, threads: &collected.threads });
+        let walks = walk(&Scene::new(&*collected.memory, &collected.regions, &collected.threads));
         tries += 1;
         if tries >= tries_max || pause >= PAUSES_MAX || !walks.iter().any(|walk| walk.busy) {
             return Ok((collected, walks));

@@ -41,6 +41,21 @@ pub struct Inventory {
     pub error: Option<String>,
 }
 
+/// End of the gap of a heap whose allocator heapbpf does not know.
+const UNSUPPORTED: &str = " cannot be walked";
+
+impl Inventory {
+    /// The gap of a heap whose allocator heapbpf does not know.
+    pub fn unsupported(heap: &str) -> String {
+        format!("heap {heap}{UNSUPPORTED}")
+    }
+
+    /// Whether blocks may be missing of a heap whose allocator heapbpf knows.
+    pub fn is_incomplete(&self) -> bool {
+        self.error.is_none() && !self.gaps.iter().all(|gap| gap.ends_with(UNSUPPORTED))
+    }
+}
+
 /// Parts sum to the resident set size.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MemoryPoint {

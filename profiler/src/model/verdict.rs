@@ -23,6 +23,7 @@ pub enum Defect {
     DroppedEvents,
     CutStacks,
     UnexplainedGrowth,
+    IncompleteInventories,
 }
 
 /// Shares above which a profile is incomplete, from 0 to 1.
@@ -64,6 +65,9 @@ impl Defect {
                 strict_share_max: GROWTH_NOISE,
                 ..above(0.5, "a process's growth of at least 16 MiB that hooked heaps do not explain")
             },
+            Self::IncompleteInventories => {
+                any("inventories of blocks from before the recording that lack some of a heap")
+            }
         }
     }
 
@@ -172,6 +176,11 @@ fn measure(profile: &Profile, defect: Defect) -> (u64, f64) {
             let growths = profile.targets.iter().filter_map(|target| target.memory.large_growth());
             let shares = growths.map(|growth| (growth.unexplained_bytes(), growth.unexplained_share()));
             shares.max_by(|(_, a), (_, b)| a.total_cmp(b)).unwrap_or((0, 0.0))
+        }
+        Defect::IncompleteInventories => {
+            let inventories = || profile.targets.iter().filter_map(|target| target.memory.inventory());
+            let incomplete = inventories().filter(|inventory| inventory.is_incomplete()).count();
+            counted(incomplete as u64, inventories().count() as u64)
         }
     }
 }

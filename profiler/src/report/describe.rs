@@ -234,6 +234,9 @@ fn missing(profile: &Profile, finding: &Finding) -> Vec<String> {
             format!("{share} of stacks are cut{cause}")
         }
         Defect::UnexplainedGrowth => format!("{share} of a growth in memory is unexplained"),
+        Defect::IncompleteInventories => {
+            format!("some blocks from before the recording are unknown in {}", text::counted(finding.count, "process"))
+        }
     };
     vec![one]
 }

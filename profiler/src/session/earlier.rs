@@ -19,6 +19,7 @@ use crate::ids::{HeapId, Pid, Tid};
 use crate::ingest::event::{Event, Free};
 use crate::ledger::{LiveAllocation, inventory};
 use crate::linux::memory;
+use crate::model::Inventory;
 use crate::units::MonotonicNanos;
 use crate::walk::{self, Absence, Scene, Walk, glibc, walk};
 
@@ -226,15 +227,17 @@ pub(super) fn walk_heaps(
     known: &FxHashSet<TargetAddr>,
     blocks_max: usize,
 ) -> Walked {
-    let scene = Scene { memory: &*collected.memory, regions: &collected.regions, threads: &collected.threads };
+    let scene = Scene::new(&*collected.memory, &collected.regions, &collected.threads);
     let walks = walk(&scene);
     let mut gaps: Vec<String> = Vec::new();
     let mut blocks: Vec<Earlier> = Vec::new();
     let mut was_changing = false;
     for (name, heap) in heaps {
         let of_heap: Vec<&Walk> = walks.iter().filter(|walk| walk.heap == name).collect();
-        if of_heap.is_empty() {
-            gaps.push(format!("heap {name} cannot be walked"));
+        if !walk::is_walkable(name) {
+            gaps.push(Inventory::unsupported(name));
+        } else if of_heap.is_empty() && !walk::is_unused(&scene, name) {
+            gaps.push(format!("heap {name}: no data structures of its allocator were found"));
         }
         for walk in of_heap {
             let new = walk.blocks.iter().filter(|block| !known.contains(&block.start));

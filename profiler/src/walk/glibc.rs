@@ -6,29 +6,26 @@
 mod arena;
 mod chunk;
 mod lists;
+mod mapped;
 
 #[cfg(test)]
 mod tests;
 
-use profiler_common::limits::PAGE_BYTES;
-
 use self::arena::{Arena, Circle, Trace};
-use self::chunk::{Chunks, FLAGS, HEADER_BYTES, MAPPED};
+use self::chunk::Chunks;
 use self::lists::{Links, List, Steps, Target};
-use super::scene::{Absence, Scene, Walk, WalkedBlock, array, span, words};
+use super::scene::{Absence, Scene, Walk, WalkedBlock, span};
 use crate::address::TargetAddr;
-use crate::linux::proc::maps::region_of;
-use crate::memory::{Memory, Span, WORD_BYTES};
 
 pub(crate) const HEAP: &str = "libc";
 
 pub(super) fn walk(scene: &Scene<'_>) -> Option<Walk> {
     let circles = arena::find(scene);
-    if !circles.iter().flat_map(Circle::arenas).any(Arena::is_used) {
+    if circles.is_empty() {
         return None;
     }
     let mut walk = Walk { heap: HEAP, ..Walk::default() };
-    let mapped_bytes = scene.regions.iter().filter(|region| region.is_anonymous()).map(|region| region.size_bytes());
+    let mapped_bytes = scene.regions().iter().filter(|region| region.is_anonymous()).map(|region| region.size_bytes());
     // Twice the maximum number of chunks: each one is read once, and the start of a piece may have to be searched.
     let mut chunks = Chunks::new(scene.memory, mapped_bytes.sum::<u64>() / chunk::HEADER_BYTES);
     for arena in circles.iter().flat_map(Circle::arenas) {
@@ -46,7 +43,11 @@ pub(super) fn walk(scene: &Scene<'_>) -> Option<Walk> {
     walk.blocks = chunks.blocks;
     walk.blocks.sort_unstable_by_key(|block| block.start);
     leave_out_free(scene, &circles, &mut walk);
-    walk_mapped(scene, &circles, &mut walk);
+    // A program may have large blocks alone.
+    let has_mapped = mapped::walk(scene, &circles, &mut walk);
+    if !has_mapped && !circles.iter().flat_map(Circle::arenas).any(Arena::is_used) {
+        return None;
+    }
     walk.areas.sort_by_key(|area| area.start);
     walk.blocks.sort_unstable_by_key(|block| block.start);
     Some(walk)
@@ -119,113 +120,4 @@ fn links_of_caches(scene: &Scene<'_>, blocks: &[WalkedBlock], steps: &Steps) -> 
             .any(|entries| !entries.is_empty())
     };
     Links::ALL.into_iter().find(holds).unwrap_or(Links::Mangled)
-}
-
-/// Free pages before an aligned block. `realloc` can move it to where it is not aligned.
-const ALIGNMENT_PAGES_MAX: u64 = 512;
-/// From the main arena.
-const PARAMETERS_WITHIN_BYTES: u64 = 1 << 16;
-
-/// A mapping that is one block.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Mapped {
-    start: u64,
-    end: u64,
-    block: WalkedBlock,
-}
-
-/// Only the library's count of bytes proves that all blocks were found. Without it, only blocks whose mappings, joined
-/// by the kernel, fill whole regions count.
-fn walk_mapped(scene: &Scene<'_>, circles: &[Circle], walk: &mut Walk) {
-    let mut all = Vec::new();
-    let mut alone = Vec::new();
-    for gap in unknown(scene, &walk.areas) {
-        let before = all.len();
-        let mut bytes = 0;
-        let mut at = gap.start.0;
-        // Skip untouched address space, which can be terabytes: a block's first words are present.
-        for part in scene.memory.present(gap.clone()) {
-            at = at.max(part.start.0 / PAGE_BYTES * PAGE_BYTES);
-            while at < part.end.0 {
-                let found = mapped_at(scene.memory, at, gap.end.0);
-                at = found.map_or(at.saturating_add(PAGE_BYTES), |mapped| mapped.end);
-                bytes += found.map_or(0, |mapped| mapped.end - mapped.start);
-                all.extend(found);
-            }
-        }
-        if bytes == gap.end.0 - gap.start.0 {
-            alone.extend_from_slice(&all[before..]);
-        }
-    }
-    let proven = circles.iter().any(|circle| confirms(scene, circle, &all, &walk.areas));
-    let found = if proven { all } else { alone };
-    walk.areas.extend(found.iter().map(|mapped| span(mapped.start, mapped.end)));
-    walk.blocks.extend(found.iter().map(|mapped| mapped.block));
-}
-
-fn unknown(scene: &Scene<'_>, areas: &[Span]) -> Vec<Span> {
-    let mut gaps = Vec::new();
-    for region in scene.anonymous() {
-        let mut start = region.start;
-        let behind = areas.partition_point(|area| area.end <= region.start);
-        for area in areas[behind..].iter().take_while(|area| area.start < region.end) {
-            gaps.push(start..area.start);
-            start = area.end;
-        }
-        gaps.push(start..region.end);
-    }
-    // Mappings start at page boundaries.
-    gaps.retain_mut(|gap| {
-        gap.start.0 = gap.start.0.next_multiple_of(PAGE_BYTES);
-        gap.start < gap.end
-    });
-    gaps
-}
-
-/// Whether the library's parameters (`malloc_par`, near the main arena) confirm the mappings. They contain the start of
-/// the main arena, before it the maximum and current bytes of mappings, and before these their numbers. One match is
-/// enough: in 2.43 the bytes are off by 16 whenever a block's mapping was resized.
-fn confirms(scene: &Scene<'_>, circle: &Circle, found: &[Mapped], areas: &[Span]) -> bool {
-    let bytes = found.iter().map(|mapped| mapped.end - mapped.start).sum::<u64>();
-    let count = found.len() as u64;
-    let address = circle.main.address;
-    let Some(region) = region_of(scene.regions, TargetAddr(address)) else { return false };
-    let first = (address.saturating_sub(PARAMETERS_WITHIN_BYTES) & !(WORD_BYTES - 1)).max(region.start.0);
-    let end = region.end.0.min(address.saturating_add(PARAMETERS_WITHIN_BYTES));
-    words(scene.memory, first, end).windows(6).any(|window| {
-        let &[earlier, numbers, later, now, most, base] = window else { return false };
-        let begins =
-            base.checked_next_multiple_of(16).is_some_and(|start| areas.iter().any(|area| area.start.0 == start));
-        let (low, high) = (|word: u64| word & 0xffff_ffff, |word: u64| word >> 32);
-        // Since 2.35, and before.
-        let counts = [(high(earlier), high(numbers)), (low(numbers), low(later))];
-        let counted = counts.iter().any(|&(now, most)| now == count && most >= count);
-        (begins && counted) || (now == bytes && most >= bytes && (begins || base == 0))
-    })
-}
-
-/// An aligned block starts later than its mapping, whose first words are still those of the unaligned block.
-fn mapped_at(memory: &dyn Memory, start: u64, limit: u64) -> Option<Mapped> {
-    let [first, head] = array(memory, start)?;
-    let chunk = |skip: u64| -> Option<Mapped> {
-        let at = start.checked_add(skip)?;
-        let [skipped, head] = array(memory, at)?;
-        let size = head & !FLAGS;
-        // Since 2.43 the lowest bit marks huge pages.
-        if skipped & !1 != skip || head & FLAGS != MAPPED || size < HEADER_BYTES {
-            return None;
-        }
-        let behind = at.checked_add(size)?;
-        // Since 2.43 the size is that of a chunk with a neighbor, which is missing here.
-        let end = if behind % PAGE_BYTES == 0 { behind } else { behind.checked_add(HEADER_BYTES)? };
-        let usable_end = if behind % PAGE_BYTES == 0 { behind } else { behind + WORD_BYTES };
-        let fits = end % PAGE_BYTES == 0 && end <= limit && usable_end > at + HEADER_BYTES;
-        let block = WalkedBlock { start: TargetAddr(at + HEADER_BYTES), size_bytes: usable_end - at - HEADER_BYTES };
-        fits.then_some(Mapped { start, end, block })
-    };
-    (first & !1 == 0 && head & FLAGS == MAPPED).then_some(())?;
-    let below_page = (5..12).map(|log2| 1 << log2);
-    let pages = (1..=ALIGNMENT_PAGES_MAX).map(|pages| pages * PAGE_BYTES);
-    let aligned = below_page.chain(pages).map(|user| user - HEADER_BYTES).take_while(|skip| *skip < limit - start);
-    aligned.into_iter().find_map(chunk).or_else(|| chunk(0))
 }

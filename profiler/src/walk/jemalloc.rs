@@ -27,29 +27,35 @@ pub(super) fn walk(scene: &Scene<'_>) -> Option<Walk> {
     let Some(tree) = Tree::find(scene, &bases, &candidates) else {
         return refused("its page tree was not found: only jemalloc 5.3 for 48-bit addresses can be walked");
     };
-    let extents = confirmed(scene, &tree, candidates);
+    let (extents, missing) = confirmed(scene, &tree, candidates);
     let inconsistent = |sizes: &Sizes| extents.iter().filter(|extent| !extent.is_sound(sizes)).count();
     // The first of those that fit equally well.
     match Sizes::all().min_by_key(inconsistent).filter(|sizes| inconsistent(sizes) <= scene.threads.len()) {
         Some(sizes) => {
             own.extend(page_addresses(scene.memory, &bases, &extents));
-            Some(blocks(scene, &extents, &sizes, own))
+            let mut walk = blocks(scene, &extents, &sizes, own);
+            let gap = || format!("{missing} extents overlap others, or are not mapped completely");
+            walk.gaps.extend((missing > 0).then(gap));
+            Some(walk)
         }
         None => refused("its slabs are inconsistent: only jemalloc 5.3 with its default slab sizes can be walked"),
     }
 }
 
 /// Extents that the page tree has at their first and last pages, by ascending address: former ones are not in the tree.
-fn confirmed(scene: &Scene<'_>, tree: &Tree, candidates: Vec<Extent>) -> Vec<Extent> {
+/// Also returns the number of those in use that are left out.
+fn confirmed(scene: &Scene<'_>, tree: &Tree, candidates: Vec<Extent>) -> (Vec<Extent>, usize) {
     let mut extents: Vec<Extent> = candidates.into_iter().filter(|extent| tree.has(scene.memory, extent)).collect();
     extents.sort_by_key(|extent| extent.span().start);
-    let mut end = TargetAddr(0);
+    let (mut end, mut missing) = (TargetAddr(0), 0);
     extents.retain(|extent| {
         let follows = extent.span().start >= end;
         end = if follows { extent.span().end } else { end };
-        follows && covered(scene.regions, &extent.span())
+        let is_sound = follows && covered(scene.regions(), &extent.span());
+        missing += usize::from(!is_sound && extent.is_active());
+        is_sound
     });
-    extents
+    (extents, missing)
 }
 
 /// Words of metadata that are addresses of pages of extents, where their first blocks start: the least extent of each

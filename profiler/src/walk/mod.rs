@@ -14,8 +14,6 @@ pub(crate) use scene::Absence;
 pub use scene::{Scene, Walk};
 
 pub fn walk(scene: &Scene<'_>) -> Vec<Walk> {
-    let regions = with_one_break(scene.regions);
-    let scene = &Scene { regions: &regions, ..*scene };
     WALKERS.iter().flat_map(|(_, _, walk)| walk(scene)).collect()
 }
 
@@ -33,6 +31,11 @@ pub(crate) fn is_walkable(heap: &str) -> bool {
     WALKERS.iter().any(|(_, known, _)| *known == heap)
 }
 
+/// Whether the allocator of a heap that has no walk was never called: nothing is missing.
+pub(crate) fn is_unused(scene: &Scene<'_>, heap: &str) -> bool {
+    heap == glibc::HEAP && glibc::absence(scene) == Some(Absence::Unused)
+}
+
 /// Why heaps of other allocators have no blocks.
 pub(crate) fn unsupported() -> String {
     format!("unsupported allocator: heapbpf can walk heaps of {}", allocators())
@@ -40,7 +43,7 @@ pub(crate) fn unsupported() -> String {
 
 /// `walks` are those of the scene, none of which has a block.
 pub(crate) fn absence(scene: &Scene<'_>, walks: &[Walk]) -> Absence {
-    let loads = |thread: &ThreadState| region_of(scene.regions, thread.instruction).is_some_and(is_loader);
+    let loads = |thread: &ThreadState| region_of(scene.regions(), thread.instruction).is_some_and(is_loader);
     if !scene.threads.is_empty() && scene.threads.iter().all(loads) {
         return Absence::Starting;
     }
@@ -64,19 +67,6 @@ fn is_loader(region: &Region) -> bool {
 
 pub(crate) fn allocators() -> String {
     WALKERS.map(|(name, _, _)| name).join(", ")
-}
-
-/// The kernel keeps separate what a process has added to `brk` since it was forked.
-fn with_one_break(regions: &[Region]) -> Vec<Region> {
-    let mut joined = regions.to_vec();
-    joined.dedup_by(|later, earlier| {
-        let joins = [&earlier.kind, &later.kind] == [&RegionKind::Brk; 2] && earlier.end == later.start;
-        if joins {
-            earlier.end = later.end;
-        }
-        joins
-    });
-    joined
 }
 
 #[cfg(test)]

@@ -20,7 +20,7 @@ pub(super) fn walk(scene: &Scene<'_>) -> Option<Walk> {
     let contexts = contexts(scene);
     if contexts.is_empty() {
         let gap = "no heap of musl was found: the program has not allocated memory yet, or its musl is older than 1.2.1 and cannot be walked".to_owned();
-        let mapped = scene.regions.iter().any(is_musl);
+        let mapped = scene.regions().iter().any(is_musl);
         return mapped.then(|| Walk { heap: HEAP, gaps: vec![gap], ..Walk::default() });
     }
     let (metas, pages) = metas(scene.memory, &contexts);
@@ -57,7 +57,7 @@ impl<'a> Heap<'a> {
         let given = outer.len();
         let mut end = TargetAddr(0);
         outer.retain(|meta| {
-            let follows = meta.memory >= end && covered(scene.regions, &meta.extent());
+            let follows = meta.memory >= end && covered(scene.regions(), &meta.extent());
             end = if follows { meta.extent().end } else { end };
             follows
         });

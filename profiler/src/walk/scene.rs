@@ -1,16 +1,19 @@
 //! Input and output of walks, and readers of memory that may contain anything.
 
+use profiler_common::limits::PAGE_BYTES;
+
 use crate::address::TargetAddr;
 use crate::collect::ThreadState;
 use crate::linux::proc::maps::{Region, RegionKind};
 use crate::memory::{Memory, Span, WORD_BYTES};
 
-#[derive(Clone, Copy)]
 pub struct Scene<'a> {
-    pub memory: &'a dyn Memory,
-    /// By ascending address.
-    pub regions: &'a [Region],
-    pub threads: &'a [ThreadState],
+    pub(super) memory: &'a dyn Memory,
+    pub(super) threads: &'a [ThreadState],
+    /// As the kernel has them.
+    mappings: &'a [Region],
+    /// Adjoining mappings of one kind joined.
+    regions: Vec<Region>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -55,11 +58,29 @@ pub(crate) enum Absence {
 }
 
 impl<'a> Scene<'a> {
+    /// `mappings` are by ascending address.
+    pub fn new(memory: &'a dyn Memory, mappings: &'a [Region], threads: &'a [ThreadState]) -> Self {
+        Self { memory, threads, mappings, regions: joined_by_kind(mappings) }
+    }
+
+    /// By ascending address. Where one mapping ends and the next one begins is up to the kernel, not to allocators.
+    pub(super) fn regions(&self) -> &[Region] {
+        &self.regions
+    }
+
+    pub(super) fn is_start_of_mapping(&self, address: u64) -> bool {
+        self.mappings.binary_search_by_key(&address, |mapping| mapping.start.0).is_ok()
+    }
+
+    pub(super) fn is_end_of_mapping(&self, address: u64) -> bool {
+        self.mappings.binary_search_by_key(&address, |mapping| mapping.end.0).is_ok()
+    }
+
     /// Private mappings that can be a module's data: of a file, or anonymous after one, for zero-initialized variables.
-    pub(super) fn module_data(&self) -> impl Iterator<Item = &'a Region> {
+    pub(super) fn module_data(&self) -> impl Iterator<Item = &Region> {
         let before = std::iter::once(None).chain(self.regions.iter().map(Some));
         let is_file = |region: &Region| matches!(region.kind, RegionKind::File { .. });
-        let pairs = before.zip(self.regions).filter(move |(before, region)| {
+        let pairs = before.zip(&self.regions).filter(move |(before, region)| {
             let follows_file = || before.is_some_and(|before| is_file(before) && before.end == region.start);
             let is_private = region.readable && region.writable && !region.shared;
             is_private && (is_file(region) || (region.is_anonymous() && follows_file()))
@@ -67,8 +88,59 @@ impl<'a> Scene<'a> {
         pairs.map(|(_, region)| region)
     }
 
-    pub(super) fn anonymous(&self) -> impl Iterator<Item = &'a Region> {
+    pub(super) fn anonymous(&self) -> impl Iterator<Item = &Region> {
         self.regions.iter().filter(|region| region.is_anonymous() && region.writable && !region.shared)
+    }
+
+    /// Anonymous memory outside of sorted areas, from the start of a page on, where mappings start.
+    pub(super) fn unknown(&self, areas: &[Span]) -> Vec<Span> {
+        let mut gaps = Vec::new();
+        for region in self.anonymous() {
+            let mut start = region.start;
+            let behind = areas.partition_point(|area| area.end <= region.start);
+            for area in areas[behind..].iter().take_while(|area| area.start < region.end) {
+                gaps.push(start..area.start);
+                start = area.end;
+            }
+            gaps.push(start..region.end);
+        }
+        gaps.retain_mut(|gap| {
+            gap.start.0 = gap.start.0.next_multiple_of(PAGE_BYTES);
+            gap.start < gap.end
+        });
+        gaps
+    }
+}
+
+/// The kernel splits a mapping where the protection, the advice, the name or the policy of its pages differs, or whether
+/// they are locked, and keeps what a process has added to `brk` since it was forked. Adjoining private anonymous
+/// mappings are one region here, accessible if a part is.
+fn joined_by_kind(mappings: &[Region]) -> Vec<Region> {
+    let mut joined = mappings.to_vec();
+    joined.dedup_by(|later, earlier| {
+        let joins = earlier.end == later.start && !earlier.shared && !later.shared && is_continued(earlier, later);
+        if joins {
+            earlier.end = later.end;
+            earlier.readable |= later.readable;
+            earlier.writable |= later.writable;
+            earlier.executable |= later.executable;
+        }
+        joins
+    });
+    joined
+}
+
+/// Whether the later of two adjoining private mappings has the kind of the earlier one. The parts of a file with other
+/// access are other segments of a module.
+fn is_continued(earlier: &Region, later: &Region) -> bool {
+    let access = |region: &Region| (region.readable, region.writable, region.executable);
+    match (&earlier.kind, &later.kind) {
+        (RegionKind::Brk, RegionKind::Brk) | (RegionKind::Anonymous { .. }, RegionKind::Anonymous { .. }) => true,
+        (RegionKind::File { path: first }, RegionKind::File { path: second }) => {
+            let follows = earlier.offset.0.checked_add(earlier.size_bytes()) == Some(later.offset.0);
+            first == second && follows && access(earlier) == access(later)
+        }
+        _ => false,
     }
 }
 

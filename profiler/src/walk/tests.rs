@@ -9,9 +9,8 @@ use std::path::Path;
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::scene::WalkedBlock;
-use super::with_one_break;
-use crate::address::TargetAddr;
+use super::scene::{Scene, WalkedBlock};
+use crate::address::{FileOffset, TargetAddr};
 use crate::collect::ThreadState;
 use crate::ids::{Pid, Tid};
 use crate::linux::proc::maps::{Region, RegionKind, regions};
@@ -100,6 +99,21 @@ pub(crate) fn memory(pid: Pid) -> (Vec<Region>, Copied) {
     (regions, copied)
 }
 
+/// The same mappings, split by the kernel: each into halves, every other half of anonymous memory read-only.
+pub(super) fn split(mappings: &[Region]) -> Vec<Region> {
+    let mut parts = Vec::new();
+    for (nth, mapping) in mappings.iter().enumerate() {
+        let middle = mapping.start.0 + (mapping.size_bytes() / 2).next_multiple_of(4096);
+        let mut halves = [mapping.clone(), mapping.clone()];
+        halves[0].end = TargetAddr(middle);
+        halves[1].start = TargetAddr(middle);
+        halves[1].offset.0 += middle - mapping.start.0;
+        halves[nth % 2].writable = !mapping.is_anonymous();
+        parts.extend(halves.into_iter().filter(|half| half.start < half.end));
+    }
+    parts
+}
+
 impl Drop for Live {
     fn drop(&mut self) {
         let _ = self.child.kill();
@@ -135,15 +149,54 @@ impl Memory for Patient {
 }
 
 #[test]
-fn brk_regions_from_before_and_after_a_fork_are_joined() {
-    let other = || RegionKind::Anonymous { name: None };
-    let regions = [
-        Region::synthetic(0x1000, 0x1000, other()),
-        Region::synthetic(0x2000, 0x1000, RegionKind::Brk),
-        Region::synthetic(0x3000, 0x1000, RegionKind::Brk),
-        Region::synthetic(0x5000, 0x1000, RegionKind::Brk),
+fn adjoining_mappings_of_one_kind_are_one_region() {
+    let named = |name: &str| RegionKind::Anonymous { name: Some(name.to_owned()) };
+    let anonymous = || RegionKind::Anonymous { name: None };
+    let file = |path: &str| RegionKind::File { path: path.into() };
+    let at = Region::synthetic;
+    let closed = |region: Region| Region { readable: false, writable: false, ..region };
+    let read_only = |region: Region| Region { writable: false, ..region };
+    let shared = |region: Region| Region { shared: true, ..region };
+    let offset = |offset, region: Region| Region { offset: FileOffset(offset), ..region };
+    let check = |mappings: &[Region], expected: &[(u64, u64)]| {
+        let memory = Copied::new([]);
+        let scene = Scene::new(&memory, mappings, &[]);
+        let spans: Vec<_> = scene.regions().iter().map(|it| (it.start.0, it.end.0)).collect();
+        assert_eq!(spans, expected, "{mappings:x?}");
+        for mapping in mappings {
+            assert!(scene.is_start_of_mapping(mapping.start.0) && scene.is_end_of_mapping(mapping.end.0));
+        }
+    };
+    // What was added to `brk` before and after a fork.
+    let brk = |start| at(start, 0x1000, RegionKind::Brk);
+    check(
+        &[at(0x1000, 0x1000, anonymous()), brk(0x2000), brk(0x3000), brk(0x5000)],
+        &[(0x1000, 0x2000), (0x2000, 0x4000), (0x5000, 0x6000)],
+    );
+    // Locked or advised pages, closed ones, read-only ones, and ones with a name.
+    let split = [
+        at(0x1000, 0x1000, anonymous()),
+        at(0x2000, 0x1000, anonymous()),
+        closed(at(0x3000, 0x1000, anonymous())),
+        at(0x4000, 0x1000, anonymous()),
+        read_only(at(0x5000, 0x1000, anonymous())),
+        at(0x6000, 0x1000, named("a")),
+        at(0x7000, 0x1000, named("b")),
     ];
-    let spans = |regions: &[Region]| regions.iter().map(|it| (it.start.0, it.end.0)).collect::<Vec<_>>();
-    let expected = [(0x1000, 0x2000), (0x2000, 0x4000), (0x5000, 0x6000)];
-    assert_eq!(spans(&with_one_break(&regions)), expected);
+    check(&split, &[(0x1000, 0x8000)]);
+    let memory = Copied::new([]);
+    assert!(Scene::new(&memory, &split, &[]).anonymous().all(|region| region.readable && region.writable));
+    check(
+        &[at(0x1000, 0x1000, anonymous()), shared(at(0x2000, 0x1000, anonymous()))],
+        &[(0x1000, 0x2000), (0x2000, 0x3000)],
+    );
+    // Data of a module, of which pages are locked; not its other segments, nor another module.
+    let parts = [
+        read_only(at(0x1000, 0x1000, file("/a"))),
+        offset(0x1000, at(0x2000, 0x1000, file("/a"))),
+        offset(0x2000, at(0x3000, 0x1000, file("/a"))),
+        at(0x4000, 0x1000, file("/a")),
+        at(0x5000, 0x1000, file("/b")),
+    ];
+    check(&parts, &[(0x1000, 0x2000), (0x2000, 0x4000), (0x4000, 0x5000), (0x5000, 0x6000)]);
 }

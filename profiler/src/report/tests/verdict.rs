@@ -8,7 +8,7 @@ use strum::VariantArray as _;
 use super::docs::check_table;
 use super::{profiles, render};
 use crate::model::{
-    Defect, InterpreterFrames, LanguageFunctions, Loss, MemoryAccount, MemoryClass, MemoryFacts, MemoryPart,
+    Defect, InterpreterFrames, Inventory, LanguageFunctions, Loss, MemoryAccount, MemoryClass, MemoryFacts, MemoryPart,
     MemoryPoint, Profile,
 };
 use crate::report::{Format, View, describe, summary};
@@ -123,6 +123,27 @@ fn growth_that_is_not_recorded_makes_a_profile_incomplete() {
     check(&half, "complete except for 50.0% of a growth in memory is unexplained");
     check(&strict(&half), "incomplete: 50.0% of a growth in memory is unexplained");
     check(&strict(&grown(95 << 20, 5 << 20)), "complete except for 5.0% of a growth in memory is unexplained");
+}
+
+#[test]
+fn an_inventory_with_gaps_makes_a_profile_incomplete() {
+    let with = |gaps: &[String], error: Option<&str>| {
+        let inventory = Inventory { gaps: gaps.to_vec(), error: error.map(str::to_owned), ..Inventory::default() };
+        let mut account = MemoryAccount::default();
+        account.extend(MemoryFacts { inventory: Some(inventory), ..MemoryFacts::default() });
+        let mut profile = profiles::exact();
+        profile.targets[0].memory = Arc::new(account);
+        profile
+    };
+    let gap = "heap libc: the allocator counts 2 blocks, and 1 was found".to_owned();
+    let unsupported = Inventory::unsupported("pool");
+    let expected = "incomplete: some blocks from before the recording are unknown in 1 process";
+    check(&with(&[], None), "complete");
+    check(&with(std::slice::from_ref(&gap), None), expected);
+    check(&with(&[unsupported.clone(), gap.clone()], None), expected);
+    // Nothing is claimed of these.
+    check(&strict(&with(&[unsupported], None)), "complete");
+    check(&with(&[gap], Some("its heap is damaged")), "complete");
 }
 
 #[test]

@@ -101,6 +101,10 @@ impl Text {
                     .map_or("none has a stack".to_owned(), |since| format!("those of the last {since} have a stack"));
                 format!("all of its blocks, from the allocator's data structures; {stacks}")
             }
+            (Precision::Partial, None) if heap.known.count > 0 => {
+                "only a part of its blocks could be found; the rest, and everything it references, counts as reachable"
+                    .to_owned()
+            }
             (Precision::Partial, None) => "none of its blocks could be found: it counts as reachable".to_owned(),
             (Precision::Partial, Some(since)) => {
                 let older = "older ones, and everything they reference, count as reachable";

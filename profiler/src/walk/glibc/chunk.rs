@@ -5,7 +5,7 @@ use profiler_common::limits::PAGE_BYTES;
 use super::arena::{Arena, heaps};
 use crate::address::TargetAddr;
 use crate::linux::proc::maps::{RegionKind, region_of};
-use crate::memory::{Memory, Span, WORD_BYTES};
+use crate::memory::{Memory, Span, WORD_BYTES, joined};
 use crate::walk::scene::{Scene, Walk, WalkedBlock, span};
 
 /// Offset of a block in its chunk.
@@ -202,7 +202,7 @@ pub(super) fn walk_main(scene: &Scene<'_>, arena: &Arena, chunks: &mut Chunks<'_
 fn grown(scene: &Scene<'_>, arena: &Arena, chunks: &mut Chunks<'_>) -> Result<Vec<Span>, String> {
     let missing = || format!("its last chunk {:#x} cannot be read", arena.top);
     let size = scene.memory.word(TargetAddr(arena.top.wrapping_add(WORD_BYTES))).ok_or_else(missing)? & !FLAGS;
-    let region = region_of(scene.regions, TargetAddr(arena.top)).ok_or_else(missing)?;
+    let region = region_of(scene.regions(), TargetAddr(arena.top)).ok_or_else(missing)?;
     let end = arena.top.checked_add(size).filter(|end| *end <= region.end.0).ok_or_else(missing)?;
     let start = end.checked_sub(arena.system_bytes).and_then(|start| start.checked_next_multiple_of(CHUNK_ALIGNMENT));
     let start = start.filter(|start| *start >= region.start.0);
@@ -226,19 +226,20 @@ fn search(chunks: &mut Chunks<'_>, piece: Piece) -> Option<(u64, u64)> {
     starts.find_map(|start| chunks.walk(Piece { start, ..piece }).ok().map(|end| (start, end)))
 }
 
-/// Consistent pieces of anonymous memory with as many bytes as the arena has.
+/// Consistent pieces of anonymous memory with as many bytes as the arena has. `areas` are of other arenas.
 fn scattered(scene: &Scene<'_>, arena: &Arena, chunks: &mut Chunks<'_>, areas: &[Span]) -> Result<Vec<Span>, String> {
     let mut pieces: Vec<Span> = Vec::new();
-    for region in scene.anonymous().filter(|region| !areas.iter().any(|area| region.contains(area.start))) {
-        let mut at = region.start.0;
+    for gap in scene.unknown(&joined(areas.to_vec())) {
+        let is_brk = region_of(scene.regions(), gap.start).is_some_and(|region| region.kind == RegionKind::Brk);
+        let mut at = gap.start.0;
         // Reserved address space that was never touched can be terabytes.
-        for part in scene.memory.present(region.start..region.end) {
+        for part in scene.memory.present(gap.clone()) {
             at = at.max(part.start.0 / PAGE_BYTES * PAGE_BYTES);
             while at < part.end.0 {
-                let piece = Piece { start: at, limit: region.end.0, top: arena.top, of_threads: false };
-                let (found, searched_bytes) = match region.kind {
-                    RegionKind::Brk => (search(chunks, piece), FOREIGN_BYTES_MAX),
-                    _ => (chunks.walk(piece).ok().map(|end| (at, end)), PAGE_BYTES),
+                let piece = Piece { start: at, limit: gap.end.0, top: arena.top, of_threads: false };
+                let (found, searched_bytes) = match is_brk {
+                    true => (search(chunks, piece), FOREIGN_BYTES_MAX),
+                    false => (chunks.walk(piece).ok().map(|end| (at, end)), PAGE_BYTES),
                 };
                 at = match found {
                     Some((_, end)) => end.max(at + 1).next_multiple_of(PAGE_BYTES),

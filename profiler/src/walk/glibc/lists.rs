@@ -215,9 +215,9 @@ pub(super) fn is_busy(scene: &Scene<'_>, circles: &[Circle], caches: &[TargetAdd
     let caches = joined(caches.iter().map(|cache| span(cache.0, cache.0 + CACHE_BYTES_MAX as u64)).collect());
     let holds = |spans: &[Span], word: u64| last_before(spans, word).is_some_and(|span| word < span.end.0);
     scene.threads.iter().any(|thread| {
-        let Some(code) = region_of(scene.regions, thread.instruction) else { return false };
+        let Some(code) = region_of(scene.regions(), thread.instruction) else { return false };
         let points_into = |circle: &Circle, arenas: &[Span]| {
-            let data = region_of(scene.regions, TargetAddr(circle.main.address));
+            let data = region_of(scene.regions(), TargetAddr(circle.main.address));
             let same = data.is_some_and(|data| data.kind == code.kind);
             same && thread.registers.iter().any(|&word| holds(arenas, word) || holds(&caches, word))
         };

@@ -1,4 +1,6 @@
-//! Forged arenas of processes that try to keep a walk busy.
+//! Forged arenas of processes that try to keep a walk busy, and mapped blocks.
+
+mod mapped;
 
 use std::path::PathBuf;
 
@@ -42,7 +44,7 @@ fn walk(arenas: &[[u64; WORDS]], regions: &[Region], pages: &[u64], reads_max: u
     let mut all = vec![Region::synthetic(DATA, 0x1_0000, RegionKind::File { path: PathBuf::from("/lib/libc.so.6") })];
     all.extend_from_slice(regions);
     let memory = Patient::new(memory, reads_max);
-    super::walk(&Scene { memory: &memory, regions: &all, threads: &[] })
+    super::walk(&Scene::new(&memory, &all, &[]))
 }
 
 #[test]

@@ -17,7 +17,7 @@ fn check_program(flags: &[&str], threads: u32, blocks: u32) {
     let mut live = Live::start(&program, threads, blocks);
     let expected = live.run();
     let (regions, memory) = live.memory();
-    let walk = walk(&Scene { memory: &memory, regions: &regions, threads: &live.threads }).expect("a heap");
+    let walk = walk(&Scene::new(&memory, &regions, &live.threads)).expect("a heap");
     assert_eq!(walk.gaps, [""; 0]);
     let found = |block: &WalkedBlock| walk.blocks.binary_search_by_key(&block.start, |block| block.start).ok();
     let missed: Vec<_> =
@@ -80,7 +80,7 @@ fn blocks_of_redis_have_the_size_that_it_reports() {
         std::thread::yield_now();
     }
     let (regions, memory) = tests::memory(Pid(server.0.id()));
-    let walk = walk(&Scene { memory: &memory, regions: &regions, threads: &[] }).expect("a heap");
+    let walk = walk(&Scene::new(&memory, &regions, &[])).expect("a heap");
     drop(server);
     assert_eq!(walk.gaps, [""; 0]);
     assert!(walk.blocks.len() > 200_000, "{} blocks", walk.blocks.len());

@@ -8,7 +8,7 @@ use crate::walk::tests::{self, Live};
 
 fn walked(live: &Live) -> Walk {
     let (regions, memory) = live.memory();
-    walk(&Scene { memory: &memory, regions: &regions, threads: &[] }).expect("a heap")
+    walk(&Scene::new(&memory, &regions, &[])).expect("a heap")
 }
 
 /// Blocks that a walk finds are those that the program has, beside what the library had made for itself before.

@@ -8,6 +8,7 @@ use proptest::prelude::*;
 use super::super::*;
 use crate::linux::proc::maps::{Region, RegionKind};
 use crate::memory::Copied;
+use crate::walk::tests::split;
 
 const DATA: u64 = 0x5555_0000_0000;
 const BASE: u64 = 0x7f00_0020_0000;
@@ -55,7 +56,10 @@ impl Made {
             Region::synthetic(BASE, BASE_BYTES, anonymous()),
             Region::synthetic(PAGES, 16 * 4096, anonymous()),
         ];
-        walk(&Scene { memory: &Copied::new(pieces), regions: &regions, threads: &[] })
+        let memory = Copied::new(pieces);
+        let whole = walk(&Scene::new(&memory, &regions, &[]));
+        assert_eq!(walk(&Scene::new(&memory, &split(&regions), &[])), whole, "the kernel's mappings are no facts");
+        whole
     }
 }
 

@@ -7,7 +7,7 @@ use proptest::prelude::*;
 
 use super::super::*;
 use crate::memory::Copied;
-use crate::walk::tests::Patient;
+use crate::walk::tests::{Patient, split};
 
 const SECRET: u64 = 0x5ec2_e7a1_b2c3_d4e5;
 const DATA: u64 = 0x5000_0000;
@@ -81,7 +81,10 @@ impl Made {
     }
 
     fn walk(&self) -> Option<Walk> {
-        walk(&Scene { memory: &self.memory(), regions: &Self::regions(), threads: &[] })
+        let (memory, regions) = (self.memory(), Self::regions());
+        let whole = walk(&Scene::new(&memory, &regions, &[]));
+        assert_eq!(walk(&Scene::new(&memory, &split(&regions), &[])), whole, "the kernel's mappings are no facts");
+        whole
     }
 
     #[track_caller]
@@ -192,7 +195,7 @@ fn only_touched_parts_of_reserved_terabytes_are_searched() {
     regions.truncate(2);
     regions.push(Region::synthetic(start, pages * 4096, RegionKind::Anonymous { name: None }));
     let memory = Patient::new(made.memory(), 10_000);
-    let walk = walk(&Scene { memory: &memory, regions: &regions, threads: &[] }).expect("a heap");
+    let walk = walk(&Scene::new(&memory, &regions, &[])).expect("a heap");
     assert_eq!(walk.gaps.len(), 1, "{walk:?}");
 }
 
