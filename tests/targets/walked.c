@@ -69,13 +69,13 @@ static void work(size_t nth) {
     }
 }
 
-// Changes what splits the mappings of all blocks that have one.
+// Makes blocks that are aligned to up to 64 MiB, and changes what splits the mappings of all blocks that have one.
 static void split(void) {
     size_t nth = 0;
-    for (; nth < 8; nth++) {
+    for (; nth < 10; nth++) {
         void **place = &places[0][nth].block;
         free(*place);
-        *place = memalign(8192, (nth + 4) * 100000);
+        *place = memalign(nth < 9 ? (size_t)4 << 20 << nth / 2 : 8192, (nth + 1) * 100000);
         if (!*place) abort();
     }
     for (size_t at = 0; at < count; at++) {

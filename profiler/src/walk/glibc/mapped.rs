@@ -3,7 +3,7 @@
 use profiler_common::limits::PAGE_BYTES;
 
 use super::arena::Circle;
-use super::chunk::{FLAGS, HEADER_BYTES, MAPPED};
+use super::chunk::{CHUNK_BYTES_MIN, FLAGS, HEADER_BYTES, MAPPED};
 use crate::address::TargetAddr;
 use crate::linux::proc::maps::region_of;
 use crate::memory::{Memory, Span, WORD_BYTES};
@@ -156,31 +156,61 @@ impl Counts {
     }
 }
 
-/// Free pages before an aligned block. `realloc` can move it to where it is not aligned.
-const ALIGNMENT_PAGES_MAX: u64 = 512;
+/// Pages before an aligned block that are searched where `realloc` has moved it to where it is not aligned.
+const MOVED_PAGES_MAX: u64 = 512;
+/// Runs of touched pages in which such a block is searched: those before a block's first page were never touched,
+/// except with huge pages.
+const RUNS_MAX: usize = 4;
 
 /// An aligned block starts later than its mapping, whose first words are still those of the unaligned block.
 fn mapped_at(memory: &dyn Memory, start: u64, limit: u64) -> Option<Mapped> {
     let [first, head] = array(memory, start)?;
-    let chunk = |skip: u64| -> Option<Mapped> {
-        let at = start.checked_add(skip)?;
-        let [skipped, head] = array(memory, at)?;
-        let size = head & !FLAGS;
-        // Since 2.43 the lowest bit marks huge pages.
-        if skipped & !1 != skip || head & FLAGS != MAPPED || size < HEADER_BYTES {
-            return None;
-        }
-        let behind = at.checked_add(size)?;
-        // Since 2.43 the size is that of a chunk with a neighbor, which is missing here.
-        let end = if behind % PAGE_BYTES == 0 { behind } else { behind.checked_add(HEADER_BYTES)? };
-        let usable_end = if behind % PAGE_BYTES == 0 { behind } else { behind + WORD_BYTES };
-        let fits = end % PAGE_BYTES == 0 && end <= limit && usable_end > at + HEADER_BYTES;
-        let block = WalkedBlock { start: TargetAddr(at + HEADER_BYTES), size_bytes: usable_end - at - HEADER_BYTES };
-        fits.then_some(Mapped { start, end, block })
-    };
     (first & !1 == 0 && head & FLAGS == MAPPED).then_some(())?;
-    let below_page = (5..12).map(|log2| 1 << log2);
-    let pages = (1..=ALIGNMENT_PAGES_MAX).map(|pages| pages * PAGE_BYTES);
-    let aligned = below_page.chain(pages).map(|user| user - HEADER_BYTES).take_while(|skip| *skip < limit - start);
-    aligned.into_iter().find_map(chunk).or_else(|| chunk(0))
+    let fits = |skip: &u64| *skip < limit - start;
+    let found = aligned(start).filter(fits).find_map(|skip| chunk(memory, start, skip, limit));
+    let moved = || {
+        let near = (1..=MOVED_PAGES_MAX).map(|pages| pages * PAGE_BYTES - HEADER_BYTES);
+        let mut skips = near.chain(after_untouched(memory, start, head & !FLAGS)).filter(fits);
+        skips.find_map(|skip| chunk(memory, start, skip, limit))
+    };
+    found.or_else(moved).or_else(|| chunk(memory, start, 0, limit))
+}
+
+/// Distances of the chunks that the library aligns in a mapping: a block starts at the first multiple of the alignment
+/// that leaves enough for a chunk before it (`_int_memalign` in malloc/malloc.c).
+fn aligned(start: u64) -> impl Iterator<Item = u64> {
+    (5..47).filter_map(move |log2| {
+        let block = start.checked_add(HEADER_BYTES)?.checked_next_multiple_of(1 << log2)?;
+        let enough = block - HEADER_BYTES - start >= CHUNK_BYTES_MIN;
+        let block = if enough { block } else { block.checked_add(1 << log2)? };
+        Some(block - HEADER_BYTES - start)
+    })
+}
+
+/// Distances of possible chunks in the first pages after untouched ones.
+fn after_untouched(memory: &dyn Memory, start: u64, size_bytes: u64) -> impl Iterator<Item = u64> {
+    let parts = memory.present(span(start, start.saturating_add(size_bytes)));
+    parts.into_iter().skip(1).take(RUNS_MAX).flat_map(move |part| {
+        let first = part.start.0.next_multiple_of(PAGE_BYTES);
+        let blocks = (0..=MOVED_PAGES_MAX).map(move |pages| first + pages * PAGE_BYTES);
+        blocks.take_while(move |block| *block <= part.end.0).map(move |block| block - HEADER_BYTES - start)
+    })
+}
+
+/// The chunk at a distance from the start of its mapping.
+fn chunk(memory: &dyn Memory, start: u64, skip: u64, limit: u64) -> Option<Mapped> {
+    let at = start.checked_add(skip)?;
+    let [skipped, head] = array(memory, at)?;
+    let size = head & !FLAGS;
+    // Since 2.43 the lowest bit marks huge pages.
+    if skipped & !1 != skip || head & FLAGS != MAPPED || size < HEADER_BYTES {
+        return None;
+    }
+    let behind = at.checked_add(size)?;
+    // Since 2.43 the size is that of a chunk with a neighbor, which is missing here.
+    let end = if behind % PAGE_BYTES == 0 { behind } else { behind.checked_add(HEADER_BYTES)? };
+    let usable_end = if behind % PAGE_BYTES == 0 { behind } else { behind + WORD_BYTES };
+    let fits = end % PAGE_BYTES == 0 && end <= limit && usable_end > at + HEADER_BYTES;
+    let block = WalkedBlock { start: TargetAddr(at + HEADER_BYTES), size_bytes: usable_end - at - HEADER_BYTES };
+    fits.then_some(Mapped { start, end, block })
 }

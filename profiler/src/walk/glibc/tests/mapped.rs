@@ -139,3 +139,30 @@ fn a_count_that_differs_is_a_gap() {
     made.count(&[0; 8]);
     made.check(&[(HEAP + 16, 2 * MIB - 16)], 1);
 }
+
+#[test]
+fn aligned_blocks_start_later_than_their_mappings() {
+    for alignment in (6..=34).map(|log2| 1 << log2) {
+        for first in [HEAP, HEAP + 5 * PAGE] {
+            let size = (alignment + 10 * MIB).next_multiple_of(PAGE);
+            let mut made = Made::new(1, size);
+            made.anonymous(first, size);
+            // What is left of the chunk that was aligned.
+            made.chunk(first, 0, size);
+            let user = (first + 16 + 32_u64).next_multiple_of(alignment);
+            made.chunk(first, user - 16 - first, size - (user - 16 - first));
+            made.check(&[(user, first + size - user)], 0);
+        }
+    }
+}
+
+#[test]
+fn aligned_blocks_may_have_been_moved() {
+    // From where it was aligned to 64 MiB, and larger since.
+    let (skip, size) = (50 * MIB - 16, 200 * MIB);
+    let mut made = Made::new(1, size);
+    made.anonymous(HEAP, size);
+    made.chunk(HEAP, 0, 80 * MIB);
+    made.chunk(HEAP, skip, size - skip);
+    made.check(&[(HEAP + 50 * MIB, 150 * MIB)], 0);
+}
