@@ -145,6 +145,10 @@ impl Stopped {
                 }
                 return if self.held.is_empty() { Err(CollectError::Ended(self.pid)) } else { Ok(()) };
             }
+            // Also on a busy machine, on which the first ones have taken that long, there are others then.
+            if !self.held.is_empty() && Instant::now() >= deadline {
+                return Err(CollectError::StillForking { pid: self.pid, seconds: STOP_SECONDS_MAX });
+            }
             if self.reaper.is_none() && self.held.len() + new.len() > 1 {
                 self.reaper =
                     Some(Reaper::start(self.pid).map_err(CollectError::refused(self.pid, "start a thread to stop"))?);
@@ -157,9 +161,6 @@ impl Stopped {
             self.interrupt_running();
             seized?;
             self.wait(deadline, is_wanted)?;
-            if Instant::now() >= deadline {
-                return Err(CollectError::StillForking { pid: self.pid, seconds: STOP_SECONDS_MAX });
-            }
         }
     }
 
