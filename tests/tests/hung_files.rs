@@ -1,15 +1,17 @@
 //! Programs on file systems that do not answer, answer late, end, or belong to other users.
 
 use std::fs;
+use std::io::{BufRead as _, BufReader};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use heapbpf_tests::fuse::{Fuse, Options};
 use heapbpf_tests::heapbpf::{Heapbpf, Outcome, binary};
 use heapbpf_tests::kernel::{changed_code, wait_until};
 use heapbpf_tests::recipe::Recipe;
 use heapbpf_tests::report::Ledger;
+use heapbpf_tests::shared::java_classes;
 use heapbpf_tests::target::{Target, build};
 
 const OTHER: u32 = 65534;
@@ -269,4 +271,26 @@ fn caches_and_folders_that_do_not_answer_are_not_used() {
             &format!("heapbpf: warning: debug files are not cached: `{name}` does not answer"),
         );
     }
+}
+
+/// A virtual machine whose `/tmp` hangs, in which it would be asked for its map.
+#[test]
+fn a_perf_map_is_not_requested_through_a_file_system_that_does_not_answer() {
+    let mut fuse = Fuse::mount(&[], Options::default());
+    let script = "mount --bind \"$0\" /tmp && exec java -XX:-UsePerfData -cp \"$1\" Waiting";
+    let mut java = Command::new("unshare");
+    java.args(["--mount", "sh", "-c", script]).arg(fuse.folder()).arg(java_classes("Waiting"));
+    let mut java = java.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("util-linux is installed");
+    let output = java.stdout.take().expect("a pipe");
+    BufReader::new(output).read_line(&mut String::new()).expect("it prints a line, and waits");
+    fuse.hang();
+    let mut heapbpf = Heapbpf::of(java.id(), "--jvm-perfmap -o out.json");
+    let mut session = heapbpf.start();
+    session.wait_for("may not answer");
+    let outcome = session.interrupt();
+    assert!(outcome.stderr.contains("writes no perf map: `tmp` is on a file system"), "{}", outcome.stderr);
+    assert!(heapbpf.report("out.json").process(java.id()).heaps.iter().all(|heap| heap.hooks.len() > 1));
+    drop(java.stdin.take());
+    fuse.answer();
+    java.kill().and_then(|()| java.wait()).expect("it is our child");
 }

@@ -11,6 +11,7 @@ use rustix::fs::{AtFlags, Dir, FileType, FlockOperation, Mode, OFlags, Stat, flo
 
 use super::place::{Place, denied};
 use super::walk::{Walk, kind};
+use crate::ids::Pid;
 
 /// An open folder.
 #[derive(Debug)]
@@ -28,9 +29,10 @@ impl Folder {
         Self::on(Walk::start()?.creating(), path, false)
     }
 
-    /// Opens a folder beneath a root directory, which links do not leave. Follows those of root and of this user.
-    pub(crate) fn beneath(root: &OwnedFd, path: &Path, uid: u32) -> io::Result<Self> {
-        Self::on(Walk::beneath(root, uid)?, path, true)
+    /// Opens a folder beneath the root directory of a process, which links do not leave. Follows those of root and of this user. Asks no
+    /// file system that does not answer by itself.
+    pub(crate) fn beneath(root: &OwnedFd, path: &Path, uid: u32, pid: Pid) -> io::Result<Self> {
+        Self::on(Walk::beneath(root, uid)?.answering(pid), path, true)
     }
 
     /// Opens a folder in this one, and creates it for its owner alone if there is none.

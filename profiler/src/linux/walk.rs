@@ -13,6 +13,10 @@ use rustix::io::{Errno, fcntl_dupfd_cloexec};
 use rustix::process::geteuid;
 
 use super::invoker::invoker;
+use super::known;
+use super::proc::maps::Device;
+use super::proc::mounts;
+use crate::ids::Pid;
 use crate::shown::Shown;
 
 /// Links that are followed on one way: as many as the kernel follows (`MAXSYMLINKS` in include/linux/namei.h).
@@ -28,6 +32,8 @@ pub(crate) enum WalkError {
     Foreign { name: OsString, uid: u32 },
     #[error("`{}` does not exist, and the folder for it belongs to user {uid}", Shown::of(.name))]
     NotOurs { name: OsString, uid: u32 },
+    #[error("`{}` is on a file system that may not answer: another machine or a program serves it", Shown::of(.0))]
+    Distant(OsString),
     #[error(transparent)]
     System(#[from] Errno),
 }
@@ -51,6 +57,8 @@ pub(crate) struct Walk {
     trusted: Vec<u32>,
     is_ours: bool,
     creates: bool,
+    /// Whose file systems must answer by themselves.
+    answering: Option<Pid>,
     links_left: u32,
 }
 
@@ -92,7 +100,12 @@ impl Walk {
 
     fn new(root: Option<OwnedFd>, at: OwnedFd, trusted: Vec<u32>) -> rustix::io::Result<Self> {
         let is_ours = is_of(&trusted, &fstat(&at)?);
-        Ok(Self { root, at, trusted, is_ours, creates: false, links_left: LINKS_MAX })
+        Ok(Self { root, at, trusted, is_ours, creates: false, answering: None, links_left: LINKS_MAX })
+    }
+
+    /// From here on, no file system is asked that a process has mounted and that does not answer by itself.
+    pub(crate) fn answering(self, pid: Pid) -> Self {
+        Self { answering: Some(pid), ..self }
     }
 
     /// From here on, folders that are missing are created for their owner alone, if what they are missing in belongs to a trusted user.
@@ -171,6 +184,7 @@ impl Walk {
             }
             entry => entry?,
         };
+        self.check_answers(name, &entry)?;
         let stat = fstat(&entry)?;
         match kind(&stat) {
             FileType::Symlink if !follows => self.enter(&stat, entry),
@@ -184,6 +198,12 @@ impl Walk {
             _ => self.enter(&stat, entry),
         }
         Ok(())
+    }
+
+    fn check_answers(&self, name: &OsStr, entry: &OwnedFd) -> Result<(), WalkError> {
+        let Some(pid) = self.answering else { return Ok(()) };
+        let answers = known::device_of(entry).is_ok_and(|found| mounts::is_local(pid, Device::of(&found)));
+        if answers { Ok(()) } else { Err(WalkError::Distant(name.to_owned())) }
     }
 
     fn create(&self, name: &OsStr) -> Result<(), WalkError> {

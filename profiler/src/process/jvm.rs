@@ -65,7 +65,7 @@ pub(crate) fn write_perf_map(pid: Pid) -> Result<(), JvmError> {
     if process.has_ended()? {
         return Err(JvmError::Gone);
     }
-    let temporary = rights.run(|| Folder::beneath(&root.into(), Path::new("tmp"), rights.uid()))??;
+    let temporary = rights.run(|| Folder::beneath(&root.into(), Path::new("tmp"), rights.uid(), pid))??;
     let machine = Machine { temporary, owner, rights };
     let socket = match machine.socket()? {
         Some(socket) => socket,
@@ -174,7 +174,8 @@ mod tests {
         std::fs::create_dir(folder.path().join("tmp")).expect("ours");
         let root = File::open(folder.path()).expect("it is a folder");
         let rights = Rights::of_nobody();
-        let temporary = Folder::beneath(&root.into(), Path::new("tmp"), rights.uid()).expect("it exists");
+        let temporary =
+            Folder::beneath(&root.into(), Path::new("tmp"), rights.uid(), Pid(std::process::id())).expect("it exists");
         let uid = folder.path().metadata().expect("ours").uid();
         (Machine { temporary, owner: Owner { own_pid, uid }, rights }, folder)
     }

@@ -69,7 +69,7 @@ impl From<WalkError> for Failure {
     fn from(error: WalkError) -> Self {
         match error {
             WalkError::System(error) => error.into(),
-            WalkError::Foreign { .. } | WalkError::NotOurs { .. } => Self::Foreign,
+            WalkError::Foreign { .. } | WalkError::NotOurs { .. } | WalkError::Distant(_) => Self::Foreign,
         }
     }
 }
