@@ -273,7 +273,7 @@ fn caches_and_folders_that_do_not_answer_are_not_used() {
     }
 }
 
-/// A virtual machine whose `/tmp` hangs, in which it would be asked for its map.
+/// The map of a virtual machine is requested in its `/tmp`, which hangs.
 #[test]
 fn a_perf_map_is_not_requested_through_a_file_system_that_does_not_answer() {
     let mut fuse = Fuse::mount(&[], Options::default());
