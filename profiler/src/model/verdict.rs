@@ -53,8 +53,9 @@ impl Defect {
             Self::MissedProcesses => any(
                 "forks, execs and programs that were missed or recorded late, processes of `--pid` that could not be recorded, processes beyond the maximum",
             ),
+            // A program may start others that end at once.
             Self::EndedProcesses => {
-                above(0.5, "processes that ended before they could be recorded, besides missed programs")
+                above(0.9, "processes that ended before they could be recorded, besides missed programs")
             }
             Self::UnhookedProcesses => above(0.5, "profiled processes in which no allocator is hooked"),
             Self::MissingHooks => any("required hooks that are not attached or not found"),

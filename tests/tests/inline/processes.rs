@@ -57,7 +57,7 @@ fn a_forked_child_that_ends_at_once_is_counted() {
         target.begin_exit(0);
         target.work("drop");
     }
-    // It is incomplete if most children have ended before they could be recorded.
+    // It is incomplete if nearly all children have ended before they could be recorded.
     let outcome = session.interrupt();
     assert!(matches!(outcome.status.code(), Some(0 | 3)), "{outcome:?}");
     assert!(!outcome.stderr.contains("stubs of heapbpf remain"), "{}", outcome.stderr);

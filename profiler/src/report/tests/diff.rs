@@ -294,7 +294,7 @@ fn caveats_of_comparisons_are_listed() {
         &before,
         &after,
         View::LiveBytes,
-        "  after: incomplete: 17 processes ended unrecorded, 1 hook not attached, 1 hook not found, 12,348 events dropped (1.0%), 24.6% of stacks are cut (generated code: more than 1024 frames), 90.0% of a growth in memory is unexplained",
+        "  after: incomplete: 1 hook not attached, 1 hook not found, 12,348 events dropped (1.0%), 24.6% of stacks are cut (generated code: more than 1024 frames), 90.0% of a growth in memory is unexplained",
     );
     says(&after, &before, View::LiveBytes, "`after.json` ended before `before.json` did: are they in this order?");
     says(

@@ -34,7 +34,7 @@ fn titles_name_quantity_subject_and_accuracy() {
         &[
             "live blocks of 2 processes",
             "≈ 1,525 blocks (95 %: 1,076 blocks to 2,131 blocks, 54 samples) · sampled every 4 KiB · recorded for 30.5s",
-            "incomplete: 17 processes ended unrecorded, 1 hook not attached, 1 hook not found, 12,348 events dropped (1.0%), 24.6% of",
+            "incomplete: 1 hook not attached, 1 hook not found, 12,348 events dropped (1.0%), 24.6% of stacks are cut (generated",
         ],
     );
     check_title(

@@ -115,7 +115,7 @@ fn callsites_that_look_the_same_are_one_row() {
 fn every_loss_has_a_remedy() {
     let text = summary(&profiles::sampled(), View::LiveBytes, 10, None, false);
     for line in [
-        "health: incomplete: 17 processes ended unrecorded, 1 hook not attached, 1 hook not found, 12,348 events dropped (1.0%), 24.6% of stacks are cut (generated code: more than 1024 frames), 90.0% of a growth in memory is unexplained",
+        "health: incomplete: 1 hook not attached, 1 hook not found, 12,348 events dropped (1.0%), 24.6% of stacks are cut (generated code: more than 1024 frames), 90.0% of a growth in memory is unexplained",
         "  12,345 lost, ring_full: the agent did not read events fast enough",
         "    raise `--interval` or `--ring-size`",
         "  2 lost, brand_new",
