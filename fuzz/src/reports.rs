@@ -12,7 +12,8 @@ pub fn write(profile: &Profile, choice: u8) {
     let view = View::ALL[usize::from(choice >> 4) % View::ALL.len()];
     let by = if choice & 0x40 != 0 { Group::ALL.to_vec() } else { Vec::new() };
     let threshold = (choice & 0x80 != 0).then(|| "10%".parse().expect("a share"));
-    let presentation = Presentation { view, by, threshold, icicle: choice & 0x80 != 0, host: None };
+    let presentation =
+        Presentation { view, by, threshold, icicle: choice & 0x80 != 0, host: None, csv_raw: choice & 0x40 != 0 };
     match Format::ALL.get(usize::from(choice & 0xf)) {
         // Fails for formats that need single events only.
         Some(format) => {
