@@ -32,7 +32,7 @@ impl Folder {
     /// Opens a folder beneath the root directory of a process, which links do not leave. Follows those of root and of this user. Asks no
     /// file system that does not answer by itself.
     pub(crate) fn beneath(root: &OwnedFd, path: &Path, uid: u32, pid: Pid) -> io::Result<Self> {
-        Self::on(Walk::beneath(root, uid)?.answering(pid), path, true)
+        Self::on(Walk::beneath_answering(root, uid, pid)?, path, true)
     }
 
     /// Opens a folder in this one, and creates it for its owner alone if there is none.

@@ -103,9 +103,10 @@ impl Walk {
         Ok(Self { root, at, trusted, is_ours, creates: false, answering: None, links_left: LINKS_MAX })
     }
 
-    /// From here on, no file system is asked that a process has mounted and that does not answer by itself.
-    pub(crate) fn answering(self, pid: Pid) -> Self {
-        Self { answering: Some(pid), ..self }
+    /// As [`beneath`](Self::beneath), of a process: asks none of its file systems that does not answer by itself.
+    pub(crate) fn beneath_answering(root: &OwnedFd, uid: u32, pid: Pid) -> io::Result<Self> {
+        check_answers(pid, OsStr::new("/"), root)?;
+        Ok(Self { answering: Some(pid), ..Self::beneath(root, uid)? })
     }
 
     /// From here on, folders that are missing are created for their owner alone, if what they are missing in belongs to a trusted user.
@@ -184,7 +185,7 @@ impl Walk {
             }
             entry => entry?,
         };
-        self.check_answers(name, &entry)?;
+        self.answering.map_or(Ok(()), |pid| check_answers(pid, name, &entry))?;
         let stat = fstat(&entry)?;
         match kind(&stat) {
             FileType::Symlink if !follows => self.enter(&stat, entry),
@@ -198,12 +199,6 @@ impl Walk {
             _ => self.enter(&stat, entry),
         }
         Ok(())
-    }
-
-    fn check_answers(&self, name: &OsStr, entry: &OwnedFd) -> Result<(), WalkError> {
-        let Some(pid) = self.answering else { return Ok(()) };
-        let answers = known::device_of(entry).is_ok_and(|found| mounts::is_local(pid, Device::of(&found)));
-        if answers { Ok(()) } else { Err(WalkError::Distant(name.to_owned())) }
     }
 
     fn create(&self, name: &OsStr) -> Result<(), WalkError> {
@@ -233,6 +228,12 @@ impl AsFd for Walk {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.at.as_fd()
     }
+}
+
+/// Asks the kernel alone.
+fn check_answers(pid: Pid, name: &OsStr, entry: &OwnedFd) -> Result<(), WalkError> {
+    let answers = known::device_of(entry).is_ok_and(|found| mounts::is_local(pid, Device::of(&found)));
+    if answers { Ok(()) } else { Err(WalkError::Distant(name.to_owned())) }
 }
 
 /// Whether only these users can exchange what is in a folder. In one with the sticky bit, others cannot exchange what is not theirs.
