@@ -76,6 +76,14 @@ counters! {
     /// New code of interpreters and virtual machines that was not sent, because the process has too much: see
     /// [`CODE_PER_PERIOD`](crate::limits::CODE_PER_PERIOD).
     CodeRefused = 24, "code_refused";
+    /// Upper bound of the bytes that allocations represent whose records were dropped because the ring buffer was full.
+    UnwrittenBytes = 25, "unwritten_bytes";
+    /// The same in blocks.
+    UnwrittenBlocks = 26, "unwritten_blocks";
+    /// Upper bound of the bytes that blocks represent which were dropped because the live set was full.
+    UntrackedBytes = 27, "untracked_bytes";
+    /// The same in blocks.
+    UntrackedBlocks = 28, "untracked_blocks";
 }
 
 impl Counter {

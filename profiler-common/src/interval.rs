@@ -36,6 +36,16 @@ impl Interval {
         Self(exponent << MANTISSA_BITS | mantissa)
     }
 
+    /// 2^`exponent` bytes, as [`nearest`](Self::nearest) has it. `exponent` is at most 30.
+    #[inline(always)]
+    pub const fn power_of_two(exponent: u32) -> Self {
+        if exponent < MANTISSA_BITS {
+            Self(1 << exponent)
+        } else {
+            Self((exponent + 1 - MANTISSA_BITS) << MANTISSA_BITS | 1 << (MANTISSA_BITS - 1))
+        }
+    }
+
     #[inline(always)]
     pub const fn bytes(self) -> u32 {
         (self.0 & MANTISSA_MASK) << (self.0 >> MANTISSA_BITS & 31)
@@ -61,6 +71,9 @@ mod tests {
     fn common_intervals_are_exact() {
         for bytes in [1, 2, 4096, 4099, 32_767, 512 << 10, 1_000_000, 1 << 30] {
             assert_eq!(Interval::nearest(bytes).bytes(), bytes);
+        }
+        for exponent in 0..=30 {
+            assert_eq!(Interval::power_of_two(exponent), Interval::nearest(1 << exponent));
         }
     }
 

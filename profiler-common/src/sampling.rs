@@ -42,17 +42,17 @@ impl SamplingRate {
     /// are not sampled use one.
     #[inline(always)]
     pub fn samples(&self, size_bytes: u64, random: impl FnMut() -> u32) -> bool {
-        self.samples_by(size_bytes, random, is_below_probability)
+        self.samples_by(size_bytes, random, probability)
     }
 
-    /// As [`samples`](Self::samples), with a copy of [`is_below_probability`] of the caller's: the kernel side has one that the verifier
+    /// As [`samples`](Self::samples), with a copy of [`probability`] of the caller's: the kernel side has one that the verifier
     /// checks once.
     #[inline(always)]
     pub fn samples_by(
         &self,
         size_bytes: u64,
         mut random: impl FnMut() -> u32,
-        is_below_probability: impl Fn(u64, u64) -> bool,
+        probability: impl Fn(u64) -> u64,
     ) -> bool {
         let size = if size_bytes == 0 { 1 } else { size_bytes };
         if size >= self.interval_bytes as u64 {
@@ -66,22 +66,69 @@ impl SamplingRate {
             return false;
         }
         let random = (high as u64) << 32 | random() as u64;
-        is_below_probability(random, x)
+        random < probability(x)
     }
 }
 
-/// Whether a random number decides that a block is sampled, whose size is the part x of the interval. Both are fractions of 2^64.
+/// Binary logarithm of the interval in bytes at which calls are sampled at least when this much of the ring buffer is unread, whose
+/// size is 2 to the power of `ring_shift`; 0 below one half. From there on it rises from 2^8 to 2^23, so that little but frees is
+/// written before the ring buffer is full.
+///
+/// The kernel side decides by this for each call. The agent sees how full the ring buffer is after it has had a processor, which is
+/// late on a machine with many threads that run.
 #[inline(always)]
-pub const fn is_below_probability(random: u64, x: u64) -> bool {
-    random < probability(x)
+pub const fn relief_exponent(unread_bytes: u64, ring_shift: u32) -> u32 {
+    let half = 1 << (ring_shift - 1);
+    if unread_bytes < half {
+        return 0;
+    }
+    let step = (unread_bytes - half) >> (ring_shift - RELIEF_STEPS.ilog2() - 1);
+    #[expect(clippy::cast_possible_truncation, reason = "at most the number of steps")]
+    let step = if step < RELIEF_STEPS as u64 { step as u32 } else { RELIEF_STEPS - 1 };
+    RELIEF_EXPONENT_MIN + step
 }
+
+/// Steps between half of the ring buffer and all of it.
+const RELIEF_STEPS: u32 = 16;
+const RELIEF_EXPONENT_MIN: u32 = 8;
+
+/// Samples again a call that was sampled at an interval with code `code`, at that of 2^`exponent` bytes if that is larger. Returns the
+/// code of the interval that the call has been sampled at then, or 0 if it is no longer sampled.
+///
+/// The call is sampled again with the probability p(s, T′) / p(s, T), so with p(s, T′) overall. `random` is uniform in 64 bits.
+#[inline(always)]
+pub fn relieved(size_bytes: u64, code: u32, exponent: u32, random: u64, probability: impl Fn(u64) -> u64) -> u32 {
+    let interval_bytes = Interval::from_code(code).bytes() as u64;
+    let size = if size_bytes == 0 { 1 } else { size_bytes };
+    if exponent == 0 || exponent > RELIEF_EXPONENT_MAX {
+        return code;
+    }
+    // Beyond both intervals, a block has the weight 1 at either.
+    let larger_bytes = 1 << exponent;
+    if larger_bytes <= interval_bytes || size >= larger_bytes {
+        return code;
+    }
+    let before = if size >= interval_bytes || interval_bytes == 0 {
+        u64::MAX
+    } else {
+        probability(size.wrapping_mul(u64::MAX / interval_bytes))
+    };
+    // random · before, without a 128-bit product. The lower half of `before` decides in one of 2^32 cases.
+    let (high, low) = (random >> 32, random & 0xffff_ffff);
+    let scaled = high * (before >> 32) + ((low * (before >> 32)) >> 32);
+    if scaled < probability(size << (u64::BITS - exponent)) { Interval::power_of_two(exponent).code() } else { 0 }
+}
+
+/// Exponents of intervals that [`Interval`] can have.
+pub const RELIEF_EXPONENT_MAX: u32 = 30;
+
 
 /// `1 − e^(−x)` for x in [0, 1), both as fractions of 2^64.
 ///
 /// Computed as `x · g(x)` with `g(x) = (1 − e^(−x)) / x = Σ (−x)^n / (n+1)!`, because g is in (0.63, 1], so that 32 bits of it
 /// keep the product's *relative* error small even for tiny p. Twelve terms leave less than 1/14! ≈ 2^-36.
 #[inline(always)]
-const fn probability(x: u64) -> u64 {
+pub const fn probability(x: u64) -> u64 {
     const ONE: u64 = 1 << 32;
     let x_high = x >> 32;
     // Horner's scheme over g = 1 − x/2·(1 − x/3·(1 − …)); every bracket is in (0, 1].

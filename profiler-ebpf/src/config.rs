@@ -26,6 +26,10 @@ globals! {
     STACK_SEED: u64, stack_seed -> u64 = |value| value;
     /// Unread bytes in the ring buffer at which the agent is woken; below, it reads on a timer.
     WAKEUP_BYTES: u64, wakeup_bytes -> u64 = |value| value;
+    /// Binary logarithm of the size of the ring buffer in bytes.
+    RING_SHIFT: u32, ring_shift -> u32 = |value| value;
+    /// Binary logarithm of the largest interval in bytes that a filling ring buffer may raise others to; 0 if it raises none.
+    RELIEF_EXPONENT: u32, relief_exponent_max -> u32 = |value| value;
     /// Possible CPUs of the machine; each has one scratch area.
     CPUS: u32, cpus -> u32 = |value| value;
     /// Binary logarithm of the size of a page, which on some processors the kernel's configuration determines.

@@ -17,13 +17,19 @@ const WAKEUP_BAND_BYTES: u64 = 16 << 10;
 /// on a timer, and is woken only if the fill level passes a threshold between two reads.
 #[inline(always)]
 fn wakeup_flags() -> u64 {
-    let unread = EVENTS.query(u64::from(BPF_RB_AVAIL_DATA));
+    let unread = unread_bytes();
     let threshold = config::wakeup_bytes();
     if unread >= threshold && unread - threshold < WAKEUP_BAND_BYTES {
         u64::from(BPF_RB_FORCE_WAKEUP)
     } else {
         u64::from(BPF_RB_NO_WAKEUP)
     }
+}
+
+/// Bytes in the ring buffer that the agent has not read.
+#[inline(always)]
+pub(crate) fn unread_bytes() -> u64 {
+    EVENTS.query(u64::from(BPF_RB_AVAIL_DATA))
 }
 
 /// Writes a record of fixed size.

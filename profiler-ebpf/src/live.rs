@@ -7,7 +7,7 @@ use profiler_common::live::{FILTER_FULL, LiveBlock, LiveKey};
 use profiler_common::record::{AllocRecord, FreeRecord, RecordHeader, RecordKind, UNKNOWN_ADDRESS};
 
 use crate::call::{Call, Store};
-use crate::maps::{LIVE, LIVE_FILTER, count};
+use crate::maps::{LIVE, LIVE_FILTER, add, count};
 use crate::{asm, emit, sample};
 
 /// `EEXIST` of the kernel's errno table.
@@ -40,6 +40,7 @@ pub(crate) extern "C" fn enter_block(address: u64, stack_id: u64, time: u64, siz
         }
         if error != -EEXIST || insert(&key, &block).is_err() {
             count(Counter::LiveSetFull);
+            lose(Counter::UntrackedBytes, Counter::UntrackedBlocks, block);
             return 0;
         }
     }
@@ -56,7 +57,7 @@ pub(crate) fn report(call: &Call<impl Store>, block: LiveBlock) {
 
 #[inline(always)]
 fn write(kind: RecordKind, thread: u64, address: u64, hook: u16, has_replaced: u16, block: LiveBlock) {
-    emit::record(AllocRecord {
+    let is_written = emit::record(AllocRecord {
         header: RecordHeader::new(kind, (thread >> 32) as u32),
         address,
         tid: thread as u32,
@@ -64,6 +65,23 @@ fn write(kind: RecordKind, thread: u64, address: u64, hook: u16, has_replaced: u
         has_replaced,
         block,
     });
+    if !is_written {
+        lose(Counter::UnwrittenBytes, Counter::UnwrittenBlocks, block);
+    }
+}
+
+/// Counts what a block represents that is dropped, rounded up: s / p(s, T) is less than T + s.
+#[inline(always)]
+fn lose(bytes: Counter, blocks: Counter, block: LiveBlock) {
+    let (size_bytes, interval_bytes) = (block.size_bytes(), u64::from(block.interval().bytes()));
+    let (lost_bytes, lost_blocks) = if size_bytes >= interval_bytes {
+        (size_bytes, 1)
+    } else {
+        let size = if size_bytes == 0 { 1 } else { size_bytes };
+        (size_bytes + interval_bytes, 1 + interval_bytes / size)
+    };
+    add(bytes, lost_bytes);
+    add(blocks, lost_blocks);
 }
 
 /// Removes a block, if it is in the live set, and writes a record of its free.

@@ -148,7 +148,13 @@ pub(crate) static PROCESS_TAIL_CALLS: ProgramArray = ProgramArray::with_max_entr
 /// write.
 #[inline(always)]
 pub(crate) fn count(counter: Counter) {
+    add(counter, 1);
+}
+
+/// Adds to a counter: see [`count`].
+#[inline(always)]
+pub(crate) fn add(counter: Counter, amount: u64) {
     if let Some(value) = COUNTERS.get_ptr_mut(counter as u32) {
-        asm::atomic_add(value, 1);
+        asm::atomic_add(value, amount as i64);
     }
 }

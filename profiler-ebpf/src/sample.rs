@@ -5,14 +5,14 @@ use profiler_common::arch::STUB_INTERVAL;
 use profiler_common::counter::Counter;
 use profiler_common::hook::{ProbeScope, Site};
 use profiler_common::interval::Interval;
-use profiler_common::sampling::{SamplingRate, is_below_probability};
+use profiler_common::sampling::{self, SamplingRate};
 use profiler_common::target::{
     BORROWS_MEMORY, OTHER_PROCESSES, REPORTS_FREES, SAMPLED_CALLS, SHARES_PROBES, TRAPPED_CALLS,
 };
 
 use crate::call::{Call, Store};
 use crate::maps::{RATES, STUB_CALLS, TARGETS, count};
-use crate::{asm, inflight};
+use crate::{asm, config, emit, inflight};
 
 /// Samples a call at the current rate of its heap. Returns the interval's code if the call is sampled.
 ///
@@ -29,21 +29,47 @@ pub(crate) fn sample(call: &Call<impl Store>, size_bytes: u64) -> Option<u32> {
     let interval_code = if call.cookie.site() == STUB_ENTRY {
         // The stub decided. A target that forges it falsifies its own profile.
         Interval::from_code(call.register(STUB_INTERVAL.number()) as u32).code()
-    // SAFETY: the helper takes no arguments.
-    } else if rate.samples_by(size_bytes, || unsafe { bpf_get_prandom_u32() }, |random, x| decide(random, x) != 0) {
+    } else if rate.samples_by(size_bytes, random, |x| probability(x)) {
         rate.interval_code
     } else {
         0
     };
+    if interval_code == 0 {
+        return None;
+    }
+    let interval_code = relieve(size_bytes, interval_code);
     let chance = if size_bytes < u64::from(rate.interval_bytes) { Chance::Random } else { Chance::Certain };
     if interval_code != 0 && is_recorded(call, chance) { Some(interval_code) } else { None }
 }
 
-/// Whether a block is sampled: see [`is_below_probability`]. A global function, so that the verifier checks the arithmetic once.
+#[inline(always)]
+fn random() -> u32 {
+    // SAFETY: the helper takes no arguments.
+    unsafe { bpf_get_prandom_u32() }
+}
+
+/// See [`sampling::probability`]. A global function, as the next one, so that the verifier checks the arithmetic once.
 #[unsafe(no_mangle)]
 #[inline(never)]
-pub(crate) extern "C" fn decide(random: u64, x: u64) -> u32 {
-    is_below_probability(random, x) as u32
+pub(crate) extern "C" fn probability(x: u64) -> u64 {
+    sampling::probability(x)
+}
+
+/// Samples a sampled call again if the ring buffer is filling: see [`sampling::relieved`].
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub(crate) extern "C" fn relieve(size_bytes: u64, interval_code: u32) -> u32 {
+    let exponent_max = config::relief_exponent_max();
+    if exponent_max == 0 {
+        return interval_code;
+    }
+    let exponent = sampling::relief_exponent(emit::unread_bytes(), config::ring_shift());
+    if exponent == 0 {
+        return interval_code;
+    }
+    let exponent = if exponent > exponent_max { exponent_max } else { exponent };
+    let random = (random() as u64) << 32 | random() as u64;
+    sampling::relieved(size_bytes, interval_code, exponent, random, |x| probability(x))
 }
 
 /// Whether two probes of the same call take the same decision.

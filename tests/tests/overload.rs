@@ -218,6 +218,103 @@ fn estimate_thinned() -> Errors {
 }
 
 #[test]
+fn blocks_that_are_freed_while_the_live_set_is_thinned_leave_totals_unbiased() {
+    assert_unbiased("blocks that are freed during a thinning", estimate_retiring);
+}
+
+/// The live set fills up several times, and most blocks are freed at once.
+fn estimate_retiring() -> Errors {
+    let mut errors = Errors::default();
+    let mut target = Target::start("retiring.c");
+    let arguments = format!("--interval 1 --live-blocks {LIVE_BLOCKS} --on-overload adapt -o out.json");
+    let mut heapbpf = Heapbpf::of(target.pid(), &arguments);
+    let session = heapbpf.start();
+    let truth = target.work(&"keep 25000 free 22000 ".repeat(8)).sum();
+    let _ = session.interrupt().expect_code(0);
+    let report = heapbpf.report("out.json");
+    report.assert_complete();
+    let changes = &report.health.interval_changes;
+    assert!(changes.iter().any(|change| change.reason == "live_set_filling"), "{changes:?}");
+    let totals = &report.process(target.pid()).totals;
+    let interval_bytes = changes.last().map_or(1, |change| change.to_bytes);
+    note(&mut errors, "live bytes", totals.live_bytes_95, truth.live_bytes, interval_bytes);
+    note(&mut errors, "allocated bytes", totals.alloc_bytes_95, truth.alloc_bytes, interval_bytes);
+    errors
+}
+
+/// A live set whose events the agent read too late is right after the next pass, and stays so.
+#[test]
+fn events_from_before_a_resync_correct_nothing() {
+    const KEPT: u64 = 10;
+    let mut target = Target::start("retiring.c");
+    let arguments = "-v --interval 1 --ring-size 1MiB --on-overload drop -o out.json";
+    let mut heapbpf = Heapbpf::of(target.pid(), arguments);
+    let mut session = heapbpf.start();
+    session.halt();
+    let truth = target.work(&format!("keep 60000 free 60000 keep {KEPT}")).sum();
+    session.resume();
+    session.wait_for("resynced ledgers");
+    let deadline = Instant::now() + RIGHT_WITHIN_MAX;
+    for number in 1.. {
+        let name = format!("out.{number:04}.json");
+        session.signal(Signal::USR1);
+        session.wait_for(&name);
+        let live = heapbpf.report(&name).process(target.pid()).totals.exact();
+        if (live.live_count, live.live_bytes) == (KEPT, truth.live_bytes) {
+            break;
+        }
+        assert!(Instant::now() < deadline, "{live:?} for good, in truth {truth:?}");
+    }
+    let _ = session.interrupt().expect_code(3);
+}
+
+/// While nobody empties the ring buffer, the kernel side raises the interval by itself.
+#[test]
+fn a_stopped_agent_loses_nothing_but_accuracy() {
+    assert_unbiased("a program whose agent was stopped", estimate_unread);
+}
+
+fn estimate_unread() -> Errors {
+    let mut errors = Errors::default();
+    let mut target = Target::start("retiring.c");
+    let arguments = "--interval 1 --ring-size 1MiB --on-overload adapt -o out.json";
+    let mut heapbpf = Heapbpf::of(target.pid(), arguments);
+    let session = heapbpf.start();
+    session.halt();
+    let truth = target.work(&"keep 2000 free 1990 ".repeat(100)).sum();
+    session.resume();
+    let _ = session.interrupt().expect_code(0);
+    let report = heapbpf.report("out.json");
+    report.assert_complete();
+    let changes = &report.health.interval_changes;
+    assert!(changes.iter().any(|change| change.reason == "ring_filling"), "{changes:?}");
+    let totals = &report.process(target.pid()).totals;
+    let interval_bytes = changes.iter().map(|change| change.to_bytes).max().unwrap_or(1);
+    note(&mut errors, "live bytes", totals.live_bytes_95, truth.live_bytes, interval_bytes);
+    note(&mut errors, "allocated bytes", totals.alloc_bytes_95, truth.alloc_bytes, interval_bytes);
+    errors
+}
+
+#[test]
+fn what_was_dropped_is_within_the_interval() {
+    let mut target = Target::start("retiring.c");
+    let arguments = "--interval 1 --ring-size 64KiB --on-overload drop -o out.json";
+    let mut heapbpf = Heapbpf::of(target.pid(), arguments);
+    let session = heapbpf.start();
+    session.halt();
+    let truth = target.work("keep 20000 free 15000").sum();
+    session.resume();
+    let _ = session.interrupt().expect_code(3);
+    let totals = &heapbpf.report("out.json").process(target.pid()).totals;
+    let interval = |interval: Option<[f64; 2]>| interval.map(|[low, high]| low..=high).expect("a bound is known");
+    #[expect(clippy::cast_precision_loss, reason = "a few megabytes")]
+    let (alloc_bytes, live_bytes) = (truth.alloc_bytes as f64, truth.live_bytes as f64);
+    let allocated = interval(totals.alloc_bytes_95);
+    assert!(allocated.contains(&alloc_bytes) && allocated.start() < &alloc_bytes, "{allocated:?}: {truth:?}");
+    assert_eq!(interval(totals.live_bytes_95), live_bytes..=live_bytes);
+}
+
+#[test]
 fn with_drop_a_full_live_set_drops_blocks() {
     let mut target = Target::start("service.c");
     let mut heapbpf =

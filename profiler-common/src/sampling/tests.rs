@@ -126,6 +126,63 @@ fn empty_blocks_are_sampled_and_weigh_no_bytes() {
     assert!(estimated_bytes(0, 64).abs() < f64::EPSILON);
 }
 
+#[test]
+fn a_filling_ring_buffer_raises_intervals_step_by_step() {
+    let ring_shift = 23;
+    let at = |part: f64| relief_exponent((part * f64::from(1 << ring_shift)) as u64, ring_shift);
+    assert_eq!([0.0, 0.25, 0.499].map(at), [0; 3]);
+    assert_eq!([0.5, 0.54, 0.75, 0.96875, 1.0].map(at), [8, 9, 16, 23, 23]);
+    assert_eq!(relief_exponent(u64::MAX, ring_shift), 23, "the kernel's number can be any");
+}
+
+/// The estimates are those of the larger interval alone, whatever the first one was.
+#[test]
+fn calls_that_are_sampled_again_stay_unbiased() {
+    let runs = 20;
+    for (interval_bytes, exponent) in [(1, 8), (64, 12), (4096, 16), (5000, 13), (1 << 20, 8)] {
+        let (mut bytes_off, mut count_off) = (0.0, 0.0);
+        for seed in 0..runs {
+            let mut random = Random(100 + seed);
+            let (mut bytes, mut count) = ([0.0; 2], [0.0; 2]);
+            let mut variances = [0.0; 2];
+            for _ in 0..20_000 {
+                let size = random.size();
+                let larger = interval_bytes.max(1 << exponent);
+                let weight = estimated_count(size, larger);
+                let s = size as f64;
+                (bytes[0], count[0]) = (bytes[0] + s, count[0] + 1.0);
+                variances = [variances[0] + s * s * (weight - 1.0), variances[1] + weight - 1.0];
+                let rate = at(interval_bytes);
+                if !rate.samples(size, || random.next_u32()) {
+                    continue;
+                }
+                let code = relieved(size, rate.interval_code, exponent, random.next_u64(), probability);
+                if code != 0 {
+                    let interval_bytes = u64::from(Interval::from_code(code).bytes());
+                    bytes[1] += estimated_bytes(size, interval_bytes);
+                    count[1] += estimated_count(size, interval_bytes);
+                }
+            }
+            let sigmas = |sum: [f64; 2], variance: f64| (sum[1] - sum[0]) / f64::max(variance.sqrt(), 1.0);
+            bytes_off += sigmas(bytes, variances[0]);
+            count_off += sigmas(count, variances[1]);
+        }
+        let limit = 4.0 * (runs as f64).sqrt();
+        assert!(bytes_off.abs() < limit && count_off.abs() < limit, "{interval_bytes}: {bytes_off} {count_off}");
+    }
+}
+
+#[test]
+fn large_blocks_and_larger_intervals_stay_as_they_are() {
+    let code = |bytes: u32| Interval::nearest(bytes).code();
+    assert_eq!(relieved(5000, code(1), 12, u64::MAX, probability), code(1), "a block beyond both");
+    assert_eq!(relieved(10, code(8192), 12, u64::MAX, probability), code(8192));
+    assert_eq!(relieved(10, code(1), 0, u64::MAX, probability), code(1), "no relief");
+    assert_eq!(relieved(10, code(1), 12, u64::MAX, probability), 0);
+    assert_eq!(relieved(10, code(1), 12, 0, probability), code(4096));
+    assert_eq!(relieved(0, code(1), 12, 0, probability), code(4096), "empty blocks count as a byte");
+}
+
 fn check_probability(size: u64, interval: u64) -> Result<(), TestCaseError> {
     let x = size.wrapping_mul(at(interval).inverse);
     let got = probability(x) as f64 / 2f64.powi(64);

@@ -41,6 +41,8 @@ pub(super) static OBJECT: &[u8] =
 pub struct KernelConfig {
     /// A power of two and a multiple of the page size.
     pub ring_bytes: u32,
+    /// Binary logarithm of the largest interval in bytes that a filling ring buffer may raise others to; 0 if it raises none.
+    pub relief_exponent_max: u32,
     pub live_blocks_max: u32,
     pub unwind_by_tables: bool,
     /// Cells of unwind rows, two rows each.
@@ -137,7 +139,7 @@ impl Kernel {
         check_uprobes(Path::new(UPROBE_SOURCE))?;
         let (cpus, page_shift) = (possible_cpus(), page_bytes().trailing_zeros());
         let scratch_areas = cpus + SCRATCH_SHARED;
-        let wakeup_bytes = u64::from(config.ring_bytes) / 4;
+        let (wakeup_bytes, ring_shift) = (u64::from(config.ring_bytes) / 4, config.ring_bytes.ilog2());
         let unwind_by_tables = u32::from(config.unwind_by_tables);
         let (raw_stacks, raw_areas) = if config.raw_stacks { (1u32, scratch_areas) } else { (0, 1) };
         let task_layout = TaskLayout::of_kernel();
@@ -153,6 +155,8 @@ impl Kernel {
         loader
             .override_global("STACK_SEED", &config.stack_seed, true)
             .override_global("WAKEUP_BYTES", &wakeup_bytes, true)
+            .override_global("RING_SHIFT", &ring_shift, true)
+            .override_global("RELIEF_EXPONENT", &config.relief_exponent_max, true)
             .override_global("CPUS", &cpus, true)
             .override_global("PAGE_SHIFT", &page_shift, true)
             .override_global("UNWIND_BY_TABLES", &unwind_by_tables, true)

@@ -415,6 +415,8 @@ impl EventNames {
                     Movement::Reweighed { from, to } => {
                         events.free(*target, callsite, from.bytes.rounded().wrapping_sub(to.bytes.rounded()))?;
                     }
+                    // Nothing that is live changes.
+                    Movement::FreedReweighed { .. } => {}
                 }
                 Ok(())
             })?;

@@ -118,6 +118,10 @@ impl Ledger {
         self.stacks.contains_key(&id)
     }
 
+    pub fn stacks(&self) -> impl Iterator<Item = (StackId, &Stack)> {
+        self.stacks.iter().map(|(&id, stack)| (id, stack))
+    }
+
     pub fn id(&self) -> Option<LedgerId> {
         self.id
     }
@@ -365,6 +369,7 @@ impl Ledger {
             Movement::Out(weight) => totals.free(weight),
             Movement::Back(weight) => totals.restore(weight, time),
             Movement::Reweighed { from, to } => totals.reweigh(from, to, inherited),
+            Movement::FreedReweighed { from, to } => totals.reweigh_freed(from, to, inherited),
         };
         change(callsite.change(self.peak));
         change(self.heaps.entry(callsite.heap).or_default());

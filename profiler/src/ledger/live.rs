@@ -40,6 +40,8 @@ pub enum Correction {
     Inserted(LiveAllocation),
     /// The block counts as sampled at this interval (see [`Interval::code`]), or not at all: live blocks were thinned.
     Thinned(TargetAddr, Option<u32>),
+    /// The same of a block that was freed before the thinning was entered.
+    FreedThinned(FreedBlock, Option<u32>),
 }
 
 /// The weight follows from size and interval.
@@ -242,10 +244,17 @@ struct Latest {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct FreedBlock {
+pub struct FreedBlock {
     pub(super) block: LiveBlock,
     pub(super) lifetime_us: u64,
     pub(super) temporary: bool,
+}
+
+pub(super) fn lifetime_us(free: &Free, block: &LiveBlock) -> u64 {
+    match free.age_us {
+        u32::MAX => (free.time.0.saturating_sub(block.time.0) / 1000).max(u64::from(u32::MAX)),
+        age_us => u64::from(age_us),
+    }
 }
 
 impl Threads {
@@ -254,10 +263,7 @@ impl Threads {
     }
 
     pub(super) fn free(&mut self, free: &Free, heap: HeapId, block: LiveBlock) -> FreedBlock {
-        let lifetime_us = match free.age_us {
-            u32::MAX => (free.time.0.saturating_sub(block.time.0) / 1000).max(u64::from(u32::MAX)),
-            age_us => u64::from(age_us),
-        };
+        let lifetime_us = lifetime_us(free, &block);
         let latest = self.latest(free.tid, heap);
         let temporary = latest.allocated.take_if(|allocated| *allocated == free.address).is_some();
         let freed = FreedBlock { block, lifetime_us, temporary };

@@ -22,5 +22,5 @@ mod tests;
 
 pub(crate) use ledger::Ledger;
 pub(crate) use limit::CallsiteLimit;
-pub(crate) use live::LiveAllocation;
+pub(crate) use live::{FreedBlock, LiveAllocation};
 pub(crate) use resync::Reconciled;

@@ -4,9 +4,10 @@ use derive_more::AddAssign;
 use profiler_common::interval::Interval;
 
 use super::ledger::Ledger;
-use super::live::{Correction, LiveAllocation, LiveBlock};
+use super::live::{Correction, FreedBlock, LiveAllocation, LiveBlock, lifetime_us};
 use super::totals::Movement;
 use crate::address::TargetAddr;
+use crate::ingest::event::Free;
 use crate::units::Amounts;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, AddAssign)]
@@ -89,17 +90,47 @@ impl Ledger {
     /// that [`Amounts::of`] the larger interval implies.
     pub fn thin(&mut self, block: &LiveAllocation, to: Option<Interval>) {
         let Some(known) = self.live.get(block.address) else { return };
-        let facts = |block: &LiveAllocation| (block.size_bytes, block.heap);
-        if to.is_some_and(|to| to.bytes() <= known.interval.bytes()) {
-            return;
-        }
-        let is_same = facts(&self.allocation(block.address, known)) == facts(block)
-            && self.is_of_stack(known.callsite, block.stack);
-        if !is_same || !self.live.is_same_time(known.time, block.time) {
+        if to.is_some_and(|to| to.bytes() <= known.interval.bytes()) || !self.was_read(known, block) {
             return;
         }
         self.record(Correction::Thinned(block.address, to.map(Interval::code)));
         self.reweigh(block.address, known, to);
+    }
+
+    /// Whether a block of the kernel's live set is this one. Its interval is that of its sampling.
+    fn was_read(&self, known: LiveBlock, read: &LiveAllocation) -> bool {
+        (known.size_bytes, self.callsites[known.callsite as usize].heap) == (read.size_bytes, read.heap)
+            && self.is_of_stack(known.callsite, read.stack)
+            && self.live.is_same_time(known.time, read.time)
+    }
+
+    /// The block that this free will remove, for [`thin_freed`](Self::thin_freed).
+    pub fn about_to_be_freed(&self, free: &Free) -> Option<FreedBlock> {
+        let block = self.live.get(free.address)?;
+        Some(FreedBlock { block, lifetime_us: lifetime_us(free, &block), temporary: false })
+    }
+
+    /// As [`thin`](Self::thin), of a block that was freed after it had been read from the kernel's live set: what was allocated
+    /// and freed changes by the same weight. If another block was freed there, nothing happens.
+    pub fn thin_freed(&mut self, block: &LiveAllocation, freed: &FreedBlock, to: Option<Interval>) {
+        let known = freed.block;
+        if to.is_some_and(|to| to.bytes() <= known.interval.bytes()) || !self.was_read(known, block) {
+            return;
+        }
+        self.record(Correction::FreedThinned(*freed, to.map(Interval::code)));
+        self.reweigh_freed(freed, to);
+    }
+
+    fn reweigh_freed(&mut self, freed: &FreedBlock, to: Option<Interval>) {
+        let FreedBlock { block: LiveBlock { size_bytes, interval, callsite: index, .. }, lifetime_us, .. } = *freed;
+        // A recording can have any number.
+        let Some(callsite) = self.callsites.get_mut(index as usize) else { return };
+        let from = Amounts::of(size_bytes, interval);
+        let to = to.map(|interval| Amounts::of(size_bytes, interval)).unwrap_or_default();
+        callsite.remove_lifetime(lifetime_us, from.count);
+        callsite.add_lifetime(lifetime_us, to.count);
+        self.sampled.insert(callsite.heap);
+        self.change(index, Movement::FreedReweighed { from, to }, self.latest);
     }
 
     fn reweigh(&mut self, address: TargetAddr, known: LiveBlock, to: Option<Interval>) {
@@ -127,6 +158,7 @@ impl Ledger {
                     self.reweigh(*address, known, to.map(Interval::from_code));
                 }
             }
+            Correction::FreedThinned(freed, to) => self.reweigh_freed(freed, to.map(Interval::from_code)),
         }
     }
 }

@@ -20,6 +20,8 @@ pub enum Movement {
     Back(Amounts),
     /// The weight of a live block changed; the new one is 0 if the block is no longer sampled.
     Reweighed { from: Amounts, to: Amounts },
+    /// The same of a block that has been freed.
+    FreedReweighed { from: Amounts, to: Amounts },
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -235,6 +237,20 @@ impl Totals {
 
     /// `inherited` selects which sum contains the block.
     pub fn reweigh(&mut self, from: Amounts, to: Amounts, inherited: bool) {
+        self.reweigh_origin(from, to, inherited);
+        self.live_samples = (self.live_samples + to.samples).saturating_sub(from.samples);
+        self.live_variance += to.variance;
+        self.live_variance -= from.variance;
+    }
+
+    /// As [`reweigh`](Self::reweigh), of a block that has been freed.
+    pub fn reweigh_freed(&mut self, from: Amounts, to: Amounts, inherited: bool) {
+        self.reweigh_origin(from, to, inherited);
+        self.free_count += to.count - from.count;
+        self.free_bytes += to.bytes - from.bytes;
+    }
+
+    fn reweigh_origin(&mut self, from: Amounts, to: Amounts, inherited: bool) {
         if inherited {
             self.opening_count += to.count - from.count;
             self.opening_bytes += to.bytes - from.bytes;
@@ -245,9 +261,6 @@ impl Totals {
             self.alloc_variance += to.variance;
             self.alloc_variance -= from.variance;
         }
-        self.live_samples = (self.live_samples + to.samples).saturating_sub(from.samples);
-        self.live_variance += to.variance;
-        self.live_variance -= from.variance;
     }
 }
 

@@ -37,9 +37,44 @@ pub struct Health {
     pub inline_engine: Option<InlineEngine>,
     #[serde(with = "in_text")]
     pub interpreters: Option<InterpreterFrames>,
+    /// What the dropped records of `lost` may represent.
+    #[serde(with = "in_text")]
+    pub unaccounted: Unaccounted,
     /// Known when a report is written; recordings store it next to their names.
     #[serde(skip)]
     pub symbolization: Symbolization,
+}
+
+/// Upper bounds of what dropped records represent, of all targets together. Nothing is known of the records' processes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+#[cfg_attr(test, derive(schemars::JsonSchema), schemars(inline))]
+pub struct Unaccounted {
+    /// Bytes of allocations that may be missing in what was allocated. Some of them were found in the live set later, and are not
+    /// missing.
+    pub alloc_bytes: u64,
+    /// The same in blocks.
+    pub alloc_count: u64,
+    /// Bytes of these that may be live.
+    pub live_bytes: u64,
+    /// The same in blocks.
+    pub live_count: u64,
+    /// Whether live amounts have not been corrected since the last drop, so that nothing limits their error.
+    pub is_live_behind: bool,
+}
+
+impl Unaccounted {
+    pub fn is_none(&self) -> bool {
+        *self == Self::default()
+    }
+
+    fn since(&self, base: &Self) -> Self {
+        Self {
+            alloc_bytes: self.alloc_bytes.saturating_sub(base.alloc_bytes),
+            alloc_count: self.alloc_count.saturating_sub(base.alloc_count),
+            ..*self
+        }
+    }
 }
 
 impl Health {
@@ -60,11 +95,17 @@ impl Health {
             events: self.events.saturating_sub(base.events),
             lost: since(&self.lost, &base.lost),
             unwind: since(&self.unwind, &base.unwind),
+            unaccounted: self.unaccounted.since(&base.unaccounted),
             resyncs: self.resyncs.saturating_sub(base.resyncs),
             agent_cpu_ns: self.agent_cpu_ns.saturating_sub(base.agent_cpu_ns),
             memory_sampling_ns: self.memory_sampling_ns.saturating_sub(base.memory_sampling_ns),
             ..self.clone()
         }
+    }
+
+    /// Whether blocks are missing of which not even a size is known.
+    pub fn has_lost_unsized(&self) -> bool {
+        self.lost.iter().any(|(loss, count)| loss.is_unsized() && *count > 0)
     }
 
     pub fn lost_by(&self, reason: &Loss) -> u64 {

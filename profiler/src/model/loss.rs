@@ -98,6 +98,14 @@ impl Loss {
         matches!(self, Self::ProcessSkipped | Self::ProgramMissed | Self::ProgramLate | Self::Program32Bit)
     }
 
+    /// Counts allocations whose size is not known.
+    pub fn is_unsized(&self) -> bool {
+        matches!(
+            self,
+            Self::InflightFull | Self::ResultUnreadable | Self::MayThrow | Self::ProbeMissed | Self::StubMissed
+        )
+    }
+
     pub fn name(&self) -> &str {
         match self {
             Self::Unknown(name) => name,

@@ -12,7 +12,7 @@ mod workload;
 pub(crate) use health::{
     Action, ChangeReason, Download, Excess, Guardrails, Health, InlineEngine, InlinedHeap, IntervalChange, NamesFrom,
     Overhead, ProbeCosts, ProbeScope, Reached, ScopeKind, SymbolSource, Symbolization, SymbolizationFailure,
-    UnfoundHook, UnnamedModule,
+    Unaccounted, UnfoundHook, UnnamedModule,
 };
 pub(crate) use interpreter_frames::{InterpreterFrames, LanguageFunctions};
 pub(crate) use loss::Loss;

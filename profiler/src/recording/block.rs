@@ -15,7 +15,7 @@ use thiserror::Error;
 pub(crate) const MAGIC: [u8; 8] = *b"\x89HEAPBPF";
 pub(crate) const VERSION_MAJOR: u16 = 2;
 /// Incremented for additions that a reader may skip.
-pub(crate) const VERSION_MINOR: u16 = 5;
+pub(crate) const VERSION_MINOR: u16 = 6;
 
 pub const FILE_HEADER_BYTES: usize = 16;
 pub(crate) const BLOCK_HEADER_BYTES: usize = 16;

@@ -118,7 +118,9 @@ pub(super) fn accuracy(profile: &Profile, view: View) -> String {
     if profile.unreachable || profile.is_exact() || view.samples(&totals) == 0 {
         return String::new();
     }
-    let bounds = view.confidence(&totals, profile.interval_bytes_of_all());
+    let Some(bounds) = view.bounds(profile, &totals, profile.interval_bytes_of_all()) else {
+        return format!(" ({})", text::counted(view.samples(&totals), "sample"));
+    };
     let [low, high] = bounds.map(|end| view.amount(end.round() as u64));
     format!(" (95 %: {low} to {high}, {})", text::counted(view.samples(&totals), "sample"))
 }

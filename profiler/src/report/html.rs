@@ -168,7 +168,7 @@ fn facts(profile: &Profile, target: &TargetProfile) -> Value {
             "name": heap.name,
             "interval_bytes": heap.interval_bytes,
             "interval_bytes_max": heap.interval_bytes_max,
-            "estimates": estimates(&heap.totals, heap.interval_bytes, heap.is_exact()),
+            "estimates": estimates(profile, &heap.totals, heap.interval_bytes, heap.is_exact()),
         })
     };
     json!({
@@ -183,7 +183,7 @@ fn facts(profile: &Profile, target: &TargetProfile) -> Value {
         "replaced": facts.replaced,
         "exit_code": facts.exit_code,
         "detached": facts.detached.map(|time| millis(profile, time)),
-        "estimates": estimates(totals, profile.interval_bytes_of(target), profile.is_exact_of(target)),
+        "estimates": estimates(profile, totals, profile.interval_bytes_of(target), profile.is_exact_of(target)),
         "freed_bytes": Number(totals.free_bytes.to_f64()),
         "freed_count": Number(totals.free_count.to_f64()),
         "peak_bytes": Number(totals.peak_bytes.to_f64()),
@@ -251,12 +251,13 @@ fn header(profile: &Profile) -> Value {
         "unreachable": profile.unreachable,
         "beginnings": beginnings(profile),
         "unexplained": unexplained(profile),
-        "estimates": estimates(&totals, profile.interval_bytes_of_all(), profile.is_exact()),
+        "estimates": estimates(profile, &totals, profile.interval_bytes_of_all(), profile.is_exact()),
         "freed_bytes": Number(totals.free_bytes.to_f64()),
         "freed_count": Number(totals.free_count.to_f64()),
         "folded": (profile.others.folded_count > 0).then(|| json!({
             "processes": describe::folded_processes(profile),
             "estimates": estimates(
+                profile,
                 &profile.others.folded_totals,
                 profile.interval_bytes_of_folded(),
                 profile.is_exact_of_folded(),
@@ -266,12 +267,11 @@ fn header(profile: &Profile) -> Value {
     })
 }
 
-/// Amounts by view; of estimates also the bounds of the 95 % confidence interval, and the number of samples.
-fn estimates(totals: &Totals, interval_bytes: u64, is_exact: bool) -> Map<String, Value> {
+/// Amounts by view; of estimates also the bounds of the 95 % confidence interval, if they are known, and the number of samples.
+fn estimates(profile: &Profile, totals: &Totals, interval_bytes: u64, is_exact: bool) -> Map<String, Value> {
     let estimate = |view: View| {
         let mut numbers = vec![Number(view.estimate(totals))];
-        if !is_exact {
-            let [low, high] = view.confidence(totals, interval_bytes);
+        if !is_exact && let Some([low, high]) = view.bounds(profile, totals, interval_bytes) {
             numbers.extend([low, high, float(view.samples(totals))].map(Number));
         }
         (view.field_name(), json!(numbers))

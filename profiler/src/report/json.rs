@@ -213,7 +213,8 @@ fn amounts(
 fn totals(profile: &Profile, totals: &Totals, interval_bytes: u64, exact: bool) -> schema::Totals {
     let bytes = |bytes| Amount::of_bytes(bytes, exact);
     let count = |count| Amount::of_count(count, exact);
-    let interval = |view: View| (!exact).then(|| view.confidence(totals, interval_bytes));
+    let is_estimate = !exact || !profile.health.unaccounted.is_none();
+    let interval = |view: View| if is_estimate { view.bounds(profile, totals, interval_bytes) } else { None };
     let variance = |view: View| (!exact).then(|| view.variance(totals).to_f64());
     let cube = |view: View| (!exact).then(|| view.cube(totals).cubic());
     let in_window = profile.window.is_some();

@@ -130,8 +130,10 @@ fn of_view(
     };
     let mut attribute_indices = attributes.to_vec();
     // The interval is of all blocks; that of the old ones among them is unknown.
-    if !profile.is_exact_of(target) && !view.shows_old_blocks_only(profile) {
-        let bounds = view.confidence(&target.totals, profile.interval_bytes_of(target));
+    if !profile.is_exact_of(target)
+        && !view.shows_old_blocks_only(profile)
+        && let Some(bounds) = view.bounds(profile, &target.totals, profile.interval_bytes_of(target))
+    {
         let [low, high] = bounds.map(|end| Attribute::Float(end.to_bits()));
         attribute_indices.push(dictionary.attribute("heapbpf.total_95.low", low));
         attribute_indices.push(dictionary.attribute("heapbpf.total_95.high", high));

@@ -6,7 +6,7 @@ use std::str::FromStr;
 use super::text;
 use crate::ledger::confidence::{Estimate, least_weights};
 use crate::ledger::totals::Totals;
-use crate::model::{CallsiteProfile, Profile};
+use crate::model::{CallsiteProfile, Profile, Unaccounted};
 use crate::units::{Amounts, EstimatedCube, EstimatedVariance};
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -124,6 +124,25 @@ impl View {
         let [bytes, count] = least_weights(interval_bytes, allocated.samples);
         let least_weight = self.with_error(&allocated).weight().max(if self.is_bytes() { bytes } else { count });
         self.with_error(&self.amounts(totals)).interval_95(least_weight)
+    }
+
+    /// As [`confidence`](Self::confidence), with what dropped records may represent. `None` if nothing limits that.
+    pub(super) fn bounds(self, profile: &Profile, totals: &Totals, interval_bytes: u64) -> Option<[f64; 2]> {
+        let Unaccounted { alloc_bytes, alloc_count, live_bytes, live_count, is_live_behind } =
+            profile.health.unaccounted;
+        if profile.health.has_lost_unsized() || self.is_live() && is_live_behind {
+            return None;
+        }
+        let missing = match self {
+            Self::LiveBytes => live_bytes,
+            Self::LiveCount => live_count,
+            Self::AllocBytes => alloc_bytes,
+            Self::AllocCount => alloc_count,
+        };
+        let [low, high] = self.confidence(totals, interval_bytes);
+        #[expect(clippy::cast_precision_loss, reason = "a bound")]
+        let high = high + missing as f64;
+        Some([low, high])
     }
 
     pub(super) fn with_error(self, amounts: &Amounts) -> Estimate {

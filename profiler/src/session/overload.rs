@@ -23,6 +23,16 @@ pub enum OverloadPolicy {
     Adapt(Interval),
 }
 
+impl OverloadPolicy {
+    /// Binary logarithm of the largest interval in bytes that the kernel side may raise others to by itself; 0 if it may not.
+    pub(super) fn relief_exponent_max(self) -> u32 {
+        match self {
+            Self::Drop => 0,
+            Self::Adapt(interval_max) => interval_max.bytes().max(1).ilog2(),
+        }
+    }
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Load {
     pub(super) time: MonotonicNanos,
@@ -159,6 +169,18 @@ impl Overload {
         if let Some(heap) = self.heaps.get_mut(usize::from(heap.0)) {
             heap.sizes.add(size_bytes);
         }
+    }
+
+    /// Returns a change of the interval if this block was sampled at a larger one than any before: the kernel side has raised it by
+    /// itself.
+    pub(super) fn note_relief(&mut self, block: &Allocation) -> Option<RateChange> {
+        let heap = self.heaps.get_mut(usize::from(block.heap.0))?;
+        if block.interval.bytes() <= heap.largest.bytes() {
+            return None;
+        }
+        heap.largest = block.interval;
+        let reason = ChangeReason::RingFilling;
+        Some(RateChange { time: block.time, heap: block.heap, from: heap.now, to: block.interval, reason })
     }
 
     /// Takes the current load and returns the rate changes that it requires; none with [`OverloadPolicy::Drop`].

@@ -48,8 +48,10 @@ impl Session {
         }
         // One pass is enough: no block is allocated any more, and no free is entered.
         if self.note_drops().is_some() && self.resync.is_needed() {
+            self.catch_up();
             self.resync.begin(&self.processes);
             self.complete_pass();
+            self.resync.close();
         }
     }
 }

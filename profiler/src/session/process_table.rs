@@ -44,6 +44,8 @@ pub(super) struct ProcessTable {
     /// Of ended targets of which only sums are kept.
     frees_unknown_folded: u64,
     pub(super) heaps_folded: BTreeSet<HeapId>,
+    /// Of the same targets.
+    stacks_folded: Vec<StackId>,
 }
 
 #[derive(Default)]
@@ -155,12 +157,26 @@ impl ProcessTable {
         }
         let (early, others): (VecDeque<Event>, _) = self.early_stacks.drain(..).partition(|stack| stack.pid() == pid);
         self.early_stacks = others;
-        for stack in early {
+        let earlier = self.stacks_of_earlier(pid).filter(|(id, _)| !target.ledger.has_stack(*id));
+        let earlier: Vec<Event> = earlier.map(|(id, stack)| Event::Stack(pid, id, stack.clone())).collect();
+        for stack in earlier.into_iter().chain(early) {
             Self::enter_into(&mut target, self.recorder.as_mut(), stack);
         }
         let mut before = self.running.insert(pid, target)?;
         before.set_end(End::Exited(Exit { code: None }));
         Some(before)
+    }
+
+    /// Frames of the latest process that had this pid. The id of a stack follows from the pid and the addresses, and the kernel side
+    /// sends the frames of an id once, so a process that gets the same pid does not send those that its predecessor has sent.
+    fn stacks_of_earlier(&self, pid: Pid) -> impl Iterator<Item = (StackId, &Stack)> {
+        let ended = || self.ended.iter().rfind(|target| target.pid == pid);
+        self.running.get(&pid).or_else(ended).into_iter().flat_map(|target| target.ledger.stacks())
+    }
+
+    /// Stacks whose frames nothing has any more: the kernel side must send them again.
+    pub(super) fn take_folded_stacks(&mut self) -> Vec<StackId> {
+        std::mem::take(&mut self.stacks_folded)
     }
 
     /// Ignores events of processes that are not targets, except stacks: with shared probes, a forked child is sampled
@@ -278,6 +294,7 @@ impl ProcessTable {
                 self.window.folded_totals.add(&totals);
             }
             self.frees_unknown_folded += folded.ledger.frees_unknown();
+            self.stacks_folded.extend(folded.ledger.stacks().map(|(id, _)| id));
             self.heaps_folded.extend(folded.hooks.heap_ids(&folded.ledger.snapshot(MonotonicNanos(0)).heaps, plan));
         }
     }

@@ -141,6 +141,9 @@ impl Rates {
         self.overload.count_record(record_bytes);
         if let Event::Alloc(allocation) = event {
             self.overload.count_block(allocation.heap, allocation.size_bytes);
+            if let Some(change) = self.overload.note_relief(allocation) {
+                self.note(change);
+            }
         }
     }
 
@@ -177,18 +180,22 @@ impl Rates {
     fn apply(&mut self, changes: Vec<RateChange>, kernel: &mut Kernel) -> Result<(), LoadError> {
         for change in changes {
             kernel.set_rate(change.heap, SamplingRate::new(change.to))?;
-            let message = self.describe(&change);
-            if self.changes.is_empty() {
-                warn!("{message}; the interval falls back when the load drops (`--on-overload drop` keeps it)");
-            } else {
-                info!("{message}");
-            }
-            if self.changes.len() >= CHANGES_MAX {
-                self.changes.remove(CHANGES_MAX / 2);
-            }
-            self.changes.push(change);
+            self.note(change);
         }
         Ok(())
+    }
+
+    fn note(&mut self, change: RateChange) {
+        let message = self.describe(&change);
+        if self.changes.is_empty() {
+            warn!("{message}; the interval falls back when the load drops (`--on-overload drop` keeps it)");
+        } else {
+            info!("{message}");
+        }
+        if self.changes.len() >= CHANGES_MAX {
+            self.changes.remove(CHANGES_MAX / 2);
+        }
+        self.changes.push(change);
     }
 
     fn describe(&self, change: &RateChange) -> String {

@@ -1,8 +1,12 @@
 //! Resync: corrects ledgers from the kernel's live set after records were dropped, and thins both.
 //!
 //! After a drop, only the live set has the live blocks. Reading a million blocks takes up to a second, during which the
-//! ring buffer must be drained, so a thread reads them. The addresses of events that arrive meanwhile are noted,
-//! because there the ledger is newer than the live set.
+//! ring buffer must be drained, so a thread reads them. Events arrive meanwhile. Where they are later than the beginning of the
+//! reading, the ledger is newer than what was read, and is kept; older ones, which a stopped agent finds in the ring buffer,
+//! correct nothing.
+//!
+//! A thinning decides about each block that is read. A block that is freed between then and the end of the pass has left the ledger
+//! with its old weight, so it is reweighed afterwards: whether a decision holds must not depend on how long its block lives.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -23,8 +27,8 @@ use crate::address::TargetAddr;
 use crate::bpf::live_set::LiveReader;
 use crate::bpf::load::{Kernel, LoadError};
 use crate::ids::{HeapId, Pid, StackId};
-use crate::ingest::event::Event;
-use crate::ledger::{LiveAllocation, Reconciled};
+use crate::ingest::event::{Allocation, Event, Free};
+use crate::ledger::{FreedBlock, Ledger, LiveAllocation, Reconciled};
 use crate::linux::clock;
 use crate::model::Origin;
 use crate::units::MonotonicNanos;
@@ -63,22 +67,20 @@ impl Resync {
         })
     }
 
-    /// Notes the address of an event during a pass. A block that is restored gets the interval that it was thinned to.
-    pub(super) fn observe(&mut self, event: &mut Event) {
-        let (pid, address) = match event {
-            Event::Alloc(allocation) => (allocation.pid, allocation.address),
-            Event::Restore(allocation) => {
-                if !self.thinnings.is_empty() {
-                    allocation.interval = self.thinnings.of_restored(allocation);
-                }
-                (allocation.pid, allocation.address)
-            }
-            Event::Free(free) => (free.pid, free.address),
-            _ => return,
-        };
-        if let Some(pass) = &mut self.pass {
-            pass.touched.insert((pid, address));
+    /// Notes an event during a pass, before it is entered. A block that is restored gets the interval that it was thinned to.
+    pub(super) fn observe(&mut self, event: &mut Event, processes: &ProcessTable) {
+        let has_thinned = !self.thinnings.is_empty();
+        if has_thinned && let Event::Restore(allocation) = event {
+            allocation.interval = self.thinnings.of_restored(allocation);
         }
+        let Some(pass) = &mut self.pass else { return };
+        if has_thinned
+            && let Event::Free(free) = event
+            && let Some(target) = processes.get(free.pid)
+        {
+            pass.notes.free(free, &target.ledger);
+        }
+        pass.notes.touch(event);
     }
 
     /// Returns the number of blocks in the live set, counted recently; `max` is its capacity.
@@ -113,6 +115,13 @@ impl Resync {
 
     pub(super) fn is_needed(&self) -> bool {
         self.schedule.is_needed()
+    }
+
+    /// After a pass with nothing left to record: it has covered all drops, unless it failed.
+    pub(super) fn close(&mut self) {
+        if !self.schedule.has_failed {
+            self.schedule.covered = self.schedule.drops;
+        }
     }
 
     /// A pass that covers a target must be finished before its ledger is closed: it may have thinned the live set.
@@ -152,6 +161,7 @@ impl Resync {
         warn!("cannot read the kernel's live set: {error}");
         let schedule = &mut self.schedule;
         (schedule.covered, schedule.requested) = (0, schedule.drops == 0);
+        schedule.has_failed = true;
         schedule.end(FAILED_PASS);
     }
 
@@ -163,7 +173,8 @@ impl Resync {
         kernel: &mut Kernel,
         started: MonotonicNanos,
     ) {
-        let Some(Pass { began, targets, touched, reader }) = self.pass.take() else { return };
+        let Some(Pass { began, targets, notes, reader }) = self.pass.take() else { return };
+        let Notes { touched, freed, .. } = notes;
         let panicked = |_| Err(io::Error::other("the thread that reads the live set panicked"));
         let reading = match reader.join().unwrap_or_else(panicked) {
             Ok(reading) => reading,
@@ -178,6 +189,7 @@ impl Resync {
                 continue;
             }
             let is_touched = |address| touched.contains(&(pid, address)) || reading.recent.contains(&(pid, address));
+            self.reweigh_freed(target, &reading, &freed);
             all += self.reconcile(target, &reading, is_touched);
             missing.extend(target.ledger.stacks_missing());
         }
@@ -266,6 +278,20 @@ impl Resync {
         }
     }
 
+    /// Applies thinnings to blocks that were freed after they had been read.
+    fn reweigh_freed(&self, target: &mut Target, reading: &Reading, freed: &FxHashMap<(Pid, TargetAddr), FreedBlock>) {
+        if freed.is_empty() {
+            return;
+        }
+        let kept = reading.live(target.pid).map(|block| (block, Some(block.interval)));
+        let thinned = reading.thinned(target.pid).map(|block| (block, None));
+        for (block, to) in kept.chain(thinned) {
+            if let Some(freed) = freed.get(&(target.pid, block.address)) {
+                target.ledger.thin_freed(&block, freed, to);
+            }
+        }
+    }
+
     fn reconcile(
         &self,
         target: &mut Target,
@@ -288,11 +314,14 @@ struct Schedule {
     covered: u64,
     dropped: MonotonicNanos,
     requested: bool,
+    /// Of the latest pass.
+    has_failed: bool,
     last: Option<(MonotonicNanos, Duration)>,
 }
 
-/// Drops have ended after this time without any.
-const QUIET: Duration = Duration::from_millis(200);
+/// Drops have ended after this time without any. An allocation is written, and enters the live set, within this time after the
+/// one that its record has: its thread can lose its processor between the two.
+const QUIET: Duration = Duration::from_millis(250);
 
 /// While records are being dropped, passes take at most a tenth of the time and begin at this minimum period.
 const SHARE: u32 = 10;
@@ -321,8 +350,13 @@ impl Schedule {
         paced || ended
     }
 
+    /// A pass covers the drops before it once they have ended: until then, an event that it takes for newer than the live set may
+    /// be older than a drop.
     fn begin(&mut self, now: MonotonicNanos) {
-        (self.covered, self.requested) = (self.drops, false);
+        (self.requested, self.has_failed) = (false, false);
+        if now.since(self.dropped) >= QUIET {
+            self.covered = self.drops;
+        }
         self.last = Some((now, Duration::ZERO));
     }
 
@@ -410,21 +444,63 @@ type Touched = FxHashSet<(Pid, TargetAddr)>;
 struct Pass {
     began: Instant,
     targets: BTreeMap<Pid, Program>,
-    /// Addresses of events since the pass began.
-    touched: Touched,
+    notes: Notes,
     reader: JoinHandle<io::Result<Reading>>,
 }
 
 impl Pass {
     fn begin(reader: Arc<LiveReader>, sieve: Sieve) -> io::Result<Self> {
-        let targets = sieve.targets.clone();
+        let (notes, targets) = (Notes::new(sieve.since), sieve.targets.clone());
         let read = move || {
             let mut reading = Reading::default();
             reader.sift(|pid, address, block| reading.take(&sieve, pid, address, block))?;
             Ok(reading)
         };
         let reader = std::thread::Builder::new().name("resync".to_owned()).spawn(read)?;
-        Ok(Self { began: Instant::now(), targets, touched: Touched::default(), reader })
+        Ok(Self { began: Instant::now(), targets, notes, reader })
+    }
+}
+
+/// What events that arrive during a reading reveal about it.
+struct Notes {
+    /// Start of the reading.
+    since: MonotonicNanos,
+    /// Addresses of events that may be later than the reading of their block.
+    touched: Touched,
+    /// Blocks that were freed since the reading began, if live blocks have been thinned.
+    freed: FxHashMap<(Pid, TargetAddr), FreedBlock>,
+}
+
+impl Notes {
+    fn new(since: MonotonicNanos) -> Self {
+        Self { since, touched: Touched::default(), freed: FxHashMap::default() }
+    }
+
+    /// A free has the time after its block left the live set, an allocation that before its block entered it, and a restored block
+    /// that of its allocation.
+    fn touch(&mut self, event: &Event) {
+        let (pid, address, is_later) = match event {
+            Event::Alloc(Allocation { pid, address, time, .. }) => (*pid, *address, self.since.since(*time) <= QUIET),
+            Event::Restore(Allocation { pid, address, .. }) => {
+                self.freed.remove(&(*pid, *address));
+                (*pid, *address, true)
+            }
+            Event::Free(free) => (free.pid, free.address, free.time >= self.since),
+            _ => return,
+        };
+        if is_later {
+            self.touched.insert((pid, address));
+        }
+    }
+
+    /// Of several blocks at an address, the one that was live when the reading began is the only one that can have been read, and
+    /// the first that is freed afterwards. `ledger` still has it.
+    fn free(&mut self, free: &Free, ledger: &Ledger) {
+        if free.time >= self.since
+            && let Some(block) = ledger.about_to_be_freed(free)
+        {
+            self.freed.entry((free.pid, free.address)).or_insert(block);
+        }
     }
 }
 

@@ -359,7 +359,7 @@ impl Session {
                 let Some(event) = inventories.observe(event, processes) else { return };
                 rates.count(record.len(), &event);
                 let Some(mut event) = probes.copies.enter(event) else { return };
-                resync.observe(&mut event);
+                resync.observe(&mut event, processes);
                 raw_stacks.enter(&event, config.raw_stacks_max);
                 processes.enter(event);
             }
@@ -383,6 +383,12 @@ impl Session {
         self.probes.update_intervals(&self.rates);
         if self.inventories.is_walked() {
             self.finish_inventory(true);
+        }
+        let folded = self.processes.take_folded_stacks();
+        if !folded.is_empty()
+            && let Err(error) = self.probes.kernel.forget_stacks(&folded)
+        {
+            debug!("{error}");
         }
         if self.resync.is_read() && self.take_records() {
             self.finish_pass();

@@ -20,7 +20,7 @@ use crate::ids::Pid;
 use crate::keeper::{self, Launch};
 use crate::ledger::timeline::SampleTrigger;
 use crate::linux::clock;
-use crate::model::{Health, HookStatus, InlinedHeap, Loss, Others, Symbolization, Window, WindowReason};
+use crate::model::{Health, HookStatus, InlinedHeap, Loss, Others, Symbolization, Unaccounted, Window, WindowReason};
 use crate::recording::entry::{HealthFacts, SessionFacts, TargetRecord};
 use crate::recording::recorder::Recorder;
 use crate::shown;
@@ -178,6 +178,18 @@ impl Session {
         targets.map(|target| target.state(now.monotonic, &self.probes.discovery.plan, &self.rates)).collect()
     }
 
+    /// A block that the live set had no place for may be live; one whose record was dropped is found there.
+    fn unaccounted(&self, counters: &Counters) -> Unaccounted {
+        let (live_bytes, live_count) = (counters.get(Counter::UntrackedBytes), counters.get(Counter::UntrackedBlocks));
+        Unaccounted {
+            alloc_bytes: live_bytes + counters.get(Counter::UnwrittenBytes),
+            alloc_count: live_count + counters.get(Counter::UnwrittenBlocks),
+            live_bytes,
+            live_count,
+            is_live_behind: self.resync.is_needed(),
+        }
+    }
+
     fn health(&self, counters: &Counters) -> Health {
         let mut lost: Vec<_> = counters.losses().map(|(counter, count)| (Loss::of(counter), count)).collect();
         let own =
@@ -200,6 +212,7 @@ impl Session {
             scope: Some(self.probes.scope(counters.get(Counter::ForeignCalls))),
             inline_engine,
             interpreters: self.probes.unwinding.interpreters.frames(counters),
+            unaccounted: self.unaccounted(counters),
             symbolization: Symbolization::default(),
         };
         let stacks_lost = self.processes.all().into_iter().map(|target| target.ledger.stacks_lost()).sum();

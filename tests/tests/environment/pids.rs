@@ -119,6 +119,14 @@ fn start_as(pid: u32, program: &Path) -> Target {
     target
 }
 
+/// The same, with the addresses that each such process has.
+fn start_at_fixed_addresses_as(pid: u32, program: &Path) -> Target {
+    let mut command = Command::new("setarch");
+    let target = Target::spawn(command.arg("-R").arg(build("numbered.c")).arg(pid.to_string()).arg(program));
+    assert_eq!(target.child_pid(), pid);
+    target
+}
+
 /// Fails unless these are the targets, which used one PID one after the other and kept these numbers of 1000-byte
 /// blocks.
 #[track_caller]
@@ -166,6 +174,26 @@ fn a_pid_is_reused_before_the_exit_is_noticed() {
         assert_one_after_the_other(&finish(&heapbpf, session), pid, [25, 3]);
         second.assert_running();
     }
+}
+
+/// The stacks of both have the same ids, of which the kernel side sends the frames once.
+#[test]
+fn a_process_has_its_stacks_though_an_earlier_one_with_its_pid_had_the_same() {
+    let named = Named::new();
+    let mut ended = named.start();
+    let pid = ended.pid();
+    ended.exit(0);
+    let mut heapbpf = Heapbpf::new(["-v", "--cmdline", &named.pattern(), "--interval", "1", "-o", "out.json"]);
+    let mut session = heapbpf.start();
+    let mut first = start_at_fixed_addresses_as(pid, &named.program());
+    session.wait_for("is being recorded");
+    first.work("keep 1000 25");
+    first.exit(0);
+    let mut second = start_at_fixed_addresses_as(pid, &named.program());
+    session.wait_for("is being recorded");
+    second.work("keep 1000 3");
+    assert_one_after_the_other(&finish(&heapbpf, session), pid, [25, 3]);
+    second.assert_running();
 }
 
 #[test]

@@ -28,6 +28,7 @@ impl Sums {
                 Movement::Out(weight) => (Amounts::default(), weight),
                 Movement::Back(weight) => (weight, Amounts::default()),
                 Movement::Reweighed { from, to } => (to, from),
+                Movement::FreedReweighed { .. } => Default::default(),
             };
             self.live_bytes += came.bytes - went.bytes;
             self.live_count += came.count - went.count;

@@ -19,6 +19,7 @@ fn told(bytes: &[u8], span: Span) -> (EstimatedBytes, usize, Vec<u64>) {
             Movement::Out(weight) => (Amounts::default(), weight),
             Movement::Back(weight) => (weight, Amounts::default()),
             Movement::Reweighed { from, to } => (to, from),
+            Movement::FreedReweighed { .. } => Default::default(),
         };
         came += usize::from(matches!(flow.movement, Movement::In(_)));
         live += more.bytes - less.bytes;

@@ -11,7 +11,7 @@ use super::values::counts;
 use crate::ids::Pid;
 use crate::model::{
     self, Action, Download, Excess, InlineEngine, InlinedHeap, InterpreterFrames, IntervalChange, Loss, ProbeCosts,
-    ProbeScope, SymbolizationFailure, UnfoundHook, UnnamedModule,
+    ProbeScope, SymbolizationFailure, Unaccounted, UnfoundHook, UnnamedModule,
 };
 
 /// Drops, and the cost of profiling.
@@ -25,6 +25,9 @@ pub(in crate::report) struct Health {
     #[serde(with = "counts")]
     #[cfg_attr(test, schemars(with = "counts::Counts"))]
     lost: Vec<(Loss, u64)>,
+    /// What the dropped records may represent; missing if nothing was dropped.
+    #[serde(default, skip_serializing_if = "Unaccounted::is_none")]
+    unaccounted: Unaccounted,
     /// Number of stacks, by how unwinding ended.
     #[serde(with = "counts")]
     #[cfg_attr(test, schemars(with = "counts::Counts"))]

@@ -15,7 +15,7 @@ use crate::model::{
     History, HookKind, HookStatus, InlineEngine, InlinedHeap, InterpreterFrames, IntervalChange, Inventory,
     LanguageFunctions, Loss, MemoryAccount, MemoryClass, MemoryFacts, MemoryMapping, MemoryPart, MemoryPoint,
     NamesFrom, Origin, Others, Profile, Rights, Runtime, Skipped, SymbolSource, Symbolization, SymbolizationFailure,
-    TargetFacts, TargetProfile, UnfoundHook, UnnamedModule,
+    TargetFacts, TargetProfile, Unaccounted, UnfoundHook, UnnamedModule,
 };
 use crate::units::{Amounts, MappedAmounts, MonotonicNanos};
 
@@ -63,6 +63,7 @@ pub(crate) fn exact() -> Profile {
         scope: None,
         inline_engine: None,
         interpreters: None,
+        unaccounted: Unaccounted::default(),
         symbolization: Symbolization::default(),
     };
     let mut target = target(4711, "cached", "/usr/bin/cached", heaps, callsites);

@@ -5,7 +5,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::ids::{HookId, StackId, Tid};
-use crate::ingest::event::Event;
+use crate::ingest::event::{Event, Free};
 use crate::ledger::confidence::{Estimate, least_weights};
 use crate::ledger::totals::Totals;
 use crate::ledger::{Ledger, LiveAllocation};
@@ -93,6 +93,73 @@ fn thinned_estimates_are_unbiased_and_within_four_sigma() {
         assert!(outside <= 1, "{outside} of {runs} runs beyond 4 sigma, {from} to {to:?}");
         assert!(mean_bytes.abs() < 0.03 && mean_count.abs() < 0.06, "{mean_bytes} {mean_count}, {from} to {to:?}");
     }
+}
+
+/// Thins 5000 blocks, of which a third each is live, freed before it is read, and freed after that. Returns the totals, and the true
+/// allocated and freed bytes.
+#[expect(clippy::cast_precision_loss, reason = "small")]
+fn run_with_frees(seed: u64, is_reweighed: bool) -> (Totals, [f64; 2]) {
+    let thinnings = thinned(seed ^ 99, &[2048]);
+    let mut random = Random(seed);
+    let mut ledger = Ledger::new(PID);
+    let (mut bytes, mut freed_bytes) = (0, 0);
+    for number in 1..=5000u64 {
+        let size_bytes = (16 << (random.next() % 6)) + random.next() % 16;
+        bytes += size_bytes;
+        let (address, time) = (TargetAddr(number * 16), MonotonicNanos(number * 1000));
+        let (stack, interval) = (StackId(1), Interval::EXACT);
+        ledger.enter(Event::Alloc(Allocation {
+            pid: PID,
+            tid: Tid(1),
+            address,
+            size_bytes,
+            time,
+            stack,
+            interval,
+            hook: HookId(0),
+            heap: HEAP,
+            has_replaced: false,
+        }));
+        let live = LiveAllocation { address, size_bytes, interval, stack, heap: HEAP, time };
+        let remains = thinnings.interval(PID, address, &block(size_bytes, time.0, 1));
+        let free = Free { pid: PID, tid: Tid(1), address, time: MonotonicNanos(2_000_000_000), age_us: 2_000_000 };
+        match random.next() % 3 {
+            0 => ledger.thin(&live, remains),
+            1 => {
+                freed_bytes += size_bytes;
+                ledger.enter(Event::Free(free));
+            }
+            _ => {
+                freed_bytes += size_bytes;
+                let freed = ledger.about_to_be_freed(&free).expect("it is live");
+                ledger.enter(Event::Free(free));
+                if is_reweighed {
+                    ledger.thin_freed(&live, &freed, remains);
+                } else if remains.is_none() {
+                    ledger.thin_freed(&live, &freed, None);
+                }
+            }
+        }
+    }
+    (*ledger.totals(), [bytes as f64, freed_bytes as f64])
+}
+
+#[test]
+fn blocks_that_are_freed_during_a_thinning_leave_totals_unbiased() {
+    let off = |is_reweighed: bool| {
+        let mut off = [0.0; 2];
+        let mut variance = 0.0;
+        for seed in 0..50 {
+            let (totals, truth) = run_with_frees(7000 + seed, is_reweighed);
+            off[0] += totals.alloc_bytes.to_f64() - truth[0];
+            off[1] += totals.free_bytes.to_f64() - truth[1];
+            variance += totals.alloc_variance.bytes.to_f64();
+        }
+        off.map(|off| off.abs() / variance.sqrt())
+    };
+    let (kept, left) = (off(true), off(false));
+    assert!(kept.iter().all(|&sigmas| sigmas < 4.0), "{kept:?} sigma");
+    assert!(left.iter().all(|&sigmas| sigmas > 8.0), "half a decision is seen: {left:?} sigma");
 }
 
 #[test]

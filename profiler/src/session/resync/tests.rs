@@ -44,8 +44,8 @@ fn one_burst_is_resynced_at_once_and_after_it_has_ended() {
     let began = passes(|ms| (1000..1100).contains(&ms), 10, 10_000);
     assert_eq!(began.first(), Some(&1000));
     let last = began.last().copied().unwrap_or(0);
-    assert!((1100..1500).contains(&last), "{began:?}");
-    assert!(began.len() <= 3, "{began:?}");
+    assert!((1349..1750).contains(&last), "{began:?}");
+    assert!(began.len() <= 4, "{began:?}");
 }
 
 #[test]
@@ -57,7 +57,7 @@ fn during_drops_passes_take_a_tenth_of_the_time() {
         assert!(began.len() >= 2);
         let after = passes(|ms| ms < 60_000, took, 70_000);
         let last = after.last().copied().unwrap_or(0);
-        assert!((60_000..61_000).contains(&last), "one is due after the end, within a second: {last}");
+        assert!((60_249..61_000).contains(&last), "one is due after the end, within a second: {last}");
     }
 }
 
@@ -132,13 +132,17 @@ fn carry_out(step: Step, time: u64, kernel: &mut BTreeMap<u64, LiveBlock>) -> Ev
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(500))]
 
-    /// Records are dropped, then none during a pass that reads each address at a different time: afterwards the ledger has exactly
-    /// the live blocks.
+    /// Records are dropped, and others are still in the ring buffer when a pass begins, which reads each address at a different time:
+    /// afterwards the ledger has exactly the live blocks. Among those in the ring buffer, records are dropped only if the pass
+    /// begins late enough.
     #[test]
     fn after_a_pass_without_drops_the_ledger_equals_the_live_set(
         before in steps(60),
+        waiting in steps(40),
+        is_late: bool,
         during in prop::collection::vec(1u64..13, 0..40),
         times in prop::collection::vec(0usize..40, 12),
+        delay in 0usize..40,
     ) {
         let (mut kernel, mut ledger) = (BTreeMap::new(), Ledger::new(PID));
         let mut time = 1;
@@ -149,21 +153,44 @@ proptest! {
                 ledger.enter(event);
             }
         }
+        let mut ring = std::collections::VecDeque::new();
+        for step in waiting {
+            let event = carry_out(step, time, &mut kernel);
+            time += 1;
+            if !(step.is_dropped && is_late) {
+                ring.push_back(event);
+            }
+        }
+        if is_late {
+            time += 1 + u64::try_from(QUIET.as_micros()).expect("less than a second");
+        }
         let targets = [(PID, Program { opened: Instant::now(), started: MonotonicNanos(0) })].into();
-        let sieve = Sieve { since: MonotonicNanos(time * 1000), targets, thinnings: Thinnings::new(1) };
-        let (mut reading, mut touched) = (Reading::default(), FxHashSet::default());
+        let since = MonotonicNanos(time * 1000);
+        let sieve = Sieve { since, targets, thinnings: Thinnings::new(1) };
+        let (mut reading, mut notes) = (Reading::default(), Notes::new(since));
         for step_number in 0..=40 {
             for address in (1u64..).zip(&times).filter(|(_, at)| **at == step_number).map(|(address, _)| address) {
                 if let Some(&block) = kernel.get(&address) {
                     reading.take(&sieve, PID, TargetAddr(address), block);
                 }
             }
-            let Some(&address) = during.get(step_number) else { continue };
-            ledger.enter(carry_out(Step { address, is_dropped: false }, time, &mut kernel));
-            touched.insert(TargetAddr(address));
-            time += 1;
+            if let Some(&address) = during.get(step_number) {
+                ring.push_back(carry_out(Step { address, is_dropped: false }, time, &mut kernel));
+                time += 1;
+            }
+            if step_number >= delay && let Some(event) = ring.pop_front() {
+                notes.touch(&event);
+                ledger.enter(event);
+            }
         }
-        ledger.reconcile(reading.live(PID), |address| touched.contains(&address));
+        for event in ring {
+            notes.touch(&event);
+            ledger.enter(event);
+        }
+        let is_touched = |address| {
+            notes.touched.contains(&(PID, address)) || reading.recent.contains(&(PID, address))
+        };
+        ledger.reconcile(reading.live(PID), is_touched);
         let mut blocks: Vec<(u64, u64)> = ledger.live().map(|block| (block.address.0, block.size_bytes)).collect();
         blocks.sort_unstable();
         let truth: Vec<(u64, u64)> = kernel.iter().map(|(&address, block)| (address, block.size_bytes())).collect();
