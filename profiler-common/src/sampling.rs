@@ -122,7 +122,6 @@ pub fn relieved(size_bytes: u64, code: u32, exponent: u32, random: u64, probabil
 /// Exponents of intervals that [`Interval`] can have.
 pub const RELIEF_EXPONENT_MAX: u32 = 30;
 
-
 /// `1 − e^(−x)` for x in [0, 1), both as fractions of 2^64.
 ///
 /// Computed as `x · g(x)` with `g(x) = (1 − e^(−x)) / x = Σ (−x)^n / (n+1)!`, because g is in (0.63, 1], so that 32 bits of it

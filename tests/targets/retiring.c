@@ -33,7 +33,7 @@ NOINLINE static void retire(size_t count) {
 static void work(const char *line) {
     while (*line != '\0') {
         int is_free = strncmp(line, "free ", 5) == 0;
-        if (!is_free && strncmp(line, "keep ", 5) != 0) give_up("`%s` is no operation", line);
+        if (!is_free && strncmp(line, "keep ", 5) != 0) give_up("no operation: %s", line);
         char *end;
         size_t count = strtoul(line + 5, &end, 10);
         (is_free ? retire : keep)(count);

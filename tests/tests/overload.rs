@@ -222,21 +222,20 @@ fn blocks_that_are_freed_while_the_live_set_is_thinned_leave_totals_unbiased() {
     assert_unbiased("blocks that are freed during a thinning", estimate_retiring);
 }
 
-/// The live set fills up several times, and most blocks are freed at once.
+/// Nine tenths of the live set are filled several times, and all blocks are freed at once.
 fn estimate_retiring() -> Errors {
     let mut errors = Errors::default();
     let mut target = Target::start("retiring.c");
-    let arguments = format!("--interval 1 --live-blocks {LIVE_BLOCKS} --on-overload adapt -o out.json");
-    let mut heapbpf = Heapbpf::of(target.pid(), &arguments);
+    let mut heapbpf = Heapbpf::of(target.pid(), "--interval 1 --live-blocks 100000 --on-overload adapt -o out.json");
     let session = heapbpf.start();
-    let truth = target.work(&"keep 25000 free 22000 ".repeat(8)).sum();
+    let truth = target.work(&format!("{}keep 1000", "keep 92000 free 92000 ".repeat(3))).sum();
     let _ = session.interrupt().expect_code(0);
     let report = heapbpf.report("out.json");
     report.assert_complete();
     let changes = &report.health.interval_changes;
     assert!(changes.iter().any(|change| change.reason == "live_set_filling"), "{changes:?}");
     let totals = &report.process(target.pid()).totals;
-    let interval_bytes = changes.last().map_or(1, |change| change.to_bytes);
+    let interval_bytes = changes.iter().map(|change| change.to_bytes).max().unwrap_or(1);
     note(&mut errors, "live bytes", totals.live_bytes_95, truth.live_bytes, interval_bytes);
     note(&mut errors, "allocated bytes", totals.alloc_bytes_95, truth.alloc_bytes, interval_bytes);
     errors
@@ -281,7 +280,7 @@ fn estimate_unread() -> Errors {
     let mut heapbpf = Heapbpf::of(target.pid(), arguments);
     let session = heapbpf.start();
     session.halt();
-    let truth = target.work(&"keep 2000 free 1990 ".repeat(100)).sum();
+    let truth = target.work(&"keep 10000 free 9990 ".repeat(20)).sum();
     session.resume();
     let _ = session.interrupt().expect_code(0);
     let report = heapbpf.report("out.json");
@@ -305,7 +304,8 @@ fn what_was_dropped_is_within_the_interval() {
     let truth = target.work("keep 20000 free 15000").sum();
     session.resume();
     let _ = session.interrupt().expect_code(3);
-    let totals = &heapbpf.report("out.json").process(target.pid()).totals;
+    let report = heapbpf.report("out.json");
+    let totals = &report.process(target.pid()).totals;
     let interval = |interval: Option<[f64; 2]>| interval.map(|[low, high]| low..=high).expect("a bound is known");
     #[expect(clippy::cast_precision_loss, reason = "a few megabytes")]
     let (alloc_bytes, live_bytes) = (truth.alloc_bytes as f64, truth.live_bytes as f64);

@@ -154,7 +154,10 @@ fn callsite<'a>(
 ) -> schema::Callsite<'a> {
     let heap = target.heaps.get(callsite.heap);
     let is_exact = heap.map_or_else(|| profile.is_exact_of(target), HeapProfile::is_exact);
-    let interval_bytes = heap.map_or_else(|| profile.interval_bytes_of(target), |heap| heap.interval_bytes);
+    let interval_bytes = match heap {
+        Some(heap) => View::interval_of_unseen(heap.interval_bytes, &heap.totals),
+        None => View::interval_of_unseen(profile.interval_bytes_of(target), &target.totals),
+    };
     schema::Callsite {
         stack: schema::Frame::of_stack(profile, &callsite.stack),
         end: callsite.end.map(|end| Cow::Borrowed(end.counter().name())),

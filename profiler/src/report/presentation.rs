@@ -126,6 +126,13 @@ impl View {
         self.with_error(&self.amounts(totals)).interval_95(least_weight)
     }
 
+    /// The interval in bytes of callsites of which nothing was sampled: that requested for all of them, or the mean one of their samples,
+    /// `all`, if that has been raised.
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a weight is at most 2^44")]
+    pub(super) fn interval_of_unseen(requested_bytes: u64, all: &Totals) -> u64 {
+        requested_bytes.max(Estimate::of_bytes(&all.allocated()).weight() as u64)
+    }
+
     /// As [`confidence`](Self::confidence), with what dropped records may represent. `None` if nothing limits that.
     pub(super) fn bounds(self, profile: &Profile, totals: &Totals, interval_bytes: u64) -> Option<[f64; 2]> {
         let Unaccounted { alloc_bytes, alloc_count, live_bytes, live_count, is_live_behind } =

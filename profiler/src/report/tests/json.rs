@@ -98,7 +98,7 @@ const OBJECTS: &[(&str, &str)] = &[
     ("/targets/0/callsites/0/stack/0", "address file function inlined line module module_offset"),
     (
         "/health",
-        "agent_cpu_ns agent_rss_bytes_max cut_stacks events frame_pointer_modules guardrails inline_engine inlined_heaps interpreters interval_changes lost memory_sampling_ns resyncs symbolization unfound unwind verdict",
+        "agent_cpu_ns agent_rss_bytes_max cut_stacks events frame_pointer_modules guardrails inline_engine inlined_heaps interpreters interval_changes lost memory_sampling_ns resyncs symbolization unaccounted unfound unwind verdict",
     ),
     ("/health/cut_stacks/0", "advice count end module share"),
     ("/health/verdict", "complete findings statement strict"),

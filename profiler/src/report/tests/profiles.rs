@@ -126,6 +126,7 @@ pub(crate) fn sampled() -> Profile {
     ];
     let health = Health {
         events: 1_234_567,
+        unaccounted: Unaccounted { alloc_bytes: 70_000, alloc_count: 900, ..Unaccounted::default() },
         lost: [("missed_free", 1), ("ring_full", 12_345), ("brand_new", 2)]
             .map(|(name, count)| (Loss::from(name.to_owned()), count))
             .to_vec(),
