@@ -280,7 +280,7 @@ fn estimate_unread() -> Errors {
     let mut heapbpf = Heapbpf::of(target.pid(), arguments);
     let session = heapbpf.start();
     session.halt();
-    let truth = target.work(&"keep 10000 free 9990 ".repeat(20)).sum();
+    let truth = target.work(&"keep 25000 free 24990 ".repeat(8)).sum();
     session.resume();
     let _ = session.interrupt().expect_code(0);
     let report = heapbpf.report("out.json");

@@ -19,13 +19,29 @@ pub(crate) struct Instant {
 /// Reads the wall clock once, so that setting it during a recording changes no duration and no order.
 pub(crate) fn now() -> Instant {
     static FIRST: OnceLock<Instant> = OnceLock::new();
-    let monotonic = MonotonicNanos(nanos(clock_gettime(ClockId::Monotonic)));
-    let first = FIRST.get_or_init(|| {
-        let unix = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        Instant { monotonic, unix_ns: u64::try_from(unix.as_nanos()).unwrap_or(u64::MAX) }
-    });
+    let first = FIRST.get_or_init(both_clocks);
+    let monotonic = monotonic();
     let elapsed_ns = monotonic.0.saturating_sub(first.monotonic.0);
     Instant { monotonic, unix_ns: first.unix_ns.saturating_add(elapsed_ns) }
+}
+
+fn monotonic() -> MonotonicNanos {
+    MonotonicNanos(nanos(clock_gettime(ClockId::Monotonic)))
+}
+
+/// Reads both clocks several times, and takes the reading that took least: a thread that loses its processor between the two reads them
+/// far apart.
+fn both_clocks() -> Instant {
+    const READINGS: usize = 8;
+    let read = |_| {
+        let before = monotonic();
+        let unix = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let took_ns = monotonic().0.saturating_sub(before.0);
+        let unix_ns = u64::try_from(unix.as_nanos()).unwrap_or(u64::MAX);
+        (took_ns, Instant { monotonic: MonotonicNanos(before.0 + took_ns / 2), unix_ns })
+    };
+    let readings = (0..READINGS).map(read);
+    readings.min_by_key(|(took_ns, _)| *took_ns).map(|(_, instant)| instant).expect("there are readings")
 }
 
 /// Time since boot, suspension included, in nanoseconds, as process start times are counted.
