@@ -48,6 +48,11 @@ pub(super) struct Lifecycle {
     changes: VecDeque<(Instant, ProcessChange)>,
     /// Children that run in a target's memory until they call exec.
     vfork_children: BTreeMap<Pid, ParentTarget>,
+    /// The same children, with the target that they were forked from and since when; without those that were found to share its memory
+    /// for longer.
+    borrowers: BTreeMap<Pid, (Pid, Instant)>,
+    /// Number of processes that run in the memory of a target.
+    sharing_count: u64,
     /// Since the last [`take_started`](Self::take_started). Their forks matter before they are targets.
     started: Vec<Pid>,
     /// New processes whose allocator is not mapped yet, and since when.
@@ -65,6 +70,9 @@ pub(super) struct Lifecycle {
 const SETTLE_PERIOD: Duration = Duration::from_millis(1);
 const SETTLE_OFTEN: Duration = Duration::from_millis(50);
 
+/// Time in the memory of its parent after which a child is not expected to execute a program.
+const BORROWED_MAX: Duration = Duration::from_millis(200);
+
 /// A process without an allocator after this time has none.
 const SETTLE_MAX: Duration = Duration::from_secs(2);
 
@@ -73,6 +81,8 @@ impl Lifecycle {
         Self {
             changes: VecDeque::new(),
             vfork_children: BTreeMap::new(),
+            borrowers: BTreeMap::new(),
+            sharing_count: 0,
             started: Vec::new(),
             settling: BTreeMap::new(),
             unfollowed: Vec::new(),
@@ -95,6 +105,7 @@ impl Lifecycle {
         if fork.shares_memory {
             if let Some(parent) = processes.get(fork.parent) {
                 self.vfork_children.insert(fork.child, ParentTarget { requested: parent.requested });
+                self.borrowers.insert(fork.child, (fork.parent, Instant::now()));
             }
             return;
         }
@@ -152,6 +163,7 @@ impl Lifecycle {
         }
         // Supersedes earlier changes of the process: nothing of interest happens between fork and exec.
         let mut parent = self.vfork_children.remove(&exec.pid);
+        self.borrowers.remove(&exec.pid);
         self.changes.retain(|(_, change)| match change {
             ProcessChange::Forked(forked) if forked.fork.child == exec.pid => {
                 parent = Some(ParentTarget { requested: forked.requested });
@@ -197,7 +209,23 @@ impl Lifecycle {
     pub(super) fn take_exited_vfork_children(&mut self, has_exited: impl Fn(Pid) -> bool) -> Vec<Pid> {
         let exited: Vec<Pid> = self.vfork_children.keys().copied().filter(|&pid| has_exited(pid)).collect();
         self.vfork_children.retain(|pid, _| !exited.contains(pid));
+        self.borrowers.retain(|pid, _| !exited.contains(pid));
         exited
+    }
+
+    /// Returns children that have run in the memory of their parents for long, with these. `is_sharing` returns whether such a child
+    /// is none of `vfork`, for which its parent waits.
+    pub(super) fn take_sharing(&mut self, is_sharing: impl Fn(Pid, Pid) -> bool) -> Vec<(Pid, Pid)> {
+        let is_old = |since: &Instant| since.elapsed() >= BORROWED_MAX;
+        let old = self.borrowers.iter().filter(|(_, (_, since))| is_old(since)).map(|(&child, &(of, _))| (child, of));
+        let sharing: Vec<(Pid, Pid)> = old.filter(|&(child, of)| is_sharing(child, of)).collect();
+        self.borrowers.retain(|pid, _| sharing.iter().all(|(child, _)| child != pid));
+        self.sharing_count += sharing.len() as u64;
+        sharing
+    }
+
+    pub(super) fn sharing_count(&self) -> u64 {
+        self.sharing_count
     }
 
     pub(super) fn take_due(&mut self, is_wanted: impl Fn(Pid) -> bool) -> Option<ProcessChange> {

@@ -28,6 +28,7 @@ use crate::ids::{HookId, Pid};
 use crate::keeper::Keeper;
 use crate::ledger::LiveAllocation;
 use crate::linux::proc::maps::{self, FileIdentity};
+use crate::linux::proc::stat::first_thread_has_exited;
 use crate::linux::{clock, memory};
 use crate::model::ProbeScope;
 use crate::probe::cost::{self, CostError, Costs};
@@ -49,6 +50,8 @@ pub(super) struct Probes {
     targets_unmarked: u64,
     /// Number of hooks of the plan that the kernel side knows.
     planned: usize,
+    /// Targets whose calls no probe has seen, or not all the time.
+    unobserved: BTreeSet<Pid>,
 }
 
 impl Probes {
@@ -82,6 +85,7 @@ impl Probes {
             stubs: Stubs::new(config.engine, random_seed()),
             targets_unmarked: 0,
             planned: 0,
+            unobserved: BTreeSet::new(),
         })
     }
 
@@ -148,6 +152,11 @@ impl Probes {
     pub(super) fn forget_program(&mut self, pid: Pid) {
         self.copies.forget(pid);
         self.unwinding.forget(pid);
+        self.replace_program(pid);
+    }
+
+    /// The same after an exec, without the stacks: those of the new program have begun with it.
+    pub(super) fn replace_program(&mut self, pid: Pid) {
         self.discovery.modules.forget_process(pid);
         self.stubs.remove(pid, &mut self.kernel, &self.links.keeper);
     }
@@ -177,19 +186,84 @@ impl Probes {
 
     pub(super) fn attach(&mut self, target: &mut Target, rates: &mut Rates) -> Result<()> {
         self.remove_leftovers(target);
-        let Discovery { plan, modules, .. } = &self.discovery;
+        let Discovery { plan, .. } = &self.discovery;
         rates.add_heaps(plan, &mut self.kernel)?;
         for (hook, callers) in plan.hooks()[self.planned..].iter().filter_map(PlannedHook::nested_callers) {
             self.kernel.set_nested_callers(hook, callers)?;
         }
         self.planned = plan.hooks().len();
         target.hooks.set_addresses(&self.kernel, &target.mappings.space, plan)?;
+        if self.links.scope.is_shared() || !target.was_recorded() && first_thread_has_exited(target.pid) {
+            self.share_with(target)?;
+        }
+        self.outlive_first_thread(target);
+        let Discovery { plan, modules, .. } = &self.discovery;
         target.hooks.attach(&target.mappings.space, &self.kernel, &mut self.links, modules, plan)?;
-        // It may have been marked before probes were shared.
-        if self.links.scope.is_shared() {
+        Ok(())
+    }
+
+    /// Has the shared probes record a target. Both kinds are attached for a short time, and one flag switches: no call is missed or
+    /// counted twice.
+    fn share_with(&mut self, target: &mut Target) -> Result<()> {
+        let Discovery { plan, modules, .. } = &self.discovery;
+        let rights = Some(target.files.rights());
+        let replaced = target.hooks.share(&self.kernel, &mut self.links, modules, plan, rights)?;
+        // Without cookies, probes are found by the process.
+        if self.kernel.has_cookies() {
             self.kernel.share_probes(target.pid)?;
         }
+        self.links.replace(replaced);
         Ok(())
+    }
+
+    /// Keeps a target recorded whose first thread has exited before others. The kernel finds the memory of a process by that thread
+    /// (`uprobe_multi_link_filter` in kernel/trace/bpf_trace.c, `uprobe_perf_filter` in kernel/trace/trace_uprobe.c, up to 7.3), so
+    /// links of the process reach no code that is mapped later, and with events of perf none at all.
+    pub(super) fn outlive_first_thread(&mut self, target: &mut Target) {
+        if target.hooks.are_shared() || !target.was_recorded() || !first_thread_has_exited(target.pid) {
+            return;
+        }
+        // Links of sessions compare processes at a hit, and have left its breakpoints in place.
+        let mut is_observed = self.kernel.link_kind() == LinkKind::Session;
+        match self.share_with(target) {
+            Ok(()) => info!("process {}: its main thread has exited, so its probes are shared", target.pid),
+            Err(error) => {
+                is_observed = false;
+                warn!("process {} is not recorded any more: its main thread has exited: {error:#}", target.pid);
+            }
+        }
+        if !is_observed {
+            self.unobserved.insert(target.pid);
+        }
+    }
+
+    pub(super) fn unobserved_count(&self) -> u64 {
+        self.unobserved.len() as u64
+    }
+
+    /// Verifies that the code of a target has the breakpoints of its probes: without them, a silent probe does not mean that the
+    /// program is silent.
+    pub(super) fn verify(&mut self, target: &mut Target) {
+        if self.unobserved.contains(&target.pid) || target.is_gone() || self.count_missing(target) == 0 {
+            return;
+        }
+        // It may have unmapped a module.
+        target.refresh_mappings(&mut self.discovery.modules);
+        let missing = self.count_missing(target);
+        if missing > 0 && !target.is_gone() {
+            let attached = target.hooks.attached_count();
+            warn!(
+                "process {} is not observed: {missing} of {attached} breakpoints are missing from its code",
+                target.pid
+            );
+            self.unobserved.insert(target.pid);
+        }
+    }
+
+    fn count_missing(&self, target: &Target) -> usize {
+        let (space, modules) = (&target.mappings.space, &self.discovery.modules);
+        let places = target.hooks.attached_places(&self.discovery.plan);
+        places.filter(|&place| leftover::lacks_breakpoint(space, modules, place)).count()
     }
 
     /// Replaces the probes of all targets by shared ones if that is cheaper. `pending` will be targets soon.
@@ -223,17 +297,10 @@ impl Probes {
         }
     }
 
-    /// Both kinds are attached for a short time, and one flag switches: no call is missed or counted twice.
     fn share(&mut self, target: &mut Target) {
-        let Discovery { plan, modules, .. } = &self.discovery;
-        let replaced = target.hooks.share(&self.kernel, &mut self.links, modules, plan, Some(target.files.rights()));
-        let replaced = replaced.and_then(|replaced| Ok((replaced, self.kernel.share_probes(target.pid)?)));
-        match replaced {
-            Ok((replaced, ())) => self.links.replace(replaced),
-            Err(error) => {
-                warn!("process {} cannot share probes: {error:#}", target.pid);
-                self.links.scope.refuse(&format!("sharing failed: {error:#}"));
-            }
+        if let Err(error) = self.share_with(target) {
+            warn!("process {} cannot share probes: {error:#}", target.pid);
+            self.links.scope.refuse(&format!("sharing failed: {error:#}"));
         }
     }
 
@@ -294,6 +361,7 @@ impl Probes {
     pub(super) fn reset(&mut self, target: &mut Target) {
         target.hooks.detach();
         target.hooks = target.hooks.for_child();
+        target.hooks.unshare();
         if let Some(starting) = target.starting() {
             starting.is_probed_ahead = false;
         }
@@ -301,20 +369,21 @@ impl Probes {
 
     /// Makes the kernel side report a process's forks, which it already samples if probes are shared.
     pub(super) fn report_forks(&mut self, pid: Pid) {
-        let flags = self.target_flags(true);
+        let flags = self.target_flags(true, false);
         if let Err(error) = self.kernel.set_target(pid, flags) {
             debug!("process {pid}: {error}");
         }
     }
 
-    fn target_flags(&self, follow_forks: bool) -> u32 {
+    fn target_flags(&self, follow_forks: bool, shares: bool) -> u32 {
         let flag = |is_set: bool, flag: u32| if is_set { flag } else { 0 };
-        flag(follow_forks, FOLLOWS_FORKS) | flag(self.links.scope.is_shared(), SHARES_PROBES)
+        let shares = self.links.scope.is_shared() || shares && self.kernel.has_cookies();
+        flag(follow_forks, FOLLOWS_FORKS) | flag(shares, SHARES_PROBES)
     }
 
     /// Makes the kernel side sample a target. Must precede attaching its probes: they ignore other processes.
-    pub(super) fn mark(&mut self, pid: Pid, follow_forks: bool) {
-        let flags = self.target_flags(follow_forks);
+    pub(super) fn mark(&mut self, pid: Pid, follow_forks: bool, shares: bool) {
+        let flags = self.target_flags(follow_forks, shares);
         if let Err(error) = self.kernel.set_target(pid, flags) {
             warn!("process {pid} is not sampled: {error}");
             self.targets_unmarked += 1;

@@ -60,6 +60,8 @@ pub(super) struct Target {
     pub(super) traps_only: bool,
     /// It contains LeakSanitizer, which traces it at its exit, and fails if another process traces it then.
     pub(super) has_leak_sanitizer: bool,
+    /// Whether the code of the process was seen to have the breakpoints of the probes, or not to have them.
+    pub(super) is_verified: bool,
     /// Minimum age of blocks counted in [`AgeStatistics::older`].
     pub(super) older_than: Option<Duration>,
     pub(super) timeline: Arc<Timeline>,
@@ -190,6 +192,7 @@ impl Target {
             requested: false,
             traps_only: false,
             has_leak_sanitizer: false,
+            is_verified: false,
             older_than: None,
             timeline: Arc::default(),
             memory: MemoryMonitor::default(),

@@ -134,3 +134,15 @@ fn scans_repeat_where_processes_must_grow_to_match() {
         assert!(!lifecycle.is_scan_due(&config));
     }
 }
+
+#[test]
+fn children_that_share_memory_are_found_once() {
+    let mut lifecycle = Lifecycle::new();
+    let long_ago = Instant::now().checked_sub(2 * BORROWED_MAX).expect("this machine has run for longer");
+    lifecycle.borrowers.extend([(Pid(4), (Pid(1), long_ago)), (Pid(5), (Pid(1), Instant::now() + BORROWED_MAX))]);
+    lifecycle.borrowers.insert(Pid(6), (Pid(2), long_ago));
+    assert_eq!(lifecycle.take_sharing(|_, of| of == Pid(1)), [(Pid(4), Pid(1))], "the parent of 6 waits for it");
+    assert_eq!(lifecycle.take_sharing(|_, of| of == Pid(1)), []);
+    assert_eq!(lifecycle.take_sharing(|_, _| true), [(Pid(6), Pid(2))]);
+    assert_eq!((lifecycle.sharing_count(), lifecycle.borrowers.len()), (2, 1));
+}

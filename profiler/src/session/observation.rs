@@ -1,0 +1,47 @@
+//! Whether silence of the probes is silence of the programs: first threads that exit, breakpoints that are missing, and processes that
+//! run in the memory of others.
+
+use tracing::warn;
+
+use super::following::POLL_TURNS;
+use super::session::Session;
+use super::target::Target;
+use crate::ids::Pid;
+use crate::linux::proc::stat::waiting_threads;
+use crate::linux::process_memory::share_memory;
+
+impl Session {
+    /// Inspects a part of the targets at each turn.
+    pub(super) fn observe(&mut self, turn: u32) {
+        let is_due = |target: &Target| target.is_young() || target.pid.0 % POLL_TURNS == turn % POLL_TURNS;
+        for target in self.processes.running_mut().filter(|target| target.was_recorded() && is_due(target)) {
+            self.probes.outlive_first_thread(target);
+            if !target.is_verified {
+                target.is_verified = true;
+                self.probes.verify(target);
+            }
+        }
+        self.find_sharing();
+    }
+
+    /// Verifies all probes at the end of a recording. Without the keeper, there are none.
+    pub(super) fn verify_probes(&mut self) {
+        if self.has_lost_keeper() {
+            return;
+        }
+        for target in self.processes.running_mut().filter(|target| target.was_recorded()) {
+            self.probes.verify(target);
+        }
+    }
+
+    /// Finds processes that run in the memory of a target as its threads do. The kernel side records no calls of them: it takes them for
+    /// children of `vfork`, for which their parents wait.
+    fn find_sharing(&mut self) {
+        let is_sharing = |child: Pid, of: Pid| share_memory(child, of) && waiting_threads(of).is_empty();
+        for (child, of) in self.lifecycle.take_sharing(is_sharing) {
+            warn!(
+                "process {child} runs in the memory of process {of}: its calls, and frees of blocks of the other, are not recorded"
+            );
+        }
+    }
+}
