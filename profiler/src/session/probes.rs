@@ -233,7 +233,7 @@ impl Probes {
             }
         }
         if !is_observed {
-            self.unobserved.insert(target.pid);
+            self.note_unobserved(target);
         }
     }
 
@@ -256,8 +256,13 @@ impl Probes {
                 "process {} is not observed: {missing} of {attached} breakpoints are missing from its code",
                 target.pid
             );
-            self.unobserved.insert(target.pid);
+            self.note_unobserved(target);
         }
+    }
+
+    fn note_unobserved(&mut self, target: &mut Target) {
+        self.unobserved.insert(target.pid);
+        target.beginning.from_first_call = false;
     }
 
     fn count_missing(&self, target: &Target) -> usize {

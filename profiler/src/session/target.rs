@@ -397,6 +397,12 @@ impl Target {
         AgeStatistics { counted: now, growths, older }
     }
 
+    /// It was recorded from the first call on only if that was counted.
+    fn counted_beginning(&self) -> Beginning {
+        let is_counted = !self.ledger.totals().is_empty();
+        Beginning { from_first_call: self.beginning.from_first_call && is_counted, ..self.beginning }
+    }
+
     pub(super) fn facts(&self) -> TargetFacts {
         let files = self.files.narrowed();
         let (exit, detached) = match self.end() {
@@ -412,7 +418,7 @@ impl Target {
             program: self.program.clone(),
             rights: Some(files.rights_here()),
             files: Some(Box::new(files)),
-            beginning: self.beginning,
+            beginning: self.counted_beginning(),
             exited: exit.is_some(),
             exit_code: exit.and_then(|exit| exit.code),
             replaced: self.end() == Some(End::Replaced),
