@@ -3,6 +3,7 @@
  *
  *   keep N COUNT     keeps COUNT blocks of N bytes
  *   share N COUNT    starts a process in this one's memory (`CLONE_VM`), which allocates COUNT blocks of N bytes and waits
+ *   again N COUNT    has it allocate COUNT more
  *   join             ends that process
  *   disarm           restores the code of the C library in memory, and with it all instructions that breakpoints have replaced
  */
@@ -18,26 +19,34 @@ enum { STACK_BYTES = 1 << 18 };
 SITE(keeps, (size_t n), malloc(n), n)
 
 static char stack[STACK_BYTES];
-static volatile int has_allocated, is_over;
+static volatile int is_requested, is_over;
 static volatile size_t shared_size, shared_count;
 static pid_t child;
 
+SITE(shared_keeps, (size_t n), malloc(n), n)
+
 static int shares(void *unused) {
-    for (size_t i = 0; i < shared_count; i++) {
-        void *volatile block = malloc(shared_size);
-        (void)block;
+    while (!is_over) {
+        if (is_requested) {
+            for (size_t i = 0; i < shared_count; i++) shared_keeps(shared_size);
+            is_requested = 0;
+        }
+        usleep(1000);
     }
-    has_allocated = 1;
-    while (!is_over) usleep(1000);
     (void)unused;
     return 0;
 }
 
+static void request(size_t size, size_t count) {
+    shared_size = size, shared_count = count, is_requested = 1;
+    while (is_requested) usleep(1000);
+}
+
 static void share(size_t size, size_t count) {
-    shared_size = size, shared_count = count, has_allocated = is_over = 0;
+    is_over = 0;
     child = clone(shares, stack + sizeof stack, CLONE_VM | SIGCHLD, NULL);
     if (child < 0) give_up("clone");
-    while (!has_allocated) usleep(1000);
+    request(size, count);
 }
 
 static void join(void) {
@@ -77,6 +86,8 @@ static void work(const char *line) {
         while (count--) keeps(n);
     } else if (sscanf(line, "share %zu %zu", &n, &count) == 2) {
         share(n, count);
+    } else if (sscanf(line, "again %zu %zu", &n, &count) == 2) {
+        request(n, count);
     } else if (strcmp(line, "join") == 0) {
         join();
     } else if (strcmp(line, "disarm") == 0) {

@@ -130,6 +130,25 @@ fn the_inline_engine_records_a_process_that_loses_its_first_thread() {
     target.exit(0);
 }
 
+#[test]
+fn what_a_process_without_its_first_thread_forks_and_executes_is_recorded() {
+    let mut target = departed();
+    let (heapbpf, mut session) = start(&target, "");
+    target.work("fork");
+    session.wait_for("is being recorded");
+    target.work("end");
+    target.exec("exec");
+    session.wait_for("is being recorded");
+    target.work("keep 100 9");
+    let _ = session.interrupt();
+    let report = heapbpf.report("out.json");
+    let of = |pid: u32| report.targets.iter().filter(move |process| process.pid == pid);
+    let kept: Vec<u64> =
+        of(target.pid()).filter_map(|process| Some(process.exact_by_leaf().get("keeps")?.alloc_count)).collect();
+    assert_eq!(kept, [9], "by the program that it has executed");
+    assert_eq!(report.child_of(target.pid()).exact_by_leaf()["keeps"].alloc_count, 5);
+}
+
 /// Other processes have the breakpoints too, and are not recorded.
 #[test]
 fn only_the_target_is_recorded_by_shared_probes() {

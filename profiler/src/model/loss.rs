@@ -78,7 +78,7 @@ pub enum Loss {
         message = "processes that run in the memory of a recorded process, as one of its threads would (`CLONE_VM`)"
     )]
     #[strum(
-        detailed_message = "their blocks are missing, and so are frees of blocks that they share with the recorded process"
+        detailed_message = "frees of blocks of the other process are missing, and the first blocks or all of their own"
     )]
     MemoryShared,
     #[strum(message = "recorded processes whose calls no probe saw, or not all the time")]

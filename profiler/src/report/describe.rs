@@ -213,7 +213,7 @@ fn missing(profile: &Profile, finding: &Finding) -> Vec<String> {
                 some(missed, "program", "missed"),
                 some(late, "program", "recorded late"),
                 some(unsupported, "32-bit program", "not recorded"),
-                some(sharing, "process", "not recorded that shares the memory of another"),
+                some(sharing, "process", "sharing the memory of another"),
                 some(unobserved, "process", "not observed"),
             ];
             return words.into_iter().flatten().collect();

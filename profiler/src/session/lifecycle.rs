@@ -32,6 +32,20 @@ impl ProcessChange {
     }
 }
 
+/// A child that runs in the memory of its parent.
+struct Borrower {
+    of: Pid,
+    since: Instant,
+    /// Its parent did not wait for it when that was last examined.
+    shares: bool,
+}
+
+impl Borrower {
+    fn of(parent: Pid) -> Self {
+        Self { of: parent, since: Instant::now(), shares: false }
+    }
+}
+
 /// Number of programs that ran without probes: of those that descend from individually selected targets, and if the configuration
 /// counts programs, also of those that match the selection.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -50,7 +64,7 @@ pub(super) struct Lifecycle {
     vfork_children: BTreeMap<Pid, ParentTarget>,
     /// The same children, with the target that they were forked from and since when; without those that were found to share its memory
     /// for longer.
-    borrowers: BTreeMap<Pid, (Pid, Instant)>,
+    borrowers: BTreeMap<Pid, Borrower>,
     /// Number of processes that run in the memory of a target.
     sharing_count: u64,
     /// Since the last [`take_started`](Self::take_started). Their forks matter before they are targets.
@@ -71,7 +85,7 @@ const SETTLE_PERIOD: Duration = Duration::from_millis(1);
 const SETTLE_OFTEN: Duration = Duration::from_millis(50);
 
 /// Time in the memory of its parent after which a child is not expected to execute a program.
-const BORROWED_MAX: Duration = Duration::from_millis(200);
+const BORROWED_MAX: Duration = Duration::from_millis(30);
 
 /// A process without an allocator after this time has none.
 const SETTLE_MAX: Duration = Duration::from_secs(2);
@@ -105,7 +119,7 @@ impl Lifecycle {
         if fork.shares_memory {
             if let Some(parent) = processes.get(fork.parent) {
                 self.vfork_children.insert(fork.child, ParentTarget { requested: parent.requested });
-                self.borrowers.insert(fork.child, (fork.parent, Instant::now()));
+                self.borrowers.insert(fork.child, Borrower::of(fork.parent));
             }
             return;
         }
@@ -213,15 +227,19 @@ impl Lifecycle {
         exited
     }
 
-    /// Returns children that have run in the memory of their parents for long, with these. `is_sharing` returns whether such a child
-    /// is none of `vfork`, for which its parent waits.
+    /// Returns children that share the memory of their parents, with these. `is_sharing` returns whether such a child is none of
+    /// `vfork`, for which its parent waits; it has to return that twice, because a parent that is preempted does not wait yet.
     pub(super) fn take_sharing(&mut self, is_sharing: impl Fn(Pid, Pid) -> bool) -> Vec<(Pid, Pid)> {
-        let is_old = |since: &Instant| since.elapsed() >= BORROWED_MAX;
-        let old = self.borrowers.iter().filter(|(_, (_, since))| is_old(since)).map(|(&child, &(of, _))| (child, of));
-        let sharing: Vec<(Pid, Pid)> = old.filter(|&(child, of)| is_sharing(child, of)).collect();
-        self.borrowers.retain(|pid, _| sharing.iter().all(|(child, _)| child != pid));
-        self.sharing_count += sharing.len() as u64;
-        sharing
+        let mut found = Vec::new();
+        self.borrowers.retain(|&child, borrower| {
+            let is_old = borrower.since.elapsed() >= BORROWED_MAX;
+            let was_sharing = std::mem::replace(&mut borrower.shares, is_old && is_sharing(child, borrower.of));
+            let is_found = was_sharing && borrower.shares;
+            found.extend(is_found.then_some((child, borrower.of)));
+            !is_found
+        });
+        self.sharing_count += found.len() as u64;
+        found
     }
 
     pub(super) fn sharing_count(&self) -> u64 {

@@ -266,6 +266,7 @@ impl Session {
                 _ = drain.tick() => {
                     self.drain();
                     self.resume_unattended_command();
+                    self.find_sharing();
                     self.poll_some_stubs();
                     self.processes.read_thread_names();
                     self.dump_if_due(listener)?;
