@@ -100,6 +100,14 @@ pub fn process_of(tid: u32) -> Option<u32> {
     status.lines().find_map(|line| line.strip_prefix("Tgid:"))?.trim().parse().ok()
 }
 
+/// Returns a thread of a process whose entries have its memory: another than the first one if that has exited.
+fn thread_with_memory(pid: u32) -> u32 {
+    let threads = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    let threads = threads.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    let has_memory = |tid: &u32| fs::read_to_string(format!("/proc/{tid}/maps")).is_ok_and(|maps| !maps.is_empty());
+    threads.into_iter().find(has_memory).unwrap_or(pid)
+}
+
 /// Returns bytes in the executable file mappings of a process that differ from their files, normally breakpoints, as
 /// `module+0xoffset`.
 #[track_caller]
@@ -110,6 +118,7 @@ pub fn changed_code(pid: u32) -> Vec<String> {
 /// Like [`changed_code`], for selected modules. A mapping that disappears during this is skipped. Fails if no module is
 /// selected.
 pub fn changed_code_in(pid: u32, is_wanted: impl Fn(&str) -> bool) -> io::Result<Vec<String>> {
+    let pid = thread_with_memory(pid);
     let maps = || fs::read_to_string(format!("/proc/{pid}/maps"));
     let (before, memory) = (maps()?, File::open(format!("/proc/{pid}/mem"))?);
     let mut changed = Vec::new();

@@ -111,7 +111,7 @@ pub(crate) enum NoAllocator {
     )]
     Go(String),
     #[error(
-        "`{program}` is statically linked and has no symbol `malloc`: it is stripped or has its own allocator; heapbpf needs the symbol (keep .symtab: link without `-s`)",
+        "`{program}` is statically linked and has no symbol `malloc`: it is stripped or has its own allocator; heapbpf needs the symbol (keep .symtab: link without `-s`; or install its debug file, which must have its build id)",
         program = Shown::of(.0)
     )]
     Static(String),
@@ -169,6 +169,7 @@ pub(crate) fn resolve(
         resolution.custom(&mut found, hooks);
         let is_winner = winner == Some(candidate.module);
         resolution.plain(&mut found, is_winner);
+        resolution.hidden(&mut found);
         resolution.prefixed(&mut found, is_winner);
         resolution.mappings(&mut found);
         resolution.take(found);
@@ -210,6 +211,9 @@ fn search_order(candidate: &Candidate) -> impl Ord + use<> {
     };
     (candidate.link.is_none() && !candidate.is_executable, candidate.link, guess)
 }
+
+/// A program that has one of these alone has a function of that name by chance.
+const HIDDEN_FAMILY: [&str; 2] = [DEFINING_FUNCTION, "free"];
 
 fn defines_malloc(candidate: &Candidate) -> bool {
     candidate.exported(DEFINING_FUNCTION).is_some()
@@ -342,6 +346,26 @@ impl Resolution<'_> {
                 silent: is_alias,
             };
             found.add(refined(&identity, spec), function, &role);
+        }
+    }
+
+    /// The malloc family of a program that the linker has made local: of hidden visibility, or of a library that was linked with
+    /// `--exclude-libs`. The program's own calls reach it, those of libraries do not.
+    fn hidden(&mut self, found: &mut Found<'_>) {
+        let (candidate, identity) = (found.candidate, found.identity.clone());
+        let is_family = HIDDEN_FAMILY.iter().all(|name| candidate.hidden(name).is_some());
+        if !is_family || !candidate.is_executable || defines_malloc(candidate) {
+            return;
+        }
+        self.found_allocator = true;
+        if !self.wants(&identity.heap) {
+            return;
+        }
+        for spec in functions::C.iter() {
+            if let Some(function) = candidate.hidden(spec.function) {
+                let role = Role { heap: &identity.heap, reached_by_default: false, required: false, silent: false };
+                found.add(refined(&identity, spec), function, &role);
+            }
         }
     }
 

@@ -16,6 +16,7 @@ use crate::ids::Pid;
 use crate::linux::memory::OomPreference;
 use crate::linux::proc::ProcError;
 use crate::linux::proc::maps::{Region, region_of, regions};
+use crate::linux::proc::process::entry_path;
 use crate::linux::{memory, process_memory};
 use crate::memory::{Memory, Span, joined, without};
 
@@ -384,7 +385,7 @@ pub(super) fn left_out(copy: Pid, mapped: &[Region]) -> Result<Vec<Span>, ForkEr
 
 fn wiped(pid: Pid) -> Result<BTreeSet<TargetAddr>, ProcError> {
     let failed = |source| ProcError::Io { pid, entry: "smaps", source };
-    let file = File::open(format!("/proc/{pid}/smaps")).map_err(failed)?;
+    let file = File::open(entry_path(pid, "smaps")).map_err(failed)?;
     let (mut wiped, mut start, mut seen) = (BTreeSet::new(), None, 0);
     // File names may be invalid UTF-8.
     for line in BufReader::with_capacity(1 << 16, file).split(b'\n') {

@@ -36,7 +36,7 @@ impl Touched {
 
     fn with(pid: Pid, regions: &[Region], mut source: Source) -> Result<Self, CollectError> {
         let failed = CollectError::refused(pid, "list the pages of");
-        let pagemap = File::open(format!("/proc/{pid}/pagemap")).map_err(|source| match source.kind() {
+        let pagemap = File::open(entry_path(pid, "pagemap")).map_err(|source| match source.kind() {
             io::ErrorKind::NotFound => CollectError::Ended(pid),
             // Restricted by the mode of the file, not by the rules of ptrace.
             io::ErrorKind::PermissionDenied => CollectError::PagemapNotPermitted(pid),

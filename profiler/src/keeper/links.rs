@@ -116,7 +116,8 @@ fn multi(
 
 /// Links with cookies require Linux 5.15 (`bpf_cookie` in `BPF_LINK_CREATE`); works without tracefs. Return probes also fire
 /// in other processes that have a probe on the function (`uretprobe_perf_func` has no filter, up to 7.2 at least), so
-/// the programs match by thread and ignore a return without a recorded entry.
+/// the programs match by thread and ignore a return without a recorded entry. An event for all processes is one of a single CPU, but
+/// its program runs on all (`__uprobe_perf_func` in kernel/trace/trace_uprobe.c, up to 7.3).
 fn perf(
     entry: &OwnedFd,
     at_return: &OwnedFd,
@@ -125,8 +126,6 @@ fn perf(
     pid: Option<Pid>,
     links: &mut Vec<OwnedFd>,
 ) -> io::Result<()> {
-    // An event for all processes would be required on each CPU.
-    let pid = pid.ok_or(io::ErrorKind::Unsupported)?;
     for site in sites {
         // The return first, as above.
         let returning = site.returns.then_some((at_return, true));

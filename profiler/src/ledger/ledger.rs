@@ -227,6 +227,19 @@ impl Ledger {
         }
     }
 
+    /// Enters a block from before the recording that has been freed since. It counts as freed and as live at the start, but not as live
+    /// together with what is live now: those blocks may have been allocated after it was freed.
+    pub fn enter_freed(&mut self, block: &LiveAllocation) {
+        let callsite = self.callsite(block.stack, block.heap, None);
+        self.stacks.entry(block.stack).or_insert_with(|| inventory::stack(block.stack));
+        self.callsites[callsite as usize].inherited = true;
+        let weight = Amounts::of(block.size_bytes, block.interval);
+        // Neither is live, so their samples and variances do not count.
+        let moved = Amounts { count: weight.count, bytes: weight.bytes, ..Amounts::default() };
+        self.change(callsite, Movement::Out(moved), self.latest);
+        self.change(callsite, Movement::Opening(moved), self.latest);
+    }
+
     /// Counts a block as live from the start.
     fn open(&mut self, stack: StackId, callsite: u32, weight: Amounts, time: MonotonicNanos) {
         self.stacks.entry(stack).or_insert_with(|| inventory::stack(stack));

@@ -476,7 +476,7 @@ pub(crate) const UPROBE_SOURCE: &str = "/sys/bus/event_source/devices/uprobe";
 
 /// Probes an instruction of a file, or the returns of the function that begins there. Closing it and all links
 /// detaches. Errors: `EINVAL` for anything but an instruction of a regular file, `ESRCH`, `NotFound` without uprobes.
-pub(crate) fn open_uprobe(path: &Path, offset: u64, pid: Pid, at_return: bool) -> io::Result<OwnedFd> {
+pub(crate) fn open_uprobe(path: &Path, offset: u64, pid: Option<Pid>, at_return: bool) -> io::Result<OwnedFd> {
     let source = Path::new(UPROBE_SOURCE);
     let kind = fs::read_to_string(source.join("type"))?;
     let kind = kind.trim().parse().map_err(|_| io::Error::from(io::ErrorKind::InvalidData))?;
@@ -487,10 +487,15 @@ pub(crate) fn open_uprobe(path: &Path, offset: u64, pid: Pid, at_return: bool) -
     (attr.type_, attr.config, attr.size) = (kind, config, count(size_of::<perf_event_attr>())?);
     attr.__bindgen_anon_3.uprobe_path = path.as_ptr() as u64;
     attr.__bindgen_anon_4.probe_offset = offset;
-    let process = libc::pid_t::try_from(pid.0).map_err(|_| io::Error::from_raw_os_error(libc::ESRCH))?;
-    let (any_cpu, no_group, flags): (libc::c_int, libc::c_int, _) = (-1, -1, libc::c_ulong::from(PERF_FLAG_FD_CLOEXEC));
+    const ANY: libc::c_int = -1;
+    const FIRST_CPU: libc::c_int = 0;
+    let (process, cpu) = match pid {
+        Some(pid) => (libc::pid_t::try_from(pid.0).map_err(|_| io::Error::from_raw_os_error(libc::ESRCH))?, ANY),
+        None => (ANY, FIRST_CPU),
+    };
+    let (no_group, flags): (libc::c_int, _) = (-1, libc::c_ulong::from(PERF_FLAG_FD_CLOEXEC));
     // SAFETY: `attr` and its path outlive the call, which only reads them and returns a new descriptor.
-    unsafe { owned(libc::syscall(libc::SYS_perf_event_open, &raw const attr, process, any_cpu, no_group, flags)) }
+    unsafe { owned(libc::syscall(libc::SYS_perf_event_open, &raw const attr, process, cpu, no_group, flags)) }
 }
 
 /// The bit of `config` that makes it a return probe: the kernel writes `config:0`.
@@ -541,7 +546,7 @@ mod tests {
         let link = MultiLink { path: &path, offsets: &[offset], cookies: &[0], pid: Some(pid), at_return: false };
         let _multi_link = link_multi(&multi, AttachType::UprobeMulti, link).expect("it can be attached");
         let perf = load_nothing(AttachType::PerfEvent).expect("it can be loaded");
-        let event = open_uprobe(&path, offset, pid, false).expect("it can be probed");
+        let event = open_uprobe(&path, offset, Some(pid), false).expect("it can be probed");
         let _perf_link = link_perf(&perf, event, 0).expect("it can be attached");
         let expected = UprobeLink { path, offsets: vec![offset] };
         let listed = |own: &[u32]| {

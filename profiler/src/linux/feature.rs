@@ -84,7 +84,7 @@ fn load_program() -> io::Result<OwnedFd> {
 }
 
 fn uprobe_event(offset: u64) -> io::Result<OwnedFd> {
-    open_uprobe(Path::new("/proc/self/exe"), offset, Pid(std::process::id()), false)
+    open_uprobe(Path::new("/proc/self/exe"), offset, Some(Pid(std::process::id())), false)
 }
 
 /// Capabilities, and whether `CAP_SYS_ADMIN` includes them: to load programs and attach them to uprobes (before Linux

@@ -97,7 +97,7 @@ impl FileView {
 fn look(process: Identity) -> Option<(Rights, Option<RootId>, bool)> {
     let rights = Rights::of(process.pid)?;
     let root = known::at(&entry_path(process.pid, "root")).ok().map(RootId::from);
-    let stat = Stat::read(process.pid).ok().filter(|stat| stat.is_of(process))?;
+    let stat = Stat::of_process(process.pid).ok().filter(|stat| stat.is_of(process))?;
     Some((rights, root, stat.has_ended()))
 }
 

@@ -8,6 +8,8 @@ use std::ops::Range;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 
+use super::proc::process::entry_path;
+use super::proc::stat;
 use crate::ids::Pid;
 
 /// Maximum number of ranges in one call (`UIO_MAXIOV`).
@@ -16,6 +18,17 @@ pub(crate) const RANGES_MAX: usize = 1024;
 /// Copies ranges (address, length) one after the other, and returns the number of bytes. Stops at the first unreadable
 /// byte. Errors: `EFAULT` if that is the first one, `ESRCH`, `EPERM`, `EINVAL` with more than [`RANGES_MAX`] ranges.
 pub(crate) fn read(pid: Pid, ranges: &[(u64, usize)], buffer: &mut [u8]) -> io::Result<usize> {
+    match read_by(pid, ranges, buffer) {
+        // A first thread that has exited before others has no memory any more.
+        Err(error) if error.raw_os_error() == Some(libc::ESRCH) => match stat::living_thread(pid) {
+            Some(other) if other != pid => read_by(other, ranges, buffer),
+            _ => Err(error),
+        },
+        read => read,
+    }
+}
+
+fn read_by(pid: Pid, ranges: &[(u64, usize)], buffer: &mut [u8]) -> io::Result<usize> {
     let raw_pid = libc::pid_t::try_from(pid.0).map_err(|_| io::Error::from_raw_os_error(libc::ESRCH))?;
     let remote: Vec<libc::iovec> = ranges.iter().map(|&(address, length)| remote_range(address, length)).collect();
     let local = libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() };
@@ -48,13 +61,14 @@ pub(crate) fn read_words(pid: Pid, addresses: &[u64]) -> Vec<Option<u64>> {
 pub(crate) fn share_memory(first: Pid, second: Pid) -> bool {
     /// `KCMP_VM` in include/uapi/linux/kcmp.h.
     const MEMORY: libc::c_int = 1;
+    let [first, second] = [first, second].map(|pid| stat::living_thread(pid).unwrap_or(pid));
     // SAFETY: it takes numbers, and changes nothing.
     unsafe { libc::syscall(libc::SYS_kcmp, first.0, second.0, MEMORY, 0_u64, 0_u64) == 0 }
 }
 
 /// Also copies `PROT_NONE` memory. Fails where nothing is mapped, or with `proc_mem.force_override=never`.
 pub(crate) fn read_protected(pid: Pid, address: u64, buffer: &mut [u8]) -> io::Result<usize> {
-    File::open(format!("/proc/{pid}/mem"))?.read_at(buffer, address)
+    File::open(entry_path(pid, "mem"))?.read_at(buffer, address)
 }
 
 /// Whether a process has mapped the page of an address from a file, so that the kernel has it in memory.
@@ -73,7 +87,7 @@ pub(crate) fn is_in_memory(pid: Pid, address: u64) -> io::Result<bool> {
 fn pagemap_entry(pid: Pid, address: u64) -> io::Result<u64> {
     let mut entry = [0; 8];
     let at = address / rustix::param::page_size() as u64 * 8;
-    File::open(format!("/proc/{pid}/pagemap"))?.read_exact_at(&mut entry, at)?;
+    File::open(entry_path(pid, "pagemap"))?.read_exact_at(&mut entry, at)?;
     Ok(u64::from_ne_bytes(entry))
 }
 

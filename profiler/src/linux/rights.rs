@@ -19,6 +19,7 @@ use serde::{Deserialize, Serialize};
 use super::invoker::invoker;
 use super::proc::mounts::is_of_our_users;
 use super::proc::process::status;
+use super::proc::stat::living_thread;
 use crate::ids::Pid;
 
 const NOBODY: u32 = 65534;
@@ -40,7 +41,9 @@ pub struct Rights {
 impl Rights {
     /// Those with which a process opens files. `None` if it has exited.
     pub(crate) fn of(pid: Pid) -> Option<Self> {
-        Self::parse(&status(pid).ok()?, || is_of_our_users(pid))
+        // A first thread that has exited before others keeps the rights that it had then.
+        let thread = living_thread(pid).unwrap_or(pid);
+        Self::parse(&status(thread).ok()?, || is_of_our_users(pid))
     }
 
     /// Parses the text of `/proc/PID/status`. Capabilities count only in the user namespace of heapbpf: root of another one is a user

@@ -74,6 +74,16 @@ pub enum Loss {
     #[strum(message = "32-bit programs of recorded processes, whose calls no probe sees")]
     #[strum(detailed_message = "their blocks are missing; build them for 64 bits")]
     Program32Bit,
+    #[strum(
+        message = "processes that run in the memory of a recorded process, as one of its threads would (`CLONE_VM`)"
+    )]
+    #[strum(
+        detailed_message = "frees of blocks of the other process are missing, and the first blocks or all of their own"
+    )]
+    MemoryShared,
+    #[strum(message = "recorded processes whose calls no probe saw, or not all the time")]
+    #[strum(detailed_message = "their blocks are missing; the log has the reason (`-v`)")]
+    Unobserved,
     #[strum(message = "callsites whose frames were dropped")]
     #[strum(detailed_message = "their blocks are counted, under `[stack lost]`; raise `--ring-size` or `--interval`")]
     StackLost,
@@ -90,7 +100,8 @@ impl Loss {
 
     /// Counts processes or programs, not events.
     pub fn is_of_processes(&self) -> bool {
-        self.is_of_others() || matches!(self, Self::ForkMissed | Self::ExecMissed | Self::TargetsFull)
+        let are_processes = matches!(self, Self::ForkMissed | Self::ExecMissed | Self::TargetsFull);
+        self.is_of_others() || are_processes || matches!(self, Self::MemoryShared | Self::Unobserved)
     }
 
     /// Counts processes or programs that the recorded ones do not lack.

@@ -6,6 +6,7 @@ use object::pod::slice_from_all_bytes;
 use rustc_hash::FxHashMap;
 
 use super::ObjectError;
+use super::debug_files;
 use super::elf::{Elf, Section};
 use super::image::Image;
 use super::module::Module;
@@ -22,7 +23,7 @@ const VERSION_HIDDEN: u16 = 0x8000;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Search {
-    /// `.dynsym`; and `.symtab` in a static executable, which has no other.
+    /// `.dynsym`; and `.symtab` in a static executable, which has no other, or that of its debug file if it is stripped.
     Exported,
     /// Also `.symtab`, for names that `.dynsym` does not define, unless it is too large.
     Everything,
@@ -75,7 +76,8 @@ impl Symbols {
         let found = wanted.extract_if(|_, candidates| !candidates.is_empty());
         let mut functions: Vec<DefinedFunction> = found.flat_map(|(_, candidates)| best(candidates)).collect();
         if !wanted.is_empty() && (search == Search::Everything || elf.is_static) {
-            if let Some(table) = Table::read(image, elf, SymbolSource::Static) {
+            let own = Table::read(image, elf, SymbolSource::Static);
+            if let Some(table) = own.or_else(|| Table::of_debug_file(module)) {
                 scan(&table, elf, SymbolSource::Static, &mut wanted);
             }
             functions.extend(wanted.into_values().flat_map(best));
@@ -156,6 +158,18 @@ impl Table {
         symbols.truncate(symbols.len() / size_of::<Sym64<LE>>() * size_of::<Sym64<LE>>());
         let strings = read(sections.strings)?;
         Some(Self { symbols, strings, versions: sections.versions.and_then(read).unwrap_or_default() })
+    }
+
+    /// That of the debug file of a static program, which has no other if it is stripped. The file must have the program's build id.
+    fn of_debug_file(module: &Module) -> Option<Self> {
+        let elf = module.elf().ok().filter(|elf| elf.is_static)?;
+        let build_id = elf.build_id.as_ref()?;
+        let read = |image: &Image| {
+            let debug = Elf::read(image).ok().filter(|debug| debug.build_id.as_ref() == Some(build_id))?;
+            Self::read(image, &debug, SymbolSource::Static)
+        };
+        let linked = module.debug_link().and_then(|link| read(&link.image));
+        linked.or_else(|| read(&debug_files::find_installed(build_id)?))
     }
 
     fn symbols(&self) -> &[Sym64<LE>] {

@@ -12,11 +12,14 @@ use crate::bpf::load::LinkKind;
 use crate::ids::{ModuleId, Pid};
 use crate::keeper::{Keeper, KeeperError, Site};
 use crate::linux::bpf::{AttachType, load_nothing};
+use crate::linux::proc::stat::first_thread_has_exited;
 use crate::linux::process_memory;
 use crate::object::module::ModuleStore;
 use crate::process::address_space::AddressSpace;
 
 const BREAKPOINT: &[u8] = Native::BREAKPOINT;
+/// Bytes of code that are compared: at least an instruction's.
+const CODE_BYTES: usize = 8;
 
 pub(crate) type CodeLocation = (ModuleId, FileOffset);
 
@@ -30,23 +33,29 @@ pub(crate) fn breakpoints(
     locations.filter(|&location| has_breakpoint(space, modules, location)).collect()
 }
 
-fn has_breakpoint(space: &AddressSpace, modules: &ModuleStore, (module, offset): CodeLocation) -> bool {
+fn has_breakpoint(space: &AddressSpace, modules: &ModuleStore, location: CodeLocation) -> bool {
+    read(space, modules, location)
+        .is_some_and(|[mapped, original]| mapped.starts_with(BREAKPOINT) && !original.starts_with(BREAKPOINT))
+}
+
+/// Whether a process has the code of the file where a probe should have replaced it by a breakpoint.
+pub(crate) fn lacks_breakpoint(space: &AddressSpace, modules: &ModuleStore, location: CodeLocation) -> bool {
+    read(space, modules, location)
+        .is_some_and(|[mapped, original]| mapped == original && !original.starts_with(BREAKPOINT))
+}
+
+/// Code in the memory of a process and in the file. `None` if it is not mapped or cannot be read.
+fn read(space: &AddressSpace, modules: &ModuleStore, (module, offset): CodeLocation) -> Option<[[u8; CODE_BYTES]; 2]> {
     let mapped = space.mappings().iter().filter(|mapped| mapped.module == Some(module)).find_map(|mapped| {
         let inside = offset.0.checked_sub(mapped.mapping.offset.0)?;
         let address = mapped.mapping.start.0.checked_add(inside)?;
         (address < mapped.mapping.end.0).then_some(address)
     });
-    let (Some(address), Ok(image)) = (mapped, modules.get(module).image()) else { return false };
-    if image.is_distant() {
-        return false;
-    }
-    let (mut bytes, size_bytes) = ([0; BREAKPOINT.len()], BREAKPOINT.len());
-    let is_breakpoint = process_memory::read(space.pid(), &[(address, size_bytes)], &mut bytes)
-        .is_ok_and(|read| read == size_bytes && bytes == BREAKPOINT);
-    is_breakpoint && {
-        let original = image.read(offset, size_bytes as u64, size_bytes as u64);
-        original.is_ok_and(|original| original != BREAKPOINT)
-    }
+    let image = modules.get(module).image().ok().filter(|image| !image.is_distant())?;
+    let mut bytes = [0; CODE_BYTES];
+    let read = process_memory::read(space.pid(), &[(mapped?, CODE_BYTES)], &mut bytes).ok()?;
+    let original = image.read(offset, CODE_BYTES as u64, CODE_BYTES as u64).ok()?;
+    (read == CODE_BYTES).then_some([bytes, original.as_slice().try_into().ok()?])
 }
 
 /// Registers and unregisters an empty uprobe at each location, in all processes. Takes up to 100 ms per file.
@@ -82,6 +91,8 @@ pub(crate) fn remove_from(
     let program = load_nothing(attach_type).map_err(|error| KeeperError::Refused(error.to_string()))?;
     let program = program.as_fd();
     let sites = offsets.iter().map(|&offset| Site { offset, cookie: None, returns: false }).collect();
-    drop(keeper.attach(kind, &[program, program], file, sites, Some(pid))?);
+    // The kernel finds the memory of a process by its first thread.
+    let of = (!first_thread_has_exited(pid)).then_some(pid);
+    drop(keeper.attach(kind, &[program, program], file, sites, of)?);
     keeper.settle()
 }

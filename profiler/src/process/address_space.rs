@@ -5,7 +5,6 @@ use crate::address::{FileOffset, TargetAddr};
 use crate::ids::{ModuleId, Pid};
 use crate::linux::proc::ProcError;
 use crate::linux::proc::maps::{Mapping, executable_mappings};
-use crate::linux::proc::stat::living_thread;
 use crate::object::module::{ModuleStore, Modules};
 
 /// Maximum number of remembered unmapped ranges, which just-in-time compilers create; the oldest are dropped.
@@ -96,15 +95,7 @@ impl AddressSpace {
 
     /// Returns the modules that were not mapped before, in mapping order. On errors, the former mappings are kept.
     pub fn refresh(&mut self, modules: &mut ModuleStore) -> Result<Vec<ModuleId>, ProcError> {
-        let mut living = self.pid;
-        let mut mappings = executable_mappings(living)?;
-        // If the first thread has exited before others, only these have the mappings.
-        if mappings.is_empty()
-            && let Some(other) = living_thread(self.pid).filter(|other| *other != self.pid)
-        {
-            living = other;
-            mappings = executable_mappings(living)?;
-        }
+        let mappings = executable_mappings(self.pid)?;
         if mappings.is_empty() {
             // A zombie has no memory any more. Its former mappings are needed for its stacks.
             return Ok(Vec::new());
@@ -117,7 +108,7 @@ impl AddressSpace {
                 let same = known.binary_search_by_key(&mapping.start, |old| old.mapping.start).ok();
                 let module = match same.map(|at| &known[at]).filter(|old| old.mapping == mapping) {
                     Some(old) => old.module,
-                    None => modules.intern_mapping(living, &mapping),
+                    None => modules.intern_mapping(self.pid, &mapping),
                 };
                 MappedModule { mapping, module }
             })

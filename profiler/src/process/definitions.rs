@@ -41,6 +41,14 @@ impl Candidate {
         &self.functions[first..first + named]
     }
 
+    /// The only function with this name, if it is local.
+    pub(crate) fn hidden(&self, name: &str) -> Option<&DefinedFunction> {
+        match self.functions(name) {
+            [function] if !function.global && !self.is_static => Some(function),
+            _ => None,
+        }
+    }
+
     /// Linkers make functions of static programs local arbitrarily (`malloc` in a static-pie program with glibc).
     pub(crate) fn exported(&self, name: &str) -> Option<&DefinedFunction> {
         self.functions(name).iter().find(|function| function.global || self.is_static)

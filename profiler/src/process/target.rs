@@ -14,7 +14,7 @@ use crate::ids::{Identity, Pid, StartTime};
 use crate::linux::companion::is_companion;
 use crate::linux::file_view::FileView;
 use crate::linux::pidfd::{PidFd, Readiness};
-use crate::linux::proc::stat::{Stat, living_thread};
+use crate::linux::proc::stat::Stat;
 use crate::linux::proc::{ProcError, process};
 use crate::process::cgroup;
 use crate::process::launch::shell_code;
@@ -71,7 +71,7 @@ impl Process {
         })?;
         // All of this belongs to the process of the descriptor: see `PidFd::has_ended`.
         let stat = running(pid)?;
-        let arguments = process::arguments(living_thread(pid).unwrap_or(pid))?;
+        let arguments = process::arguments(pid)?;
         let cgroups = process::cgroups(pid).unwrap_or_default();
         if pidfd.has_ended().map_err(|error| TargetError::Monitor(pid, error))? {
             return Err(TargetError::Ended(pid));
@@ -117,11 +117,11 @@ pub(crate) fn running(pid: Pid) -> Result<Stat, TargetError> {
     if pid.0 == std::process::id() || is_companion(pid) {
         return Err(TargetError::Myself(pid));
     }
-    let stat = Stat::read(pid)?;
+    let stat = Stat::of_process(pid)?;
     if stat.kernel_thread {
         return Err(TargetError::KernelThread(pid));
     }
-    if stat.has_ended() && living_thread(pid).is_none() { Err(TargetError::Ended(pid)) } else { Ok(stat) }
+    if stat.has_ended() { Err(TargetError::Ended(pid)) } else { Ok(stat) }
 }
 
 impl AsFd for Process {

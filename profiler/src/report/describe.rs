@@ -204,15 +204,19 @@ fn missing(profile: &Profile, finding: &Finding) -> Vec<String> {
     let one = match finding.defect {
         Defect::NoTarget => "no process was profiled".to_owned(),
         Defect::MissedProcesses => {
-            let others = [Loss::ProcessSkipped, Loss::ProgramMissed, Loss::ProgramLate, Loss::Program32Bit];
-            let others = others.map(|loss| health.lost_by(&loss));
-            let [skipped, missed, late, unsupported] = others;
+            let programs = [Loss::ProgramMissed, Loss::ProgramLate, Loss::Program32Bit];
+            let [missed, late, unsupported] = programs.map(|loss| health.lost_by(&loss));
+            let processes = [Loss::ProcessSkipped, Loss::MemoryShared, Loss::Unobserved];
+            let [skipped, sharing, unobserved] = processes.map(|loss| health.lost_by(&loss));
+            let others = [missed, late, unsupported, skipped, sharing, unobserved].iter().sum();
             let words = [
                 some(skipped, "process", "not recorded"),
-                some(finding.count.saturating_sub(others.iter().sum()), "process", "missed"),
+                some(finding.count.saturating_sub(others), "process", "missed"),
                 some(missed, "program", "missed"),
                 some(late, "program", "recorded late"),
                 some(unsupported, "32-bit program", "not recorded"),
+                some(sharing, "process", "sharing the memory of another"),
+                some(unobserved, "process", "not observed"),
             ];
             return words.into_iter().flatten().collect();
         }

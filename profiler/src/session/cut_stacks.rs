@@ -14,6 +14,15 @@ use crate::ids::Pid;
 use crate::linux::clock;
 
 impl Probes {
+    /// Ends the stacks of a target's program at its exec, and permits copies of those of the new one: until its mappings are
+    /// registered, the kernel side has no table for it.
+    pub(super) fn begin_stacks(&mut self, pid: Pid, processes: &mut ProcessTable) {
+        self.continue_stacks(pid, true, processes);
+        self.copies.forget(pid);
+        self.unwinding.forget(pid);
+        self.unwinding.expect(pid);
+    }
+
     /// Reads a target's mappings, and registers them if they have changed.
     fn reload(&mut self, target: &mut Target) {
         let started = Instant::now();
@@ -55,6 +64,10 @@ impl Session {
     /// Continues the walks of cut stacks. Reloads the mappings of their processes, if not too often.
     pub(super) fn complete_stacks(&mut self) {
         for pid in self.probes.copies.pids() {
+            // What is registered is not yet the program that it has executed.
+            if self.lifecycle.awaits(pid) {
+                continue;
+            }
             // The mappings may have been reloaded since the stack was copied.
             self.probes.continue_stacks(pid, false, &mut self.processes);
             let is_due = self.processes.get(pid).is_none_or(|target| target.mappings.is_reload_due());

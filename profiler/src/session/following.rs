@@ -25,7 +25,7 @@ use crate::process::target::{Process, TargetError};
 use crate::units::MonotonicNanos;
 
 /// Polls until every target has been polled once, so that modules mapped later are hooked within a second.
-const POLL_TURNS: u32 = 3;
+pub(super) const POLL_TURNS: u32 = 3;
 /// Times of draining in which all targets' stubs are polled, and the number of targets each time. One takes about 10 µs.
 const STUBS_TURNS: usize = 12;
 const STUBS_POLLED_MIN: usize = 8;
@@ -36,9 +36,10 @@ const CHANGES_TIME_MAX: Duration = Duration::from_millis(100);
 
 impl Session {
     /// Makes the kernel side sample a process. Must precede attaching its probes: they ignore other processes.
-    pub(super) fn mark(&mut self, pid: Pid) {
+    /// `shares` if it has shared probes although others have their own.
+    pub(super) fn mark(&mut self, pid: Pid, shares: bool) {
         self.resync.sweep(pid, &mut self.probes.kernel);
-        self.probes.mark(pid, self.config.follow_forks || self.counts_children());
+        self.probes.mark(pid, self.config.follow_forks || self.counts_children(), shares);
     }
 
     /// Whether children of targets are counted for the report: those of a command, in a leak check.
@@ -65,7 +66,7 @@ impl Session {
 
     /// Attaches to a process that was found. If that fails, nothing of it remains.
     pub(super) fn begin_target(&mut self, mut target: Target) -> Result<()> {
-        self.mark(target.pid);
+        self.mark(target.pid, target.hooks.are_shared());
         // From here on, the kernel side reports its execs.
         target.refresh_names();
         self.probes.register(&mut target);
@@ -190,8 +191,9 @@ impl Session {
         for pid in pids {
             self.settle(pid);
         }
+        self.observe(turn);
         for pid in
-            self.lifecycle.take_exited_vfork_children(|pid| Stat::read(pid).map_or(true, |stat| stat.has_ended()))
+            self.lifecycle.take_exited_vfork_children(|pid| Stat::of_process(pid).map_or(true, |stat| stat.has_ended()))
         {
             self.probes.forget(pid);
         }
@@ -322,7 +324,7 @@ impl Session {
         let stopped = alone.map(|_| clock::now().monotonic);
         let mut target = Target::forked(process, forked);
         // If the kernel's map of targets was full at the fork, it may have room now.
-        self.mark(child);
+        self.mark(child, target.hooks.are_shared());
         // A running child is probed first: an early free of an inherited block is missed anyway.
         if let Err(error) = self.probes.attach(&mut target, &mut self.rates) {
             warn!("process {child}: {error:#}");
@@ -386,7 +388,7 @@ impl Session {
         }
         ended.close_ledger(exec.time);
         self.processes.keep(ended, &self.probes.discovery.plan);
-        self.probes.forget_program(exec.pid);
+        self.probes.replace_program(exec.pid);
         let selection = &self.config.selection;
         let is_selected = || selection::matches_new(exec.pid, selection).unwrap_or(false);
         if !(target.requested || selection.matches_new() && is_selected()) {
@@ -402,7 +404,7 @@ impl Session {
         if let Some(starting) = target.starting() {
             starting.is_held_before_mapping = stepped.is_some_and(|held| held.since_exec);
         }
-        self.mark(pid);
+        self.mark(pid, target.hooks.are_shared());
         self.add_target(target);
         self.lifecycle.settle(pid);
         match held {

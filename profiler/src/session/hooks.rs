@@ -15,7 +15,7 @@ use crate::guardrail::CallCosts;
 use crate::ids::{HeapId, HookId, ModuleId};
 use crate::ledger::totals::Totals;
 use crate::linux::memory;
-use crate::linux::proc::stat::{Stat, first_thread_has_exited};
+use crate::linux::proc::stat::Stat;
 use crate::linux::rights::Rights;
 use crate::model::{HookKind, HookStatus};
 use crate::object::module::ModuleStore;
@@ -35,6 +35,8 @@ pub(super) struct Hooks {
     states: Vec<HookState>,
     links: Vec<OwnLink>,
     backend: &'static str,
+    /// The links of the target are those that all processes share.
+    shares: bool,
 }
 
 #[derive(Clone)]
@@ -55,8 +57,6 @@ enum State {
     Attached,
     Failed(String),
 }
-
-const NO_FIRST_THREAD: &str = "its main thread has exited, by which the kernel finds the memory of the process; start it with `heapbpf -- COMMAND`, or record it with `--scope inode`";
 
 impl Hooks {
     pub(super) fn add(
@@ -83,6 +83,11 @@ impl Hooks {
         Ok(ids)
     }
 
+    /// Has links of the target alone again: for a target that has none.
+    pub(super) fn unshare(&mut self) {
+        self.shares = false;
+    }
+
     pub(super) fn want(&mut self, id: HookId) {
         if self.states.iter().all(|hook| hook.id != id) {
             self.states.push(HookState { id, reached: false, required: false, mapped: false, state: State::Wanted });
@@ -92,7 +97,12 @@ impl Hooks {
     pub(super) fn for_child(&self) -> Self {
         let unattached = |hook: &HookState| HookState { state: State::Wanted, ..hook.clone() };
         let mapped = self.states.iter().filter(|hook| hook.mapped);
-        Self { states: mapped.map(unattached).collect(), ..Self::default() }
+        Self { states: mapped.map(unattached).collect(), shares: self.shares, ..Self::default() }
+    }
+
+    /// Whether the kernel side is to record the target by shared probes.
+    pub(super) fn are_shared(&self) -> bool {
+        self.shares
     }
 
     /// Hooks after an exec: links take effect again where the same modules are mapped. `self` keeps its states.
@@ -102,6 +112,7 @@ impl Hooks {
             states: self.states.iter().map(unmapped).collect(),
             links: std::mem::take(&mut self.links),
             backend: self.backend,
+            shares: self.shares,
         }
     }
 
@@ -123,7 +134,7 @@ impl Hooks {
         let (pid, kind) = (space.pid(), kernel.link_kind());
         self.backend = kind.into();
         let throws = LazyCell::new(|| refusal_of_throwing(kernel));
-        let no_first_thread = (!links.scope.is_shared() && first_thread_has_exited(pid)).then_some(NO_FIRST_THREAD);
+        let of = (!self.shares).then_some(pid);
         let wanted = self.states.iter().filter(|hook| hook.state == State::Wanted);
         for id in modules_of(wanted, plan) {
             let module = modules.get(id);
@@ -132,11 +143,11 @@ impl Hooks {
             let wanted = self.states.iter_mut().filter(|hook| hook.state == State::Wanted);
             for hook in wanted.filter(|hook| plan.hook(hook.id).hook.module == id) {
                 let planned = plan.hook(hook.id);
-                let probe = match (no_first_thread, presence::ensure(space, modules, id, planned.offset())) {
+                let probe = match presence::ensure(space, modules, id, planned.offset()) {
                     // It is attached when the file is mapped.
-                    (_, Err(Absence::Unmapped)) => continue,
-                    (Some(reason), _) | (None, Err(Absence::Refused(reason))) => Err(reason.to_owned()),
-                    (None, Ok(())) => probe(planned, || throws.clone()),
+                    Err(Absence::Unmapped) => continue,
+                    Err(Absence::Refused(reason)) => Err(reason.to_owned()),
+                    Ok(()) => probe(planned, || throws.clone()),
                 };
                 match probe {
                     Ok(probe) => {
@@ -149,20 +160,20 @@ impl Hooks {
             if probes.is_empty() {
                 continue;
             }
-            if let Ok(attached) = links.attach(kernel, file, &probes, pid) {
+            if let Ok(attached) = links.attach(kernel, file, &probes, of) {
                 self.links.extend(attached);
                 hooks.iter_mut().for_each(|hook| hook.state = State::Attached);
                 continue;
             }
             for (hook, probe) in hooks.iter_mut().zip(&probes) {
-                hook.state = match links.attach(kernel, file, std::slice::from_ref(probe), pid) {
+                hook.state = match links.attach(kernel, file, std::slice::from_ref(probe), of) {
                     Ok(attached) => {
                         self.links.extend(attached);
                         State::Attached
                     }
                     Err(error) => {
                         // An exited process is not worth a warning per function.
-                        if Stat::read(pid).is_ok_and(|stat| !stat.has_ended()) {
+                        if Stat::of_process(pid).is_ok_and(|stat| !stat.has_ended()) {
                             let function = &plan.hook(hook.id).hook.spec.function;
                             warn!("cannot attach to `{function}` of process {pid}: {error}");
                         }
@@ -201,6 +212,7 @@ impl Hooks {
         }
         let own = self.links.extract_if(.., |own| own.is_of_process()).collect();
         self.links.extend(shared);
+        self.shares = true;
         Ok(own)
     }
 
@@ -259,6 +271,10 @@ impl Hooks {
 
     pub(super) fn places<'a>(&'a self, plan: &'a Plan) -> impl Iterator<Item = (HookId, CodeLocation)> + 'a {
         self.states.iter().map(|hook| place_of(hook, plan))
+    }
+
+    pub(super) fn attached_places<'a>(&'a self, plan: &'a Plan) -> impl Iterator<Item = CodeLocation> + 'a {
+        self.mapped().filter(|hook| hook.state == State::Attached).map(|hook| place_of(hook, plan).1)
     }
 
     pub(super) fn unattached_places<'a>(&'a self, plan: &'a Plan) -> impl Iterator<Item = (HookId, CodeLocation)> + 'a {

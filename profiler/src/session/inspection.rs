@@ -123,7 +123,7 @@ pub(crate) fn call_rate(pid: Pid, placement: PlacementMode) -> Result<CallRate> 
     let mut discovery = Discovery::new(placement, HookSet::default(), HeapSelection::default());
     let mut target = discovery.open(pid)?;
     let mut probes = Probes::load(&config, 1, discovery, Tables::new(config.unwind, config.unwind_bytes_max))?;
-    probes.mark(pid, false);
+    probes.mark(pid, false, false);
     probes.attach(&mut target, &mut Rates::new(&config))?;
     let cpu_ns = || clock::process_cpu_ns(pid).context("the process has ended");
     let (pointers, before) = (probes.count_pointers(&target), cpu_ns()?);

@@ -28,7 +28,7 @@ use crate::collect::{CollectError, Collected, Method, collect};
 use crate::ids::{HeapId, Pid};
 use crate::ingest::event::{Event, Free};
 use crate::keeper;
-use crate::ledger::LiveAllocation;
+use crate::ledger::{LiveAllocation, inventory};
 use crate::linux::proc::stat::{self, Stat};
 use crate::linux::{bpf, clock, signals};
 use crate::model::Inventory;
@@ -72,7 +72,7 @@ impl Session {
         if !heaps.iter().any(|(name, _)| walk::is_walkable(name)) {
             return self.end_inventory(failed(walk::unsupported()));
         }
-        let resident_bytes = Stat::read(pid).map_or(0, |stat| stat.resident_bytes);
+        let resident_bytes = Stat::of_process(pid).map_or(0, |stat| stat.resident_bytes);
         // The copy counts as heapbpf's memory.
         let limit = self.config.limits.memory_bytes_max.map_or(u64::MAX, |limit| limit / 2);
         let max = self.config.inventory_bytes_max.min(limit);
@@ -217,19 +217,11 @@ impl Session {
             walked.chosen.iter().partition(|block| self.inventories.is_freed(block.address));
         let gone: Vec<LiveAllocation> = gone.iter().map(allocation).collect();
         let rest: Vec<LiveAllocation> = rest.iter().map(allocation).collect();
-        // The peak is at the start or at the end of the walk: blocks that were freed in between must not be live with all
-        // those that were allocated.
-        let is_smaller = self.has_shrunk(&gone);
-        if !is_smaller {
-            self.enter_gone(&gone);
-        }
         match self.enter_live(pid, &rest) {
             Ok(gap) => inventory.gaps.extend(gap),
             Err(error) => return Inventory { error: Some(error.to_string()), ..inventory },
         }
-        if is_smaller {
-            self.enter_gone(&gone);
-        }
+        self.enter_gone(&gone);
         if let Some(target) = self.inventory_target()
             && walked.interval != Interval::EXACT
         {
@@ -246,14 +238,6 @@ impl Session {
                 .push(format!("{dropped} records were dropped while the heap was walked: frees may be missing"));
         }
         inventory
-    }
-
-    /// Whether the process has freed more than it has allocated since it was stopped.
-    fn has_shrunk(&mut self, gone: &[LiveAllocation]) -> bool {
-        let Some(target) = self.inventory_target() else { return false };
-        let freed =
-            gone.iter().fold(EstimatedBytes::ZERO, |sum, it| sum + Amounts::of(it.size_bytes, it.interval).bytes);
-        freed > target.ledger.totals().live_bytes()
     }
 
     /// Enters live blocks, some at a time: a block that is freed between the check of its reported frees and the insertion
@@ -312,14 +296,29 @@ impl Session {
     }
 
     /// Enters blocks that were freed during the walk, and their frees.
+    ///
+    /// The peak is at the start or at the end of the walk: these blocks must not be live with those that were allocated meanwhile,
+    /// which may have replaced them. So only as many are live with these as there were more of them.
     fn enter_gone(&mut self, gone: &[LiveAllocation]) {
+        let Some(taken) = self.inventories.pending.as_ref().map(|pending| pending.taken) else { return };
         let Some(target) = self.inventory_target() else { return };
-        for block in gone {
-            target.ledger.enter_earlier(&LiveAllocation { address: aside(block.address), ..*block });
+        let bytes = |block: &LiveAllocation| Amounts::of(block.size_bytes, block.interval).bytes;
+        let is_newer = |block: &LiveAllocation| block.time >= taken && !inventory::is_inventory(block.stack);
+        let allocated = target.ledger.live().filter(is_newer);
+        let newer = allocated.fold(EstimatedBytes::ZERO, |sum, block| sum + bytes(&block));
+        let mut freed = EstimatedBytes::ZERO;
+        let (replaced, others): (Vec<&LiveAllocation>, Vec<&LiveAllocation>) = gone.iter().partition(|block| {
+            let is_replaced = freed < newer;
+            freed += bytes(block);
+            is_replaced
+        });
+        replaced.into_iter().for_each(|block| target.ledger.enter_freed(block));
+        for block in &others {
+            target.ledger.enter_earlier(&LiveAllocation { address: aside(block.address), ..**block });
         }
         self.processes.record_corrections();
         let Some(pending) = &self.inventories.pending else { return };
-        for free in gone.iter().filter_map(|block| pending.freed.get(&block.address)) {
+        for free in others.iter().filter_map(|block| pending.freed.get(&block.address)) {
             self.processes.enter(Event::Free(Free { address: aside(free.address), ..*free }));
         }
     }

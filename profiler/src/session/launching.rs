@@ -79,7 +79,7 @@ impl Session {
         if let Some(starting) = target.starting() {
             starting.is_held_before_mapping = true;
         }
-        self.mark(pid);
+        self.mark(pid, false);
         self.add_target(target);
         self.lifecycle.settle(pid);
         self.step(&mut command.launch)?;
@@ -101,7 +101,7 @@ impl Session {
         );
         let mut target = Target::open(pid, Origin::Launched, None)?;
         target.requested = true;
-        self.mark(pid);
+        self.mark(pid, false);
         self.probes.probe_ahead(&mut target, &mut self.rates);
         self.add_target(target);
         Ok(())

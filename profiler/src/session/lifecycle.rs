@@ -32,6 +32,20 @@ impl ProcessChange {
     }
 }
 
+/// A child that runs in the memory of its parent.
+struct Borrower {
+    of: Pid,
+    since: Instant,
+    /// Its parent did not wait for it when that was last examined.
+    shares: bool,
+}
+
+impl Borrower {
+    fn of(parent: Pid) -> Self {
+        Self { of: parent, since: Instant::now(), shares: false }
+    }
+}
+
 /// Number of programs that ran without probes: of those that descend from individually selected targets, and if the configuration
 /// counts programs, also of those that match the selection.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -48,6 +62,11 @@ pub(super) struct Lifecycle {
     changes: VecDeque<(Instant, ProcessChange)>,
     /// Children that run in a target's memory until they call exec.
     vfork_children: BTreeMap<Pid, ParentTarget>,
+    /// The same children, with the target that they were forked from and since when; without those that were found to share its memory
+    /// for longer.
+    borrowers: BTreeMap<Pid, Borrower>,
+    /// Number of processes that run in the memory of a target.
+    sharing_count: u64,
     /// Since the last [`take_started`](Self::take_started). Their forks matter before they are targets.
     started: Vec<Pid>,
     /// New processes whose allocator is not mapped yet, and since when.
@@ -65,6 +84,9 @@ pub(super) struct Lifecycle {
 const SETTLE_PERIOD: Duration = Duration::from_millis(1);
 const SETTLE_OFTEN: Duration = Duration::from_millis(50);
 
+/// Time in the memory of its parent after which a child is not expected to execute a program.
+const BORROWED_MAX: Duration = Duration::from_millis(30);
+
 /// A process without an allocator after this time has none.
 const SETTLE_MAX: Duration = Duration::from_secs(2);
 
@@ -73,6 +95,8 @@ impl Lifecycle {
         Self {
             changes: VecDeque::new(),
             vfork_children: BTreeMap::new(),
+            borrowers: BTreeMap::new(),
+            sharing_count: 0,
             started: Vec::new(),
             settling: BTreeMap::new(),
             unfollowed: Vec::new(),
@@ -95,6 +119,7 @@ impl Lifecycle {
         if fork.shares_memory {
             if let Some(parent) = processes.get(fork.parent) {
                 self.vfork_children.insert(fork.child, ParentTarget { requested: parent.requested });
+                self.borrowers.insert(fork.child, Borrower::of(fork.parent));
             }
             return;
         }
@@ -152,6 +177,7 @@ impl Lifecycle {
         }
         // Supersedes earlier changes of the process: nothing of interest happens between fork and exec.
         let mut parent = self.vfork_children.remove(&exec.pid);
+        self.borrowers.remove(&exec.pid);
         self.changes.retain(|(_, change)| match change {
             ProcessChange::Forked(forked) if forked.fork.child == exec.pid => {
                 parent = Some(ParentTarget { requested: forked.requested });
@@ -197,7 +223,27 @@ impl Lifecycle {
     pub(super) fn take_exited_vfork_children(&mut self, has_exited: impl Fn(Pid) -> bool) -> Vec<Pid> {
         let exited: Vec<Pid> = self.vfork_children.keys().copied().filter(|&pid| has_exited(pid)).collect();
         self.vfork_children.retain(|pid, _| !exited.contains(pid));
+        self.borrowers.retain(|pid, _| !exited.contains(pid));
         exited
+    }
+
+    /// Returns children that share the memory of their parents, with these. `is_sharing` returns whether such a child is none of
+    /// `vfork`, for which its parent waits; it has to return that twice, because a parent that is preempted does not wait yet.
+    pub(super) fn take_sharing(&mut self, is_sharing: impl Fn(Pid, Pid) -> bool) -> Vec<(Pid, Pid)> {
+        let mut found = Vec::new();
+        self.borrowers.retain(|&child, borrower| {
+            let is_old = borrower.since.elapsed() >= BORROWED_MAX;
+            let was_sharing = std::mem::replace(&mut borrower.shares, is_old && is_sharing(child, borrower.of));
+            let is_found = was_sharing && borrower.shares;
+            found.extend(is_found.then_some((child, borrower.of)));
+            !is_found
+        });
+        self.sharing_count += found.len() as u64;
+        found
+    }
+
+    pub(super) fn sharing_count(&self) -> u64 {
+        self.sharing_count
     }
 
     pub(super) fn take_due(&mut self, is_wanted: impl Fn(Pid) -> bool) -> Option<ProcessChange> {

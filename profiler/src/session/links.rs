@@ -79,7 +79,7 @@ impl Links {
         self.replaced.retain(|(since, _)| since.elapsed() < REPLACED_DURATION);
     }
 
-    /// All or none. Links of functions that may throw are of all processes: one of a single process lets the kernel replace returns
+    /// All or none, of one process or shared by all that map the file. Links of functions that may throw are of all processes: one of a single process lets the kernel replace returns
     /// in other processes that have a breakpoint there, such as other targets, without asking the program whether the call may throw
     /// (`uprobe_multi_link_handler` in kernel/trace/bpf_trace.c, up to 7.3).
     pub(super) fn attach(
@@ -87,13 +87,12 @@ impl Links {
         kernel: &Kernel,
         file: &File,
         hooks: &[(HookId, Probe)],
-        pid: Pid,
+        pid: Option<Pid>,
     ) -> Result<Vec<OwnLink>, AttachError> {
         let (throwing, others): (Vec<_>, Vec<_>) = hooks.iter().copied().partition(|(_, probe)| probe.cookie.may_throw);
-        let mut links = if self.scope.is_shared() {
-            self.attach_shared(kernel, file, &others, ProbeScope::Shared)?
-        } else {
-            self.attach_own(kernel, file, &others, pid)?.into_iter().collect()
+        let mut links = match pid {
+            Some(pid) => self.attach_own(kernel, file, &others, pid)?.into_iter().collect(),
+            None => self.attach_shared(kernel, file, &others, ProbeScope::Shared)?,
         };
         links.extend(self.attach_shared(kernel, file, &throwing, ProbeScope::Any)?);
         self.attached.extend(hooks.iter().map(|(id, _)| *id));

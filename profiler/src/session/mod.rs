@@ -25,6 +25,7 @@ mod links;
 mod mappings;
 mod memory;
 mod meter;
+mod observation;
 mod overload;
 mod passes;
 mod probes;

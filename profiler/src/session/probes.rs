@@ -1,6 +1,7 @@
 //! Kernel side shared by all targets; the session decides when to attach and detach.
 
 mod inline;
+mod observed;
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -28,6 +29,7 @@ use crate::ids::{HookId, Pid};
 use crate::keeper::Keeper;
 use crate::ledger::LiveAllocation;
 use crate::linux::proc::maps::{self, FileIdentity};
+use crate::linux::proc::stat::first_thread_has_exited;
 use crate::linux::{clock, memory};
 use crate::model::ProbeScope;
 use crate::probe::cost::{self, CostError, Costs};
@@ -49,6 +51,8 @@ pub(super) struct Probes {
     targets_unmarked: u64,
     /// Number of hooks of the plan that the kernel side knows.
     planned: usize,
+    /// Targets whose calls no probe has seen, or not all the time.
+    unobserved: BTreeSet<Pid>,
 }
 
 impl Probes {
@@ -83,6 +87,7 @@ impl Probes {
             stubs: Stubs::new(config.engine, random_seed()),
             targets_unmarked: 0,
             planned: 0,
+            unobserved: BTreeSet::new(),
         })
     }
 
@@ -149,6 +154,11 @@ impl Probes {
     pub(super) fn forget_program(&mut self, pid: Pid) {
         self.copies.forget(pid);
         self.unwinding.forget(pid);
+        self.replace_program(pid);
+    }
+
+    /// The same after an exec, without the stacks: those of the new program have begun with it.
+    pub(super) fn replace_program(&mut self, pid: Pid) {
         self.discovery.modules.forget_process(pid);
         self.stubs.remove(pid, &mut self.kernel, &self.links.keeper);
     }
@@ -178,18 +188,33 @@ impl Probes {
 
     pub(super) fn attach(&mut self, target: &mut Target, rates: &mut Rates) -> Result<()> {
         self.remove_leftovers(target);
-        let Discovery { plan, modules, .. } = &self.discovery;
+        let Discovery { plan, .. } = &self.discovery;
         rates.add_heaps(plan, &mut self.kernel)?;
         for (hook, callers) in plan.hooks()[self.planned..].iter().filter_map(PlannedHook::nested_callers) {
             self.kernel.set_nested_callers(hook, callers)?;
         }
         self.planned = plan.hooks().len();
         target.hooks.set_addresses(&self.kernel, &target.mappings.space, plan)?;
+        if self.links.scope.is_shared() || !target.was_recorded() && first_thread_has_exited(target.pid) {
+            self.share_with(target)?;
+        }
+        self.outlive_first_thread(target);
+        let Discovery { plan, modules, .. } = &self.discovery;
         target.hooks.attach(&target.mappings.space, &self.kernel, &mut self.links, modules, plan)?;
-        // It may have been marked before probes were shared.
-        if self.links.scope.is_shared() {
+        Ok(())
+    }
+
+    /// Has the shared probes record a target. Both kinds are attached for a short time, and one flag switches: no call is missed or
+    /// counted twice.
+    fn share_with(&mut self, target: &mut Target) -> Result<()> {
+        let Discovery { plan, modules, .. } = &self.discovery;
+        let rights = Some(target.files.rights());
+        let replaced = target.hooks.share(&self.kernel, &mut self.links, modules, plan, rights)?;
+        // Without cookies, probes are found by the process.
+        if self.kernel.has_cookies() {
             self.kernel.share_probes(target.pid)?;
         }
+        self.links.replace(replaced);
         Ok(())
     }
 
@@ -224,17 +249,10 @@ impl Probes {
         }
     }
 
-    /// Both kinds are attached for a short time, and one flag switches: no call is missed or counted twice.
     fn share(&mut self, target: &mut Target) {
-        let Discovery { plan, modules, .. } = &self.discovery;
-        let replaced = target.hooks.share(&self.kernel, &mut self.links, modules, plan, Some(target.files.rights()));
-        let replaced = replaced.and_then(|replaced| Ok((replaced, self.kernel.share_probes(target.pid)?)));
-        match replaced {
-            Ok((replaced, ())) => self.links.replace(replaced),
-            Err(error) => {
-                warn!("process {} cannot share probes: {error:#}", target.pid);
-                self.links.scope.refuse(&format!("sharing failed: {error:#}"));
-            }
+        if let Err(error) = self.share_with(target) {
+            warn!("process {} cannot share probes: {error:#}", target.pid);
+            self.links.scope.refuse(&format!("sharing failed: {error:#}"));
         }
     }
 
@@ -295,6 +313,7 @@ impl Probes {
     pub(super) fn reset(&mut self, target: &mut Target) {
         target.hooks.detach();
         target.hooks = target.hooks.for_child();
+        target.hooks.unshare();
         if let Some(starting) = target.starting() {
             starting.is_probed_ahead = false;
         }
@@ -302,20 +321,21 @@ impl Probes {
 
     /// Makes the kernel side report a process's forks, which it already samples if probes are shared.
     pub(super) fn report_forks(&mut self, pid: Pid) {
-        let flags = self.target_flags(true);
+        let flags = self.target_flags(true, false);
         if let Err(error) = self.kernel.set_target(pid, flags) {
             debug!("process {pid}: {error}");
         }
     }
 
-    fn target_flags(&self, follow_forks: bool) -> u32 {
+    fn target_flags(&self, follow_forks: bool, shares: bool) -> u32 {
         let flag = |is_set: bool, flag: u32| if is_set { flag } else { 0 };
-        flag(follow_forks, FOLLOWS_FORKS) | flag(self.links.scope.is_shared(), SHARES_PROBES)
+        let shares = self.links.scope.is_shared() || shares && self.kernel.has_cookies();
+        flag(follow_forks, FOLLOWS_FORKS) | flag(shares, SHARES_PROBES)
     }
 
     /// Makes the kernel side sample a target. Must precede attaching its probes: they ignore other processes.
-    pub(super) fn mark(&mut self, pid: Pid, follow_forks: bool) {
-        let flags = self.target_flags(follow_forks);
+    pub(super) fn mark(&mut self, pid: Pid, follow_forks: bool, shares: bool) {
+        let flags = self.target_flags(follow_forks, shares);
         if let Err(error) = self.kernel.set_target(pid, flags) {
             warn!("process {pid} is not sampled: {error}");
             self.targets_unmarked += 1;

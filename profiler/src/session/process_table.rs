@@ -308,7 +308,7 @@ impl ProcessTable {
 
     /// Ignores the process from now on. One that has exited is only counted.
     pub(super) fn decline(&mut self, identity: Identity, command: String, error: &anyhow::Error) {
-        if Stat::read(identity.pid).is_ok_and(|stat| stat.is_of(identity) && !stat.has_ended()) {
+        if Stat::of_process(identity.pid).is_ok_and(|stat| stat.is_of(identity) && !stat.has_ended()) {
             self.ignore(identity);
             self.skip(identity.pid, command, format!("{error:#}"));
         } else {

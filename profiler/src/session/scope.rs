@@ -163,7 +163,7 @@ impl Load {
         let mut load = Self::default();
         let boot_ns = clock::boot_ns();
         for pid in process::all().unwrap_or_default() {
-            let Ok(stat) = Stat::read(pid) else { continue };
+            let Ok(stat) = Stat::of_process(pid) else { continue };
             if stat.kernel_thread || stat.has_ended() {
                 continue;
             }

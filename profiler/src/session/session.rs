@@ -266,6 +266,7 @@ impl Session {
                 _ = drain.tick() => {
                     self.drain();
                     self.resume_unattended_command();
+                    self.find_sharing();
                     self.poll_some_stubs();
                     self.processes.read_thread_names();
                     self.dump_if_due(listener)?;
@@ -350,7 +351,9 @@ impl Session {
         let count = ring.drain(BATCH_MAX, |record| match decode(record) {
             Ok(Event::Fork(fork)) => lifecycle.forked(fork, processes, config),
             Ok(Event::Exec(exec)) => {
-                probes.continue_stacks(exec.pid, true, processes);
+                if processes.get(exec.pid).is_some() {
+                    probes.begin_stacks(exec.pid, processes);
+                }
                 inventories.give_up(exec.pid);
                 lifecycle.executed(exec, processes, config.grace());
             }
@@ -455,6 +458,7 @@ impl Session {
         self.memory.sample_all(&mut self.processes, self.probes.discovery.plan.heaps(), now.monotonic);
         self.probes.check_foreign(true);
         self.close_replaced();
+        self.verify_probes();
         let gone: Vec<Pid> =
             self.processes.running().filter(|target| target.is_gone()).map(|target| target.pid).collect();
         // Whatever the agent still has to do, nothing is later than the end of the recording.

@@ -222,6 +222,8 @@ impl Session {
         let programs = self.lifecycle.unprobed();
         health.add_loss(Loss::ProcessSkipped, self.unrecorded.count());
         health.add_loss(Loss::Program32Bit, programs.of_32_bits);
+        health.add_loss(Loss::MemoryShared, self.lifecycle.sharing_count());
+        health.add_loss(Loss::Unobserved, self.probes.unobserved_count());
         if self.config.counts_programs || self.command.is_some() {
             health.add_loss(Loss::ProgramMissed, programs.missed);
             health.add_loss(Loss::ProgramLate, programs.late);

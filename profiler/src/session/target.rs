@@ -60,6 +60,8 @@ pub(super) struct Target {
     pub(super) traps_only: bool,
     /// It contains LeakSanitizer, which traces it at its exit, and fails if another process traces it then.
     pub(super) has_leak_sanitizer: bool,
+    /// Whether the code of the process was seen to have the breakpoints of the probes, or not to have them.
+    pub(super) is_verified: bool,
     /// Minimum age of blocks counted in [`AgeStatistics::older`].
     pub(super) older_than: Option<Duration>,
     pub(super) timeline: Arc<Timeline>,
@@ -190,6 +192,7 @@ impl Target {
             requested: false,
             traps_only: false,
             has_leak_sanitizer: false,
+            is_verified: false,
             older_than: None,
             timeline: Arc::default(),
             memory: MemoryMonitor::default(),
@@ -394,6 +397,12 @@ impl Target {
         AgeStatistics { counted: now, growths, older }
     }
 
+    /// It was recorded from the first call on only if that was counted.
+    fn counted_beginning(&self) -> Beginning {
+        let is_counted = !self.ledger.totals().is_empty();
+        Beginning { from_first_call: self.beginning.from_first_call && is_counted, ..self.beginning }
+    }
+
     pub(super) fn facts(&self) -> TargetFacts {
         let files = self.files.narrowed();
         let (exit, detached) = match self.end() {
@@ -409,7 +418,7 @@ impl Target {
             program: self.program.clone(),
             rights: Some(files.rights_here()),
             files: Some(Box::new(files)),
-            beginning: self.beginning,
+            beginning: self.counted_beginning(),
             exited: exit.is_some(),
             exit_code: exit.and_then(|exit| exit.code),
             replaced: self.end() == Some(End::Replaced),

@@ -112,9 +112,17 @@ fn a_prefixed_allocator_is_hooked_beside_libc() {
 }
 
 #[test]
-fn a_local_malloc_is_not_hooked() {
-    let program = local(executable("/usr/bin/app", &[("malloc", 1), ("free", 2)]));
-    check(&[program, candidate(1, "/lib/libc.so.6", &[("malloc", 0x10)])], &[("malloc", 0x10, "libc", true)]);
+fn the_hidden_malloc_of_a_program_is_hooked_beside_libc() {
+    let libc = candidate(1, "/lib/libc.so.6", &[("malloc", 0x10)]);
+    let libcs = ("malloc", 0x10, "libc", true);
+    let program = local(executable("/usr/bin/app", &[("malloc", 1), ("free", 2), ("calloc", 3)]));
+    let hidden = [("free", 2, "app", false), ("malloc", 1, "app", false), ("calloc", 3, "app", false)];
+    check(&[program, libc.clone()], &[&hidden[..], &[libcs]].concat());
+    // Functions of these names that belong to no family, or to libraries, whose own calls may reach others.
+    for functions in [&[("malloc", 1)][..], &[("free", 2)], &[("malloc", 1), ("malloc", 3), ("free", 2)]] {
+        check(&[local(executable("/usr/bin/app", functions)), libc.clone()], &[libcs]);
+    }
+    check(&[local(candidate(2, "/lib/a.so", &[("malloc", 1), ("free", 2)])), libc], &[libcs]);
 }
 
 #[test]

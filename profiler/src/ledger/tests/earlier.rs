@@ -53,6 +53,17 @@ fn a_curve_begins_with_them() {
 }
 
 #[test]
+fn earlier_blocks_that_were_replaced_do_not_raise_the_peak() {
+    let mut ledger = ledger([alloc(1, 100, 7)]);
+    ledger.enter_freed(&earlier(2, 80));
+    assert_eq!(bytes(ledger.totals()), [80, 100, 80, 100, 100]);
+    let snapshot = ledger.snapshot(MonotonicNanos(100));
+    let of_inventory = snapshot.callsites.iter().find(|it| it.stack.as_ref().is_some_and(is_stack)).expect("it is one");
+    assert_eq!(bytes(&of_inventory.totals)[..4], [80, 0, 80, 0]);
+    assert_eq!(ledger.totals().live(), Amounts::of(100, Interval::EXACT), "samples and variance too");
+}
+
+#[test]
 fn failed_reallocs_thinning_and_forks_keep_them() {
     let mut ledger = ledger([]);
     ledger.enter_earlier(&earlier(2, 1000));

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{CWD, Mode, OFlags, openat};
 
+use super::stat;
 use crate::address::TargetAddr;
 use crate::ids::{Pid, Tid};
 use crate::shown;
@@ -195,8 +196,26 @@ pub(crate) fn root(pid: Pid) -> io::Result<File> {
     Ok(File::from(openat(CWD, entry_path(pid, "root"), flags, Mode::empty())?))
 }
 
+/// The path of an entry. What all threads of a process share is in the entries of another thread if the first one has exited before
+/// others: the kernel has released its part.
 pub(crate) fn entry_path(pid: Pid, entry: &str) -> PathBuf {
-    PathBuf::from(format!("/proc/{pid}/{entry}"))
+    let directory = if is_shared_by_threads(entry) { shared_entries(pid) } else { pid };
+    PathBuf::from(format!("/proc/{directory}/{entry}"))
+}
+
+/// Entries of the memory, the files and the namespaces of a process, which a zombie does not have.
+fn is_shared_by_threads(entry: &str) -> bool {
+    let name = entry.split('/').next().unwrap_or_default();
+    let of_memory = ["auxv", "cmdline", "environ", "exe", "map_files", "maps", "mem", "pagemap", "smaps"];
+    let of_files = ["cwd", "fd", "fdinfo", "mountinfo", "root"];
+    of_memory.contains(&name) || of_files.contains(&name) || entry == "ns/mnt"
+}
+
+/// The thread whose directory has these entries.
+fn shared_entries(pid: Pid) -> Pid {
+    let lacks_program =
+        || fs::read_link(format!("/proc/{pid}/exe")).is_err_and(|error| error.kind() == io::ErrorKind::NotFound);
+    if lacks_program() { stat::living_thread(pid).unwrap_or(pid) } else { pid }
 }
 
 /// The kernel's name for a thread (`/proc/PID/task/TID/comm`), at most 15 bytes. What is not UTF-8 is escaped.
@@ -293,7 +312,7 @@ pub(crate) struct EpollSet {
 impl EpollSet {
     /// Empty if the process has exited. Reads the link of each open file, so call it before the process is stopped.
     pub(crate) fn of(pid: Pid) -> Self {
-        let Ok(files) = fs::read_dir(format!("/proc/{pid}/fd")) else { return Self::default() };
+        let Ok(files) = fs::read_dir(entry_path(pid, "fd")) else { return Self::default() };
         let is_epoll = |path: &Path| fs::read_link(path).is_ok_and(|to| to.as_os_str() == "anon_inode:[eventpoll]");
         let files = files.take(FILES_MAX).filter_map(|entry| Some(entry.ok()?.path()));
         let epolls = files.filter(|path| is_epoll(path)).filter_map(|path| path.file_name()?.to_str()?.parse().ok());
@@ -304,14 +323,14 @@ impl EpollSet {
     pub(crate) fn user_data(&self, pid: Pid) -> Vec<u64> {
         let mut words = Vec::new();
         for descriptor in &self.descriptors {
-            collect(&format!("/proc/{pid}/fdinfo/{descriptor}"), of_epoll, &mut words);
+            collect(&entry_path(pid, &format!("fdinfo/{descriptor}")), of_epoll, &mut words);
         }
-        collect(&format!("/proc/{pid}/timers"), of_timer, &mut words);
+        collect(&entry_path(pid, "timers"), of_timer, &mut words);
         words
     }
 }
 
-fn collect(path: &str, word: fn(&str) -> Option<u64>, words: &mut Vec<u64>) {
+fn collect(path: &Path, word: fn(&str) -> Option<u64>, words: &mut Vec<u64>) {
     let Ok(file) = File::open(path) else { return };
     let lines = BufReader::new(file.take(WORDS_BYTES_MAX)).lines().map_while(Result::ok);
     let room = WORDS_MAX.saturating_sub(words.len());

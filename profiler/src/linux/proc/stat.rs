@@ -43,6 +43,21 @@ impl Stat {
         parse(&shown::text(&bytes), page_bytes).ok_or(ProcError::Malformed { pid, entry: "stat" })
     }
 
+    /// Those of a process that runs on after its first thread has exited have the state and the memory of another thread.
+    pub(crate) fn of_process(pid: Pid) -> Result<Self, ProcError> {
+        let stat = Self::read(pid)?;
+        if !stat.has_ended() {
+            return Ok(stat);
+        }
+        let others = living_thread(pid).filter(|other| *other != pid).and_then(|other| Self::read(other).ok());
+        Ok(match others {
+            Some(Self { state, virtual_bytes, resident_bytes, .. }) => {
+                Self { state, virtual_bytes, resident_bytes, ..stat }
+            }
+            None => stat,
+        })
+    }
+
     pub(crate) fn is_of(&self, identity: Identity) -> bool {
         self.start_ticks == identity.start_ticks
     }

@@ -94,6 +94,37 @@ fn local_functions_are_found_on_request() {
     assert_eq!(facts(&library, &["twice"], Search::Everything)[0].1, 0x13);
 }
 
+/// A program of one function, and its name.
+const PROGRAM: &str = r#"
+    .text
+    .globl _start, plain
+    _start: jmp _start
+    .type plain, @function
+    plain: .byte 0x11
+    .size plain, 1
+    .section .note.GNU-stack,"",@progbits
+"#;
+
+#[test]
+fn functions_of_a_stripped_static_program_are_those_of_its_debug_file() {
+    let expected = [("plain".to_owned(), 0x11, SymbolSource::Static, false, true)];
+    for (of_debug_file, is_found) in [("0x1234", true), ("0x5678", false)] {
+        let workshop = Workshop::new();
+        let compile = |build_id: &str| {
+            let build_id = format!("-Wl,--build-id={build_id}");
+            workshop.compile("gcc", "program.s", PROGRAM, &["-static", "-nostdlib", &build_id])
+        };
+        compile(of_debug_file);
+        workshop.run("objcopy", &["--only-keep-debug", "program", "program.debug"]);
+        let program = compile("0x1234");
+        workshop.run("strip", &["program"]);
+        assert_eq!(facts(&program, &["plain"], Search::Exported), [], "it is stripped");
+        workshop.run("objcopy", &["--add-gnu-debuglink=program.debug", "program"]);
+        let found = facts(&program, &["plain"], Search::Exported);
+        assert_eq!(found, if is_found { &expected[..] } else { &[] }, "build id {of_debug_file}");
+    }
+}
+
 #[test]
 fn versions_in_symtab_are_read() {
     let workshop = Workshop::new();

@@ -134,3 +134,21 @@ fn scans_repeat_where_processes_must_grow_to_match() {
         assert!(!lifecycle.is_scan_due(&config));
     }
 }
+
+#[test]
+fn children_that_share_memory_are_found_once() {
+    let mut lifecycle = Lifecycle::new();
+    let long_ago = Instant::now().checked_sub(2 * BORROWED_MAX).expect("this machine has run for longer");
+    let later = Instant::now() + Duration::from_secs(3600);
+    for (child, of, since) in [(4, 1, long_ago), (5, 1, later), (6, 2, long_ago)] {
+        lifecycle.borrowers.insert(Pid(child), Borrower { since, ..Borrower::of(Pid(of)) });
+    }
+    let parent_of_6_waits = |_: Pid, of: Pid| of == Pid(1);
+    assert_eq!(lifecycle.take_sharing(parent_of_6_waits), [], "seen once");
+    assert_eq!(lifecycle.take_sharing(parent_of_6_waits), [(Pid(4), Pid(1))]);
+    assert_eq!(lifecycle.take_sharing(|_, _| true), []);
+    assert_eq!(lifecycle.take_sharing(parent_of_6_waits), [], "it waits after all");
+    assert_eq!(lifecycle.take_sharing(|_, _| true), []);
+    assert_eq!(lifecycle.take_sharing(|_, _| true), [(Pid(6), Pid(2))]);
+    assert_eq!((lifecycle.sharing_count(), lifecycle.borrowers.len()), (2, 1));
+}
