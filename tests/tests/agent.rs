@@ -1,5 +1,7 @@
 //! `heapbpf agent`: duty cycle, reloading, budgets, the stop file, and its messages.
 
+mod reload;
+
 use std::fs;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
@@ -57,9 +59,9 @@ impl Drop for Agent {
 }
 
 /// A target of a name that only it has, which has run for long enough to be recorded.
-struct Named {
-    target: Target,
-    name: String,
+pub(super) struct Named {
+    pub(super) target: Target,
+    pub(super) name: String,
     _folder: TempDir,
 }
 
@@ -77,7 +79,7 @@ impl Named {
         Self { target, name: name.to_owned(), _folder: folder }
     }
 
-    fn service(name: &str) -> Self {
+    pub(super) fn service(name: &str) -> Self {
         Self::start("service.c", name)
     }
 
@@ -88,7 +90,7 @@ impl Named {
         started
     }
 
-    fn pid(&self) -> u32 {
+    pub(super) fn pid(&self) -> u32 {
         self.target.pid()
     }
 }
@@ -336,7 +338,7 @@ fn recordings_are_served_and_pushed() {
 }
 
 /// The text at a path, unless the agent does not serve yet or is between two recordings.
-fn get(address: SocketAddr, path: &str) -> Option<String> {
+pub(super) fn get(address: SocketAddr, path: &str) -> Option<String> {
     std::net::TcpStream::connect(address).ok()?;
     let reply = http::get(address, path);
     (reply.status == 200).then(|| reply.text().to_owned())
