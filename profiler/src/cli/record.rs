@@ -448,6 +448,10 @@ impl State {
         let (mut written, mut errors) = (Written::default(), Vec::new());
         let report = self.report(snapshot, Scope::Whole, &profile, &self.presentation);
         for output in outputs {
+            // Their files are tables of one recording: with one of the whole, a pattern for all of them counts everything twice.
+            if snapshot.window.is_some() && output.format() == Format::Parquet && output.path().is_some() {
+                continue;
+            }
             written.to_stdout |= output.path().is_none();
             errors.extend(written.write_unless(output, &|| self.resolver.is_interrupted(), &report).err());
         }
