@@ -1,5 +1,6 @@
 //! `heapbpf agent`: duty cycle, reloading, budgets, the stop file, and its messages.
 
+mod pod;
 mod reload;
 
 use std::fs;

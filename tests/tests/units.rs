@@ -106,7 +106,7 @@ fn served(unit: &Path, version: &str, target: &mut Named) -> (String, String) {
         target.name
     );
     fs::write(&config, text).expect("it is ours");
-    let mut session = confined(unit, version, &["agent", "--config", &config.display().to_string()]).spawn();
+    let session = confined(unit, version, &["agent", "--config", &config.display().to_string()]).spawn();
     wait_until("a profile is served", || {
         let _ = target.target.work("churn 100 10");
         get(address, "/api/report.folded?view=alloc-bytes").is_some_and(|text| text.lines().next().is_some())

@@ -104,7 +104,8 @@ fn files_of_dumps_are_windows_of_one_recording() {
     // The last window, from the last dump to the end, has a row for the block that is still live.
     assert_eq!(flows, [[0., 1000., 0., 1000.], [1000., 50., 0., 1050.], [1050., 0., 1000., 50.], [50., 0., 0., 50.]]);
     let whole = heapbpf.report("whole.json").targets[0].totals.clone();
-    assert_eq!((whole.alloc_bytes, whole.live_bytes), (1050., 50.));
+    assert_eq!((whole.alloc_bytes.as_u64(), whole.live_bytes.as_u64()), (Some(1050), Some(50)));
+    assert!(!heapbpf.files().contains(&"heap.parquet".to_owned()), "{:?}", heapbpf.files());
     for pair in windows(&parts).windows(2) {
         assert_eq!(pair[0]["window_end"], pair[1]["window_start"]);
     }
