@@ -20,14 +20,24 @@ fn unit(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).with_file_name("packaging").join(name)
 }
 
+/// With these capabilities (`cap_bpf`), and no way to get others.
+fn limited<'a>(capabilities: impl Iterator<Item = &'a str>) -> Command {
+    let set: String = capabilities.map(|name| format!(",+{}", name.strip_prefix("cap_").unwrap_or(name))).collect();
+    let mut command = Command::new("setpriv");
+    command.arg(format!("--bounding-set=-all{set}")).arg("--no-new-privs");
+    command
+}
+
 /// heapbpf with these arguments, as a version of systemd would start it for this unit.
 fn confined(unit: &Path, version: &str, arguments: &[&str]) -> Heapbpf {
     let text = fs::read_to_string(unit).expect("there is such a unit");
     let set = text.lines().find_map(|line| line.strip_prefix("CapabilityBoundingSet=")).expect(&text).to_lowercase();
-    let set: String = set.split(' ').map(|name| format!(",+{}", name.strip_prefix("cap_").expect(name))).collect();
-    let mut command = Command::new("setpriv");
-    command.arg(format!("--bounding-set=-all{set}")).arg("python3");
-    command.arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("systemd/confined.py")).arg(unit).arg(version);
+    let mut command = limited(set.split(' '));
+    command
+        .arg("python3")
+        .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("systemd/confined.py"))
+        .arg(unit)
+        .arg(version);
     command.arg(binary()).args(arguments);
     Heapbpf::with_command(command)
 }
@@ -40,14 +50,40 @@ fn report(heapbpf: &Heapbpf) -> (Value, String, bool) {
     (report["health"]["symbolization"].clone(), statement, text.contains("\"churns\""))
 }
 
-fn record(unit: &Path, version: &str, engine: &str, target: &mut Named) -> (Heapbpf, String) {
+const OPTIONS: &str = "--interval 1 --no-inventory -o out.json";
+
+/// Records what the target does with heapbpf, whose process this prepares for the target's. Returns its messages.
+fn recorded(target: &mut Named, prepare: impl Fn(&[&str]) -> Heapbpf, engine: &str) -> (Heapbpf, String) {
     let pid = target.pid().to_string();
-    let arguments = ["--pid", &pid, "--engine", engine, "--interval", "1", "--no-inventory", "-o", "out.json"];
-    let mut heapbpf = confined(unit, version, &arguments);
+    let options = OPTIONS.split(' ');
+    let mut heapbpf = prepare(&["--pid", &pid, "--engine", engine].into_iter().chain(options).collect::<Vec<_>>());
     let session = heapbpf.start();
     let _ = target.target.work("churn 100 10");
     let outcome = session.interrupt().expect_code(0);
     (heapbpf, outcome.stderr)
+}
+
+fn record(unit: &Path, version: &str, engine: &str, target: &mut Named) -> (Heapbpf, String) {
+    recorded(target, |arguments| confined(unit, version, arguments), engine)
+}
+
+#[test]
+fn recordings_have_names_with_the_capabilities_of_the_chart() {
+    let values = fs::read_to_string(unit("helm/heapbpf/values.yaml")).expect("there is a chart");
+    let listed = values.split_once("\ncapabilities:\n").expect(&values).1.to_lowercase();
+    let listed: Vec<&str> = listed.lines().map_while(|line| line.trim().strip_prefix("- ")).collect();
+    assert!(listed.contains(&"bpf") && listed.len() > 4, "{listed:?}");
+    let mut target = Named::service("unit-contained");
+    let prepare = |arguments: &[&str]| {
+        let mut command = limited(listed.iter().copied());
+        command.arg(binary()).args(arguments);
+        Heapbpf::with_command(command)
+    };
+    let (heapbpf, _) = recorded(&mut target, prepare, "inline");
+    let (symbolization, statement, has_names) = report(&heapbpf);
+    assert_eq!((&symbolization["crashes"], has_names), (&serde_json::json!(0), true), "{symbolization}");
+    assert_eq!(symbolization["isolation_missing"], serde_json::json!([]), "{symbolization}");
+    assert!(!statement.contains("names"), "{statement}");
 }
 
 #[test]

@@ -73,6 +73,8 @@ fn windows_follow_each_other_and_add_up() {
             assert_eq!(pair[0]["live_bytes"], pair[1]["opening_bytes"], "what is live at the end is at the next start");
         }
         let last = parts.last().expect("it has windows");
+        assert!(parts.iter().rev().skip(1).all(|part| part["ended"] == false), "{parts:?}");
+        assert!(total["pid"] == fixture.pid || last["ended"] == true, "the child has exited: {last}");
         assert_eq!(last["live_bytes"], total["live_bytes"]);
         // The child has exited: windows after that do not contain it.
         if total["pid"] == fixture.pid {
@@ -127,4 +129,27 @@ fn the_documented_queries_run() {
     assert!(number(&growing[0], "growth") >= number(&growing[1], "growth"));
     assert!(!rows("regression").is_empty() && !rows("services").is_empty());
     assert_eq!(rows("outliers")[0]["times_median"], 1.0, "both hosts have the same recording");
+}
+
+/// `simulated` in parquet.py: two hosts whose processes restart every 7 hours, and one whose process runs for two days.
+#[test]
+fn the_documented_queries_find_what_a_fleet_has() {
+    let fixture = Fixture::exact();
+    let folder = tempfile::tempdir_in(fixture.folder()).expect("the build directory is ours");
+    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/parquet.md");
+    let real = fixture.converted("parquet", "--every 100ms");
+    let seen = viewers::python("parquet.py", &[PathBuf::from("fleet"), page, real, folder.path().to_owned()]);
+    let rows = |query: &str| seen["queries"][query]["rows"].as_array().unwrap_or_else(|| panic!("no {query}")).clone();
+    let column = |query: &str, name: &str| rows(query).iter().map(|row| number(row, name)).collect::<Vec<_>>();
+    // The processes that run now are 6 hours old, and 48. Those that have exited have left nothing.
+    assert_eq!(column("growing", "growth"), [60e6, 15e6]);
+    // Of the state at the end, on each host.
+    assert!((number(&rows("growing")[0], "margin") - 1.96 * 3e10_f64.sqrt()).abs() < 1.0, "{seen}");
+    // Yesterday, they were 3 hours old, and 24.
+    assert_eq!(column("yesterday", "growth"), [30e6, 0.0]);
+    assert_eq!(column("pods", "live"), [53e6, 11e6, 11e6]);
+    let regression = &rows("regression")[0];
+    assert_eq!((number(regression, "before"), number(regression, "after")), (6e6, 27e6), "{regression}");
+    assert_eq!(number(&rows("outliers")[0], "times_median"), 53.0 / 11.0);
+    assert!((number(&rows("services")[0], "bytes_per_second") - 2e6 / 3600.0).abs() < 0.01, "{seen}");
 }

@@ -14,10 +14,12 @@ use crate::shown;
 /// The file system of the first process, which is the host's where heapbpf is in the host's PID namespace, and this one, for pods with
 /// the host's hierarchy.
 const MOUNTS: [&str; 2] = ["/proc/1/root/sys/fs/cgroup", "/sys/fs/cgroup"];
+/// The processes of a group, one per line.
+const PROCESSES: &str = "cgroup.procs";
 /// Groups of the depth of this process's whose processes are compared with it.
 const GROUPS_MAX: usize = 20_000;
-/// More than 4 MiB of digits is more than a machine's processes.
-const PROCESSES_BYTES_MAX: u64 = 4 << 20;
+/// Read limit: 4 million processes at most.
+const PROCESSES_BYTES_MAX: u64 = 32 << 20;
 
 /// The root of this process's namespace in one hierarchy.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -53,8 +55,9 @@ fn roots(mounts: &[&Path]) -> HashMap<String, Root> {
             return None;
         }
         let own = own.iter().find(|own| own.controllers == first.controllers)?;
-        let directories: Vec<PathBuf> =
-            mounts.iter().flat_map(|mount| directories(mount, &first.controllers)).collect();
+        let directories = mounts.iter().flat_map(|mount| directories(mount, &first.controllers));
+        // With both versions mounted, the first of these is no group, and contains the hierarchies of version 1.
+        let directories: Vec<PathBuf> = directories.filter(|directory| directory.join(PROCESSES).exists()).collect();
         let names = directories.iter().find_map(|directory| names(directory, depth, &own.path, own_pid));
         Some((first.controllers, Root { depth, names }))
     };
@@ -88,7 +91,7 @@ fn names(directory: &Path, depth: usize, own: &str, pid: Pid) -> Option<Vec<Stri
         groups = below.filter(is_own).take(GROUPS_MAX).collect();
     }
     let has_process = |(path, _): &(PathBuf, Vec<String>)| {
-        let processes = super::process::read_file(path.join("cgroup.procs"), PROCESSES_BYTES_MAX).unwrap_or_default();
+        let processes = super::process::read_file(path.join(PROCESSES), PROCESSES_BYTES_MAX).unwrap_or_default();
         shown::text(&processes).lines().any(|line| line == pid.to_string())
     };
     let (_, mut names) = groups.into_iter().find(has_process)?;
