@@ -1,5 +1,8 @@
 //! `heapbpf agent`: duty cycle, reloading, budgets, the stop file, and its messages.
 
+mod pod;
+mod reload;
+
 use std::fs;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
@@ -57,9 +60,9 @@ impl Drop for Agent {
 }
 
 /// A target of a name that only it has, which has run for long enough to be recorded.
-struct Named {
-    target: Target,
-    name: String,
+pub(super) struct Named {
+    pub(super) target: Target,
+    pub(super) name: String,
     _folder: TempDir,
 }
 
@@ -77,7 +80,7 @@ impl Named {
         Self { target, name: name.to_owned(), _folder: folder }
     }
 
-    fn service(name: &str) -> Self {
+    pub(super) fn service(name: &str) -> Self {
         Self::start("service.c", name)
     }
 
@@ -88,7 +91,7 @@ impl Named {
         started
     }
 
-    fn pid(&self) -> u32 {
+    pub(super) fn pid(&self) -> u32 {
         self.target.pid()
     }
 }
@@ -335,8 +338,34 @@ fn recordings_are_served_and_pushed() {
     }
 }
 
+#[test]
+fn recordings_that_are_shorter_than_windows_are_pushed() {
+    let mut target = Named::service("agent-brief");
+    let mut receiver = receiver::Receiver::start("pyroscope", 0);
+    let queue = tempfile::tempdir().expect("there is a directory for temporary files");
+    let text = format!(
+        "[duty]\nrecord = \"1s\"\nevery = \"2s\"\n[record]\ninterval = \"1\"\n\
+         [push]\nurl = \"pyroscope+http://127.0.0.1:{}\"\nevery = \"1h\"\nqueue = \"{}\"\n",
+        receiver.port,
+        queue.path().join("queue").display()
+    );
+    let mut agent = Agent::new(&target.name, &text);
+    let session = agent.start();
+    let mut times = Vec::new();
+    wait_until("windows of three recordings are pushed", || {
+        target.target.work("churn 100 10");
+        thread::sleep(Duration::from_millis(50));
+        let series = receiver.take().into_iter().flat_map(|request| request.series);
+        times.extend(series.flat_map(|series| series.profiles).map(|profile| profile.time));
+        times.len() >= 3
+    });
+    let log = session.terminate().expect_code(0).stderr;
+    let recordings = log.matches("heapbpf: info: recorded 1 process ").count();
+    assert!(log.contains(&format!("push: {recordings} windows, ")), "{log}");
+}
+
 /// The text at a path, unless the agent does not serve yet or is between two recordings.
-fn get(address: SocketAddr, path: &str) -> Option<String> {
+pub(super) fn get(address: SocketAddr, path: &str) -> Option<String> {
     std::net::TcpStream::connect(address).ok()?;
     let reply = http::get(address, path);
     (reply.status == 200).then(|| reply.text().to_owned())

@@ -177,6 +177,17 @@ fn the_chart_renders_to_valid_manifests() {
     let refused = output(&mut kubernetes(&["render", &chart(), "serve: {enabled: true}"]));
     let error = String::from_utf8_lossy(&refused.stderr);
     assert!(!refused.status.success() && error.contains("serve.tokenSecret: name a secret"), "{error}");
+    // TOML has each section once: the agent would refuse the file, and its pods would exit.
+    for (values, expected) in [
+        ("{config: \"[push]\\nurl = 'x'\\n\", push: {url: 'otlp+http://collector:4318'}}", "has a section [push]"),
+        ("{config: \"\\n [serve]\\n\", serve: {enabled: true, tokenSecret: t}}", "has a section [serve]"),
+    ] {
+        let refused = output(&mut kubernetes(&["render", &chart(), values]));
+        let error = String::from_utf8_lossy(&refused.stderr);
+        assert!(!refused.status.success() && error.contains(expected), "{error}");
+    }
+    // By itself, either is complete.
+    text(&mut kubernetes(&["render", &chart(), "{config: \"[push]\\nurl = 'x'\\n\"}"]));
 }
 
 #[test]

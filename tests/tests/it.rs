@@ -61,6 +61,7 @@ mod stack_ends;
 mod startup;
 mod suspended;
 mod symbolizer;
+mod units;
 mod unreachable;
 mod unreachable_programs;
 mod unwind_cache;

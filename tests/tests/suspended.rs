@@ -3,6 +3,8 @@
 use std::io::{BufRead as _, BufReader};
 use std::os::unix::process::CommandExt as _;
 use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::Duration;
 
 use heapbpf_tests::heapbpf::{Heapbpf, Session};
 use heapbpf_tests::kernel::{self, wait_until};
@@ -103,4 +105,22 @@ fn a_program_that_a_suspended_heapbpf_holds_at_its_start_goes_on() {
         });
         assert!(is_shown, "{hold}: heapbpf was not stopped in time in {TRIES} attempts");
     }
+}
+
+/// The kernel gives up the verification of a program when a signal is pending.
+#[test]
+fn stops_while_programs_are_verified_do_not_fail_the_recording() {
+    let mut target = Target::start("slots.c");
+    let mut heapbpf = Heapbpf::of(target.pid(), "--interval 1 -o out.json");
+    let mut session = heapbpf.spawn();
+    // Fewer than the attempts at each program, so that the last of them is not interrupted.
+    for _ in 0..60 {
+        session.halt();
+        session.resume();
+        thread::sleep(Duration::from_millis(10));
+    }
+    session.wait_for("heapbpf: recording");
+    target.work("+1:1000");
+    let _ = session.interrupt().expect_counted();
+    assert_eq!(heapbpf.report("out.json").targets.len(), 1);
 }

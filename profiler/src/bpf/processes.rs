@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use aya::maps::{HashMap, MapData, MapError};
-use aya::programs::RawTracePoint;
+use aya::programs::{ProgramError, RawTracePoint};
 use profiler_common::counter::Counter;
 use profiler_common::target::{REPORTS_FREES, SAMPLED_CALLS, SHARES_PROBES, TRAPPED_CALLS};
 use profiler_common::unwind::ProcessMappings;
@@ -14,7 +14,7 @@ use super::kernel_types::LayoutError;
 use super::load::{Kernel, LoadError, loaded};
 use super::program::refuse_private_stack;
 use crate::ids::Pid;
-use crate::linux::bpf::recursion_misses;
+use crate::linux::bpf::{LOADS_MAX, is_interrupted, recursion_misses};
 
 const TARGETS: &str = "TARGETS";
 const STUB_CALLS: &str = "STUB_CALLS";
@@ -49,6 +49,17 @@ pub enum TracepointError {
     Attach { tracepoint: &'static str, reason: String },
 }
 
+/// Loads a program by aya, which repeats a failed verification once, with a log: a second signal fails it.
+fn load(program: &mut RawTracePoint) -> Result<(), ProgramError> {
+    let is_interrupted =
+        |error: &ProgramError| matches!(error, ProgramError::LoadError { io_error, .. } if is_interrupted(io_error));
+    let mut loads = std::iter::repeat_with(|| program.load()).take(LOADS_MAX - 1);
+    match loads.find(|load| !load.as_ref().is_err_and(is_interrupted)) {
+        Some(load) => load,
+        None => program.load(),
+    }
+}
+
 impl Kernel {
     /// Attaches the tracepoints: from now on targets report forks and execs, and calls interrupted by a thread's exit are
     /// removed. Must be called once, before targets are set and probes attached. If it fails, everything else still works.
@@ -69,7 +80,7 @@ impl Kernel {
     ) -> Result<(), TracepointError> {
         for name in names {
             let program: &mut RawTracePoint = self.program(name)?;
-            program.load().map_err(|error| LoadError::program(name, &error.to_string()))?;
+            load(program).map_err(|error| LoadError::program(name, &error.to_string()))?;
             refuse_private_stack(name, loaded(name, program.fd())?)?;
             let attached = program.attach(tracepoint);
             attached.map_err(|error| TracepointError::Attach { tracepoint, reason: error.to_string() })?;

@@ -9,8 +9,7 @@ use clap::Args;
 use super::exit::usage;
 use super::values;
 use crate::linux::files;
-use crate::live::Feed;
-use crate::push::{Endpoint, Header, PushConfig, Pusher, UserLabel, check_labels};
+use crate::push::{Endpoint, Header, PushConfig, Tls, UserLabel, check_labels};
 use crate::shown::Shown;
 
 const HEADING: &str = "Push to a server";
@@ -60,7 +59,12 @@ pub(super) struct PushArgs {
 }
 
 impl PushArgs {
-    /// The configuration; `None` without `--push`.
+    /// Files whose contents are part of the configuration.
+    pub(super) fn files(&self) -> impl Iterator<Item = &PathBuf> {
+        self.push_header_file.iter().chain(&self.push_ca)
+    }
+
+    /// The configuration, with the contents of its files; `None` without `--push`.
     pub(super) fn config(&self) -> Result<Option<PushConfig>> {
         let Some(endpoint) = self.push.clone() else { return Ok(None) };
         check_labels(&self.label).map_err(usage)?;
@@ -72,21 +76,15 @@ impl PushArgs {
             headers = Header::parse_file(&text).map_err(|error| usage(format!("`{shown}`, {error}")))?;
         }
         headers.extend(self.push_header.iter().cloned());
+        let tls = Tls::of(&endpoint, self.push_ca.as_deref())?;
         Ok(Some(PushConfig {
             endpoint,
             headers,
-            ca_file: self.push_ca.clone(),
+            tls,
             labels: self.label.clone(),
             every: self.push_every,
             queue: self.push_queue.clone(),
             queue_bytes_max: self.push_queue_max,
         }))
-    }
-
-    /// `None` without `--push`.
-    pub(super) fn start(&self, feed: &Feed, warn: impl Fn(&str) + Send + 'static) -> Result<Option<Pusher>> {
-        let config = self.config()?;
-        let start = |config| Pusher::start(config, feed.clone(), warn);
-        Ok(config.map(start).transpose()?)
     }
 }

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, bail};
 use bytesize::ByteSize;
 
-use self::outputs::outputs;
+use self::outputs::{has_peak, outputs};
 use super::args::RecordArgs;
 use super::exit::{self, is_broken_pipe, usage};
 use super::output::{self, Access, Output, Written, recording_path};
@@ -407,7 +407,9 @@ impl State {
     }
 
     fn write_peak(&mut self, snapshot: &Snapshot) {
-        let paths = self.paths.iter().map(|path| output::peak_path(path)).collect();
+        let format = self.args.common.output.format;
+        let paths =
+            self.paths.iter().filter(|path| has_peak(path, format)).map(|path| output::peak_path(path)).collect();
         // Allocated bytes until the peak are not recorded.
         let view = match self.presentation.view {
             View::LiveBytes | View::AllocBytes => View::LiveBytes,
@@ -448,6 +450,10 @@ impl State {
         let (mut written, mut errors) = (Written::default(), Vec::new());
         let report = self.report(snapshot, Scope::Whole, &profile, &self.presentation);
         for output in outputs {
+            // Their files are tables of one recording: with one of the whole, a pattern for all of them counts everything twice.
+            if snapshot.window.is_some() && output.format() == Format::Parquet && output.path().is_some() {
+                continue;
+            }
             written.to_stdout |= output.path().is_none();
             errors.extend(written.write_unless(output, &|| self.resolver.is_interrupted(), &report).err());
         }

@@ -6,7 +6,7 @@ use anyhow::{Result, anyhow};
 use clap::Args;
 
 use super::exit::usage;
-use crate::serve::{self, Address, Server, Token};
+use crate::serve::{self, Address, Token};
 
 /// Heading of its options in the help.
 const HEADING: &str = "Serve";
@@ -40,8 +40,13 @@ pub(super) struct ServeArgs {
 }
 
 impl ServeArgs {
-    /// Listens at the addresses. `None` where nothing is served.
-    pub(super) fn bind(&self) -> Result<Option<Server>> {
+    /// Files whose contents are part of the configuration.
+    pub(super) fn files(&self) -> impl Iterator<Item = &PathBuf> {
+        self.token_file.iter().chain(&self.tls_cert).chain(&self.tls_key)
+    }
+
+    /// The configuration, with the contents of its files. `None` where nothing is served.
+    pub(super) fn config(&self) -> Result<Option<serve::Config>> {
         if self.serve.is_empty() {
             return Ok(None);
         }
@@ -57,6 +62,6 @@ impl ServeArgs {
         let tls = files.map(|(certificate, key)| serve::acceptor(certificate, key)).transpose();
         let tls = tls.map_err(|error| anyhow!(error))?;
         let (addresses, names) = (self.serve.clone(), self.serve_name.clone());
-        Server::bind(serve::Config { addresses, token, tls, names }).map(Some)
+        Ok(Some(serve::Config { addresses, token, tls, names }))
     }
 }

@@ -4,16 +4,19 @@ use std::sync::Arc;
 
 use anyhow::Result;
 use clap::Args;
+use sha2::{Digest as _, Sha256};
 
 use super::push::PushArgs;
 use super::serve::ServeArgs;
 use super::terminal::say;
 use super::top_settings::TopSettings;
 use super::top_view::Top;
+use crate::http::tls::system_authorities;
+use crate::linux::files;
 use crate::live::Feed;
-use crate::push::Pusher;
+use crate::push::{PushConfig, Pusher};
 use crate::report::Presentation;
-use crate::serve::{Running, Server};
+use crate::serve::{self, Running, Server};
 use crate::session::{Control, Progress};
 use crate::snapshot::Snapshot;
 use crate::symbolize::sources::Sources;
@@ -29,9 +32,50 @@ pub(super) struct ViewArgs {
     pub(super) push: PushArgs,
 }
 
+/// Of a file that is part of the configuration: certificates of authorities are the largest.
+const FILE_BYTES_MAX: u64 = 16 << 20;
+
+/// What views are started with: their options, and the contents of the files that these name.
+#[derive(Clone, Default)]
+pub(super) struct Prepared {
+    server: Option<serve::Config>,
+    push: Option<PushConfig>,
+    /// Of all of it.
+    digest: [u8; 32],
+}
+
 impl ViewArgs {
-    fn any(&self) -> bool {
-        !self.serve.serve.is_empty() || self.push.push.is_some()
+    /// Reads the files. Fails if any of them cannot be used.
+    pub(super) fn prepare(&self) -> Result<Prepared> {
+        // First: a file that is replaced meanwhile differs from this next time.
+        let digest = self.digest();
+        Ok(Prepared { server: self.serve.config()?, push: self.push.config()?, digest })
+    }
+
+    fn digest(&self) -> [u8; 32] {
+        let mut digest = Sha256::new();
+        digest.update(format!("{self:?}"));
+        for file in self.serve.files().chain(self.push.files()) {
+            // What cannot be read is refused when it is used.
+            let bytes = files::read(file, FILE_BYTES_MAX).unwrap_or_default();
+            digest.update((bytes.len() as u64).to_le_bytes());
+            digest.update(bytes);
+        }
+        if self.push.push.is_some() && self.push.push_ca.is_none() {
+            digest.update(system_authorities());
+        }
+        digest.finalize().into()
+    }
+}
+
+impl Prepared {
+    pub(super) fn any(&self) -> bool {
+        self.server.is_some() || self.push.is_some()
+    }
+
+    /// Whether views that were started with the other one must be started again.
+    pub(super) fn differs_from(&self, other: &Self) -> bool {
+        self.digest != other.digest
     }
 }
 
@@ -58,11 +102,20 @@ pub(super) struct Views {
 impl Views {
     /// Starts the requested views before anything is attached, so that mistakes are reported first. `None` without any.
     pub(super) fn start(args: &ViewArgs, rendering: Rendering, top: Option<TopSettings>) -> Result<Option<Self>> {
-        if !args.any() && top.is_none() {
+        Self::start_prepared(args.prepare()?, rendering, top)
+    }
+
+    /// Fails where an address or the queue is in use.
+    pub(super) fn start_prepared(
+        prepared: Prepared,
+        rendering: Rendering,
+        top: Option<TopSettings>,
+    ) -> Result<Option<Self>> {
+        if !prepared.any() && top.is_none() {
             return Ok(None);
         }
         let Rendering { presentation, trim, quiet, sources } = rendering;
-        let server = args.serve.bind()?;
+        let server = prepared.server.map(Server::bind).transpose()?;
         let feed = Feed::start(trim, sources);
         let urls = server.as_ref().map(Server::urls).unwrap_or_default();
         let warn = move |text: &str| {
@@ -70,7 +123,7 @@ impl Views {
                 say(&format!("heapbpf: warning: {text}"));
             }
         };
-        let pusher = args.push.start(&feed, warn)?;
+        let pusher = prepared.push.map(|config| Pusher::start(config, feed.clone(), warn)).transpose()?;
         let pushed = pusher.as_ref().map(Pusher::status);
         let server = server.map(|server| server.start(feed.clone(), presentation, pushed)).transpose()?;
         if !quiet {
@@ -113,7 +166,9 @@ impl Views {
     /// The session has ended with this snapshot. Views show it until they are dropped.
     pub(super) async fn end_session(&self, last: Arc<Snapshot>) {
         self.feed.publish(None);
-        self.feed.end(last).await;
+        if !self.feed.end(last).await {
+            tracing::warn!("the last window of a recording was not pushed: earlier ones are being prepared");
+        }
         self.top.iter().for_each(Top::end_recording);
     }
 

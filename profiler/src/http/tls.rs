@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use sha2::{Digest as _, Sha256};
 use thiserror::Error;
 use tokio_rustls::rustls::crypto::ring;
 use tokio_rustls::rustls::pki_types::CertificateDer;
@@ -45,6 +46,15 @@ pub(crate) fn config(ca_file: Option<&Path>, is_http2: bool) -> Result<Arc<Clien
     let mut config = builder.with_safe_default_protocol_versions()?.with_root_certificates(roots).with_no_client_auth();
     config.alpn_protocols = vec![if is_http2 { b"h2".to_vec() } else { b"http/1.1".to_vec() }];
     Ok(Arc::new(config))
+}
+
+/// A digest of the authorities that the system trusts now.
+pub(crate) fn system_authorities() -> [u8; 32] {
+    let mut certificates = rustls_native_certs::load_native_certs().certs;
+    certificates.sort_by(|first, second| first.as_ref().cmp(second.as_ref()));
+    let mut digest = Sha256::new();
+    certificates.iter().for_each(|certificate| digest.update(certificate));
+    digest.finalize().into()
 }
 
 fn of_file(path: &Path, roots: &mut RootCertStore) -> Result<(), TlsError> {

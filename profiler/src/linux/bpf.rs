@@ -67,8 +67,10 @@ pub struct ProgramRefused {
     pub log: String,
 }
 
-const LOG_BYTES: usize = 1 << 20;
-const LOADS_MAX: usize = 100;
+const LOG_BYTES_MIN: usize = 1 << 20;
+const LOG_BYTES_MAX: usize = 16 << 20;
+/// Maximum number of attempts to load a program, all but the last of which a signal has ended.
+pub(crate) const LOADS_MAX: usize = 100;
 
 /// Arguments of a command, all 0. The kernel accepts more than it knows if the rest is 0.
 pub(super) fn attributes() -> bpf_attr {
@@ -127,11 +129,20 @@ pub(crate) fn load_btf(btf: &[u8]) -> io::Result<OwnedFd> {
 
 pub fn load_program(program: ProgramLoad<'_>) -> Result<OwnedFd, ProgramRefused> {
     // Without a log first: writing it takes longer than verifying.
-    match try_load(program, 0, &mut []) {
-        Ok(fd) => Ok(fd),
-        Err(_) => {
-            let mut log = vec![0; LOG_BYTES];
-            try_load(program, LOG_STEPS, &mut log).map_err(|error| ProgramRefused { error, log: text_of(&log) })
+    let error = match try_load(program, 0, &mut []) {
+        Ok(fd) => return Ok(fd),
+        Err(error) => error,
+    };
+    let mut log = vec![0; LOG_BYTES_MIN];
+    loop {
+        match try_load(program, LOG_STEPS, &mut log) {
+            Ok(fd) => return Ok(fd),
+            // The log is too small. Before Linux 6.4, what is cut off is its end, with the reason.
+            Err(full) if full.raw_os_error() == Some(libc::ENOSPC) && log.len() < LOG_BYTES_MAX => {
+                log.resize(log.len() * 4, 0);
+            }
+            // An attempt with a log may fail for another reason, such as the log's size.
+            Err(_) => return Err(ProgramRefused { error, log: text_of(&log) }),
         }
     }
 }
@@ -151,8 +162,8 @@ fn text_of(log: &[u8]) -> String {
 }
 
 /// A pending signal ends a verification with `EAGAIN`.
-fn is_interrupted<T>(load: &io::Result<T>) -> bool {
-    load.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock)
+pub(crate) fn is_interrupted(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::WouldBlock
 }
 
 fn try_load(program: ProgramLoad<'_>, log_level: u32, log: &mut [u8]) -> io::Result<OwnedFd> {
@@ -186,7 +197,9 @@ fn try_load(program: ProgramLoad<'_>, log_level: u32, log: &mut [u8]) -> io::Res
     // SAFETY: every pointer is to a slice or string that outlives the call, with its length; the kernel writes only to
     // `log`.
     let mut loads = std::iter::repeat_with(|| unsafe { open(bpf_cmd::BPF_PROG_LOAD, &mut attr) }).take(LOADS_MAX);
-    loads.find(|load| !is_interrupted(load)).unwrap_or_else(|| Err(io::ErrorKind::WouldBlock.into()))
+    loads
+        .find(|load| !load.as_ref().is_err_and(is_interrupted))
+        .unwrap_or_else(|| Err(io::ErrorKind::WouldBlock.into()))
 }
 
 #[derive(Clone, Copy, Debug)]

@@ -124,7 +124,7 @@ pub(crate) struct GroupMemory {
 
 /// The most restrictive group of this process; `None` where no group has a limit, or none is readable.
 pub(crate) fn own_group() -> Option<GroupMemory> {
-    let memberships = process::cgroups(Pid(std::process::id())).ok()?;
+    let memberships = process::memberships(Pid(std::process::id())).ok()?;
     group_of(&memberships, Path::new(HIERARCHIES))
 }
 

@@ -16,6 +16,8 @@ use crate::symbolize::trim::Trim;
 
 /// The session answers within a few milliseconds, except while it attaches to many processes.
 const ANSWER_TIME_MAX: Duration = Duration::from_secs(10);
+/// Recordings that have ended and wait for their last window. Each has all its callsites.
+const ENDED_MAX: usize = 2;
 
 /// A handle to the running recording. Cheap to clone, and usable from any thread and runtime. It outlives a session:
 /// [`Feed::connect`] joins it to the next one.
@@ -30,6 +32,8 @@ struct Shared {
     latest: AsyncMutex<Option<Taken>>,
     named: AsyncMutex<Option<(Arc<Snapshot>, Arc<Profile>)>>,
     namer: Namer,
+    /// Receives the last snapshot of each recording.
+    ended: Mutex<Option<mpsc::Sender<Arc<Snapshot>>>>,
     progress: watch::Sender<Option<Progress>>,
 }
 
@@ -58,6 +62,7 @@ impl Feed {
             latest: AsyncMutex::default(),
             named: AsyncMutex::default(),
             namer: Namer::start(trim, sources.without_downloads()),
+            ended: Mutex::default(),
             progress: watch::Sender::new(None),
         }))
     }
@@ -96,9 +101,22 @@ impl Feed {
         self.0.latest.lock().await.as_ref().map(|taken| Arc::clone(&taken.snapshot))
     }
 
-    /// Keeps the last snapshot of a recording for [`Feed::last`].
-    pub(crate) async fn end(&self, snapshot: Arc<Snapshot>) {
-        *self.0.latest.lock().await = Some(Taken { requested: Instant::now(), snapshot });
+    /// Keeps the last snapshot of a recording for [`Feed::last`], and sends it to the receiver of [`Feed::ended`]. Returns false if that
+    /// one does not take it in time.
+    pub(crate) async fn end(&self, snapshot: Arc<Snapshot>) -> bool {
+        let ended = self.0.ended.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        *self.0.latest.lock().await = Some(Taken { requested: Instant::now(), snapshot: Arc::clone(&snapshot) });
+        match ended {
+            Some(ended) => timeout(ANSWER_TIME_MAX, ended.send(snapshot)).await.is_ok_and(|sent| sent.is_ok()),
+            None => true,
+        }
+    }
+
+    /// The last snapshots of recordings from now on, for one receiver.
+    pub(crate) fn ended(&self) -> mpsc::Receiver<Arc<Snapshot>> {
+        let (sender, receiver) = mpsc::channel(ENDED_MAX);
+        *self.0.ended.lock().unwrap_or_else(PoisonError::into_inner) = Some(sender);
+        receiver
     }
 
     /// The profile of the whole recording at this snapshot. The profile of one snapshot is cached.

@@ -3,4 +3,5 @@
 mod feed;
 mod namer;
 
+pub(crate) use crate::symbolize::sandbox::crashes as symbolizer_crashes;
 pub(crate) use feed::{Feed, Unavailable};

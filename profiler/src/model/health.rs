@@ -269,6 +269,8 @@ pub struct Symbolization {
     /// Parts of the symbolizer's isolation, and whether each was in force; empty where nothing was symbolized.
     pub isolation: Vec<(String, bool)>,
     pub failures: Vec<SymbolizationFailure>,
+    /// Symbolizer processes that crashed, exited early or could not be started.
+    pub crashes: u64,
     /// Modules without names, by falling share.
     pub modules: Vec<UnnamedModule>,
     /// From debuginfod servers.

@@ -12,6 +12,8 @@ use crate::model::{Pod, TargetProfile, Workload};
 /// The kubelet's log directories, as seen by the first process of the host: heapbpf may run in a container.
 const POD_LOGS: &str = "/proc/1/root/var/log/pods";
 const HOSTNAME: &str = "/proc/sys/kernel/hostname";
+/// Kubernetes' name of the node, which manifests set (`spec.nodeName`).
+const NODE_NAME: &str = "NODE_NAME";
 /// Maximum number of pods on a node, by far: Kubernetes supports 110.
 const PODS_MAX: usize = 4096;
 
@@ -152,10 +154,15 @@ pub(super) struct Labeller {
     pod_logs: &'static str,
 }
 
+/// In a pod, the hostname is the pod's.
+fn host(node: Option<String>) -> String {
+    let hostname = || fs::read_to_string(HOSTNAME).unwrap_or_default().trim().to_owned();
+    node.filter(|node| !node.is_empty()).unwrap_or_else(hostname)
+}
+
 impl Labeller {
     pub(super) fn new(user: Vec<UserLabel>) -> Self {
-        let host = fs::read_to_string(HOSTNAME).unwrap_or_default();
-        Self { host: clean(host.trim()), user, pods: HashMap::new(), pod_logs: POD_LOGS }
+        Self { host: clean(&host(std::env::var(NODE_NAME).ok())), user, pods: HashMap::new(), pod_logs: POD_LOGS }
     }
 
     pub(super) fn of(&mut self, target: &TargetProfile) -> Labels {
@@ -259,6 +266,13 @@ mod tests {
         let unknown = UID.replace('6', "7");
         let labels = labeller.of(&target("java", &format!("/kubepods/pod{unknown}/{ID}")));
         assert!(!shown(&labels.prometheus()).contains("namespace="));
+    }
+
+    #[test]
+    fn the_host_of_a_pod_is_its_node() {
+        assert_eq!(host(Some("node-7".to_owned())), "node-7");
+        let hostname = fs::read_to_string(HOSTNAME).expect("Linux has it");
+        assert_eq!((host(None).as_str(), host(Some(String::new())).as_str()), (hostname.trim(), hostname.trim()));
     }
 
     #[test]

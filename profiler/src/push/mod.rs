@@ -23,5 +23,5 @@ mod tests;
 
 pub(crate) use endpoint::{Endpoint, Header};
 pub(crate) use labels::{UserLabel, check as check_labels};
-pub(crate) use pusher::{PushConfig, Pusher};
+pub(crate) use pusher::{PushConfig, Pusher, Tls};
 pub(crate) use status::PushStatus;

@@ -67,9 +67,13 @@ fn of_status(answer: &Answer) -> Outcome {
     };
     let reason = format!("HTTP status {status}: {}", shown(&detail));
     let reason = reason.trim_end_matches([':', ' ']).to_owned();
+    // Credentials that have expired are replaced, and the agent reads them again.
     let is_temporary = matches!(
         status,
-        StatusCode::REQUEST_TIMEOUT
+        StatusCode::UNAUTHORIZED
+            | StatusCode::FORBIDDEN
+            | StatusCode::PROXY_AUTHENTICATION_REQUIRED
+            | StatusCode::REQUEST_TIMEOUT
             | StatusCode::TOO_MANY_REQUESTS
             | StatusCode::BAD_GATEWAY
             | StatusCode::SERVICE_UNAVAILABLE
@@ -106,7 +110,8 @@ fn of_code(code: Option<u8>, answer: &Answer) -> Outcome {
     let reason = reason.trim_end_matches([':', ' ']).to_owned();
     let retry = |is_suspect| Outcome::Retry { after: None, is_suspect, reason: reason.clone() };
     match code {
-        Some(1 | 4 | 8 | 10 | 11 | 14 | 15) => retry(false),
+        // `PERMISSION_DENIED` and `UNAUTHENTICATED`: credentials that have expired are replaced.
+        Some(1 | 4 | 7 | 8 | 10 | 11 | 14 | 15 | 16) => retry(false),
         None | Some(2 | 13) => retry(true),
         Some(_) => Outcome::Refused(reason),
     }
@@ -174,6 +179,11 @@ mod tests {
         assert_eq!(far, retry(Some(300), false, "HTTP status 429 Too Many Requests"));
         let past = outcome(PYROSCOPE, 503, &[("retry-after", "Sun, 06 Nov 1994 08:49:37 GMT")], b"");
         assert_eq!(past, retry(Some(0), false, "HTTP status 503 Service Unavailable"));
+        assert_eq!(
+            outcome(PYROSCOPE, 401, &[], b"expired"),
+            retry(None, false, "HTTP status 401 Unauthorized: expired")
+        );
+        assert_eq!(outcome(PYROSCOPE, 403, &[], b""), retry(None, false, "HTTP status 403 Forbidden"));
         assert_eq!(outcome(PYROSCOPE, 500, &[], b""), retry(None, true, "HTTP status 500 Internal Server Error"));
         let long = outcome(PYROSCOPE, 400, &[], "x".repeat(9999).as_bytes());
         assert!(matches!(long, Outcome::Refused(reason) if reason.len() < 300));
@@ -188,6 +198,10 @@ mod tests {
         let invalid = outcome(GRPC, 200, &[("grpc-status", "3"), ("grpc-message", "bad label")], b"");
         assert_eq!(invalid, Outcome::Refused("gRPC status 3 INVALID_ARGUMENT: bad label".to_owned()));
         assert_eq!(outcome(GRPC, 200, &[("grpc-status", "14")], b""), retry(None, false, "gRPC status 14 UNAVAILABLE"));
+        assert_eq!(
+            outcome(GRPC, 200, &[("grpc-status", "16")], b""),
+            retry(None, false, "gRPC status 16 UNAUTHENTICATED")
+        );
         assert_eq!(outcome(GRPC, 200, &[("grpc-status", "13")], b""), retry(None, true, "gRPC status 13 INTERNAL"));
         assert_eq!(outcome(GRPC, 200, &[], b""), retry(None, true, "gRPC status missing"));
         assert_eq!(outcome(GRPC, 502, &[], b""), retry(None, false, "HTTP status 502 Bad Gateway"));

@@ -11,8 +11,9 @@ use rustix::process::geteuid;
 use sha2::{Digest, Sha256};
 use thiserror::Error;
 use tokio::runtime::{Builder, Runtime};
-use tokio::sync::watch;
+use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, MissedTickBehavior, interval_at, sleep, timeout};
+use tokio_rustls::rustls::ClientConfig;
 
 use super::client::Client;
 use super::endpoint::{Endpoint, Header};
@@ -39,8 +40,7 @@ const SYSTEM_FOLDER: &str = "/var/lib/heapbpf/push";
 pub(crate) struct PushConfig {
     pub(crate) endpoint: Endpoint,
     pub(crate) headers: Vec<Header>,
-    /// Authorities to trust instead of the system's.
-    pub(crate) ca_file: Option<PathBuf>,
+    pub(crate) tls: Option<Tls>,
     pub(crate) labels: Vec<UserLabel>,
     /// Length of a window.
     pub(crate) every: Duration,
@@ -49,12 +49,21 @@ pub(crate) struct PushConfig {
     pub(crate) queue_bytes_max: u64,
 }
 
+/// The authorities that a connection trusts: those of `--push-ca`, or the system's.
+#[derive(Clone, Debug)]
+pub(crate) struct Tls(Arc<ClientConfig>);
+
+impl Tls {
+    /// `None` for connections without TLS.
+    pub(crate) fn of(endpoint: &Endpoint, ca_file: Option<&Path>) -> Result<Option<Self>, TlsError> {
+        endpoint.is_tls.then(|| tls::config(ca_file, endpoint.is_grpc).map(Self)).transpose()
+    }
+}
+
 #[derive(Debug, Error)]
 pub(crate) enum PushError {
     #[error("cannot use `{0}` as the queue of `--push`: {1}; use `--push-queue DIR`")]
     Queue(PathBuf, io::Error),
-    #[error(transparent)]
-    Tls(#[from] TlsError),
     #[error("cannot start a thread: {0}")]
     Thread(io::Error),
 }
@@ -84,20 +93,20 @@ impl Pusher {
         feed: Feed,
         warn: impl Fn(&str) + Send + 'static,
     ) -> Result<Self, PushError> {
-        let Endpoint { is_tls, is_grpc, .. } = config.endpoint;
-        let tls = is_tls.then(|| tls::config(config.ca_file.as_deref(), is_grpc)).transpose()?;
         let queue = open_queue(&config)?;
         // A server that sends without end always has data: its time is up after any of them.
         let runtime =
             Builder::new_current_thread().enable_all().event_interval(1).build().map_err(PushError::Thread)?;
         let time_max = config.every.saturating_mul(2).clamp(REQUEST_TIME_MIN, REQUEST_TIME_MAX);
-        let client = Client::new(config.endpoint.clone(), config.headers.clone(), tls, time_max);
+        let client =
+            Client::new(config.endpoint.clone(), config.headers.clone(), config.tls.clone().map(|tls| tls.0), time_max);
         let endpoint = config.endpoint.to_string();
         let (stage, stage_receiver) = watch::channel(Stage::Recording);
+        let ended = feed.ended();
         let (status_sender, status) = watch::channel(PushStatus::default());
         let work = move || {
             let shared = Shared::new(queue, status_sender, warn);
-            run(&runtime, &shared, client, &config, &feed, &stage_receiver);
+            run(&runtime, &shared, client, &config, &feed, ended, &stage_receiver);
         };
         let thread = thread::Builder::new().name("push".to_owned()).spawn(work).map_err(PushError::Thread)?;
         Ok(Self { thread, stage, status, endpoint })
@@ -161,10 +170,11 @@ fn run(
     client: Client,
     config: &PushConfig,
     feed: &Feed,
+    ended: mpsc::Receiver<Arc<Snapshot>>,
     stage: &watch::Receiver<Stage>,
 ) {
-    let mut windows =
-        Windows { feed, shared, labeller: Labeller::new(config.labels.clone()), config, base: Arc::default() };
+    let labeller = Labeller::new(config.labels.clone());
+    let mut windows = Windows { feed, ended, shared, labeller, config, base: Arc::default() };
     let until = |expected: Stage| async move {
         let reached = stage.clone().wait_for(|stage| *stage as u8 >= expected as u8).await.map(|_| ());
         // Without the pusher, nobody waits.
@@ -191,6 +201,8 @@ fn run(
 /// Ends windows, and adds their requests to the queue.
 struct Windows<'a> {
     feed: &'a Feed,
+    /// The last snapshots of recordings.
+    ended: mpsc::Receiver<Arc<Snapshot>>,
     shared: &'a Shared,
     labeller: Labeller,
     config: &'a PushConfig,
@@ -206,9 +218,15 @@ impl Windows<'_> {
         ticks.set_missed_tick_behavior(MissedTickBehavior::Skip);
         while *stage.borrow_and_update() == Stage::Recording {
             tokio::select! {
+                // In order: a window of the next recording would discard the rest of this one.
+                biased;
+                Some(last) = self.ended.recv() => self.end_recording(last).await,
                 _ = ticks.tick() => self.end_window().await,
                 _ = stage.changed() => {}
             }
+        }
+        while let Ok(last) = self.ended.try_recv() {
+            self.end_recording(last).await;
         }
         self.end_last().await;
         self.shared.end();
@@ -229,7 +247,15 @@ impl Windows<'_> {
         }
     }
 
-    /// The rest of a recording that has ended.
+    /// The rest of a recording, of which windows may have ended already. Recordings that follow each other faster than windows have one
+    /// each.
+    async fn end_recording(&mut self, last: Arc<Snapshot>) {
+        if !Arc::ptr_eq(&last, &self.base) {
+            self.add(last).await;
+        }
+    }
+
+    /// The rest of the last recording, if it was not sent.
     async fn end_last(&mut self) -> bool {
         let last = self.feed.last().await.filter(|last| !Arc::ptr_eq(last, &self.base));
         let is_new = last.is_some();

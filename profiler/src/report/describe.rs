@@ -7,7 +7,7 @@ use super::cuts::cuts;
 use super::{View, languages, text};
 use crate::ledger::totals::Totals;
 use crate::model::{
-    Defect, Finding, HeapProfile, HookStatus, InlinedHeap, Loss, Profile, TargetProfile, Window, WindowReason,
+    Defect, Finding, Health, HeapProfile, HookStatus, InlinedHeap, Loss, Profile, TargetProfile, Window, WindowReason,
 };
 use crate::units::EstimatedBytes;
 
@@ -191,11 +191,20 @@ pub(super) fn verdict(profile: &Profile) -> String {
         return format!("incomplete: {}", words(true).join(", "));
     }
     // Names are no part of the verdict: bytes and stacks are right without them.
-    let tolerated: Vec<String> = words(false).into_iter().chain(languages::missing(&profile.health)).collect();
+    let tolerated: Vec<String> = words(false)
+        .into_iter()
+        .chain(symbolizer_crashes(&profile.health))
+        .chain(languages::missing(&profile.health))
+        .collect();
     match tolerated.join(", ").as_str() {
         "" => "complete".to_owned(),
         tolerated => format!("complete except for {tolerated}"),
     }
+}
+
+fn symbolizer_crashes(health: &Health) -> Option<String> {
+    let crashes = health.symbolization.crashes;
+    (crashes > 0).then(|| format!("names of functions (the symbolizer crashed {})", text::counted(crashes, "time")))
 }
 
 fn missing(profile: &Profile, finding: &Finding) -> Vec<String> {

@@ -59,6 +59,7 @@ const WORKERS: usize = 2;
 /// Added to the niceness of the server's threads: the session's must not wait for them.
 const NICENESS: i32 = 10;
 
+#[derive(Clone)]
 pub(crate) struct Config {
     pub(crate) addresses: Vec<Address>,
     pub(crate) token: Option<Token>,

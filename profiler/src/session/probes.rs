@@ -374,7 +374,10 @@ impl Probes {
         let others = self.breakpoints(target, found.clone());
         let removed = found.len() - others.len();
         if removed > 0 {
-            warn!("removed {removed} breakpoints from process {} that a killed heapbpf had left", target.pid);
+            warn!(
+                "removed {removed} breakpoints from process {} that an earlier recording, of it or of its parent, had left",
+                target.pid
+            );
         }
         let is_recorded =
             || others.iter().any(|other| !self.are_throwing(&places, other)) || !self.are_of_heapbpf(&others);

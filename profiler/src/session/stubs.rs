@@ -138,9 +138,11 @@ impl Stubs {
         let is_trapped = self.engine == Engine::Trap || target.traps_only || target.has_leak_sanitizer;
         if is_trapped && !previous.is_neutral() {
             let restored = restore(target, &previous, discovery, keeper).with_context(|| {
-                format!("cannot remove the stubs that a killed heapbpf has left in process `{pid}`")
+                format!("cannot remove the stubs that an earlier recording has left in process `{pid}`")
             })?;
-            warn!("restored {restored} pointers of process {pid} that a killed heapbpf had left");
+            warn!(
+                "restored {restored} pointers of process {pid} that an earlier recording, of it or of its parent, had left"
+            );
         }
         Ok(())
     }
@@ -476,7 +478,7 @@ impl InlineEngine {
 }
 
 fn refuse(target: &Target, reason: String, left: Option<Box<Installed>>) -> State {
-    info!("process {} ({}) is recorded by the trap engine: {reason}", target.pid, printable(&target.comm));
+    info!("process {} ({}): the inline engine is impossible: {reason}", target.pid, printable(&target.comm));
     State::Refused(reason, left)
 }
 

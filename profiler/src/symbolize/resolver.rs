@@ -97,7 +97,8 @@ impl Resolve for Resolver {
         let parts = confinement.into_iter().flat_map(|confinement| confinement.parts());
         let isolation = parts.map(|(name, active)| (name.to_owned(), active)).collect();
         let downloads = state.finder.downloads.clone();
-        Symbolization { isolation, failures: state.failures.clone(), modules: Vec::new(), downloads }
+        let crashes = state.sandbox.as_ref().map_or(0, |sandbox| sandbox.crashes);
+        Symbolization { isolation, failures: state.failures.clone(), crashes, modules: Vec::new(), downloads }
     }
 
     fn find_more(&self, modules: &[(ModuleId, &Module)]) -> bool {

@@ -51,7 +51,10 @@ fn next(transcript: &Transcript) -> Outcome {
     let kernel = transcript.value("kernel").map_or((0, 0), version);
     exited(transcript, "stubs-left")?;
     let log = transcript.text("stubs-left.log").unwrap_or_default();
-    let restored = log.lines().find(|line| line.contains("that a killed heapbpf had left")).unwrap_or_default();
+    let restored = log
+        .lines()
+        .find(|line| line.contains("that an earlier recording, of it or of its parent, had left"))
+        .unwrap_or_default();
     if restored.is_empty() && kernel >= MULTI_LINKS {
         return Err(format!("it restored no pointers: {}", log.trim()));
     }

@@ -314,7 +314,7 @@ fn failed_faults(from: &str, to: &str) -> Vec<String> {
     for session in ["agent-killed", "keeper-killed", "stubs-left", "interrupted"] {
         data += &format!("value {session}.probes_after 0\nvalue {session}.target_code 7\n");
     }
-    let restored = "heapbpf: warning: restored 4 pointers of process 9 that a killed heapbpf had left";
+    let restored = "heapbpf: warning: restored 4 pointers of process 9 that an earlier recording, of it or of its parent, had left";
     for (name, text) in [
         ("keeper-killed.json", &json),
         ("clock.json", &json),

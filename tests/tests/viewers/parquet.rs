@@ -73,6 +73,8 @@ fn windows_follow_each_other_and_add_up() {
             assert_eq!(pair[0]["live_bytes"], pair[1]["opening_bytes"], "what is live at the end is at the next start");
         }
         let last = parts.last().expect("it has windows");
+        assert!(parts.iter().rev().skip(1).all(|part| part["ended"] == false), "{parts:?}");
+        assert!(total["pid"] == fixture.pid || last["ended"] == true, "the child has exited: {last}");
         assert_eq!(last["live_bytes"], total["live_bytes"]);
         // The child has exited: windows after that do not contain it.
         if total["pid"] == fixture.pid {
@@ -86,7 +88,7 @@ fn windows_follow_each_other_and_add_up() {
 #[test]
 fn files_of_dumps_are_windows_of_one_recording() {
     let mut target = Target::start("slots.c");
-    let mut heapbpf = Heapbpf::of(target.pid(), "--interval 1 -o heap.parquet");
+    let mut heapbpf = Heapbpf::of(target.pid(), "--interval 1 -o heap.parquet -o whole.json");
     let mut session = heapbpf.start();
     for (number, work) in ["+0:1000", "+11:50", "-0"].iter().enumerate() {
         target.work(work);
@@ -95,14 +97,17 @@ fn files_of_dumps_are_windows_of_one_recording() {
     }
     session.interrupt().expect_code(0);
     let sums = |name: &str| viewers::python("parquet.py", &[PathBuf::from("sums"), heapbpf.file(name)]);
-    let (parts, whole) = (sums("heap.0*.parquet"), sums("heap.parquet"));
+    // The pattern of the documentation: all files are windows, and each is counted once.
+    let parts = sums("*.parquet");
     let amounts = |window: &Value| {
         ["opening_bytes", "alloc_bytes", "free_bytes", "live_bytes"].map(|column| number(window, column))
     };
     let flows: Vec<_> = windows(&parts).iter().map(amounts).collect();
     // The last window, from the last dump to the end, has a row for the block that is still live.
     assert_eq!(flows, [[0., 1000., 0., 1000.], [1000., 50., 0., 1050.], [1050., 0., 1000., 50.], [50., 0., 0., 50.]]);
-    assert_eq!(windows(&whole).iter().map(amounts).collect::<Vec<_>>(), [[0., 1050., 1000., 50.]]);
+    let whole = heapbpf.report("whole.json").targets[0].totals.clone();
+    assert_eq!((whole.alloc_bytes.as_u64(), whole.live_bytes.as_u64()), (Some(1050), Some(50)));
+    assert!(!heapbpf.files().contains(&"heap.parquet".to_owned()), "{:?}", heapbpf.files());
     for pair in windows(&parts).windows(2) {
         assert_eq!(pair[0]["window_end"], pair[1]["window_start"]);
     }
@@ -124,4 +129,27 @@ fn the_documented_queries_run() {
     assert!(number(&growing[0], "growth") >= number(&growing[1], "growth"));
     assert!(!rows("regression").is_empty() && !rows("services").is_empty());
     assert_eq!(rows("outliers")[0]["times_median"], 1.0, "both hosts have the same recording");
+}
+
+/// `simulated` in parquet.py: two hosts whose processes restart every 7 hours, and one whose process runs for two days.
+#[test]
+fn the_documented_queries_find_what_a_fleet_has() {
+    let fixture = Fixture::exact();
+    let folder = tempfile::tempdir_in(fixture.folder()).expect("the build directory is ours");
+    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/parquet.md");
+    let real = fixture.converted("parquet", "--every 100ms");
+    let seen = viewers::python("parquet.py", &[PathBuf::from("fleet"), page, real, folder.path().to_owned()]);
+    let rows = |query: &str| seen["queries"][query]["rows"].as_array().unwrap_or_else(|| panic!("no {query}")).clone();
+    let column = |query: &str, name: &str| rows(query).iter().map(|row| number(row, name)).collect::<Vec<_>>();
+    // The processes that run now are 6 hours old, and 48. Those that have exited have left nothing.
+    assert_eq!(column("growing", "growth"), [60e6, 15e6]);
+    // Of the state at the end, on each host.
+    assert!((number(&rows("growing")[0], "margin") - 1.96 * 3e10_f64.sqrt()).abs() < 1.0, "{seen}");
+    // Yesterday, they were 3 hours old, and 24.
+    assert_eq!(column("yesterday", "growth"), [30e6, 0.0]);
+    assert_eq!(column("pods", "live"), [53e6, 11e6, 11e6]);
+    let regression = &rows("regression")[0];
+    assert_eq!((number(regression, "before"), number(regression, "after")), (6e6, 27e6), "{regression}");
+    assert_eq!(number(&rows("outliers")[0], "times_median"), 53.0 / 11.0);
+    assert!((number(&rows("services")[0], "bytes_per_second") - 2e6 / 3600.0).abs() < 0.01, "{seen}");
 }

@@ -12,6 +12,12 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end -}}
 
 {{- define "heapbpf.config" -}}
+{{- if and .Values.serve.enabled (regexMatch "(?m)^[ \\t]*\\[[ \\t]*serve[ \\t]*\\]" .Values.config) }}
+{{- fail "config: has a section [serve], and serve.enabled adds another: use one of them" }}
+{{- end }}
+{{- if and .Values.push.url (regexMatch "(?m)^[ \\t]*\\[[ \\t]*push[ \\t]*\\]" .Values.config) }}
+{{- fail "config: has a section [push], and push.url adds another: use one of them" }}
+{{- end }}
 {{ .Values.config | trim }}
 {{- if .Values.serve.enabled }}
 

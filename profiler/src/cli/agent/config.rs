@@ -272,14 +272,6 @@ impl Config {
         parse_views(&words).map_err(|error| usage(reason(&error)))
     }
 
-    /// Whether the views must be started again.
-    pub(super) fn has_other_views(&self, other: &Self) -> bool {
-        let values = |options: &Options| -> Vec<(String, Value)> {
-            options.iter().map(|(key, value)| (key.clone(), value.get_ref().clone())).collect()
-        };
-        values(&self.serve) != values(&other.serve) || values(&self.push) != values(&other.push)
-    }
-
     /// As a configuration file without comments.
     pub(super) fn text(&self) -> String {
         let Self { stop_file, select, record, rule, budget, duty, serve, push } = self;

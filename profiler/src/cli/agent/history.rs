@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::config::{Config, Rule};
 use crate::ids::{Identity, Pid};
+use crate::linux::proc::hierarchy::is_relative;
 use crate::linux::proc::process::{self, Membership};
 use crate::process::cgroup;
 use crate::process::selection::ProcessFacts;
@@ -15,6 +16,9 @@ use crate::session::{Engine, Policy, Treatment};
 const PROGRAMS_MAX: usize = 4096;
 /// Maximum factor of the time until a program is recorded as before.
 const BACK_OFF_MAX: u32 = 32;
+/// Why a process is skipped that a rule for control groups might match.
+const UNKNOWN_GROUP: &str =
+    "its control group cannot be determined from this container, and a rule of the configuration skips groups";
 /// Processes remembered for a program.
 const PROCESSES_MAX: usize = 16;
 
@@ -40,7 +44,7 @@ struct Program {
 #[derive(Clone, Debug)]
 struct Hot {
     until: Instant,
-    /// Times that it was exceeded in succession.
+    /// Recordings in succession in which it was exceeded.
     count: u32,
     /// It was exceeded with the inline engine, too.
     is_inline: bool,
@@ -48,6 +52,16 @@ struct Hot {
 }
 
 impl Hot {
+    fn add(&mut self, identity: Identity, engine: Engine) {
+        if !self.processes.contains(&identity) {
+            self.processes.push(identity);
+            // Those that have exited must not accumulate.
+            let excess = self.processes.len().saturating_sub(PROCESSES_MAX);
+            self.processes.drain(..excess);
+        }
+        self.is_inline |= engine == Engine::Inline;
+    }
+
     /// One of several processes may be the only hot one; after two, all are taken to be.
     fn includes(&self, identity: Identity) -> bool {
         self.processes.len() > 1 || self.processes.contains(&identity)
@@ -70,7 +84,17 @@ impl History {
     /// recorded as before.
     pub(super) fn note(&self, exceeded: &[Pid], retry_after: Duration, now: Instant) -> Vec<(Pid, Duration)> {
         let mut state = self.state();
-        let noted = exceeded.iter().filter_map(|pid| Some((*pid, state.exceeded(*pid, retry_after, now)?))).collect();
+        // One time, however many of its processes exceeded their budgets.
+        let mut pauses = HashMap::new();
+        let noted = exceeded.iter().filter_map(|pid| {
+            let (identity, program, engine) = state.current.get(pid)?.clone();
+            let pause = *pauses.entry(program.clone()).or_insert_with(|| state.exceeded(&program, retry_after, now));
+            if let Some(hot) = state.programs.get_mut(&program) {
+                hot.add(identity, engine);
+            }
+            Some((*pid, pause))
+        });
+        let noted = noted.collect();
         // Those that were recorded again within their budgets start anew.
         let State { programs, current } = &mut *state;
         programs.retain(|program, hot| hot.until > now || !current.values().any(|(_, own, _)| own == program));
@@ -83,25 +107,18 @@ impl History {
 }
 
 impl State {
-    fn exceeded(&mut self, pid: Pid, retry_after: Duration, now: Instant) -> Option<Duration> {
-        let (identity, program, engine) = self.current.get(&pid)?.clone();
-        if self.programs.len() >= PROGRAMS_MAX && !self.programs.contains_key(&program) {
+    /// A recording in which processes of the program exceeded their budgets. Returns the time until it is recorded as before.
+    fn exceeded(&mut self, program: &Program, retry_after: Duration, now: Instant) -> Duration {
+        if self.programs.len() >= PROGRAMS_MAX && !self.programs.contains_key(program) {
             let soonest = self.programs.iter().min_by_key(|(_, hot)| hot.until).map(|(program, _)| program.clone());
             soonest.map(|program| self.programs.remove(&program));
         }
         let new = Hot { until: now, count: 0, is_inline: false, processes: Vec::new() };
-        let hot = self.programs.entry(program).or_insert(new);
-        if !hot.processes.contains(&identity) {
-            hot.processes.push(identity);
-            // Those that have exited must not accumulate.
-            let excess = hot.processes.len().saturating_sub(PROCESSES_MAX);
-            hot.processes.drain(..excess);
-        }
+        let hot = self.programs.entry(program.clone()).or_insert(new);
         let pause = retry_after.saturating_mul(2_u32.saturating_pow(hot.count).min(BACK_OFF_MAX));
         hot.count = hot.count.saturating_add(1);
-        hot.is_inline |= engine == Engine::Inline;
         hot.until = hot.until.max(now + pause);
-        Some(pause)
+        pause
     }
 }
 
@@ -123,11 +140,16 @@ impl Rules {
 
     fn decide(&self, facts: &ProcessFacts, cgroups: &[Membership], now: Instant) -> Treatment {
         let names = facts.names();
+        let is_unknown = cgroups.is_empty() || cgroups.iter().any(|group| is_relative(&group.path));
+        // What is to be left alone must not be recorded because that cannot be evaluated.
+        let may_skip = |rule: &Rule| is_unknown && rule.engine.is_none() && !rule.cgroups.is_empty();
         let matches = |rule: &&Rule| {
             rule.commands.iter().any(|pattern| pattern.matches(&names))
                 || rule.cgroups.iter().any(|group| group.contains(cgroups))
+                || may_skip(rule)
         };
         let engine = match self.rules.iter().find(matches) {
+            Some(rule) if may_skip(rule) => return Treatment::Skip(UNKNOWN_GROUP.to_owned()),
             Some(Rule { engine: None, .. }) => {
                 return Treatment::Skip("a rule of the configuration skips it".to_owned());
             }
@@ -195,8 +217,14 @@ mod tests {
         let decide = |comm, cgroups: &[Membership]| rules.decide(&facts(1, comm), cgroups, Instant::now());
         assert_eq!(decide("redis-server", &group), Treatment::Record(Engine::Inline));
         assert!(is_skipped(&decide("nginx", &group)));
-        assert_eq!(decide("nginx", &[]), Treatment::Record(Engine::Trap));
+        let other = [Membership { controllers: String::new(), path: "/b".to_owned() }];
+        assert_eq!(decide("nginx", &other), Treatment::Record(Engine::Trap));
         assert!(rules.may_inline());
+        // Which group it is cannot be determined.
+        for unknown in [Vec::new(), vec![Membership { controllers: String::new(), path: "/../x".to_owned() }]] {
+            assert_eq!(decide("nginx", &unknown), Treatment::Skip(UNKNOWN_GROUP.to_owned()));
+            assert_eq!(decide("redis-server", &unknown), Treatment::Record(Engine::Inline));
+        }
     }
 
     #[test]
@@ -222,7 +250,7 @@ mod tests {
         for pid in [1, 2] {
             assert_eq!(rules.decide(&facts(pid, "a"), &[], now), Treatment::Record(Engine::Trap));
         }
-        let _ = history.note(&[Pid(1), Pid(2)], HOUR, now);
+        assert_eq!(history.note(&[Pid(1), Pid(2)], HOUR, now), [(Pid(1), HOUR), (Pid(2), HOUR)]);
         assert!(is_skipped(&rules.decide(&facts(3, "a"), &[], now)));
         assert_eq!(rules.decide(&facts(4, "b"), &[], now), Treatment::Record(Engine::Trap));
     }

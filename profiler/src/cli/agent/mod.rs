@@ -21,13 +21,13 @@ use tracing::{error, info, warn};
 
 use self::config::{Config, DEFAULT};
 use self::history::History;
-use self::monitor::{Orders, monitor};
+use self::monitor::{Orders, monitor, read};
 use self::notify::ServiceManager;
 use self::schedule::{Schedule, random};
 use super::exit;
 use super::runtime::run_session;
 use super::terminal;
-use super::views::{Rendering, Views};
+use super::views::{Prepared, Rendering, Views};
 use crate::guardrail::Limits;
 use crate::linux::{clock, memory};
 use crate::model::Others;
@@ -53,11 +53,11 @@ const FAILURES_MAX: u32 = 3;
 
 #[derive(Args, Clone, Debug)]
 pub(super) struct AgentArgs {
-    /// Configuration file (TOML). SIGHUP reads it again.
+    /// Configuration file (TOML). SIGHUP reads it again, and the files that it names.
     #[arg(short, long, value_name = "FILE", required_unless_present = "print_config")]
     config: Option<PathBuf>,
 
-    /// Validate the configuration, print all that is in effect, and exit.
+    /// Validate the configuration and the files that it names, print all that is in effect, and exit.
     #[arg(long, requires = "config")]
     check: bool,
 
@@ -72,21 +72,26 @@ pub(super) fn run(args: &AgentArgs) -> Result<u8> {
         terminal::output().write_all(DEFAULT.as_bytes())?;
         return Ok(exit::DONE);
     };
-    let config = Config::read(path)?;
+    let (config, views) = read(path)?;
     if args.check {
         terminal::output().write_all(config.text().as_bytes())?;
         return Ok(exit::DONE);
     }
-    run_session(Agent::start(path.clone(), config))
+    run_session(Agent::start(path.clone(), config, views))
 }
 
 struct Agent {
     orders: watch::Receiver<Orders>,
+    /// In effect.
     config: Arc<Config>,
+    /// The last one that was read: that in effect, unless its views could not be started.
+    read: Arc<Config>,
     history: History,
     schedule: Schedule,
     manager: Arc<ServiceManager>,
+    /// `None` where none are configured, and until those can be started that are.
     views: Option<Views>,
+    prepared: Arc<Prepared>,
     /// `None` once a recording has succeeded: what fails later may be temporary.
     failures: Option<u32>,
 }
@@ -98,17 +103,26 @@ struct Outcome {
 }
 
 impl Agent {
-    async fn start(path: PathBuf, config: Config) -> Result<u8> {
+    async fn start(path: PathBuf, config: Arc<Config>, prepared: Arc<Prepared>) -> Result<u8> {
         // From here on, requests for dumps and marks of other sessions do not end the agent.
         drop(Control::listen().context("cannot listen for signals")?);
-        let config = Arc::new(config);
         let manager = Arc::new(ServiceManager::connect());
-        let views = start_views(&config)?;
-        let orders = monitor(path, Arc::clone(&config), Arc::clone(&manager))?;
+        let views = start_views(&prepared)?;
+        let orders = monitor(path, Arc::clone(&config), Arc::clone(&prepared), Arc::clone(&manager))?;
         manager.notify("READY=1");
         info!("{}", about(&config));
         let schedule = Schedule::new(config.duty);
-        let agent = Self { orders, config, history: History::default(), schedule, manager, views, failures: Some(0) };
+        let agent = Self {
+            orders,
+            read: Arc::clone(&config),
+            config,
+            history: History::default(),
+            schedule,
+            manager,
+            views,
+            prepared,
+            failures: Some(0),
+        };
         agent.run().await
     }
 
@@ -149,9 +163,12 @@ impl Agent {
             if orders.stop {
                 return Ok(false);
             }
-            if !Arc::ptr_eq(&orders.config, &self.config) {
-                self.apply(orders.config).await?;
-                due = Instant::now() + self.schedule.next_pause(random());
+            if !Arc::ptr_eq(&orders.config, &self.read) {
+                self.read = Arc::clone(&orders.config);
+                match self.apply(orders.config, orders.views).await {
+                    Ok(()) => due = Instant::now() + self.schedule.next_pause(random()),
+                    Err(error) => error!("the configuration is unchanged: {error:#}"),
+                }
             }
             let is_halted = orders.is_halted;
             if is_halted != was_halted {
@@ -177,22 +194,34 @@ impl Agent {
         }
     }
 
-    async fn apply(&mut self, config: Arc<Config>) -> Result<()> {
-        if config.has_other_views(&self.config) {
-            // The old views may have the same addresses.
+    /// Puts a configuration into effect as a whole, or leaves the previous one in effect.
+    async fn apply(&mut self, config: Arc<Config>, prepared: Arc<Prepared>) -> Result<()> {
+        if prepared.differs_from(&self.prepared) {
+            // The old views may have the same addresses, and the same queue.
             self.finish_views().await;
-            self.views = match start_views(&config) {
-                Ok(views) => views,
+            match start_views(&prepared) {
+                Ok(views) => (self.views, self.prepared) = (views, prepared),
                 Err(error) => {
-                    error!("the views are unchanged: {error:#}");
-                    start_views(&self.config)?
+                    self.restart_views();
+                    return Err(error);
                 }
-            };
+            }
         }
         self.schedule = Schedule::new(config.duty);
         self.config = config;
         info!("{}", about(&self.config));
         Ok(())
+    }
+
+    /// Starts the views of the configuration in effect where they do not run. What they need may be in use: recordings go on without
+    /// them.
+    fn restart_views(&mut self) {
+        if self.views.is_none() {
+            match start_views(&self.prepared) {
+                Ok(views) => self.views = views,
+                Err(error) => error!("recording without `[serve]` and `[push]`: {error:#}"),
+            }
+        }
     }
 
     /// Lets the last window be pushed, in a limited time.
@@ -206,14 +235,15 @@ impl Agent {
     async fn record(&mut self) -> Result<Outcome> {
         self.manager.status("recording");
         let cpu_before = cpu_time();
+        self.restart_views();
         let session_config = self.session_config();
         let mut control = Control::none();
         let mut session = Session::start(session_config)?;
         if let Some(views) = &mut self.views {
             views.connect(&mut control);
         }
-        let (mut orders, config) = (self.orders.clone(), Arc::clone(&self.config));
-        let is_over = move |orders: &Orders| orders.stop || orders.is_halted || !Arc::ptr_eq(&orders.config, &config);
+        let (mut orders, read) = (self.orders.clone(), Arc::clone(&self.read));
+        let is_over = move |orders: &Orders| orders.stop || orders.is_halted || !Arc::ptr_eq(&orders.config, &read);
         let now = orders.clone();
         session
             .attach(async || {
@@ -321,14 +351,14 @@ fn skipped(others: &Others) -> Vec<(String, u64)> {
     reasons
 }
 
-fn start_views(config: &Config) -> Result<Option<Views>> {
+fn start_views(prepared: &Prepared) -> Result<Option<Views>> {
     let rendering = Rendering {
         presentation: View::LiveBytes.into(),
         trim: Trim { ends: true, interpreter: true },
         quiet: false,
         sources: Sources::default(),
     };
-    Views::start(&config.views()?, rendering, None)
+    Views::start_prepared(prepared.clone(), rendering, None)
 }
 
 fn about(config: &Config) -> String {

@@ -10,6 +10,7 @@ use tokio::sync::watch;
 use tokio::time::{MissedTickBehavior, interval};
 use tracing::{error, info};
 
+use super::super::views::Prepared;
 use super::config::Config;
 use super::notify::ServiceManager;
 use crate::shown::Shown;
@@ -17,25 +18,28 @@ use crate::shown::Shown;
 /// Period of reading whether the stop file exists.
 const STOP_FILE_PERIOD: Duration = Duration::from_secs(1);
 
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub(super) struct Orders {
     pub(super) stop: bool,
     /// The stop file exists.
     pub(super) is_halted: bool,
     pub(super) config: Arc<Config>,
+    /// What the configuration's views are started with.
+    pub(super) views: Arc<Prepared>,
 }
 
 /// Monitors on a task of the present runtime: it notifies the watchdog only as long as that runtime makes progress.
 pub(super) fn monitor(
     path: PathBuf,
     config: Arc<Config>,
+    views: Arc<Prepared>,
     manager: Arc<ServiceManager>,
 ) -> Result<watch::Receiver<Orders>> {
     let listen = |kind| signal(kind).context("cannot listen for signals");
     let (mut interrupt, mut terminate, mut hangup) =
         (listen(SignalKind::interrupt())?, listen(SignalKind::terminate())?, listen(SignalKind::hangup())?);
     let is_halted = config.stop_file.exists();
-    let (orders, receiver) = watch::channel(Orders { stop: false, is_halted, config });
+    let (orders, receiver) = watch::channel(Orders { stop: false, is_halted, config, views });
     tokio::spawn(async move {
         let mut polls = interval(STOP_FILE_PERIOD);
         let mut watchdog = interval(manager.watchdog_period().unwrap_or(Duration::from_secs(3600)));
@@ -61,14 +65,21 @@ pub(super) fn monitor(
 }
 
 fn reload(path: &Path, orders: &watch::Sender<Orders>, manager: &ServiceManager) {
-    match Config::read(path) {
-        Ok(config) => {
+    match read(path) {
+        Ok((config, views)) => {
             info!("read `{}` again", Shown::of(path));
-            orders.send_modify(|orders| orders.config = Arc::new(config));
+            orders.send_modify(|orders| (orders.config, orders.views) = (config, views));
         }
         Err(error) => {
             error!("the configuration is unchanged: {error:#}");
             manager.status(&format!("the configuration is unchanged: {error:#}"));
         }
     }
+}
+
+/// Reads the configuration, and the files that it names: all of them can be used, or it fails.
+pub(super) fn read(path: &Path) -> Result<(Arc<Config>, Arc<Prepared>)> {
+    let config = Config::read(path)?;
+    let views = config.views()?.prepare()?;
+    Ok((Arc::new(config), Arc::new(views)))
 }

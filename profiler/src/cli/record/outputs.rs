@@ -30,6 +30,11 @@ pub(super) fn outputs(args: &RecordArgs, pids: &[Pid]) -> Result<Vec<Output>> {
     if args.dumps.any() && !paths.is_empty() && !paths.iter().any(is_file) {
         return Err(usage("dumps are written to files beside a report's file: name one, as in `-o heap.svg`"));
     }
+    let format = args.common.output.format;
+    if args.dumps.dump_at_peak && !paths.is_empty() && !paths.iter().any(|path| is_file(path) && has_peak(path, format))
+    {
+        return Err(usage("a Parquet table has windows, and no peak: name another file, as in `-o heap.svg`"));
+    }
     let access = Access::of_report(args.common.output.source);
     let open = |path: &Path| Output::open_for_profile(path, args.common.output.format, access);
     if paths.is_empty() && args.top.is_some() {
@@ -41,6 +46,11 @@ pub(super) fn outputs(args: &RecordArgs, pids: &[Pid]) -> Result<Vec<Output>> {
         return paths.iter().map(|path| open(path)).collect();
     }
     paths.iter().filter(|path| !is_recording(path)).map(|path| open(path)).collect()
+}
+
+/// A table of windows would count the peak besides them.
+pub(super) fn has_peak(path: &Path, forced: Option<Format>) -> bool {
+    forced.or_else(|| Format::of_path(path).ok()) != Some(Format::Parquet)
 }
 
 fn default_name(args: &RecordArgs, pids: &[Pid]) -> String {

@@ -1,5 +1,6 @@
 //! `/proc`, reduced to what heapbpf needs.
 
+pub(crate) mod hierarchy;
 pub(crate) mod maps;
 pub(crate) mod mounts;
 pub(crate) mod process;

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{CWD, Mode, OFlags, openat};
 
-use super::stat;
+use super::{hierarchy, stat};
 use crate::address::TargetAddr;
 use crate::ids::{Pid, Tid};
 use crate::shown;
@@ -251,12 +251,18 @@ const CGROUPS_BYTES_MAX: u64 = 1 << 16;
 pub struct Membership {
     /// The controllers of a version 1 hierarchy (`memory`, `cpu,cpuacct`, `name=systemd`); empty for version 2.
     pub controllers: String,
-    /// The group's path from the root of the hierarchy or of this process's cgroup namespace; begins with `/`.
+    /// The group's path from the root of the hierarchy, or of this process's cgroup namespace; begins with `/`.
     pub path: String,
 }
 
-/// Groups: one with version 2, one per hierarchy with version 1, both where both are mounted. What is not UTF-8 is escaped.
+/// Groups: one with version 2, one per hierarchy with version 1, both where both are mounted. What is not UTF-8 is escaped. Paths are
+/// those of the host where that is possible: see [`hierarchy::is_relative`].
 pub(crate) fn cgroups(pid: Pid) -> Result<Vec<Membership>, ProcError> {
+    Ok(memberships(pid)?.into_iter().map(hierarchy::absolute).collect())
+}
+
+/// The same, with paths from the root of this process's cgroup namespace: those below its own mounts.
+pub(crate) fn memberships(pid: Pid) -> Result<Vec<Membership>, ProcError> {
     let bytes = read(pid, "cgroup", CGROUPS_BYTES_MAX)?;
     Ok(parse_cgroups(&shown::text(&bytes)))
 }

@@ -165,6 +165,9 @@ struct Symbolization<'a> {
     isolation_missing: Vec<Cow<'a, str>>,
     /// Modules that could not be symbolized completely.
     failures: Cow<'a, [SymbolizationFailure]>,
+    /// Symbolizer processes that crashed, exited early or could not be started: names are missing.
+    #[serde(default)]
+    crashes: u64,
     /// Modules with functions that have no name and at least 1 % of the profile's bytes.
     #[serde(default)]
     modules: Cow<'a, [UnnamedModule]>,
@@ -181,6 +184,7 @@ impl Symbolization<'_> {
             isolation,
             isolation_missing,
             failures: Cow::Borrowed(&model.failures),
+            crashes: model.crashes,
             modules: Cow::Borrowed(&model.modules),
             downloads: Cow::Borrowed(&model.downloads),
         };
@@ -194,6 +198,7 @@ impl Symbolization<'_> {
         Ok(model::Symbolization {
             isolation: isolation.chain(missing).collect(),
             failures: fields.failures.into_owned(),
+            crashes: fields.crashes,
             modules: fields.modules.into_owned(),
             downloads: fields.downloads.into_owned(),
         })

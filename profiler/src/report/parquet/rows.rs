@@ -45,7 +45,7 @@ pub(super) const NUMBERS: [&str; 13] = [
     "interval_bytes",
 ];
 pub(super) const VARIANCES: [&str; 2] = ["live_bytes_variance", "alloc_bytes_variance"];
-pub(super) const FLAGS: [&str; 2] = ["inherited", "incomplete"];
+pub(super) const FLAGS: [&str; 3] = ["inherited", "incomplete", "ended"];
 /// Lists of equal length, the allocating function first.
 pub(super) const STACKS: [&str; 3] = ["stack", "positions", "build_ids"];
 
@@ -108,7 +108,7 @@ impl Group {
             times: code.times,
             numbers,
             variances: [live.variance.bytes.to_f64(), totals.alloc_variance.bytes.to_f64()],
-            flags: [callsite.inherited, code.incomplete],
+            flags: [callsite.inherited, code.incomplete, target.facts.exited || target.facts.replaced],
             stack,
         });
     }

@@ -106,7 +106,7 @@ const OBJECTS: &[(&str, &str)] = &[
     ("/health/inline_engine", "passed_calls refused stop_ns_max targets trapped_calls"),
     ("/health/interpreters", "deferred languages no_thread processes unnamed unnamed_reasons unreadable unsupported"),
     ("/health/interpreters/languages/JavaScript", "functions unnamed unnamed_reasons"),
-    ("/health/symbolization", "downloads failures isolation isolation_missing modules"),
+    ("/health/symbolization", "crashes downloads failures isolation isolation_missing modules"),
     ("/health/symbolization/downloads/0", "build_id bytes failure module"),
     ("/health/symbolization/modules/0", "build_id module package share symbols"),
     ("/health/symbolization/failures/0", "module names reason"),

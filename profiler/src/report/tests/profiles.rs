@@ -502,6 +502,7 @@ fn symbolization() -> Symbolization {
             reason: "the symbolizer crashed: SIGBUS".to_owned(),
             names: NamesFrom::SymbolTable,
         }],
+        crashes: 1,
         modules: vec![
             UnnamedModule {
                 module: "/usr/bin/git".to_owned(),

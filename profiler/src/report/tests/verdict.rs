@@ -89,6 +89,14 @@ fn missing_names_of_interpreters_are_in_the_verdict() {
 }
 
 #[test]
+fn crashes_of_the_symbolizer_are_in_the_verdict() {
+    let mut profile = profiles::exact();
+    profile.health.symbolization.crashes = 16;
+    check(&profile, "complete except for names of functions (the symbolizer crashed 16 times)");
+    check(&strict(&profile), "complete except for names of functions (the symbolizer crashed 16 times)");
+}
+
+#[test]
 fn few_cut_stacks_are_tolerated() {
     let cut = |complete: u64, no_row: u64| {
         let mut profile = profiles::exact();

@@ -11,6 +11,7 @@ use profiler_common::stack::StackEnd;
 use crate::ids::Pid;
 use crate::linux::companion;
 use crate::linux::proc::stat::Stat;
+use crate::live::symbolizer_crashes;
 use crate::model::Loss;
 use crate::push::PushStatus;
 use crate::report::text::printable;
@@ -44,6 +45,12 @@ impl Metrics {
         text.metric("heapbpf_event_streams", Kind::Gauge, "Pages that are connected to /api/events.")
             .value(&[], number(streams as u64));
         add_processes(&mut text);
+        text.metric(
+            "heapbpf_symbolizer_crashes_total",
+            Kind::Counter,
+            "Symbolizer processes that crashed, exited early or could not be started.",
+        )
+        .value(&[], number(symbolizer_crashes()));
         if let Some(pushed) = pushed {
             add_pushed(&mut text, pushed);
         }

@@ -5,7 +5,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::process::ExitStatusExt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use super::{
@@ -59,6 +59,18 @@ impl Failed {
     pub(in crate::symbolize) fn is_final(&self) -> bool {
         matches!(self, Self::Start(_) | Self::TotalTime | Self::Interrupted)
     }
+
+    /// The process ended by itself, or was not started.
+    fn is_crash(&self) -> bool {
+        matches!(self, Self::Start(_) | Self::Signal(_) | Self::Exit(_))
+    }
+}
+
+static CRASHES: AtomicU64 = AtomicU64::new(0);
+
+/// Number of symbolizer processes that crashed, exited early or could not be started since this process started.
+pub(crate) fn crashes() -> u64 {
+    CRASHES.load(Ordering::Relaxed)
 }
 
 pub(in crate::symbolize) type Files<'a> = [(Role, &'a Image)];
@@ -69,13 +81,15 @@ pub(in crate::symbolize) struct Sandbox {
     interrupt: Interrupt,
     /// Once it has started.
     pub(in crate::symbolize) confinement: Option<Confinement>,
+    /// Processes that crashed, exited early or could not be started.
+    pub(in crate::symbolize) crashes: u64,
     /// Time spent since the last release.
     spent: Duration,
 }
 
 impl Sandbox {
     pub(in crate::symbolize) fn new(interrupt: Interrupt) -> Self {
-        Self { process: None, interrupt, confinement: None, spent: Duration::ZERO }
+        Self { process: None, interrupt, confinement: None, crashes: 0, spent: Duration::ZERO }
     }
 
     pub(in crate::symbolize) fn release(&mut self) {
@@ -202,6 +216,14 @@ impl Sandbox {
             _ => self.exit_reason(),
         };
         self.end();
+        if failed.is_crash() {
+            CRASHES.fetch_add(1, Ordering::Relaxed);
+            self.crashes += 1;
+            // One of many modules, or of a process that a filter of system calls kills each time.
+            if self.crashes == 1 {
+                tracing::warn!("names are missing: {failed}");
+            }
+        }
         failed
     }
 

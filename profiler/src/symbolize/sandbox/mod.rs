@@ -16,7 +16,7 @@ use super::names::ResolvedFrame;
 use crate::linux::confinement::Confinement;
 
 pub(super) use client::Sandbox;
-pub(crate) use client::{Interrupt, confinement};
+pub(crate) use client::{Interrupt, confinement, crashes};
 pub use symbolizer::serve;
 pub(super) use symbolizer::{Engine, ModuleFile};
 
