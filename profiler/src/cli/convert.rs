@@ -139,7 +139,7 @@ fn write(args: &ConvertArgs, options: &Options, input: &Input, outputs: Vec<Outp
     if let Some(folded_ns) = input.folded_until_ns {
         text.push_str(&format!("\nfolded until {}: `--from` and `--to` must not be earlier", clock(folded_ns)));
     }
-    text.push_str(&written.list(""));
+    text.push_str(&written.list_of(&input.profile));
     Ok(terminal::print(&text, written.to_stdout)?)
 }
 

@@ -58,8 +58,9 @@ pub(crate) struct Events<'a, W> {
 impl<'a, W: io::Write> Events<'a, W> {
     pub(crate) fn new(mut out: W, profile: &'a Profile, presentation: &'a Presentation) -> io::Result<Self> {
         writeln!(out, "v {VERSIONS}")?;
-        let [interval, verdict] = [describe::interval(profile), describe::verdict(profile)];
-        writeln!(out, "# heapbpf; {}; {}", printable(&interval), printable(&verdict))?;
+        let words = [Some(describe::interval(profile)), Some(describe::verdict(profile)), describe::left_out(profile)];
+        let words: Vec<String> = words.into_iter().flatten().collect();
+        writeln!(out, "# heapbpf; {}", printable(&words.join("; ")))?;
         writeln!(out, "X {}", printable(&command(profile)))?;
         // Page size, and the machine's memory, which a recording does not contain.
         writeln!(out, "I 1000 0")?;
