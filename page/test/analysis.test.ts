@@ -2,7 +2,7 @@ import assert from "node:assert/strict";
 import { describe, test } from "node:test";
 import { functionSums, moduleSums, modules } from "../src/analysis/functions.ts";
 import { bucketBounds, histogram } from "../src/analysis/histogram.ts";
-import { applyFilter, callsitesThrough, keep, matchShare, matchingFunctions, parseFilter, parseSearch, type Matcher, type Query } from "../src/analysis/query.ts";
+import { applyFilter, callsitesThrough, framesOf, functionsOf, keep, matchShare, matchingFrames, parseFilter, parseSearch, type Matcher, type Query } from "../src/analysis/query.ts";
 import { hotPath, sandwich, selfAmount, treeRows } from "../src/analysis/rows.ts";
 import { sourceAround } from "../src/analysis/source.ts";
 import { Tree, TreeShape } from "../src/analysis/tree.ts";
@@ -55,6 +55,22 @@ function ofStacks(...stacks: [string, number][]): Profile {
   });
 }
 
+/** Names of nodes with their amounts. */
+function names(tree: Tree, path: readonly number[]): string[] {
+  return path.map((node) => `${tree.name(node)} ${at(tree.after, node)}`);
+}
+
+/** Two functions without a name in different files, which are one function, called by `main`. */
+function anonymous(): Profile {
+  const { document } = ofStacks(["main anonymous", 5], ["main anonymous", 26]);
+  const file = document.strings.length + 1;
+  return new Profile(Object.assign({}, document, {
+    strings: [...document.strings, "/app/one.js", "/app/two.js"],
+    frames: { function: [0, 1, 1], file: [0, file, file + 1], line: [0, 1, 1], inlined: [], offset: [] },
+    nodes: { back: document.nodes.back, frame: [0, 1, 0, 2] },
+  }));
+}
+
 describe("functions", () => {
   const made = ofStacks(["a b c", 1], ["a c", 2], ["a b b a b", 4]);
   const amounts = made.callsites.alloc_bytes;
@@ -68,7 +84,7 @@ describe("functions", () => {
   });
 
   test("callers of hidden functions allocate themselves", () => {
-    const hidden = matchingFunctions(made, matcher(parseFilter("^b$")));
+    const hidden = matchingFrames(made, matcher(parseFilter("^b$")));
     assert.deepEqual([sumsOf("a", hidden), sumsOf("b", hidden), sumsOf("c", hidden)], [[4, 7], [0, 0], [3, 3]]);
   });
 
@@ -93,7 +109,6 @@ describe("functions", () => {
 describe("trees", () => {
   const made = ofStacks(["a b c", 1], ["a c", 2], ["a b b a b", 4], ["d b", 8]);
   const shown = { after: made.callsites.alloc_bytes, before: null };
-  const names = (tree: Tree, path: number[]): string[] => path.map((node) => `${tree.name(node)} ${at(tree.after, node)}`);
 
   test("rows are those of open nodes, with positions", () => {
     const tree = new Tree(new TreeShape(made, WHOLE), shown);
@@ -152,7 +167,7 @@ describe("queries", () => {
 
   test("names, files and modules are compared", () => {
     const made = ofStacks(["a b c", 1], ["d", 2]);
-    const found = (text: string): number[] => [...matchingFunctions(made, matcher(parseFilter(text)))];
+    const found = (text: string): number[] => [...matchingFrames(made, matcher(parseFilter(text)))];
     assert.deepEqual([found("^b$"), found("a\\.c$"), found("two\\.so"), found("none")], [[0, 1, 0, 0], [1, 0, 0, 0], [0, 0, 1, 1], [0, 0, 0, 0]]);
   });
 
@@ -174,9 +189,41 @@ describe("queries", () => {
   test("the share of matching stacks counts each once", () => {
     const made = ofStacks(["a b c", 1], ["a c", 2], ["a b b a b", 4], ["d b", 8]);
     assert.deepEqual(matchShare(made, matcher(parseSearch("a")), made.callsites.alloc_bytes), { matched: 7, whole: 15 });
-    const one = new Uint8Array(made.functionCount);
-    one[functionNamed(made, "c")] = 1;
-    assert.deepEqual([...callsitesThrough(made, one)], [1, 1, 0, 0]);
+    assert.deepEqual([...callsitesThrough(made, framesOf(made, functionNamed(made, "c")))], [1, 1, 0, 0]);
+  });
+
+  test("a file matches its frames, not all of their function's", () => {
+    const made = anonymous();
+    const one = matcher(parseFilter("one\\.js"));
+    const frames = matchingFrames(made, one);
+    assert.deepEqual([[...frames], [...functionsOf(made, frames)]], [[0, 1, 0], [0, 1]]);
+    const amounts = made.callsites.alloc_bytes;
+    assert.deepEqual(matchShare(made, one, amounts), { matched: 5, whole: 31 });
+    const kept = (focus: Matcher | null, ignore: Matcher | null): number[] => [...(applyFilter(made, { focus, ignore, hide: null }).kept ?? [])];
+    assert.deepEqual([kept(one, null), kept(null, one)], [[1, 0], [0, 1]]);
+    const { hidden } = applyFilter(made, { focus: null, ignore: null, hide: one });
+    const { self } = functionSums(made, amounts, hidden);
+    assert.deepEqual([...self], [5, 26], "only one of the two functions is hidden");
+    for (const isReversed of [false, true]) {
+      const shape = new TreeShape(made, { ...WHOLE, isReversed });
+      const nodes = (text: string): string[] => {
+        const tree = new Tree(shape, { after: amounts, before: null });
+        return names(tree, [...tree.find(matchingFrames(made, matcher(parseFilter(text))), () => false).entries()].filter(([, is]) => is === 1).map(([node]) => node));
+      };
+      assert.deepEqual([nodes("one\\.js"), nodes("none")], [["anonymous 31"], []], "the node of both");
+    }
+    const shape = new TreeShape(made, { ...WHOLE, hidden });
+    const tree = new Tree(shape, { after: amounts, before: null });
+    const [main] = tree.children(0);
+    assert.deepEqual(names(tree, [main ?? 0, ...tree.children(main ?? 0)]), ["main 31", "anonymous 26"]);
+  });
+
+  test("options before a pattern are pprof's", () => {
+    assert.deepEqual(["New", "new", "old"].map(matcher(parseFilter("(?i)NEW"))), [true, true, false]);
+    assert.deepEqual(["New", "new"].map(matcher(parseSearch("/(?i)NEW/"))), [true, true]);
+    assert.equal(matcher(parseFilter("(?i)(?s)a.B"))("A\nb"), true);
+    assert.equal(matcher(parseFilter("(?:a|b)$"))("cab"), true);
+    assert.ok("error" in parseFilter("(?i)("));
   });
 });
 

@@ -7,6 +7,7 @@ import { VIEWS, field } from "../src/data/document.ts";
 import { Points } from "../src/data/points.ts";
 import { Profile } from "../src/data/profile.ts";
 import { EmbeddedSource } from "../src/data/source.ts";
+import { framesOf } from "../src/analysis/query.ts";
 import { Tree, TreeShape } from "../src/analysis/tree.ts";
 import { golden, profile } from "./profiles.ts";
 
@@ -99,9 +100,7 @@ describe("tree", () => {
 
   test("hidden functions are in no node", () => {
     const made = profile("exact");
-    const hidden = new Uint8Array(made.functionCount);
-    hidden[1] = 1;
-    const shape = new TreeShape(made, { ...WHOLE, hidden });
+    const shape = new TreeShape(made, { ...WHOLE, hidden: framesOf(made, 1) });
     assert.ok(!Array.from(shape.key.subarray(0, shape.size)).includes(1));
     assert.ok(Array.from(new TreeShape(made, WHOLE).key).includes(1));
   });

@@ -9,6 +9,50 @@ use serde::{Deserialize, Serialize};
 const FRACTION_BITS: u32 = 20;
 const ONE: f64 = (1u64 << FRACTION_BITS) as f64;
 
+/// From which fraction on counts are rounded up; those that are whole stay the same. One for all counts of a callsite: the smaller of two
+/// is never rounded to more than the larger one. Bytes are rounded to the nearest number: a block is many.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rounding(u32);
+
+impl Default for Rounding {
+    /// From a half on.
+    fn default() -> Self {
+        Self(1 << (FRACTION_BITS - 1))
+    }
+}
+
+/// Rounds a sequence of pairs of counts so that the sums of both are rounded, too, to within one or two. Each rounded alone, a thousand
+/// counts of 1.6 would be 2,000.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct RoundedSums {
+    /// What the sums of the rounded counts lack, in units of a fraction.
+    lacking: [i64; 2],
+}
+
+impl RoundedSums {
+    /// Chooses the rounding for the next pair.
+    pub(crate) fn next(&mut self, counts: [EstimatedCount; 2]) -> Rounding {
+        let fractions = counts.map(EstimatedCount::fraction);
+        if fractions == [0; 2] {
+            return Rounding::default();
+        }
+        // None is rounded up, the one with the larger fraction, or both.
+        let ups =
+            fractions.into_iter().filter(|&fraction| fraction > 0).map(|fraction| (1 << FRACTION_BITS) - fraction);
+        let after = |up: u32| {
+            let carried = |at: usize| {
+                let rounded = (fractions[at] + up) >> FRACTION_BITS << FRACTION_BITS;
+                self.lacking[at] + i64::from(fractions[at]) - i64::from(rounded)
+            };
+            [carried(0), carried(1)]
+        };
+        let distance = |up: &u32| after(*up).map(|lacking| lacking * lacking).iter().sum::<i64>();
+        let up = std::iter::once(0).chain(ups).min_by_key(distance).unwrap_or_default();
+        self.lacking = after(up);
+        Rounding(up)
+    }
+}
+
 /// In fixed point, a free subtracts exactly what its allocation added: 0 live bytes, not 1e-9.
 macro_rules! estimate {
     ($(#[$doc:meta])* $name:ident) => {
@@ -47,8 +91,18 @@ macro_rules! estimate {
 
             /// Rounds to an integer; 0 if negative.
             pub fn rounded(self) -> u64 {
-                let half = 1 << (FRACTION_BITS - 1);
-                u64::try_from((self.0.max(0) + half) >> FRACTION_BITS).unwrap_or(u64::MAX)
+                self.rounded_with(Rounding::default())
+            }
+
+            /// Rounds to an integer, up from a fraction that is not always a half; 0 if negative.
+            pub fn rounded_with(self, rounding: Rounding) -> u64 {
+                u64::try_from((self.0.max(0) + i128::from(rounding.0)) >> FRACTION_BITS).unwrap_or(u64::MAX)
+            }
+
+            /// Like [`Self::rounded_with`], for differences.
+            pub fn rounded_signed(self, rounding: Rounding) -> i64 {
+                let rounded = (self.0 + i128::from(rounding.0)) >> FRACTION_BITS;
+                i64::try_from(rounded).unwrap_or(if rounded < 0 { i64::MIN } else { i64::MAX })
             }
         }
     };
@@ -83,6 +137,10 @@ estimate! {
 }
 
 impl EstimatedCount {
+    fn fraction(self) -> u32 {
+        u32::try_from(self.0 & ((1 << FRACTION_BITS) - 1)).unwrap_or_default()
+    }
+
     /// Returns the sum of the lifetimes of these blocks, each of `micros`, capped at 8.9 years.
     pub const fn lasting(self, micros: u64) -> EstimatedMicros {
         const MICROS_MAX: u64 = 1 << 48;

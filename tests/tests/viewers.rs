@@ -4,7 +4,8 @@
 mod fixture;
 mod stacks;
 
-// One per format, in alphabetical order.
+// One per format, in alphabetical order, and one for programs with windows.
+mod desktop;
 mod dhat;
 mod firefox;
 mod flamegraph;

@@ -12,6 +12,7 @@ use clap::ValueEnum as _;
 use serde::{Deserialize, Serialize};
 
 use crate::command::{self, Repository};
+use crate::packages;
 
 pub(crate) const LEDGER: &str = "tests/ledger.toml";
 /// Random values of tests are the same in each run of the gate (`.cargo/config.toml`), and new ones here.
@@ -50,7 +51,8 @@ enum Suite {
     /// All versions of CPython and Node.js, each compiler and garbage collector of Java and JavaScript, and estimates of each allocator in
     /// each place; other tests take the oldest and the newest version with the usual options, and estimates of one place.
     Versions,
-    /// The HTML page and flame graphs in a browser, with sizes and colours of screens, large documents and rules of accessibility.
+    /// The HTML page and flame graphs in a browser, with sizes and colours of screens, large documents and rules of accessibility; other
+    /// formats in heaptrack_gui and massif-visualizer.
     Page,
     /// A recording for half an hour, whose memory stays flat.
     Soak,
@@ -82,7 +84,7 @@ impl Suite {
                 "xtask test --profile default --run-ignored all -E test(/^(interpreters|java|javascript|matrix)::/)",
             ]),
             Self::Page => all(&[
-                "xtask test --profile default --run-ignored all -E test(/^viewers::(flamegraph|html|html_panels|live)::/)",
+                "xtask test --profile default --run-ignored all -E test(/^viewers::(desktop|flamegraph|html|html_panels|live)::/)",
             ]),
             Self::Soak => all(&["xtask bench soak"]),
             Self::Fuzz => all(&["xtask fuzz --seconds 180"]),
@@ -183,6 +185,9 @@ fn record(root: &Path, suite: String, entry: Entry) -> Result<()> {
 fn run_suite(repository: &Repository, suite: Suite, repeat: u32, seed: u64) -> Result<()> {
     if suite == Suite::Deny && command::find("cargo-deny").is_none() {
         command::run(repository.cargo().args(["install", "cargo-deny", "--version", "~0.20", "--locked", "--debug"]))?;
+    }
+    if suite == Suite::Page {
+        packages::install(packages::DESKTOP)?;
     }
     let mut failures = Vec::new();
     let commands = suite.commands(repeat);

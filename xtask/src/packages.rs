@@ -67,6 +67,10 @@ const PACKAGES: &[Package] = &[
     ("google-perftools", "google-pprof", "reads gperftools' heap profiles"),
     ("graphviz", "dot", "draws the graphs of `go tool pprof`"),
     ("heaptrack", "heaptrack_print", "reads heaptrack's data"),
+    ("heaptrack-gui", "heaptrack_gui", "shows heaptrack's data in windows"),
+    ("massif-visualizer", "massif-visualizer", "shows massif's files in windows"),
+    ("xvfb", "Xvfb", "a screen for programs with windows"),
+    ("xdotool", "xdotool", "presses keys there"),
     ("tmux", "tmux", "a terminal whose screen can be read"),
     ("bpftrace", "bpftrace", "a tool to compare with"),
     ("systemd", "systemd-analyze", "verifies the units of the packages"),
@@ -91,6 +95,7 @@ pub(crate) const FAULTS: &str = "gcc libc6-dev g++ libjemalloc2 libtcmalloc-mini
     redis-tools python3 php-fpm ruby nodejs postgresql nginx-light golang-go default-jdk-headless";
 pub(crate) const VIEWERS: &str =
     "chromium golang-go golang-1.19-src google-perftools graphviz heaptrack python3-venv valgrind";
+pub(crate) const DESKTOP: &str = "heaptrack-gui massif-visualizer xvfb xdotool";
 pub(crate) const BENCH_UNWIND: &str =
     "gcc libc6-dev redis-server redis-tools nginx-light wrk postgresql python3 git sqlite3 ffmpeg";
 pub(crate) const BENCH_FUNCTIONS: &str = "gcc libc6-dev default-jdk-headless php-cli ruby";
@@ -198,6 +203,7 @@ mod tests {
             TESTS,
             FAULTS,
             VIEWERS,
+            DESKTOP,
             BENCH_UNWIND,
             BENCH_OVERHEAD,
             BENCH_NAMES,

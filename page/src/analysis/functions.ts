@@ -12,7 +12,7 @@ export interface Sums {
   readonly inclusive: Float64Array;
 }
 
-/** Functions of which frames are left out: see `Filtered.hidden`. */
+/** Frames that are left out: see `Filtered.hidden`. */
 export type Hidden = Uint8Array | null;
 
 /** Sums by function. Recursion counts once. */
@@ -48,7 +48,7 @@ export function moduleSums(profile: Profile, amounts: Float64Array, { names, ofF
 }
 
 function sumsBy(profile: Profile, amounts: Float64Array, keyOf: Int32Array, size: number, hidden: Hidden): Sums {
-  const { nodeParent, nodeFunction } = profile;
+  const { nodeParent, nodeFunction, nodeFrame } = profile;
   const self = new Float64Array(size);
   const inclusive = new Float64Array(size);
   // The last callsite that was added to each key.
@@ -60,11 +60,10 @@ function sumsBy(profile: Profile, amounts: Float64Array, keyOf: Int32Array, size
     }
     let isLeaf = true;
     for (let node = at(profile.callsites.node, callsite); node > 0; node = at(nodeParent, node)) {
-      const name = at(nodeFunction, node);
-      if (hidden !== null && hidden[name] === 1) {
+      if (hidden !== null && hidden[at(nodeFrame, node)] === 1) {
         continue;
       }
-      const key = keyOf[name] ?? -1;
+      const key = keyOf[at(nodeFunction, node)] ?? -1;
       if (key >= 0) {
         if (isLeaf) {
           self[key] = at(self, key) + amount;

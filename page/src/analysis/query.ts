@@ -34,7 +34,11 @@ export function parseFilter(text: string): Query {
   return trimmed === "" ? { matches: null } : parseExpression(trimmed, "");
 }
 
-function parseExpression(source: string, flags: string): Query {
+/** Options at the start, as in pprof: `(?i)` ignores case. */
+function parseExpression(expression: string, option: string): Query {
+  const options = /^(?:\(\?[ims]+\))*/.exec(expression)?.[0] ?? "";
+  const source = expression.slice(options.length);
+  const flags = [...new Set(option + options.replace(/[(?)]/g, ""))].join("");
   try {
     const expression = new RegExp(source, `${flags}u`);
     return { matches: (name) => expression.test(name) };
@@ -49,10 +53,9 @@ function parseExpression(source: string, flags: string): Query {
   }
 }
 
-/** 1 for each function whose name, source file or module matches: what pprof's filters compare. */
-export function matchingFunctions(profile: Profile, matches: Matcher): Uint8Array {
+/** 1 for each frame whose function, source file or module matches: what pprof's filters compare. Frames of a function can be in several files. */
+export function matchingFrames(profile: Profile, matches: Matcher): Uint8Array {
   const { functions, frames } = profile.document;
-  const found = new Uint8Array(profile.functionCount);
   // Of strings: 1 for a match, 2 for none, 0 for not compared yet.
   const known = new Uint8Array(profile.document.strings.length);
   const matchesString = (number: number): boolean => {
@@ -64,22 +67,31 @@ export function matchingFunctions(profile: Profile, matches: Matcher): Uint8Arra
     }
     return known[number] === 1;
   };
-  for (let key = 0; key < found.length; key += 1) {
-    found[key] = matchesString(at(functions.name, key)) || matchesString(at(functions.module, key) - 1) ? 1 : 0;
-  }
-  for (let frame = 0; frame < frames.function.length; frame += 1) {
-    if (matchesString(at(frames.file, frame) - 1)) {
-      found[at(frames.function, frame)] = 1;
+  const inFunctions = Uint8Array.from(functions.name, (name, key) => (matchesString(name) || matchesString(at(functions.module, key) - 1) ? 1 : 0));
+  return Uint8Array.from(frames.function, (key, frame) => (inFunctions[key] === 1 || matchesString(at(frames.file, frame) - 1) ? 1 : 0));
+}
+
+/** 1 for each function with one of these frames. */
+export function functionsOf(profile: Profile, frames: Uint8Array): Uint8Array {
+  const found = new Uint8Array(profile.functionCount);
+  frames.forEach((is, frame) => {
+    if (is === 1) {
+      found[profile.frameFunction(frame)] = 1;
     }
-  }
+  });
   return found;
 }
 
-/** 1 for each callsite whose stack contains one of these functions. */
-export function callsitesThrough(profile: Profile, functions: Uint8Array): Uint8Array {
+/** 1 for each frame of a function. */
+export function framesOf(profile: Profile, key: number): Uint8Array {
+  return Uint8Array.from(profile.document.frames.function, (one) => (one === key ? 1 : 0));
+}
+
+/** 1 for each callsite whose stack contains one of these frames. */
+export function callsitesThrough(profile: Profile, frames: Uint8Array): Uint8Array {
   const inside = new Uint8Array(profile.nodeParent.length);
   for (let node = 1; node < inside.length; node += 1) {
-    inside[node] = at(inside, at(profile.nodeParent, node)) | at(functions, at(profile.nodeFunction, node));
+    inside[node] = at(inside, at(profile.nodeParent, node)) | at(frames, at(profile.nodeFrame, node));
   }
   return Uint8Array.from(profile.callsites.node, (node) => at(inside, node));
 }
@@ -96,18 +108,18 @@ export interface Filter {
 export interface Filtered {
   /** 1 for each callsite that is shown; null for all. */
   readonly kept: Uint8Array | null;
-  /** 1 for each function whose frames are left out; null for none. */
+  /** 1 for each frame that is left out; null for none. */
   readonly hidden: Uint8Array | null;
 }
 
 export function applyFilter(profile: Profile, { focus, ignore, hide }: Filter): Filtered {
-  const focused = focus === null ? null : callsitesThrough(profile, matchingFunctions(profile, focus));
-  const ignored = ignore === null ? null : callsitesThrough(profile, matchingFunctions(profile, ignore));
+  const focused = focus === null ? null : callsitesThrough(profile, matchingFrames(profile, focus));
+  const ignored = ignore === null ? null : callsitesThrough(profile, matchingFrames(profile, ignore));
   const kept = focused === null && ignored === null ? null : new Uint8Array(profile.count);
   kept?.forEach((_, callsite) => {
     kept[callsite] = (focused === null || focused[callsite] === 1) && ignored?.[callsite] !== 1 ? 1 : 0;
   });
-  return { kept, hidden: hide === null ? null : matchingFunctions(profile, hide) };
+  return { kept, hidden: hide === null ? null : matchingFrames(profile, hide) };
 }
 
 /** Amounts of the kept callsites; 0 for the others. */
@@ -119,9 +131,9 @@ export function keep(shown: Shown, kept: Uint8Array | null): Shown {
   return { after: only(shown.after), before: shown.before === null ? null : only(shown.before) };
 }
 
-/** Amount of the callsites whose stacks contain a matching function, and of all. */
+/** Amount of the callsites whose stacks contain a matching frame, and of all. */
 export function matchShare(profile: Profile, matches: Matcher, amounts: Float64Array): { readonly matched: number; readonly whole: number } {
-  const through = callsitesThrough(profile, matchingFunctions(profile, matches));
+  const through = callsitesThrough(profile, matchingFrames(profile, matches));
   let [matched, whole] = [0, 0];
   amounts.forEach((amount, callsite) => {
     whole += amount;

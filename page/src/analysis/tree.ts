@@ -15,7 +15,7 @@ export interface TreeOptions {
   readonly isReversed: boolean;
   /** The function that stacks start at; null for whole stacks. */
   readonly root: number | null;
-  /** 1 for each function whose frames are left out; null for none. */
+  /** 1 for each frame that is left out; null for none. */
   readonly hidden: Uint8Array | null;
 }
 
@@ -98,7 +98,7 @@ export class TreeShape {
 
   constructor(
     readonly profile: Profile,
-    options: TreeOptions,
+    private readonly options: TreeOptions,
   ) {
     // Capacity for full stacks; reversed ones can need more.
     const nodes = new Nodes(profile.nodeParent.length + 1024);
@@ -131,6 +131,23 @@ export class TreeShape {
       next[parent] = (next[parent] ?? 0) + 1;
     }
     return [from, list];
+  }
+
+  /** 1 for each node that stands for one of these frames. */
+  nodesOf(frames: Uint8Array): Uint8Array {
+    const found = new Uint8Array(this.size);
+    for (let callsite = 0; callsite < this.profile.count; callsite += 1) {
+      const inStack = framesFromRoot(this.profile, callsite, this.options) ?? [];
+      let place = inStack.length - 1;
+      // Labels are above or below all frames.
+      for (let node = at(this.end, callsite); node > 0; node = at(this.parent, node)) {
+        if (at(this.key, node) < this.profile.functionCount) {
+          found[node] = at(found, node) | at(frames, inStack[place] ?? -1);
+          place -= 1;
+        }
+      }
+    }
+    return found;
   }
 
   children(node: number): Int32Array {
@@ -193,39 +210,45 @@ class Labels {
   }
 }
 
-/** Adds a callsite's stack, and returns its last node; -1 if the stack does not contain the root function. */
-function addStack(profile: Profile, callsite: number, { isReversed, root, hidden }: TreeOptions, nodes: Nodes, labels: Labels): number {
+/** Frames of a callsite's stack that are in the tree, in the order of its nodes from the root on; null if the stack does not contain the root function. */
+function framesFromRoot(profile: Profile, callsite: number, { isReversed, root, hidden }: TreeOptions): number[] | null {
   const leafFirst: number[] = [];
   let outermost = -1;
   let innermost = -1;
   for (let node = profile.callsites.node[callsite] ?? 0; node > 0; node = profile.nodeParent[node] ?? 0) {
-    const key = profile.nodeFunction[node] ?? 0;
-    if (key === root) {
+    const frame = profile.nodeFrame[node] ?? 0;
+    if (profile.nodeFunction[node] === root) {
       innermost = innermost < 0 ? leafFirst.length : innermost;
       outermost = leafFirst.length;
-    } else if (hidden !== null && hidden[key] === 1) {
+    } else if (hidden !== null && hidden[frame] === 1) {
       continue;
     }
-    leafFirst.push(key);
+    leafFirst.push(frame);
   }
   if (root !== null && outermost < 0) {
+    return null;
+  }
+  if (isReversed) {
+    return leafFirst.slice(Math.max(innermost, 0));
+  }
+  return leafFirst.slice(0, root === null ? leafFirst.length : outermost + 1).reverse();
+}
+
+/** Adds a callsite's stack, and returns its last node; -1 if the stack does not contain the root function. */
+function addStack(profile: Profile, callsite: number, options: TreeOptions, nodes: Nodes, labels: Labels): number {
+  const frames = framesFromRoot(profile, callsite, options);
+  if (frames === null) {
     return -1;
   }
   let last = 0;
-  if (isReversed) {
-    for (let place = Math.max(innermost, 0); place < leafFirst.length; place += 1) {
-      last = nodes.child(last, leafFirst[place] ?? 0);
-    }
-    for (const key of labels.above(callsite).reverse()) {
-      last = nodes.child(last, key);
-    }
-    return last;
-  }
-  for (const key of root === null ? labels.above(callsite) : []) {
+  for (const key of options.root === null && !options.isReversed ? labels.above(callsite) : []) {
     last = nodes.child(last, key);
   }
-  for (let place = root === null ? leafFirst.length - 1 : outermost; place >= 0; place -= 1) {
-    last = nodes.child(last, leafFirst[place] ?? 0);
+  for (const frame of frames) {
+    last = nodes.child(last, profile.frameFunction(frame));
+  }
+  for (const key of options.isReversed ? labels.above(callsite).reverse() : []) {
+    last = nodes.child(last, key);
   }
   return last;
 }
@@ -301,13 +324,14 @@ export class Tree {
     return [...byModule].sort((one, other) => other[1] - one[1]).slice(0, most).map(([module]) => module);
   }
 
-  /** 1 for each node of a matching function, or whose label matches. */
-  find(functions: Uint8Array, matches: (label: string) => boolean): Uint8Array {
+  /** 1 for each node of a matching frame, or whose label matches. */
+  find(frames: Uint8Array, matches: (label: string) => boolean): Uint8Array {
     const words = Uint8Array.from(this.shape.words, (word) => (matches(word) ? 1 : 0));
-    const found = new Uint8Array(this.shape.size);
+    const found = this.shape.nodesOf(frames);
     for (let node = 1; node < this.shape.size; node += 1) {
-      const key = this.key(node);
-      found[node] = key < functions.length ? at(functions, key) : at(words, key - functions.length);
+      if (!this.isFunction(node)) {
+        found[node] = at(words, this.key(node) - this.profile.functionCount);
+      }
     }
     return found;
   }

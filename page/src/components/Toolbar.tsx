@@ -86,9 +86,9 @@ function Scope(): JSX.Element {
 }
 
 const FILTERS = [
-  ["focus", "Focus", "only stacks with a matching function"],
-  ["ignore", "Ignore", "no stacks with a matching function"],
-  ["hide", "Hide", "removes matching functions from stacks"],
+  ["focus", "Focus", "only stacks with a matching frame: its function, file or module"],
+  ["ignore", "Ignore", "no stacks with a matching frame"],
+  ["hide", "Hide", "removes matching frames from stacks"],
 ] as const;
 
 function Filters(): JSX.Element {

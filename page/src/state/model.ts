@@ -28,7 +28,7 @@ export class Model {
   }
 
 
-  /** The tree of stacks for some options; those used last are kept. `hide` identifies the hidden functions. */
+  /** The tree of stacks for some options; those used last are kept. `hide` identifies the hidden frames. */
   shape(options: TreeOptions, hide: string): TreeShape {
     const key = JSON.stringify([options.groups, options.isReversed, options.root, hide]);
     const known = this.shapes.get(key);

@@ -1,12 +1,13 @@
 /** What several panels show: computed once for a state. */
 
 import type { Shown } from "../data/amounts.ts";
-import { applyFilter, matchingFunctions, parseFilter, parseSearch, type Matcher, type Query } from "../analysis/query.ts";
+import { applyFilter, functionsOf, matchingFrames, parseFilter, parseSearch, type Matcher, type Query } from "../analysis/query.ts";
 import type { Model } from "./model.ts";
 import type { State } from "./state.ts";
 
-/** Functions that match the search, and how labels match. */
+/** Frames that match the search, functions with such frames, and how labels match. */
 export interface Match {
+  readonly frames: Uint8Array;
   readonly functions: Uint8Array;
   readonly matches: Matcher;
 }
@@ -16,7 +17,7 @@ export type Filters = Pick<State, "target" | "heap" | "thread" | "focus" | "igno
 export interface Filtering {
   /** 1 for each selected callsite. */
   readonly mask: Uint8Array;
-  /** 1 for each hidden function; null for none. */
+  /** 1 for each hidden frame; null for none. */
   readonly hidden: Uint8Array | null;
 }
 
@@ -44,7 +45,11 @@ export function queryError({ search, focus, ignore, hide }: State): string | nul
 
 export function searched({ profile }: Model, search: string): Match | null {
   const matches = matcherOf(parseSearch(search));
-  return matches === null ? null : { functions: matchingFunctions(profile, matches), matches };
+  if (matches === null) {
+    return null;
+  }
+  const frames = matchingFrames(profile, matches);
+  return { frames, functions: functionsOf(profile, frames), matches };
 }
 
 export function filtered({ profile, amounts }: Model, { target, heap, thread, focus, ignore, hide }: Filters): Filtering {

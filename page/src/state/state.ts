@@ -26,11 +26,11 @@ export interface State {
   /** Whether to show what was live at the peak. */
   readonly atPeak: boolean;
   readonly search: string;
-  /** Keeps stacks with a matching function. */
+  /** Keeps stacks with a matching frame. */
   readonly focus: string;
-  /** Drops stacks with a matching function. */
+  /** Drops stacks with a matching frame. */
   readonly ignore: string;
-  /** Removes matching functions from stacks. */
+  /** Removes matching frames from stacks. */
   readonly hide: string;
   readonly isReversed: boolean;
   /** The function that stacks of the flame graph start at; null for whole stacks. */

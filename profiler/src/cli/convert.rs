@@ -40,6 +40,7 @@ use crate::symbolize::resolver::Resolver;
 use crate::symbolize::sandbox::Interrupt;
 use crate::symbolize::sources::Sources;
 use crate::symbolize::trim::{Trim, trim};
+use crate::units::Amounts;
 
 pub(super) fn convert(args: &ConvertArgs, naming: Naming) -> Result<u8> {
     if let (Some(from), Some(to)) = (args.from, args.to)
@@ -138,7 +139,7 @@ fn write(args: &ConvertArgs, options: &Options, input: &Input, outputs: Vec<Outp
     if let Some(folded_ns) = input.folded_until_ns {
         text.push_str(&format!("\nfolded until {}: `--from` and `--to` must not be earlier", clock(folded_ns)));
     }
-    text.push_str(&written.list(""));
+    text.push_str(&written.list_of(&input.profile));
     Ok(terminal::print(&text, written.to_stdout)?)
 }
 
@@ -401,19 +402,21 @@ impl EventNames {
                 // Events of other processes, and those before the end of the folded part, have no callsite.
                 let Some((target, callsites)) = self.targets.get(&ledger) else { return Ok(()) };
                 let Some(&callsite) = callsites.get(&flow.callsite) else { return Ok(()) };
-                // Bytes that were not freed after all, or a larger weight of live bytes, are frees of a negative size.
+                let bytes = |weight: Amounts| weight.bytes.rounded();
                 match flow.movement {
-                    Movement::In(weight) | Movement::Opening(weight) => {
-                        events.allocate(*target, callsite, weight.bytes.rounded())?
+                    Movement::In(weight) | Movement::Opening(weight) | Movement::Back(weight) => {
+                        events.allocate(*target, callsite, bytes(weight))?;
                     }
                     Movement::Passed(weight) => {
-                        events.allocate(*target, callsite, weight.bytes.rounded())?;
-                        events.free(*target, callsite, weight.bytes.rounded())?;
+                        events.allocate(*target, callsite, bytes(weight))?;
+                        events.free(*target, callsite, bytes(weight))?;
                     }
-                    Movement::Out(weight) => events.free(*target, callsite, weight.bytes.rounded())?,
-                    Movement::Back(weight) => events.free(*target, callsite, weight.bytes.rounded().wrapping_neg())?,
+                    Movement::Out(weight) => events.free(*target, callsite, bytes(weight))?,
                     Movement::Reweighed { from, to } => {
-                        events.free(*target, callsite, from.bytes.rounded().wrapping_sub(to.bytes.rounded()))?;
+                        events.free(*target, callsite, bytes(from))?;
+                        if to != Amounts::default() {
+                            events.allocate(*target, callsite, bytes(to))?;
+                        }
                     }
                     // Nothing that is live changes.
                     Movement::FreedReweighed { .. } => {}

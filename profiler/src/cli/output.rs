@@ -14,6 +14,7 @@ use super::exit::usage;
 use super::terminal;
 use crate::linux::files::Replacement;
 use crate::linux::place::{Found, Place, Stream};
+use crate::model::Profile;
 use crate::report::{Format, ReportError};
 
 const RECORDING_EXTENSION: &str = "heapbpf";
@@ -193,9 +194,16 @@ impl Written {
     }
 
     pub(super) fn list(&self, prefix: &str) -> String {
-        let line = |(path, format): &(PathBuf, Format)| {
-            format!("\n{} ({prefix}{})", path.display(), format.spec().description)
-        };
+        self.list_with(|format| format!("{prefix}{}", format.spec().description))
+    }
+
+    /// Also states what files lack of the profile.
+    pub(super) fn list_of(&self, profile: &Profile) -> String {
+        self.list_with(|format| format!("{}{}", format.spec().description, format.lacks(profile)))
+    }
+
+    fn list_with(&self, words: impl Fn(Format) -> String) -> String {
+        let line = |(path, format): &(PathBuf, Format)| format!("\n{} ({})", path.display(), words(*format));
         self.files.iter().map(line).collect()
     }
 }

@@ -283,8 +283,8 @@ fn summarize(args: &RecordArgs, reports: &Reports, recording: Option<&Recording>
         let (width, colour) = terminal::layout();
         let PresentationArgs { view, .. } = args.presentation;
         let mut text = match &args.top {
-            None => summary::summary(profile, view, args.presentation.top(), width, colour) + &written.list(""),
-            Some(_) => written.list("").trim_start().to_owned(),
+            None => summary::summary(profile, view, args.presentation.top(), width, colour) + &written.list_of(profile),
+            Some(_) => written.list_of(profile).trim_start().to_owned(),
         };
         if let Some(recording) = recording {
             let size = ByteSize(recording.size_bytes);

@@ -1,5 +1,6 @@
 //! A profile: a snapshot with names. Every report is made from this value alone.
 
+use std::cmp::Reverse;
 use std::sync::Arc;
 
 use profiler_common::stack::StackEnd;
@@ -15,7 +16,7 @@ pub use crate::ledger::timeline::SampleTrigger;
 pub(crate) use crate::ledger::timeline::TimelinePoint;
 pub use crate::ledger::totals::HeapUsage;
 use crate::ledger::totals::Totals;
-use crate::units::{Amounts, EstimatedBytes, MonotonicNanos};
+use crate::units::{Amounts, EstimatedBytes, MonotonicNanos, RoundedSums, Rounding};
 
 /// A recording, or a window of it.
 #[derive(Clone, Debug)]
@@ -112,6 +113,8 @@ pub struct CallsiteProfile {
     pub older: Option<Amounts>,
     /// Ages, lifetimes and sizes. Those of a heap or a process are the sum of their callsites'.
     pub details: Details,
+    /// How its counts become whole numbers: see [`Profile::round_sums`].
+    pub rounding: Rounding,
     /// What it held at those points in time of the target's history at which it changed.
     pub history: Vec<Change>,
 }
@@ -289,6 +292,25 @@ impl Profile {
             return self.interval_bytes <= 1;
         }
         heaps.all(HeapProfile::is_exact) && folded.is_none_or(|bytes| bytes <= 1)
+    }
+
+    /// Chooses how counts of callsites are rounded where a format has whole numbers, so that sums are those of the estimates, and stay within
+    /// their intervals. Depends on amounts only, and on the order of callsites with equal ones.
+    pub(crate) fn round_sums(&mut self) {
+        let mut sums = RoundedSums::default();
+        for target in &mut self.targets {
+            let mut order: Vec<usize> = (0..target.callsites.len()).collect();
+            order.sort_by_cached_key(|&at| {
+                let totals = &target.callsites[at].totals;
+                // Reports have floating-point numbers, whose last bits may differ.
+                Reverse([totals.live(), totals.allocated()].map(|it| (it.bytes.rounded(), it.count.rounded())))
+            });
+            for at in order {
+                let callsite = &mut target.callsites[at];
+                let live = callsite.older.unwrap_or_else(|| callsite.totals.live());
+                callsite.rounding = sums.next([callsite.totals.alloc_count, live.count]);
+            }
+        }
     }
 
     /// The largest interval that was requested for a target, in bytes; 1 if it is exact.

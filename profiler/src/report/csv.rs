@@ -5,9 +5,9 @@ use std::cmp::Reverse;
 use std::io;
 
 use super::presentation::{Group, Presentation, View};
-use super::tables::{self, gap_frames, group_frame, heap_name};
-use super::usage::{own_frame, usage};
-use super::{folded, text};
+use super::tables::{self, OrderedMap, end_frame, gap_frames, group_frame, heap_name};
+use super::usage::{Views, own_frame, usage};
+use super::{describe, folded, text};
 use crate::model::{CallsiteProfile, Profile, TargetProfile};
 
 /// A cell of a table.
@@ -64,7 +64,20 @@ pub(super) fn write(profile: &Profile, presentation: &Presentation, out: &mut dy
     for (target, callsite) in callsites {
         row(cells(profile, target, callsite), presentation.csv_raw, out)?;
     }
+    if let Some(amounts) = folded_amounts(profile) {
+        let names = [Cell::number(0), Cell::own(EXITED), Cell::own(""), Cell::own("")];
+        let rest = ["", "", "", "", "", describe::FOLDED].map(Cell::own);
+        row(names.into_iter().chain(amounts.map(Cell::number)).chain(rest), presentation.csv_raw, out)?;
+    }
     Ok(())
+}
+
+/// In the column of processes; no process has their pid, 0.
+const EXITED: &str = "[exited]";
+
+/// Amounts of processes of which only totals are kept, so that sums of columns are the totals.
+fn folded_amounts(profile: &Profile) -> Option<Views> {
+    Some(View::ALL.map(|view| view.of_folded(profile))).filter(|amounts| amounts.iter().any(|&amount| amount > 0))
 }
 
 fn cells<'a>(profile: &'a Profile, target: &'a TargetProfile, callsite: &'a CallsiteProfile) -> Vec<Cell<'a>> {
@@ -103,7 +116,26 @@ pub(super) fn write_functions(
         let names = [&key.function, &key.module].map(Cell::name);
         row(names.into_iter().chain(amounts), presentation.csv_raw, out)?;
     }
+    // Not functions, so that sums of `self_…` are the totals.
+    let without_frames =
+        stackless(profile).into_iter().chain(folded_amounts(profile).map(|it| (describe::FOLDED.to_owned(), it)));
+    for (name, amounts) in without_frames {
+        let amounts = [amounts; 2].into_iter().flatten().map(Cell::number);
+        let names = [Cell::name(name), Cell::own("")];
+        row(names.into_iter().chain(amounts), presentation.csv_raw, out)?;
+    }
     Ok(())
+}
+
+/// Amounts of callsites without frames, by the frame that stands for these.
+fn stackless(profile: &Profile) -> OrderedMap<String, Views> {
+    let mut sums = OrderedMap::<String, Views>::default();
+    for (_, callsite) in profile.callsites().filter(|(_, callsite)| callsite.stack.is_empty()) {
+        let name = end_frame(callsite.end, &callsite.stack).unwrap_or_default();
+        let sum = sums.entry(name).or_default();
+        *sum = std::array::from_fn(|at| sum[at].saturating_add(View::ALL[at].of_callsite(callsite)));
+    }
+    sums
 }
 
 fn column(view: View) -> String {

@@ -11,6 +11,9 @@ use crate::model::{
 };
 use crate::units::EstimatedBytes;
 
+/// The stack of processes of which only totals are kept.
+pub(super) const FOLDED: &str = "[processes that exited, only totals kept]";
+
 pub(super) const INHERITED: &str = "[inherited at the fork]";
 
 pub(crate) fn target(target: &TargetProfile) -> String {
@@ -150,7 +153,7 @@ pub(super) fn older(profile: &Profile) -> Option<String> {
 pub(super) fn taken(profile: &Profile) -> String {
     let accuracy = Some(accuracy_of_shown(profile, View::LiveBytes)).filter(|accuracy| !accuracy.is_empty());
     let accuracy = accuracy.map(|accuracy| format!("live bytes{accuracy}"));
-    let words = [Some(interval(profile)), accuracy, Some(verdict(profile)), older(profile)];
+    let words = [Some(interval(profile)), accuracy, Some(verdict(profile)), older(profile), left_out(profile)];
     words.into_iter().flatten().collect::<Vec<_>>().join("; ")
 }
 
@@ -288,6 +291,15 @@ pub(super) fn folded(profile: &Profile, view: View) -> Option<String> {
     let amount = view.rounded(&profile.others.folded_totals);
     let about = about(profile.is_exact_of_folded());
     (amount > 0).then(|| format!("{about}{}", view.amount(amount)))
+}
+
+/// For formats whose stacks have no place for them, and that show no total.
+pub(super) fn left_out(profile: &Profile) -> Option<String> {
+    let amounts =
+        [View::LiveBytes, View::AllocBytes].map(|view| Some(format!("{} {}", folded(profile, view)?, view.title())));
+    let amounts: Vec<String> = amounts.into_iter().flatten().collect();
+    (profile.others.folded_count > 0 && !amounts.is_empty())
+        .then(|| format!("left out: {} of {}", amounts.join(" and "), folded_processes(profile)))
 }
 
 pub(super) fn folded_processes(profile: &Profile) -> String {

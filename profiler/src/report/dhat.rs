@@ -83,13 +83,13 @@ type Sum = (&'static str, fn(&CallsiteProfile) -> u64);
 const SUMS: [Sum; 9] = [
     // Allocated, or live at the start.
     ("tb", |callsite| (callsite.totals.opening_bytes + callsite.totals.alloc_bytes).rounded()),
-    ("tbk", |callsite| (callsite.totals.opening_count + callsite.totals.alloc_count).rounded()),
+    ("tbk", |callsite| (callsite.totals.opening_count + callsite.totals.alloc_count).rounded_with(callsite.rounding)),
     // Lifetimes of these blocks in microseconds; those of live blocks last until the end.
     ("tl", |callsite| (callsite.details.lifetime_total + callsite.details.ages.total).rounded()),
     ("mb", |callsite| callsite.totals.peak_bytes.rounded()),
-    ("mbk", |callsite| callsite.totals.peak_count.rounded()),
+    ("mbk", |callsite| callsite.totals.peak_count.rounded_with(callsite.rounding)),
     ("gb", |callsite| callsite.totals.at_peak.bytes.rounded()),
-    ("gbk", |callsite| callsite.totals.at_peak.count.rounded()),
+    ("gbk", |callsite| callsite.totals.at_peak.count.rounded_with(callsite.rounding)),
     ("eb", |callsite| View::LiveBytes.of_callsite(callsite)),
     ("ebk", |callsite| View::LiveCount.of_callsite(callsite)),
 ];

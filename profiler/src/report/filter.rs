@@ -48,6 +48,7 @@ impl Filter {
         let mut frames = Frames::new(self, &profile.frames);
         let kept = profile.targets.iter_mut().map(|target| apply_to(target, self, &mut frames)).collect();
         profile.frames.append(&mut frames.outermost);
+        profile.round_sums();
         if self.focus.is_some() || self.only_module.is_some() {
             // Exited processes of which only totals are known have no frames.
             profile.others.folded_totals = Totals::default();

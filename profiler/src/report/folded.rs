@@ -6,12 +6,19 @@ use std::io;
 use rustc_hash::FxHashMap;
 
 use super::presentation::Presentation;
-use super::tables::{Intern, Interner, synthetic_frames};
-use super::text;
+use super::tables::{Intern, Interner, index, synthetic_frames};
+use super::{describe, text};
 use crate::model::Profile;
 
 pub(super) fn write(profile: &Profile, presentation: &Presentation, out: &mut dyn io::Write) -> io::Result<()> {
-    Stacks::merge(profile, presentation).write(u64::to_string, out)
+    let mut stacks = Stacks::merge(profile, presentation);
+    let folded = presentation.view.of_folded(profile);
+    if folded > 0 {
+        let label = index(stacks.labels.len());
+        stacks.labels.push(self::label(describe::FOLDED));
+        stacks.stacks.push(([label].into(), folded));
+    }
+    stacks.write(u64::to_string, out)
 }
 
 /// Distinct stacks by the labels of their frames, as indices: the text of all lines can be far larger than the profile.
@@ -36,6 +43,7 @@ impl Stacks {
                 *sum = sum.saturating_add(value);
             }
         }
+        // The flame graph's caption names them: its frames are of processes.
         Self { labels: labels.into_iter().collect(), stacks: merged.into_iter().collect() }
     }
 }

@@ -1,5 +1,5 @@
 //! The format of heaptrack: every single allocation and free, written while a recording is read.
-//! Lines of text; numbers are hexadecimal. Ids start at 1, those of allocations at 0:
+//! Lines of text; numbers are hexadecimal. Ids start at 1, those of allocations at 0, and are allocated for the first time in their order:
 //!
 //! ```text
 //! s <bytes> <string>         i <address> <module> {<function> <file> <line>}       t <instruction> <outer trace>
@@ -20,8 +20,16 @@ use crate::model::{FrameId, Profile};
 /// Versions of heaptrack and of its format that the output is compatible with.
 const VERSIONS: &str = "10400 3";
 
-/// Maximum number of cached (size, trace) pairs. Beyond it, pairs are written again, which only costs readers memory.
+/// Number of cached (size, trace) pairs from which those without live blocks are dropped. One that is allocated again is written again,
+/// which only costs readers memory.
 const INFOS_MAX: usize = 1 << 20;
+
+/// An allocation's line.
+struct Info {
+    id: u64,
+    /// Number of blocks that were allocated and not freed.
+    live: i64,
+}
 
 #[derive(PartialEq, Eq, Hash)]
 enum Instruction {
@@ -42,20 +50,20 @@ pub(crate) struct Events<'a, W> {
     traces: Interner<(u32, u32)>,
     /// Traces of callsites, by target and callsite.
     known: FxHashMap<(usize, usize), u32>,
-    infos: FxHashMap<(u64, u32), u64>,
+    infos: FxHashMap<(u64, u32), Info>,
+    infos_max: usize,
     info_count: u64,
 }
 
 impl<'a, W: io::Write> Events<'a, W> {
     pub(crate) fn new(mut out: W, profile: &'a Profile, presentation: &'a Presentation) -> io::Result<Self> {
         writeln!(out, "v {VERSIONS}")?;
-        let [interval, verdict] = [describe::interval(profile), describe::verdict(profile)];
-        writeln!(out, "# heapbpf; {}; {}", printable(&interval), printable(&verdict))?;
+        let words = [Some(describe::interval(profile)), Some(describe::verdict(profile)), describe::left_out(profile)];
+        let words: Vec<String> = words.into_iter().flatten().collect();
+        writeln!(out, "# heapbpf; {}", printable(&words.join("; ")))?;
         writeln!(out, "X {}", printable(&command(profile)))?;
         // Page size, and the machine's memory, which a recording does not contain.
         writeln!(out, "I 1000 0")?;
-        // Before the first allocation, readers use allocation 0 as the latest one, and would count its frees as temporary.
-        writeln!(out, "a 0 0")?;
         Ok(Self {
             out,
             profile,
@@ -66,7 +74,8 @@ impl<'a, W: io::Write> Events<'a, W> {
             traces: Interner::default(),
             known: FxHashMap::default(),
             infos: FxHashMap::default(),
-            info_count: 1,
+            infos_max: INFOS_MAX,
+            info_count: 0,
         })
     }
 
@@ -82,35 +91,47 @@ impl<'a, W: io::Write> Events<'a, W> {
 
     /// Writes an allocation, by the indices of the target and the callsite in the profile. Unknown ones are skipped.
     pub(crate) fn allocate(&mut self, target: usize, callsite: usize, bytes: u64) -> io::Result<()> {
-        self.event('+', target, callsite, bytes)
+        let Some(trace) = self.trace_of(target, callsite)? else { return Ok(()) };
+        let id = match self.infos.get_mut(&(bytes, trace)) {
+            // After a free, readers take 0 for the latest allocation, and would count frees of it as temporary: only the first block has it.
+            Some(info) if info.id > 0 => {
+                info.live += 1;
+                info.id
+            }
+            _ => self.info(bytes, trace, 1)?,
+        };
+        writeln!(self.out, "+ {id:x}")
     }
 
-    /// A size can be negative, by wrapping: a free that is undone must not count as an allocation, and readers subtract in
-    /// 64-bit arithmetic.
+    /// Writes a free, of a block or a part of one.
     pub(crate) fn free(&mut self, target: usize, callsite: usize, bytes: u64) -> io::Result<()> {
-        self.event('-', target, callsite, bytes)
+        let Some(trace) = self.trace_of(target, callsite)? else { return Ok(()) };
+        if let Some(info) = self.infos.get_mut(&(bytes, trace)) {
+            info.live -= 1;
+            return writeln!(self.out, "- {:x}", info.id);
+        }
+        // heaptrack_gui crashes unless the first allocations of all ids are in the order of the ids, so an id must be allocated even
+        // if no block has that size. In this order, the peak is unchanged, and readers count no temporary allocation.
+        let id = self.info(bytes, trace, 0)?;
+        writeln!(self.out, "- {id:x}\n- {id:x}\n+ {id:x}")
+    }
+
+    /// Writes the line of an allocation, whose id the next `+` must have.
+    fn info(&mut self, bytes: u64, trace: u32, live: i64) -> io::Result<u64> {
+        if self.infos.len() >= self.infos_max {
+            self.infos.retain(|_, info| info.live > 0);
+            self.infos_max = INFOS_MAX.max(2 * self.infos.len());
+        }
+        writeln!(self.out, "a {bytes:x} {trace:x}")?;
+        let id = self.info_count;
+        self.info_count += 1;
+        self.infos.entry((bytes, trace)).and_modify(|info| info.id = id).or_insert(Info { id, live: 0 }).live += live;
+        Ok(id)
     }
 
     pub(crate) fn finish(mut self, since_start_ns: u64) -> io::Result<W> {
         self.at(since_start_ns)?;
         Ok(self.out)
-    }
-
-    fn event(&mut self, kind: char, target: usize, callsite: usize, bytes: u64) -> io::Result<()> {
-        let Some(trace) = self.trace_of(target, callsite)? else { return Ok(()) };
-        let info = match self.infos.get(&(bytes, trace)) {
-            Some(&known) => known,
-            None => {
-                if self.infos.len() >= INFOS_MAX {
-                    self.infos.clear();
-                }
-                writeln!(self.out, "a {bytes:x} {trace:x}")?;
-                self.infos.insert((bytes, trace), self.info_count);
-                self.info_count += 1;
-                self.info_count - 1
-            }
-        };
-        writeln!(self.out, "{kind} {info:x}")
     }
 
     fn trace_of(&mut self, target: usize, callsite: usize) -> io::Result<Option<u32>> {

@@ -53,7 +53,7 @@ fn target<'a>(
     let is_exact = profile.is_exact_of(target);
     let details = target.callsites.iter().map(|callsite| &callsite.details);
     let mut order: Vec<usize> = (0..target.callsites.len()).collect();
-    order.sort_by_key(|&at| Reverse(view.of_callsite(&target.callsites[at])));
+    order.sort_by_key(|&at| Reverse(view.nearest(&target.callsites[at])));
     schema::Target {
         pid: facts.pid.0,
         command: Cow::Borrowed(&facts.command),

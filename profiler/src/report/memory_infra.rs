@@ -35,14 +35,18 @@ pub(super) fn write(profile: &Profile, presentation: &Presentation, out: &mut dy
 
 /// Viewers show this as the metadata of the trace.
 fn other_data(profile: &Profile, caption: &Caption) -> Value {
-    json!({
+    let mut data = json!({
         "heapbpf": caption.title.clone() + &caption.window,
         "targets": describe::subject(profile),
         "interval": caption.interval,
         "accuracy": describe::accuracy_of_shown(profile, View::LiveBytes).trim(),
         "verdict": caption.verdict,
         "started_unix_ns": profile.started_unix_ns.to_string(),
-    })
+    });
+    if let Some(left_out) = describe::left_out(profile) {
+        data["left_out"] = left_out.into();
+    }
+    data
 }
 
 fn metadata(profile: &Profile, caption: &Caption, target: &TargetProfile, pid: u32) -> [Value; 2] {

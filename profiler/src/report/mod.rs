@@ -41,6 +41,7 @@ mod pprof;
 mod speedscope;
 
 mod beginnings;
+pub(crate) mod contents;
 mod cuts;
 mod deaths;
 pub(crate) mod describe;

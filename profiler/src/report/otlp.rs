@@ -108,6 +108,7 @@ fn profile_attributes(profile: &Profile, dictionary: &mut Dictionary<'_>) -> Vec
     let attributes = [
         ("heapbpf.interval", Some(Attribute::Text(describe::interval(profile)))),
         ("heapbpf.verdict", Some(Attribute::Text(describe::verdict(profile)))),
+        ("heapbpf.left_out", describe::left_out(profile).map(Attribute::Text)),
         ("heapbpf.incomplete", Some(Attribute::Bool(profile.incomplete()))),
         ("heapbpf.window.reason", window),
         ("heapbpf.older_than_ns", older_than_ns),

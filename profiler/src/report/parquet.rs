@@ -8,11 +8,13 @@ use std::sync::Arc;
 use parquet::basic::{Compression, ZstdLevel};
 use parquet::data_type::{BoolType, ByteArray, ByteArrayType, DoubleType, Int64Type};
 use parquet::errors::ParquetError;
+use parquet::file::metadata::KeyValue;
 use parquet::file::properties::{EnabledStatistics, WriterProperties};
 use parquet::file::writer::{SerializedFileWriter, SerializedRowGroupWriter};
 use parquet::schema::parser::parse_message_type;
 use parquet::schema::types::ColumnPath;
 
+use super::describe;
 use super::presentation::Presentation;
 use crate::model::Profile;
 use rows::{FLAGS, Group, NUMBERS, ROWS_MAX, Row, STACKS, TEXTS, TIMES, VARIANCES};
@@ -36,6 +38,8 @@ pub struct Writer<'a> {
     file: SerializedFileWriter<Vec<u8>>,
     group: Group,
     group_rows: usize,
+    /// Of the latest profile.
+    left_out: Option<String>,
     out: &'a mut dyn io::Write,
 }
 
@@ -48,11 +52,12 @@ impl<'a> Writer<'a> {
     pub(super) fn with_groups_of(rows: usize, out: &'a mut dyn io::Write) -> io::Result<Self> {
         let schema = parse_message_type(&schema()).map_err(failed)?;
         let file = SerializedFileWriter::new(Vec::new(), Arc::new(schema), Arc::new(properties()?)).map_err(failed)?;
-        Ok(Self { file, group: Group::default(), group_rows: rows, out })
+        Ok(Self { file, group: Group::default(), group_rows: rows, left_out: None, out })
     }
 
     /// Adds a row for each callsite.
     pub fn add(&mut self, profile: &Profile, presentation: &Presentation) -> io::Result<()> {
+        self.left_out = describe::left_out(profile).or(self.left_out.take());
         for target in &profile.targets {
             let mut code = rows::Code::new(profile, target, presentation);
             for callsite in &target.callsites {
@@ -68,6 +73,9 @@ impl<'a> Writer<'a> {
     pub fn finish(mut self) -> io::Result<()> {
         if !self.group.rows.is_empty() {
             self.write_group()?;
+        }
+        if let Some(left_out) = self.left_out.take() {
+            self.file.append_key_value_metadata(KeyValue::new("heapbpf.left_out".to_owned(), left_out));
         }
         self.file.finish().map_err(failed)?;
         self.pass_on()

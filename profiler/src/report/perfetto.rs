@@ -214,7 +214,9 @@ fn description(profile: &Profile) -> String {
     let interval = describe::interval(profile);
     let accuracy = describe::accuracy(profile, View::LiveBytes);
     let older = describe::older(profile).map(|older| format!("; in the heap profile, {older}"));
-    format!("heapbpf: {interval}{accuracy}; {}{}", describe::verdict(profile), older.unwrap_or_default())
+    let left_out = describe::left_out(profile).map(|left_out| format!("; {left_out}"));
+    let verdict = describe::verdict(profile);
+    format!("heapbpf: {interval}{accuracy}; {verdict}{}{}", older.unwrap_or_default(), left_out.unwrap_or_default())
 }
 
 struct TargetStacks<'a> {

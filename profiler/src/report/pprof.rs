@@ -1,6 +1,6 @@
 //! The format of pprof (`profile.proto`), compressed. Processes, heaps and threads are labels rather than frames, so
 //! that stacks that several processes share add up; `-tagroot` turns labels into frames. Sums over all samples are the
-//! totals of the JSON report, rounded by callsite.
+//! totals of the JSON report, rounded.
 
 pub(crate) mod file;
 
@@ -19,10 +19,10 @@ use super::tables::{CodeTables, Intern, Interner, KnownCalls, OrderedMap, hex, p
 use super::{describe, text};
 use crate::ledger::totals::Totals;
 use crate::model::{CallsiteProfile, Profile, TargetProfile};
+use crate::units::Rounding;
 
 /// Values of a sample, in the order of Go's heap profiles.
 const VIEWS: [View; 4] = [View::AllocCount, View::AllocBytes, View::LiveCount, View::LiveBytes];
-const FOLDED: &str = "[processes that exited, only totals kept]";
 
 /// What a file is for.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -44,26 +44,27 @@ impl Content {
 
     fn of_callsite(self, callsite: &CallsiteProfile) -> [i64; 4] {
         match self {
-            Self::Change => change(&callsite.totals),
+            Self::Change => change(&callsite.totals, callsite.rounding),
             _ => VIEWS.map(|view| if self.has(view) { signed(view.of_callsite(callsite)) } else { 0 }),
         }
     }
 
     fn of_folded(self, profile: &Profile) -> [i64; 4] {
         match self {
-            Self::Change => change(&profile.others.folded_totals),
+            Self::Change => change(&profile.others.folded_totals, Rounding::default()),
             _ => VIEWS.map(|view| signed(view.of_folded(profile))),
         }
     }
 }
 
 /// In the order of [`VIEWS`].
-fn change(totals: &Totals) -> [i64; 4] {
-    let (count, bytes) = (totals.delta_count(), totals.delta_bytes());
-    let live = [count.to_f64(), bytes.to_f64()];
-    #[expect(clippy::cast_possible_truncation, reason = "`as` saturates")]
-    let [live_count, live_bytes] = live.map(|amount| amount.round() as i64);
-    [signed(totals.alloc_count.rounded()), signed(totals.alloc_bytes.rounded()), live_count, live_bytes]
+fn change(totals: &Totals, rounding: Rounding) -> [i64; 4] {
+    [
+        signed(totals.alloc_count.rounded_with(rounding)),
+        signed(totals.alloc_bytes.rounded()),
+        totals.delta_count().rounded_signed(rounding),
+        totals.delta_bytes().rounded_signed(Rounding::default()),
+    ]
 }
 
 pub(super) fn write(profile: &Profile, presentation: &Presentation, out: &mut dyn io::Write) -> io::Result<()> {
@@ -86,7 +87,7 @@ fn write_all(
     // One sample for the processes of which only totals are kept, so that sums over all samples are the totals.
     let folded = content.of_folded(profile);
     if folded != [0; 4] {
-        let key = vec![tables.code.named_location(FOLDED), tables.label_sets.intern(Vec::new())];
+        let key = vec![tables.code.named_location(describe::FOLDED), tables.label_sets.intern(Vec::new())];
         tables.samples.insert(key, folded);
     }
     tables.compress(presentation, out)

@@ -7,7 +7,7 @@ use super::text;
 use crate::ledger::confidence::{Estimate, least_weights};
 use crate::ledger::totals::Totals;
 use crate::model::{CallsiteProfile, Profile, Unaccounted};
-use crate::units::{Amounts, EstimatedCube, EstimatedVariance};
+use crate::units::{Amounts, EstimatedCube, EstimatedVariance, Rounding};
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Presentation {
@@ -97,18 +97,27 @@ impl View {
     }
 
     pub fn rounded(self, totals: &Totals) -> u64 {
-        self.rounded_of(&self.amounts(totals))
+        self.rounded_of(&self.amounts(totals), Rounding::default())
     }
 
-    fn rounded_of(self, amounts: &Amounts) -> u64 {
-        if self.is_bytes() { amounts.bytes.rounded() } else { amounts.count.rounded() }
+    fn rounded_of(self, amounts: &Amounts, rounding: Rounding) -> u64 {
+        if self.is_bytes() { amounts.bytes.rounded() } else { amounts.count.rounded_with(rounding) }
     }
 
-    /// The quantity of a callsite as shown: of live blocks, only those that are old enough.
+    /// The quantity of a callsite as shown: of live blocks, only those that are old enough. Sums of counts are those of the estimates.
     pub fn of_callsite(self, callsite: &CallsiteProfile) -> u64 {
-        match &callsite.older {
-            Some(older) if self.is_live() => self.rounded_of(older),
-            _ => self.rounded(&callsite.totals),
+        self.rounded_of(&self.shown(callsite), callsite.rounding)
+    }
+
+    /// The whole number next to [`Self::of_callsite`]'s estimate: an order that a report keeps.
+    pub(super) fn nearest(self, callsite: &CallsiteProfile) -> u64 {
+        self.rounded_of(&self.shown(callsite), Rounding::default())
+    }
+
+    fn shown(self, callsite: &CallsiteProfile) -> Amounts {
+        match callsite.older {
+            Some(older) if self.is_live() => older,
+            _ => self.amounts(&callsite.totals),
         }
     }
 

@@ -27,6 +27,7 @@ impl Presentation {
         for target in &mut merged.targets {
             merge_callsites(target, |_, callsite| !callsite.stack.is_empty());
         }
+        merged.round_sums();
         Cow::Owned(cut(&merged, self, merge_target).into_owned())
     }
 
@@ -61,6 +62,7 @@ fn cut<'a>(profile: &'a Profile, presentation: &Presentation, cut_target: CutTar
         let kept: Vec<usize> = target.callsites.iter().enumerate().map(|(at, callsite)| kept(at, callsite)).collect();
         cut_target(target, other, &kept);
     }
+    thinned.round_sums();
     Cow::Owned(thinned)
 }
 

@@ -22,6 +22,7 @@ use crate::object::module::{Module, Modules};
 use crate::process::address_space::{AddressSpace, CodeOrigin, Location};
 use crate::process::program::{Program, shown_path};
 use crate::snapshot::ThreadNames;
+use crate::units::Rounding;
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct ResolvedFrame {
@@ -290,6 +291,7 @@ impl Writer<'_> {
             thread: self.threads.place(callsite.thread),
             older: None,
             details: details.clone(),
+            rounding: Rounding::default(),
             history: Vec::new(),
         }
     }

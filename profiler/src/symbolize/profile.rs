@@ -59,7 +59,7 @@ pub fn profile(snapshot: &Snapshot, scope: Scope, resolver: &dyn Resolve, what: 
     let code = Code::of(&unnamed, &snapshot.modules);
     let window = snapshot.window.as_ref().filter(|_| scope == Scope::Window);
     let start = window.map(|window| window.start);
-    Profile {
+    let mut profile = Profile {
         interval_bytes: snapshot.interval_bytes,
         started_unix_ns: snapshot.started_unix_ns,
         ended_unix_ns: snapshot.ended_unix_ns,
@@ -89,7 +89,9 @@ pub fn profile(snapshot: &Snapshot, scope: Scope, resolver: &dyn Resolve, what: 
             symbolization: Symbolization { modules: unnamed_modules, ..symbolization },
             ..window.map_or(&snapshot.health, |window| &window.health).clone()
         },
-    }
+    };
+    profile.round_sums();
+    profile
 }
 
 fn of_target(

@@ -34,7 +34,7 @@ export function callsitesCsv(profile: Profile, amounts: ViewAmounts, kept: Uint8
     if ((kept !== null && kept[callsite] !== 1) || values.every((value) => value === 0)) {
       continue;
     }
-    const frames = profile.stack(callsite).filter((frame) => hidden?.[profile.frameFunction(frame)] !== 1);
+    const frames = profile.stack(callsite).filter((frame) => hidden?.[frame] !== 1);
     const names = frames.map((frame) => profile.functionName(profile.frameFunction(frame)));
     const [leaf] = frames;
     const stack = [...names, ...[...profile.gap(callsite)].reverse()];

@@ -106,7 +106,7 @@ class Encoder {
     const ids: number[] = [];
     let frames: number[] = [];
     for (const frame of profile.stack(callsite)) {
-      if (this.options.hidden?.[profile.frameFunction(frame)] !== 1) {
+      if (this.options.hidden?.[frame] !== 1) {
         frames.push(frame);
       }
       if (!profile.isInlined(frame) && frames.length > 0) {

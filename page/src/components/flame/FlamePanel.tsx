@@ -67,7 +67,7 @@ export function FlamePanel(): JSX.Element {
   const shape = useMemo(() => model.shape({ groups, isReversed, root, hidden }, hide), [model, groups, isReversed, root, hidden, hide]);
   const tree = useMemo(() => new Tree(shape, shown), [shape, shown]);
   const zoomed = useMemo(() => nodeOfPath(tree, state.zoom), [tree, state.zoom]);
-  const found = useMemo(() => (match === null ? null : tree.find(match.functions, match.matches)), [tree, match]);
+  const found = useMemo(() => (match === null ? null : tree.find(match.frames, match.matches)), [tree, match]);
   // The frame that was chosen by key or click; another zoom chooses the zoomed frame.
   const [choice, setChoice] = useOfTree(tree, () => ({ zoomed, node: zoomed }), carriedChoice);
   const chosen = choice.zoomed === zoomed ? choice.node : zoomed;

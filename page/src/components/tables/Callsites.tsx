@@ -6,7 +6,7 @@ import type { PeriodAmounts } from "../../data/amounts.ts";
 import { at, sum } from "../../data/columns.ts";
 import { field } from "../../data/document.ts";
 import type { Period } from "../../data/points.ts";
-import { callsitesThrough } from "../../analysis/query.ts";
+import { callsitesThrough, framesOf } from "../../analysis/query.ts";
 import { changeText, countText, cut, durationText, plural, shareText, sizeText } from "../../text.ts";
 import { Button } from "../names.tsx";
 import { usePage, type PageValue } from "../page.ts";
@@ -81,8 +81,8 @@ type RowOptions = Pick<PageValue, "model" | "mask" | "match" | "shown"> & { peri
 function rowsOf({ model, period, through: key, mask, match, shown }: RowOptions): number[] {
   const { profile, amounts } = model;
   const now = amounts.during(period);
-  const found = match === null ? null : callsitesThrough(profile, match.functions);
-  const through = key === null ? null : callsitesThrough(profile, Uint8Array.from({ length: profile.functionCount }, (_, one) => (one === key ? 1 : 0)));
+  const found = match === null ? null : callsitesThrough(profile, match.frames);
+  const through = key === null ? null : callsitesThrough(profile, framesOf(profile, key));
   const rows: number[] = [];
   for (let callsite = 0; callsite < profile.count; callsite += 1) {
     const isThere = at(now.live_bytes, callsite) > 0 || at(now.alloc_count, callsite) > 0 || at(now.free_count, callsite) > 0 || at(shown.after, callsite) > 0 || at(shown.before ?? [], callsite) > 0;

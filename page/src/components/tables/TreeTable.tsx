@@ -46,7 +46,7 @@ export function TreeTable({ id, label, tree, root, nameTitle, hasSelf, empty }: 
   const body = useRef<HTMLTableSectionElement>(null);
   const { state, match } = usePage();
   const rows = useMemo(() => treeRows(tree, root, (node) => open.has(node)), [tree, root, open]);
-  const found = useMemo(() => (match === null ? null : tree.find(match.functions, match.matches)), [tree, match]);
+  const found = useMemo(() => (match === null ? null : tree.find(match.frames, match.matches)), [tree, match]);
   const shown = rows.slice(0, limit);
   const focused = shown.some(({ node }) => node === current) ? current : (shown[0]?.node ?? -1);
   const toggle = ({ node, isOpen }: TreeRow): void => {

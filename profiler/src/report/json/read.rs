@@ -19,7 +19,7 @@ use crate::report::tables::{Intern, Interner};
 use crate::report::text;
 use crate::units::{
     Amounts, Cubes, EstimatedBytes, EstimatedCount, EstimatedCube, EstimatedMicros, EstimatedVariance, MonotonicNanos,
-    Variance,
+    Rounding, Variance,
 };
 
 /// Limit for bytes and blocks: beyond any heap, and small enough for sums over a report not to overflow.
@@ -73,7 +73,7 @@ fn profile(report: schema::Report<'_>) -> Result<Profile, String> {
     let modules = report.modules.into_iter().map(|module| self::module(module, &mut names));
     let modules = modules.collect::<Result<Vec<_>, _>>()?;
     let targets = report.targets.into_iter().map(|target| self::target(target, modules.len(), &mut names));
-    Ok(Profile {
+    let mut profile = Profile {
         interval_bytes: report.interval_bytes,
         started_unix_ns: report.started_unix_ns,
         ended_unix_ns: report.ended_unix_ns,
@@ -98,7 +98,9 @@ fn profile(report: schema::Report<'_>) -> Result<Profile, String> {
         frames: names.frames.into_iter().collect(),
         modules,
         sources: Vec::new(),
-    })
+    };
+    profile.round_sums();
+    Ok(profile)
 }
 
 fn target(target: schema::Target<'_>, modules: usize, names: &mut Names) -> Result<TargetProfile, String> {
@@ -249,6 +251,7 @@ fn callsite(
         totals: totals(&callsite.amounts.totals)?,
         older: older.transpose()?,
         details: details(callsite.amounts.details)?,
+        rounding: Rounding::default(),
     })
 }
 

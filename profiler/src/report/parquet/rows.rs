@@ -97,7 +97,7 @@ impl Group {
             amount(View::AllocBytes),
             amount(View::AllocCount),
             signed(totals.free_bytes.rounded()),
-            signed(totals.free_count.rounded()),
+            signed(totals.free_count.rounded_with(callsite.rounding)),
             signed(totals.opening_bytes.rounded()),
             signed(live.samples),
             signed(totals.alloc_samples),

@@ -214,7 +214,7 @@ pub(super) type Tally = [u64; 4];
 fn tally_at_end(callsite: &CallsiteProfile) -> Tally {
     let totals = &callsite.totals;
     let bytes = (totals.opening_bytes + totals.alloc_bytes).rounded();
-    let count = (totals.opening_count + totals.alloc_count).rounded();
+    let count = (totals.opening_count + totals.alloc_count).rounded_with(callsite.rounding);
     tally([bytes, count], [View::LiveBytes, View::LiveCount].map(|view| view.of_callsite(callsite)))
 }
 

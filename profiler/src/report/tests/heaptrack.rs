@@ -1,6 +1,7 @@
 //! heaptrack's format, read like its own reader: line by line, keeping sums only.
 
 use std::collections::BTreeMap;
+use std::io;
 
 use proptest::prelude::*;
 
@@ -37,7 +38,11 @@ struct Read {
     instructions: Vec<Vec<String>>,
     traces: Vec<(usize, usize)>,
     infos: Vec<(u64, usize)>,
+    /// Number of ids that were allocated. heaptrack_gui writes beyond a vector's end where these are not in order.
+    allocated: usize,
+    latest: usize,
     allocations: u64,
+    temporary: u64,
     leaked: BTreeMap<usize, u64>,
     peak: u64,
     time_ms: u64,
@@ -83,6 +88,9 @@ impl Read {
             }
             "+" => {
                 let (bytes, trace) = self.infos[at(0)];
+                assert!(at(0) <= self.allocated, "{line}: {} is first", self.allocated);
+                self.allocated = self.allocated.max(at(0) + 1);
+                self.latest = at(0);
                 self.allocations += 1;
                 let leaked = self.leaked.entry(trace).or_default();
                 *leaked = leaked.wrapping_add(bytes);
@@ -90,6 +98,8 @@ impl Read {
             }
             "-" => {
                 let (bytes, trace) = self.infos[at(0)];
+                self.temporary += u64::from(self.latest == at(0));
+                self.latest = 0;
                 let leaked = self.leaked.entry(trace).or_default();
                 *leaked = leaked.wrapping_sub(bytes);
             }
@@ -159,17 +169,37 @@ fn inlined_calls_share_an_instruction() {
     assert!(read.instructions.contains(&vec!["handle_request".to_owned(), "main".to_owned()]));
 }
 
-#[test]
-fn corrections_are_not_allocations() {
+/// Reads what `tell` writes of the first callsite.
+fn read(tell: impl Fn(&mut Events<'_, Vec<u8>>) -> io::Result<()>) -> Read {
     let profile = profiles::exact();
     let presentation = Presentation::default();
     let mut events = Events::new(Vec::new(), &profile, &presentation).expect("a vector takes all bytes");
-    events.allocate(0, 0, 100).expect("a vector takes all bytes");
-    events.free(0, 0, 100).expect("a vector takes all bytes");
-    events.free(0, 0, 100_u64.wrapping_neg()).expect("a vector takes all bytes");
-    let text = String::from_utf8(events.finish(0).expect("a vector takes all bytes")).expect("it is text");
-    let read = Read::of(&text);
-    assert_eq!((read.allocations, read.total(), read.peak), (1, 100, 100));
+    tell(&mut events).expect("a vector takes all bytes");
+    Read::of(&String::from_utf8(events.finish(0).expect("a vector takes all bytes")).expect("it is text"))
+}
+
+#[test]
+fn parts_are_freed_without_a_peak() {
+    let read = read(|events| {
+        events.allocate(0, 0, 100)?;
+        events.free(0, 0, 30)?;
+        events.allocate(0, 1, 20)?;
+        events.free(0, 1, 20)?;
+        events.free(0, 0, 30)
+    });
+    // The size of the parts counts as one more allocation.
+    assert_eq!((read.allocations, read.temporary), (3, 1));
+    assert_eq!((read.total(), read.peak), (40, 100));
+}
+
+#[test]
+fn blocks_of_the_first_size_are_not_temporary() {
+    let read = read(|events| {
+        (0..5).try_for_each(|_| events.allocate(0, 0, 100))?;
+        events.allocate(0, 1, 100)?;
+        (0..4).try_for_each(|_| events.free(0, 0, 100))
+    });
+    assert_eq!((read.allocations, read.temporary, read.total()), (6, 0, 200));
 }
 
 fn check(profile: &Profile) {

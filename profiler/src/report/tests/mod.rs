@@ -3,6 +3,7 @@
 //! `UPDATE_GOLDEN=1 cargo test -p heapbpf report` rewrites the goldens; read the difference before you commit it.
 
 mod choice;
+mod contents;
 mod csv;
 mod cuts;
 mod dhat;

@@ -17,7 +17,7 @@ use crate::model::{
     NamesFrom, Origin, Others, Profile, Rights, Runtime, Skipped, SymbolSource, Symbolization, SymbolizationFailure,
     TargetFacts, TargetProfile, Unaccounted, UnfoundHook, UnnamedModule,
 };
-use crate::units::{Amounts, MappedAmounts, MonotonicNanos};
+use crate::units::{Amounts, MappedAmounts, MonotonicNanos, Rounding};
 
 const STARTED_UNIX_NS: u64 = 1_795_255_200_000_000_000;
 const STARTED_MONOTONIC_NS: u64 = 5_000_000_000;
@@ -286,6 +286,7 @@ pub(super) fn callsite(stack: &[FrameId], end: Option<StackEnd>, heap: usize, to
         totals,
         older: None,
         details: Details::default(),
+        rounding: Rounding::default(),
     }
 }
 
@@ -416,6 +417,7 @@ pub(super) fn profile(interval_bytes: u64, mut targets: Vec<TargetProfile>, fram
         health,
     };
     code::place(&mut profile);
+    profile.round_sums();
     profile
 }
 

@@ -120,6 +120,8 @@ fn growing_callsites_and_old_blocks_are_read_back() {
     target.callsites.insert(0, duplicate.clone());
     duplicate.totals = profiles::taken(4096, 99, 100, 0);
     target.callsites.push(duplicate);
+    profile.round_sums();
+    let target = &mut profile.targets[0];
     let grows = |callsite: usize, score: f64| LeakCandidate {
         callsite,
         bytes_per_second: 1234.5,
