@@ -36,6 +36,7 @@ mod leaks;
 mod lifecycle;
 mod matrix;
 mod mmap_heap;
+mod model;
 mod newcomer;
 mod overload;
 mod php;

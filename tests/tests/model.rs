@@ -1,0 +1,63 @@
+//! Random programs whose counts are known, against reports (`heapbpf_tests::model`).
+//!
+//! The gate takes thirty, always the same. At night there are 2,000 others, and each prints its seed:
+//!
+//! ```text
+//! HEAPBPF_MODEL_SEED=17 HEAPBPF_MODEL_PROGRAMS=1 HEAPBPF_MODEL_FEATURES=all cargo xtask test model::random_programs --run-ignored all
+//! ```
+
+use std::fmt::Write as _;
+
+use heapbpf_tests::model::{Coverage, Plan, attempt, features, reduced};
+
+/// Attempts to reduce a failing program.
+const ATTEMPTS_MAX: u32 = 60;
+
+fn variable(name: &str) -> Option<String> {
+    std::env::var(name).ok().filter(|value| !value.is_empty())
+}
+
+fn number(name: &str) -> Option<u64> {
+    variable(name).map(|value| value.parse().unwrap_or_else(|error| panic!("{name}={value}: {error}")))
+}
+
+/// Fails unless the reports about all programs are right.
+#[track_caller]
+fn check(seeds: impl Iterator<Item = u64>, list: &str) {
+    let features = features(list);
+    let attempts_max = number("HEAPBPF_MODEL_ATTEMPTS").and_then(|it| u32::try_from(it).ok()).unwrap_or(ATTEMPTS_MAX);
+    let (mut failures, mut count, mut failed) = (String::new(), 0, 0);
+    let (mut incomplete, mut coverage) = (0, Coverage::default());
+    for seed in seeds {
+        let plan = Plan::draw(seed, &features);
+        let judgement = attempt(&plan);
+        count += 1;
+        incomplete += u32::from(!judgement.is_complete);
+        coverage.intervals += judgement.coverage.intervals;
+        coverage.covering += judgement.coverage.covering;
+        failed += u32::from(!judgement.failures.is_empty());
+        for failure in &judgement.failures {
+            let (plan, failure) = reduced(&plan, failure, attempts_max, |plan| attempt(plan).failures);
+            let text = format!("{}: {plan}{:.4000}\n", failure.kind, failure.text);
+            println!("{text}");
+            writeln!(failures, "{text}").expect("a string takes all");
+        }
+    }
+    let Coverage { intervals, covering } = coverage;
+    println!("{count} programs: {failed} failed, {incomplete} incomplete; {covering} of {intervals} intervals cover");
+    assert!(failures.is_empty(), "{failures}");
+}
+
+#[test]
+fn thirty_programs_are_counted_right() {
+    check(1..=30, "");
+}
+
+#[test]
+#[ignore = "part of `cargo xtask nightly`: 2,000 programs take half an hour"]
+fn random_programs_are_counted_right() {
+    let first = number("HEAPBPF_MODEL_SEED").or_else(|| number("PROPTEST_RNG_SEED")).unwrap_or(1);
+    let count = number("HEAPBPF_MODEL_PROGRAMS").unwrap_or(2000);
+    println!("seeds {first} to {}", first + count - 1);
+    check(first..first + count, &variable("HEAPBPF_MODEL_FEATURES").unwrap_or_default());
+}
