@@ -36,6 +36,8 @@ pub(super) struct Recorded {
     pub(super) code: Option<i32>,
     /// Standard output and standard error of heapbpf.
     pub(super) output: String,
+    /// Whether heapbpf has exited with an error instead of recording.
+    pub(super) is_refused: bool,
     /// What went wrong besides numbers.
     pub(super) trouble: Vec<String>,
 }
@@ -56,6 +58,7 @@ struct Runner<'plan> {
     pending: Vec<(u32, Instant)>,
     is_halted: bool,
     has_ended: bool,
+    is_refused: bool,
     trouble: Vec<String>,
 }
 
@@ -122,6 +125,7 @@ impl<'plan> Runner<'plan> {
             pending: Vec::new(),
             is_halted: false,
             has_ended: false,
+            is_refused: false,
             trouble: Vec::new(),
         }
     }
@@ -145,10 +149,18 @@ impl<'plan> Runner<'plan> {
         let mut session = self.heapbpf.spawn();
         let deadline = Instant::now() + RECORDED_WITHIN;
         while !session.printed().contains("heapbpf: recording") {
-            if session.has_ended() || Instant::now() > deadline {
+            self.is_refused = session.has_ended() && session.printed().contains("heapbpf: error: ");
+            if self.is_refused || session.has_ended() || Instant::now() > deadline {
+                self.has_ended = self.is_refused;
                 self.trouble.push("heapbpf does not record".to_owned());
                 break;
             }
+            thread::sleep(Duration::from_millis(1));
+        }
+        // The inventory is taken while the program runs. Most programs wait for its end, so that what is missing has another cause.
+        let waits = self.plan.start == (Start::Attached { has_inventory: true }) && !self.plan.uses.contains(&"early");
+        let is_there = |text: &str| text.contains("are older than the recording") || text.contains("no inventory of");
+        while waits && !is_there(session.printed()) && Instant::now() < deadline {
             thread::sleep(Duration::from_millis(1));
         }
         self.session = Some(session);
@@ -242,7 +254,7 @@ impl<'plan> Runner<'plan> {
     /// Ends the recording and the program.
     fn end(mut self) -> Recorded {
         self.halt(false);
-        if !self.has_ended {
+        if !self.has_ended || self.is_refused {
             self.truth.instances.iter().for_each(|instance| send(instance.pid, Signal::KILL));
         }
         let is_launched = self.plan.start == Start::Launched;
@@ -258,7 +270,7 @@ impl<'plan> Runner<'plan> {
         if let Some(mut program) = self.program.take() {
             send(program.id(), Signal::USR1);
             match program.wait() {
-                Ok(status) if status.success() => {}
+                Ok(status) if status.success() || self.is_refused => {}
                 other => self.trouble.push(format!("the program ended with {other:?}")),
             }
         }
@@ -267,7 +279,7 @@ impl<'plan> Runner<'plan> {
         }
         let path = self.heapbpf.file("out.json");
         let report = path.exists().then(|| Report::read(&path));
-        Recorded { truth: self.truth, report, code, output, trouble: self.trouble }
+        Recorded { truth: self.truth, report, code, output, is_refused: self.is_refused, trouble: self.trouble }
     }
 }
 

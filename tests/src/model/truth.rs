@@ -104,11 +104,18 @@ impl Truth {
 
     /// The program that a process ran at a time: the first that has not ended before.
     pub(super) fn index_at(&self, pid: u32, unix_ns: u64) -> Option<usize> {
-        let owner = self.sharers.get(&pid).copied().unwrap_or(pid);
-        let mut of_process = self.instances.iter().enumerate().filter(|(_, instance)| instance.pid == owner);
-        of_process
-            .find(|(_, instance)| instance.ended_unix_ns.is_none_or(|ended| ended >= unix_ns))
-            .map(|(index, _)| index)
+        let has_not_ended = |index: &usize| self.instances[*index].ended_unix_ns.is_none_or(|ended| ended >= unix_ns);
+        self.of_process(self.owner(pid)).into_iter().find(has_not_ended)
+    }
+
+    /// The programs of a process, in their order.
+    pub(super) fn of_process(&self, pid: u32) -> Vec<usize> {
+        (0..self.instances.len()).filter(|&index| self.instances[index].pid == pid).collect()
+    }
+
+    /// The process whose memory a process has.
+    pub(super) fn owner(&self, pid: u32) -> u32 {
+        self.sharers.get(&pid).copied().unwrap_or(pid)
     }
 }
 
