@@ -214,6 +214,7 @@ impl Comparison<'_> {
     }
 
     fn check_estimates(&self, judgement: &mut Judgement) {
+        let (mut all_allocated, mut all_live) = (Expected::default(), Expected::default());
         for function in self.functions() {
             let (cells, got) = (self.cells(function), self.got(function));
             let sum = |count: &dyn Fn(&Cell) -> u64| {
@@ -225,6 +226,8 @@ impl Comparison<'_> {
             };
             let allocated = sum(&|cell| cell.allocated);
             let live = sum(&|cell| cell.inherited + cell.allocated - cell.freed);
+            all_allocated.add(allocated);
+            all_live.add(live);
             for (what, expected, index) in [("allocated", allocated, 0), ("live", live, 4)] {
                 let name = format!("{}: {function}, {what}", self.name());
                 if expected.samples >= SAMPLES_MIN && !self.plan.adapts {
@@ -238,6 +241,25 @@ impl Comparison<'_> {
                 }
                 self.check_interval(function, &name, (what, &expected), judgement);
             }
+        }
+        self.check_total_intervals(all_allocated, all_live, judgement);
+    }
+
+    /// Intervals of a process. Blocks of the C library are as many as the report has.
+    fn check_total_intervals(&self, allocated: Expected, live: Expected, judgement: &mut Judgement) {
+        let [entry] = self.entries[..] else { return };
+        let foreign = Amounts::of_callsites(entry.callsites.iter().filter(|callsite| site_of(callsite).is_none()));
+        let Totals { alloc_bytes, alloc_bytes_95, live_bytes, live_bytes_95, .. } = &entry.totals;
+        for (what, expected, foreign, number, interval) in [
+            ("allocated", allocated, foreign.0[1], alloc_bytes, alloc_bytes_95),
+            ("live", live, foreign.0[5], live_bytes, live_bytes_95),
+        ] {
+            let (Some([low, high]), Some(estimate)) = (interval, number.as_f64()) else { continue };
+            if expected.samples < SAMPLES_MIN {
+                continue;
+            }
+            let name = format!("{}: all, {what}", self.name());
+            judgement.note_interval(&name, expected.bytes + foreign, estimate, [estimate - low, high - estimate]);
         }
     }
 
@@ -266,18 +288,22 @@ impl Comparison<'_> {
         if expected.samples < SAMPLES_MIN {
             return;
         }
-        let error = expected.bytes - estimate;
-        let half = if error < 0.0 { below.sqrt() } else { above.sqrt() };
-        let rounding = 1e-6 * expected.bytes;
-        judgement.coverage.intervals += 1;
-        judgement.coverage.covering += u32::from(error.abs() <= half + rounding);
-        let sigmas = error / (half / HALF_OF_95).max(rounding / 5.0);
-        let numbers = format!("{estimate} -{} +{}, not {}", below.sqrt(), above.sqrt(), expected.bytes);
-        judgement.sigmas.insert(format!("{name}, interval"), (sigmas, numbers));
+        judgement.note_interval(name, expected.bytes, estimate, [below.sqrt(), above.sqrt()]);
     }
 }
 
 impl Judgement {
+    fn note_interval(&mut self, name: &str, truth: f64, estimate: f64, [below, above]: [f64; 2]) {
+        let error = truth - estimate;
+        let half = if error < 0.0 { below } else { above };
+        let rounding = 1e-6 * truth;
+        self.coverage.intervals += 1;
+        self.coverage.covering += u32::from(error.abs() <= half + rounding);
+        let sigmas = error / (half / HALF_OF_95).max(rounding / 5.0);
+        let numbers = format!("{estimate} -{below} +{above}, not {truth}");
+        self.sigmas.insert(format!("{name}, interval"), (sigmas, numbers));
+    }
+
     fn fail(&mut self, kind: &'static str, text: String) {
         self.failures.push(Failure { kind, text });
     }

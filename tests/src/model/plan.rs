@@ -34,8 +34,8 @@ pub struct Plan {
     pub seed: u64,
     /// How the recording begins.
     pub start: Start,
-    /// Mean bytes between samples.
-    pub interval: u64,
+    /// Whether an attached program exits before the recording is stopped.
+    pub exits_first: bool,
     /// Options of heapbpf, besides the output and the process.
     pub options: Vec<String>,
     /// Whether the recording must be complete.
@@ -85,7 +85,8 @@ impl Operation {
 impl fmt::Display for Plan {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { seed, start, options, uses, .. } = self;
-        writeln!(formatter, "seed {seed}, {start:?}, {}; features {}", options.join(" "), uses.join(","))?;
+        let first = if self.exits_first { ", exits first" } else { "" };
+        writeln!(formatter, "seed {seed}, {start:?}{first}, {}; features {}", options.join(" "), uses.join(","))?;
         self.script().lines().try_for_each(|line| writeln!(formatter, "    {line}"))
     }
 }

@@ -212,7 +212,7 @@ impl<'plan> Runner<'plan> {
             let before = self.recorded_before.get(&pid).copied().unwrap_or_default();
             let is_late = since.elapsed() > RECORDED_WITHIN;
             if self.times_recorded(pid) > before || is_late {
-                if is_late {
+                if is_late && self.plan.is_plain {
                     self.trouble.push(format!("process {pid} waits and is not recorded"));
                 }
                 send(pid, Signal::USR1);
@@ -258,12 +258,13 @@ impl<'plan> Runner<'plan> {
             self.truth.instances.iter().for_each(|instance| send(instance.pid, Signal::KILL));
         }
         let is_launched = self.plan.start == Start::Launched;
-        if let (true, Some(root)) = (is_launched, self.root) {
+        let exits_first = is_launched || self.plan.exits_first && self.has_ended;
+        if let (true, Some(root)) = (exits_first, self.root) {
             send(root, Signal::USR1);
         }
         let (mut code, mut output) = (None, String::new());
         if let Some(mut session) = self.session.take() {
-            let outcome = if is_launched || session.has_ended() { session.wait() } else { session.interrupt() };
+            let outcome = if exits_first || session.has_ended() { session.wait() } else { session.interrupt() };
             code = outcome.status.code();
             output = outcome.stdout + &outcome.stderr;
         }
