@@ -1,10 +1,11 @@
 //! Random programs whose counts are known, against reports (`heapbpf_tests::model`).
 //!
-//! The gate takes thirty, always the same. At night there are 2,000 others, and each prints its seed:
+//! The gate takes thirty, always the same. At night there are 2,000 others (`cargo xtask nightly --suite model`). CONTRIBUTING.md has the
+//! commands that repeat one. Variables:
 //!
-//! ```text
-//! HEAPBPF_MODEL_SEED=17 HEAPBPF_MODEL_PROGRAMS=1 HEAPBPF_MODEL_FEATURES=all cargo xtask test model::random_programs --run-ignored all
-//! ```
+//! - `HEAPBPF_MODEL_SEED`, `HEAPBPF_MODEL_PROGRAMS`: the first seed, and how many
+//! - `HEAPBPF_MODEL_FEATURES`: what programs may do, as `features` reads it: `all`, `threads,fork`, `+stall,-exec`
+//! - `HEAPBPF_MODEL_ATTEMPTS`: how often a failing program is run to reduce it
 
 use std::fmt::Write as _;
 use std::time::{Duration, Instant};

@@ -18,7 +18,7 @@ const PLAIN: [Feature; 11] =
 /// - `share`: processes that share the memory of another one
 /// - `reuse`: several processes with one number, one after the other
 /// - `early`: the program goes on while its inventory is taken
-/// - `unloaded`: children that have blocks of a library that is not loaded any more
+/// - `unloaded`: two libraries at the same addresses, one after the other, and children that have blocks of one that was unloaded
 /// - `earlier-split`: blocks from before the recording whose mapping is split
 const HAZARDS: [Feature; 7] = ["unheld", "leader", "share", "reuse", "early", "unloaded", "earlier-split"];
 
@@ -261,7 +261,8 @@ impl Generator {
             10..12 if self.has("resize") => format!("resize {function} {count} {size}"),
             12 if self.has("threads") => format!("take {} {}", self.random.below(5), 1 + count / 3),
             13 if self.has("plugin") => {
-                format!("plugin {} {} {size}", self.random.pick(&["A", "B"]), count.min(60))
+                let which = if self.has("unloaded") && self.random.percent(50) { "B" } else { "A" };
+                format!("plugin {which} {} {size}", count.min(60))
             }
             14 if self.has("split") => {
                 let how = self.random.pick(&SPLITS);
