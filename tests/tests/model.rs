@@ -8,6 +8,7 @@
 //! - `HEAPBPF_MODEL_ATTEMPTS`: how often a failing program is run to reduce it
 
 use std::fmt::Write as _;
+use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use heapbpf_tests::model::{Coverage, Plan, attempt, features, reduced};
@@ -26,8 +27,13 @@ fn number(name: &str) -> Option<u64> {
 
 /// Fails unless the reports about all programs are right.
 #[track_caller]
-fn check(seeds: impl Iterator<Item = u64>, list: &str) {
+#[expect(
+    clippy::print_stdout,
+    reason = "failures are shown when they are found, which may be half an hour before the end"
+)]
+fn check(seeds: Range<u64>, list: &str) {
     let features = features(list);
+    println!("features {features:?}, seeds {seeds:?}");
     let attempts_max = number("HEAPBPF_MODEL_ATTEMPTS").and_then(|it| u32::try_from(it).ok()).unwrap_or(ATTEMPTS_MAX);
     let (mut failures, mut count, mut failed) = (String::new(), 0, 0);
     let (mut incomplete, mut coverage) = (0, Coverage::default());
@@ -56,17 +62,17 @@ fn check(seeds: impl Iterator<Item = u64>, list: &str) {
 
 #[test]
 fn programs_1_to_10_are_counted_right() {
-    check(1..=10, "");
+    check(1..11, "");
 }
 
 #[test]
 fn programs_11_to_20_are_counted_right() {
-    check(11..=20, "");
+    check(11..21, "");
 }
 
 #[test]
 fn programs_21_to_30_are_counted_right() {
-    check(21..=30, "");
+    check(21..31, "");
 }
 
 #[test]
@@ -74,6 +80,5 @@ fn programs_21_to_30_are_counted_right() {
 fn random_programs_are_counted_right() {
     let first = number("HEAPBPF_MODEL_SEED").or_else(|| number("PROPTEST_RNG_SEED")).unwrap_or(1);
     let count = number("HEAPBPF_MODEL_PROGRAMS").unwrap_or(2000);
-    println!("seeds {first} to {}", first + count - 1);
     check(first..first + count, &variable("HEAPBPF_MODEL_FEATURES").unwrap_or_default());
 }

@@ -90,7 +90,7 @@ impl Suite {
             Self::Fuzz => all(&["xtask fuzz --seconds 180"]),
             Self::Attack => all(&["xtask faults --engine inline"]),
             Self::Kills => all(&["xtask faults", "xtask test --profile default -E test(/^keeper_kills::/)"]),
-            Self::Model => all(&["xtask test --profile default --run-ignored only -E test(/^model::/)"]),
+            Self::Model => all(&["xtask test --profile default --no-capture --run-ignored only -E test(/^model::/)"]),
             Self::OldestKernel => all(&["xtask vm --kernel 5.10"]),
             Self::NewestKernel => all(&["xtask vm --kernel 7 --preempt full"]),
             Self::Objects => all(&["xtask build-ebpf --install --check", "xtask build-page --check"]),

@@ -124,6 +124,8 @@ impl Plan {
         let mut add = |words: &[&str]| options.extend(words.iter().map(|&word| word.to_owned()));
         let adapts = has("adapt") || has("thin");
         add(&["--on-overload", if adapts { "adapt" } else { "drop" }]);
+        add(if random.percent(25) { &["--strict"] } else { &[] });
+        add(if has("unheld") && random.percent(30) { &["--hold", "forks"] } else { &[] });
         add(if has("inline") { &["--engine", "inline"] } else { &[] });
         add(if has("thin") { &["--live-blocks", "2000"] } else { &[] });
         add(if has("drop") { &["--ring-size", "64KiB"] } else { &[] });
