@@ -115,7 +115,7 @@ static char script[1 << 18];
 static char *lines[LINES_MAX];
 static size_t lines_count, at;
 static const char *fifo_path, *script_path, *plugins_path;
-static int is_inner, image;
+static int is_inner, is_held, image;
 static char **program_arguments;
 
 /* One line of JSON, by one write: the pipe keeps those of several processes apart. */
@@ -435,8 +435,9 @@ static void fork_child(const char *how, pid_t wanted) {
     if (child < 0) give_up("fork");
     if (child == 0) {
         begin_child();
+        is_held = strcmp(how, "held") == 0;
         print("{\"child\":\"%s\",\"pid\":%d,\"parent\":%d}\n", how, getpid(), getppid());
-        if (strcmp(how, "held") == 0) handshake("recorded");
+        if (is_held) handshake("recorded");
         interpret();
     }
     skip_block();
@@ -453,6 +454,8 @@ static void execute(const char *how) {
     join();
     print_truth();
     print("{\"executes\":\"%s\",\"pid\":%d}\n", how, getpid());
+    /* What is printed about this process from now on is about the new program. */
+    if (strcmp(how, "held") == 0) await_signal();
     snprintf(line, sizeof line, "%zu", at);
     snprintf(number_of_image, sizeof number_of_image, "%d", image + 1);
     char *arguments[] = {program_arguments[0], (char *)script_path, (char *)fifo_path, (char *)plugins_path, line, inner,
@@ -499,7 +502,7 @@ static void end(void) {
     reap();
     print_truth();
     print("{\"ends\":true,\"pid\":%d}\n", getpid());
-    if (!is_inner) await_signal();
+    if (!is_inner || is_held) await_signal();
     _exit(0);
 }
 
@@ -575,7 +578,8 @@ int main(int count, char **arguments) {
         print("{\"begins\":true,\"pid\":%d}\n", getpid());
     } else {
         print("{\"executed\":\"%s\",\"pid\":%d,\"image\":%d}\n", arguments[7], getpid(), image);
-        if (strcmp(arguments[7], "held") == 0) handshake("recorded");
+        is_held = strcmp(arguments[7], "held") == 0;
+        if (is_held) handshake("recorded");
     }
     interpret();
 }

@@ -22,6 +22,14 @@ const PLAIN: [Feature; 11] =
 /// - `earlier-split`: blocks from before the recording whose mapping is split
 const HAZARDS: [Feature; 7] = ["unheld", "leader", "share", "reuse", "early", "unloaded", "earlier-split"];
 
+/// What a hazard cannot be without.
+const NEEDS: [(Feature, [Feature; 2]); 4] = [
+    ("unheld", ["fork", "exec"]),
+    ("early", ["attach", "inventory"]),
+    ("earlier-split", ["attach", "inventory"]),
+    ("unloaded", ["fork", "plugin"]),
+];
+
 /// Ways to overload a recording, of which a plan has at most one: the agent is stopped meanwhile, the live set is small, the ring buffer
 /// is small, or the interval is raised.
 const OVERLOADS: [Feature; 4] = ["stall", "thin", "drop", "adapt"];
@@ -84,6 +92,9 @@ impl Random {
     }
 }
 
+/// Processes that a program may start, besides those with a number that is used again.
+const FORKS_MAX: u64 = 4;
+
 /// Ways to split a mapping.
 const SPLITS: [&str; 4] = ["readonly", "none", "dontdump", "mlock"];
 
@@ -105,6 +116,9 @@ impl Plan {
         if random.percent(50) {
             let enabled: Vec<Feature> = OVERLOADS.into_iter().filter(|it| features.contains(it)).collect();
             uses.extend((!enabled.is_empty()).then(|| random.pick(&enabled)));
+        }
+        for (hazard, needs) in NEEDS {
+            uses.extend(uses.contains(hazard).then_some(needs).into_iter().flatten());
         }
         uses.retain(|it| features.contains(it));
         // The child has blocks of a library that is not there any more.
@@ -134,7 +148,7 @@ impl Plan {
         let is_plain = !HAZARDS.iter().chain(&OVERLOADS).any(|it| uses.contains(it));
         let exits_first = start != Start::Launched && random.percent(40);
         let listed = uses.iter().copied().collect();
-        let mut generator = Generator { random, uses, interval, forks: 4, has_left: false };
+        let mut generator = Generator { random, uses, interval, forks: FORKS_MAX, has_left: false };
         let operations = generator.whole(start);
         Self { seed, start, exits_first, options, is_plain, adapts, uses: listed, operations }
     }
@@ -165,6 +179,9 @@ impl Generator {
         }
         let count = self.random.between(4, 12);
         self.body(0, count, &mut operations);
+        if self.has("fork") && self.forks == FORKS_MAX {
+            self.fork(0, 0, &mut operations);
+        }
         if let Some(overload) = OVERLOADS.into_iter().find(|it| self.has(it)) {
             self.overload(overload, &mut operations);
             self.body(0, 3, &mut operations);
@@ -195,7 +212,7 @@ impl Generator {
     fn body(&mut self, depth: u32, count: u64, operations: &mut Vec<Operation>) {
         for _ in 0..count {
             let what = self.random.below(100);
-            if what < 12 && self.has("fork") && depth < 2 && self.forks > 0 {
+            if what < 15 && self.has("fork") && depth < 2 && self.forks > 0 {
                 self.forks -= 1;
                 self.fork(depth, 0, operations);
             } else if what < 30 && self.has("reuse") && self.forks > 0 {

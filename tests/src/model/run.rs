@@ -185,7 +185,12 @@ impl<'plan> Runner<'plan> {
                 self.root.get_or_insert(pid);
             }
             // The next program of this process may be recorded before it prints a line.
-            Request::Executes(pid) => self.note_recorded(pid),
+            Request::Executes(pid, waits) => {
+                self.note_recorded(pid);
+                if waits {
+                    send(pid, Signal::USR1);
+                }
+            }
             Request::Wait(pid, what) if what == "recorded" => {
                 self.halt(false);
                 self.pending.push((pid, Instant::now()));
@@ -200,8 +205,13 @@ impl<'plan> Runner<'plan> {
                 send(pid, Signal::USR1);
             }
             Request::Ends(pid) => {
-                self.has_ended |= self.root == Some(pid);
                 self.note_recorded(pid);
+                // It may have exited.
+                if self.root == Some(pid) {
+                    self.has_ended = true;
+                } else {
+                    send(pid, Signal::USR1);
+                }
             }
         }
     }

@@ -54,8 +54,8 @@ pub(super) enum Request {
     Wait(u32, String),
     /// A new program is in this process.
     Begins(u32),
-    /// This process executes another program now.
-    Executes(u32),
+    /// This process executes another program now; whether it waits for a signal before.
+    Executes(u32, bool),
     /// This process has ended.
     Ends(u32),
 }
@@ -79,8 +79,8 @@ impl Truth {
         if value.get("ends").is_some() {
             return Some(Request::Ends(pid));
         }
-        if value.get("executes").is_some() {
-            return Some(Request::Executes(pid));
+        if let Some(how) = value["executes"].as_str() {
+            return Some(Request::Executes(pid, how == "held"));
         }
         if let Some(sharer) = value["shares"].as_u64() {
             self.sharers.insert(u32::try_from(sharer).expect("pids are small"), pid);
@@ -131,7 +131,7 @@ mod tests {
             (r#"{"wait":"attach","pid":7}"#, Some(Request::Wait(7, "attach".to_owned()))),
             (r#"{"pid":7,"function":"f","size":8,"allocated":3,"freed":1,"inherited":0,"old":0,"old_freed":0}"#, None),
             (r#"{"pid":7,"peak_bytes":24,"unix_ns":100}"#, None),
-            (r#"{"executes":"free","pid":7}"#, Some(Request::Executes(7))),
+            (r#"{"executes":"free","pid":7}"#, Some(Request::Executes(7, false))),
             (r#"{"executed":"free","pid":7,"image":1}"#, Some(Request::Begins(7))),
             (r#"{"shares":9,"pid":7}"#, None),
             (r#"{"pid":7,"peak_bytes":0,"unix_ns":200}"#, None),
