@@ -259,6 +259,19 @@ impl Session {
         Outcome { status, stdout, stderr: std::mem::take(&mut self.stderr) }
     }
 
+    /// Returns what it has printed on standard error until now.
+    pub fn printed(&mut self) -> &str {
+        while let Ok(line) = self.stderr_lines.try_recv() {
+            self.keep(&line);
+        }
+        &self.stderr
+    }
+
+    /// Whether it has exited.
+    pub fn has_ended(&mut self) -> bool {
+        self.child.try_wait().expect("it is our child").is_some()
+    }
+
     #[track_caller]
     fn wait_until_recording(&mut self) {
         self.wait_for_line(READY, |line| line.starts_with(READY));

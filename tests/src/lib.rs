@@ -43,6 +43,7 @@ pub mod fuse;
 pub mod heapbpf;
 pub mod interpreters;
 pub mod kernel;
+pub mod model;
 pub mod nginx;
 pub mod postgres;
 pub mod python;

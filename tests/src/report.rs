@@ -137,8 +137,23 @@ impl Frame {
     }
 }
 
+#[derive(Clone, Debug, Deserialize)]
+pub struct Verdict {
+    pub complete: bool,
+    pub statement: String,
+    pub findings: Vec<Finding>,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+pub struct Finding {
+    pub kind: String,
+    pub count: u64,
+    pub exceeded: bool,
+}
+
 #[derive(Debug, Deserialize)]
 pub struct Health {
+    pub verdict: Verdict,
     pub events: u64,
     pub lost: BTreeMap<String, u64>,
     pub unwind: BTreeMap<String, u64>,

@@ -37,6 +37,7 @@ mod leaks;
 mod lifecycle;
 mod matrix;
 mod mmap_heap;
+mod model;
 mod newcomer;
 mod observation;
 mod overload;

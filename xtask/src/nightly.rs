@@ -62,6 +62,8 @@ enum Suite {
     Attack,
     /// Kills of heapbpf's processes at random times.
     Kills,
+    /// 2,000 random programs whose counts are known.
+    Model,
     /// The oldest kernel that is supported.
     OldestKernel,
     /// The newest kernel, which preempts everywhere.
@@ -90,6 +92,7 @@ impl Suite {
             Self::Fuzz => all(&["xtask fuzz --seconds 180"]),
             Self::Attack => all(&["xtask faults --engine inline"]),
             Self::Kills => all(&["xtask faults", "xtask test --profile default -E test(/^keeper_kills::/)"]),
+            Self::Model => all(&["xtask test --profile default --no-capture --run-ignored only -E test(/^model::/)"]),
             Self::OldestKernel => all(&["xtask vm --kernel 5.10"]),
             Self::NewestKernel => all(&["xtask vm --kernel 7 --preempt full"]),
             Self::Objects => all(&["xtask build-ebpf --install --check", "xtask build-page --check"]),
