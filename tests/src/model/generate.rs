@@ -22,6 +22,9 @@ const PLAIN: [Feature; 11] =
 /// - `earlier-split`: blocks from before the recording whose mapping is split
 const HAZARDS: [Feature; 7] = ["unheld", "leader", "share", "reuse", "early", "unloaded", "earlier-split"];
 
+/// In a list of features: each plan uses all of them, but one way to overload.
+const ALWAYS: Feature = "always";
+
 /// What a hazard cannot be without.
 const NEEDS: [(Feature, [Feature; 2]); 4] = [
     ("unheld", ["fork", "exec"]),
@@ -42,7 +45,7 @@ pub const KNOWN_WRONG: [Feature; 11] =
 const NESTS: [&str; 3] = ["flat", "nested", "deep"];
 const WAYS: [&str; 6] = ["malloc", "calloc", "realloc", "memalign", "posix", "aligned"];
 
-/// Returns the features of a list such as `all`, `threads,fork` or `-exec,+stall`. Without a list: all that are right at present.
+/// Returns the features of a list such as `all`, `threads,fork`, `-exec,+stall` or `always,stall`, by which each plan uses all that are listed. Without a list: all that are right at present.
 pub fn features(list: &str) -> BTreeSet<Feature> {
     let all: BTreeSet<Feature> = PLAIN.iter().chain(&HAZARDS).chain(&OVERLOADS).copied().collect();
     let named = |name: &str| *all.get(name).unwrap_or_else(|| panic!("`{name}` is none of {all:?}"));
@@ -51,6 +54,10 @@ pub fn features(list: &str) -> BTreeSet<Feature> {
     let mut chosen: BTreeSet<Feature> =
         if is_change { all.iter().filter(|it| !KNOWN_WRONG.contains(it)).copied().collect() } else { BTreeSet::new() };
     for word in words {
+        if word == ALWAYS {
+            chosen.insert(ALWAYS);
+            continue;
+        }
         match word.strip_prefix('-') {
             Some(name) => chosen.remove(named(name)),
             None if word == "all" => {
@@ -111,9 +118,10 @@ impl Plan {
     /// Draws a plan that uses some of these features.
     pub fn draw(seed: u64, features: &BTreeSet<Feature>) -> Self {
         let mut random = Random(seed);
-        let mut uses: BTreeSet<Feature> = PLAIN.into_iter().filter(|_| random.percent(45)).collect();
-        uses.extend(HAZARDS.into_iter().filter(|_| random.percent(35)));
-        if random.percent(50) {
+        let is_forced = features.contains(ALWAYS);
+        let mut uses: BTreeSet<Feature> = PLAIN.into_iter().filter(|_| random.percent(45) || is_forced).collect();
+        uses.extend(HAZARDS.into_iter().filter(|_| random.percent(35) || is_forced));
+        if random.percent(50) || is_forced {
             let enabled: Vec<Feature> = OVERLOADS.into_iter().filter(|it| features.contains(it)).collect();
             uses.extend((!enabled.is_empty()).then(|| random.pick(&enabled)));
         }
@@ -304,6 +312,8 @@ mod tests {
         assert!(usual.contains("fork") && KNOWN_WRONG.iter().all(|it| !usual.contains(it)));
         assert_eq!(features("all").len(), PLAIN.len() + HAZARDS.len() + OVERLOADS.len());
         assert_eq!(features("fork, threads"), BTreeSet::from(["fork", "threads"]));
+        let plan = Plan::draw(3, &features("always,inline,stall"));
+        assert_eq!(plan.uses, ["inline", "stall"]);
         let changed = features("-fork,+stall");
         assert_eq!((changed.contains("fork"), changed.contains("stall"), changed.len()), (false, true, usual.len()));
     }
