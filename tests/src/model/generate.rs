@@ -20,14 +20,20 @@ const PLAIN: [Feature; 11] =
 /// - `early`: the program goes on while its inventory is taken
 /// - `unloaded`: two libraries at the same addresses, one after the other, and children that have blocks of one that was unloaded
 /// - `earlier-split`: blocks from before the recording whose mapping is split
-const HAZARDS: [Feature; 7] = ["unheld", "leader", "share", "reuse", "early", "unloaded", "earlier-split"];
+/// - `inline-fork`: children that have copies of stubs
+const HAZARDS: [Feature; 8] =
+    ["unheld", "leader", "share", "reuse", "early", "unloaded", "earlier-split", "inline-fork"];
+
+/// In a list of features: each plan uses all of them, but one way to overload.
+const ALWAYS: Feature = "always";
 
 /// What a hazard cannot be without.
-const NEEDS: [(Feature, [Feature; 2]); 4] = [
+const NEEDS: [(Feature, [Feature; 2]); 5] = [
     ("unheld", ["fork", "exec"]),
     ("early", ["attach", "inventory"]),
     ("earlier-split", ["attach", "inventory"]),
     ("unloaded", ["fork", "plugin"]),
+    ("inline-fork", ["fork", "inline"]),
 ];
 
 /// Ways to overload a recording, of which a plan has at most one: the agent is stopped meanwhile, the live set is small, the ring buffer
@@ -35,14 +41,26 @@ const NEEDS: [(Feature, [Feature; 2]); 4] = [
 const OVERLOADS: [Feature; 4] = ["stall", "thin", "drop", "adapt"];
 
 /// Features whose numbers are wrong at present. The gate leaves them out; a change that mends one removes it here.
-pub const KNOWN_WRONG: [Feature; 11] =
-    ["unheld", "leader", "share", "reuse", "early", "unloaded", "earlier-split", "stall", "thin", "drop", "adapt"];
+pub const KNOWN_WRONG: [Feature; 12] = [
+    "unheld",
+    "leader",
+    "share",
+    "reuse",
+    "early",
+    "unloaded",
+    "earlier-split",
+    "inline-fork",
+    "stall",
+    "thin",
+    "drop",
+    "adapt",
+];
 
 /// Functions of `targets/scripted.c` that allocate.
 const NESTS: [&str; 3] = ["flat", "nested", "deep"];
 const WAYS: [&str; 6] = ["malloc", "calloc", "realloc", "memalign", "posix", "aligned"];
 
-/// Returns the features of a list such as `all`, `threads,fork` or `-exec,+stall`. Without a list: all that are right at present.
+/// Returns the features of a list such as `all`, `threads,fork`, `-exec,+stall` or `always,stall`, by which each plan uses all that are listed. Without a list: all that are right at present.
 pub fn features(list: &str) -> BTreeSet<Feature> {
     let all: BTreeSet<Feature> = PLAIN.iter().chain(&HAZARDS).chain(&OVERLOADS).copied().collect();
     let named = |name: &str| *all.get(name).unwrap_or_else(|| panic!("`{name}` is none of {all:?}"));
@@ -51,6 +69,10 @@ pub fn features(list: &str) -> BTreeSet<Feature> {
     let mut chosen: BTreeSet<Feature> =
         if is_change { all.iter().filter(|it| !KNOWN_WRONG.contains(it)).copied().collect() } else { BTreeSet::new() };
     for word in words {
+        if word == ALWAYS {
+            chosen.insert(ALWAYS);
+            continue;
+        }
         match word.strip_prefix('-') {
             Some(name) => chosen.remove(named(name)),
             None if word == "all" => {
@@ -111,9 +133,10 @@ impl Plan {
     /// Draws a plan that uses some of these features.
     pub fn draw(seed: u64, features: &BTreeSet<Feature>) -> Self {
         let mut random = Random(seed);
-        let mut uses: BTreeSet<Feature> = PLAIN.into_iter().filter(|_| random.percent(45)).collect();
-        uses.extend(HAZARDS.into_iter().filter(|_| random.percent(35)));
-        if random.percent(50) {
+        let is_forced = features.contains(ALWAYS);
+        let mut uses: BTreeSet<Feature> = PLAIN.into_iter().filter(|_| random.percent(45) || is_forced).collect();
+        uses.extend(HAZARDS.into_iter().filter(|_| random.percent(35) || is_forced));
+        if random.percent(50) || is_forced {
             let enabled: Vec<Feature> = OVERLOADS.into_iter().filter(|it| features.contains(it)).collect();
             uses.extend((!enabled.is_empty()).then(|| random.pick(&enabled)));
         }
@@ -121,10 +144,14 @@ impl Plan {
             uses.extend(uses.contains(hazard).then_some(needs).into_iter().flatten());
         }
         uses.retain(|it| features.contains(it));
-        // The child has blocks of a library that is not there any more.
-        if uses.contains("plugin") && !uses.contains("unloaded") {
-            uses.remove("fork");
-            uses.remove("reuse");
+        // The child has blocks of a library that is not there any more, or copies of stubs.
+        for (kind, hazard) in [("plugin", "unloaded"), ("inline", "inline-fork")] {
+            if uses.contains(kind) && uses.contains("fork") && !uses.contains(hazard) {
+                uses.remove(random.pick(&["fork", kind]));
+            }
+            if uses.contains(kind) && !uses.contains(hazard) {
+                uses.remove("reuse");
+            }
         }
         let has = |name: &str| uses.contains(name);
         let is_sampled = has("sampled") || has("adapt");
@@ -304,6 +331,8 @@ mod tests {
         assert!(usual.contains("fork") && KNOWN_WRONG.iter().all(|it| !usual.contains(it)));
         assert_eq!(features("all").len(), PLAIN.len() + HAZARDS.len() + OVERLOADS.len());
         assert_eq!(features("fork, threads"), BTreeSet::from(["fork", "threads"]));
+        let plan = Plan::draw(3, &features("always,inline,stall"));
+        assert_eq!(plan.uses, ["inline", "stall"]);
         let changed = features("-fork,+stall");
         assert_eq!((changed.contains("fork"), changed.contains("stall"), changed.len()), (false, true, usual.len()));
     }
