@@ -500,12 +500,8 @@ pub(crate) fn open_uprobe(path: &Path, offset: u64, pid: Option<Pid>, at_return:
     (attr.type_, attr.config, attr.size) = (kind, config, count(size_of::<perf_event_attr>())?);
     attr.__bindgen_anon_3.uprobe_path = path.as_ptr() as u64;
     attr.__bindgen_anon_4.probe_offset = offset;
-    const ANY: libc::c_int = -1;
-    const FIRST_CPU: libc::c_int = 0;
-    let (process, cpu) = match pid {
-        Some(pid) => (libc::pid_t::try_from(pid.0).map_err(|_| io::Error::from_raw_os_error(libc::ESRCH))?, ANY),
-        None => (ANY, FIRST_CPU),
-    };
+    // An event of all processes is one of a CPU.
+    let (process, cpu) = pid.map_or((-1, 0), |pid| (pid.0.cast_signed(), -1));
     let (no_group, flags): (libc::c_int, _) = (-1, libc::c_ulong::from(PERF_FLAG_FD_CLOEXEC));
     // SAFETY: `attr` and its path outlive the call, which only reads them and returns a new descriptor.
     unsafe { owned(libc::syscall(libc::SYS_perf_event_open, &raw const attr, process, cpu, no_group, flags)) }

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{CWD, Mode, OFlags, openat};
 
-use super::{hierarchy, stat};
+use super::hierarchy;
 use crate::address::TargetAddr;
 use crate::ids::{Pid, Tid};
 use crate::shown;
@@ -211,11 +211,17 @@ fn is_shared_by_threads(entry: &str) -> bool {
     of_memory.contains(&name) || of_files.contains(&name) || entry == "ns/mnt"
 }
 
-/// The thread whose directory has these entries.
-fn shared_entries(pid: Pid) -> Pid {
-    let lacks_program =
-        || fs::read_link(format!("/proc/{pid}/exe")).is_err_and(|error| error.kind() == io::ErrorKind::NotFound);
-    if lacks_program() { stat::living_thread(pid).unwrap_or(pid) } else { pid }
+/// The thread whose directory has what all threads share: the first one of the process, or another one if that has exited.
+pub(super) fn shared_entries(pid: Pid) -> Pid {
+    let lacks_program = |pid: Pid| {
+        fs::read_link(format!("/proc/{pid}/exe")).is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
+    };
+    if !lacks_program(pid) {
+        return pid;
+    }
+    let threads = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    let mut threads = threads.filter_map(|entry| entry.file_name().to_str().and_then(number));
+    threads.find(|thread| *thread != pid && !lacks_program(*thread)).unwrap_or(pid)
 }
 
 /// The kernel's name for a thread (`/proc/PID/task/TID/comm`), at most 15 bytes. What is not UTF-8 is escaped.

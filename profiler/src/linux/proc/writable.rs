@@ -6,13 +6,13 @@ use std::path::Path;
 
 use rustix::fs::{CWD, Mode, OFlags, PROC_SUPER_MAGIC, fstatfs, openat};
 
-use super::stat::living_thread;
+use super::process::shared_entries;
 use crate::ids::Pid;
 
 /// Opens the memory of a process for reading and writing.
 pub(crate) fn memory(pid: Pid) -> io::Result<File> {
     // A first thread that has exited before others has no memory any more.
-    open(&living_thread(pid).unwrap_or(pid).to_string(), "mem")
+    open(&shared_entries(pid).to_string(), "mem")
 }
 
 /// Writes to a file of a process.
