@@ -1,9 +1,9 @@
 """Opens a file in a desktop program on a screen of its own, goes through its tabs, and closes it.
 
-    desktop.py PROGRAM FILE SCREENSHOT RED,GREEN,BLUE TABS
+    desktop.py PROGRAM FILE SCREENSHOT TABS
 
-Prints which tabs were shown, each as soon as what is on the screen has changed, and how the program ended. The colour is one that the
-program only shows when it has read the file.
+Prints how many tabs were shown, each as soon as what is on the screen has changed, and how the program ended. Cells and charts are red, green
+or between: a program only shows these when it has read the file, and its controls are grey and blue.
 """
 
 import json
@@ -16,7 +16,8 @@ import time
 import zlib
 
 SECONDS_MAX = 120
-COLOUR_DISTANCE_MAX = 24
+# Of red or green from blue.
+DISTANCE_MIN = 60
 PIXELS_MIN = 16
 
 
@@ -47,8 +48,8 @@ class Screen:
     def picture(self):
         return zlib.crc32(b"".join(self.rows()))
 
-    def shows(self, colour):
-        near = lambda row, at: all(abs(row[at + 2 - i] - part) <= COLOUR_DISTANCE_MAX for i, part in enumerate(colour))
+    def shows_data(self):
+        near = lambda row, at: max(row[at + 1], row[at + 2]) - row[at] >= DISTANCE_MIN
         # Some of the pixels are enough to find an area.
         found = sum(near(row, at) for row in self.rows()[::4] for at in range(0, len(row), 16))
         return found >= PIXELS_MIN
@@ -72,8 +73,7 @@ def wait(program, happened):
     return False
 
 
-def main(name, path, screenshot, colour, tabs):
-    colour = [int(part) for part in colour.split(",")]
+def main(name, path, screenshot, tabs):
     with tempfile.TemporaryDirectory() as home:
         screen = Screen(home)
         runtime = os.path.join(home, "run")
@@ -84,7 +84,7 @@ def main(name, path, screenshot, colour, tabs):
         try:
             program = subprocess.Popen([name, path], env=surroundings, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
             shown = 0
-            if wait(program, lambda: screen.shows(colour)):
+            if wait(program, screen.shows_data):
                 shown = 1
                 screen.save(screenshot)
                 print(f"screenshot: {screenshot}", file=sys.stderr)
@@ -98,8 +98,10 @@ def main(name, path, screenshot, colour, tabs):
                         break
                     shown += 1
                     screen.save(f"{screenshot.removesuffix('.png')}.{shown}.png")
-            if program.poll() is None:
+            if program.poll() is None and shown > 0:
                 use("key", "ctrl+q")
+            elif program.poll() is None:
+                program.kill()
             try:
                 output, _ = program.communicate(timeout=SECONDS_MAX)
             except subprocess.TimeoutExpired:

@@ -17,6 +17,7 @@ pub(crate) enum Place {
     Nowhere,
 }
 
+#[cfg_attr(not(test), expect(dead_code, reason = "tests compare all of them"))]
 pub(crate) struct Contents {
     /// Exited processes of which only totals are kept.
     pub(crate) sums: Place,

@@ -55,8 +55,10 @@ fn without(change: impl Fn(&mut Profile)) -> Profile {
     profile
 }
 
-/// The entries of the table, and profiles that lack one thing each.
-fn things() -> [(&'static str, fn(&Contents) -> Place, Profile); 6] {
+/// The name of an entry of the table, the entry, and a profile that lacks it.
+type Thing = (&'static str, fn(&Contents) -> Place, Profile);
+
+fn things() -> [Thing; 6] {
     let sums = without(|profile| profile.others = crate::model::Others { folded_count: 0, ..Default::default() });
     let heaps = |profile: &mut Profile| "another".clone_into(&mut profile.targets[0].heaps[1].name);
     let window = |profile: &mut Profile| {

@@ -169,12 +169,12 @@ fn inlined_calls_share_an_instruction() {
     assert!(read.instructions.contains(&vec!["handle_request".to_owned(), "main".to_owned()]));
 }
 
-/// Reads what `tell` writes of the first callsite.
-fn read(tell: impl Fn(&mut Events<'_, Vec<u8>>) -> io::Result<()>) -> Read {
+/// Reads what `make` writes.
+fn read(make: impl Fn(&mut Events<'_, Vec<u8>>) -> io::Result<()>) -> Read {
     let profile = profiles::exact();
     let presentation = Presentation::default();
     let mut events = Events::new(Vec::new(), &profile, &presentation).expect("a vector takes all bytes");
-    tell(&mut events).expect("a vector takes all bytes");
+    make(&mut events).expect("a vector takes all bytes");
     Read::of(&String::from_utf8(events.finish(0).expect("a vector takes all bytes")).expect("it is text"))
 }
 
