@@ -50,7 +50,7 @@ pub struct Judgement {
     pub is_complete: bool,
     /// Numbers that are wrong.
     pub wrong: Vec<String>,
-    /// Programs that were said to be recorded from the first allocation, of which blocks are missing.
+    /// Programs that are listed as recorded from the first allocation, of which blocks are missing.
     pub claims: Vec<String>,
     /// Whether estimates must be right: something other than events is missing, if not.
     is_estimated: bool,
@@ -421,7 +421,7 @@ fn entries<'a>(recorded: &'a Recorded, report: &'a Report, judgement: &mut Judge
 /// Compares a report with what the program has counted.
 fn judge(plan: &Plan, recorded: &Recorded) -> Judgement {
     let mut judgement = Judgement::default();
-    // A program that cannot be recorded, and an error that says so.
+    // A program that cannot be recorded, and an error that states so.
     if recorded.is_refused && recorded.report.is_none() && recorded.code == Some(1) && !plan.is_plain {
         return judgement;
     }
