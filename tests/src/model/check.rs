@@ -338,7 +338,10 @@ impl Judgement {
         let verdict = &report.health.verdict;
         let exceeded: Vec<&str> = verdict.findings.iter().filter(|it| it.exceeded).map(|it| it.kind.as_str()).collect();
         self.is_complete = verdict.complete;
-        self.is_estimated = exceeded.iter().all(|kind| ["cut_stacks", "dropped_events"].contains(kind));
+        // Stacks that are cut in a library that was just loaded lack its function.
+        let is_excused =
+            |kind: &str| kind == "dropped_events" || kind == "cut_stacks" && !plan.uses.contains(&"plugin");
+        self.is_estimated = exceeded.iter().all(|kind| is_excused(kind));
         #[expect(clippy::cast_precision_loss, reason = "far below 2^53")]
         let lost = report.health.lost.values().sum::<u64>() as f64;
         let is_limited = verdict.statement.contains("except for") && self.missing_blocks <= 3.0 * lost;
