@@ -8,7 +8,7 @@
 //!
 //! - At an interval of 1, allocated, freed and live blocks and bytes of each function in each program are exact, and so are sums.
 //! - Otherwise estimates are unbiased, and intervals contain the truth.
-//! - Where a number is wrong, the verdict is `incomplete` for a reason that explains it. "From the first allocation on" is said only of
+//! - Where a number is wrong, the verdict is `incomplete` for a reason that explains it. "From the first allocation on" is stated only of
 //!   programs whose blocks are all there.
 //! - Programs without anything that may be missed are `complete`.
 

@@ -52,7 +52,7 @@ struct Runner<'plan> {
     fifo: File,
     truth: Truth,
     root: Option<u32>,
-    /// How often a process was said to be recorded before its present program.
+    /// How often a process was logged as recorded before its present program.
     recorded_before: HashMap<u32, usize>,
     /// Processes that wait until they are recorded, and since when.
     pending: Vec<(u32, Instant)>,
@@ -134,7 +134,7 @@ impl<'plan> Runner<'plan> {
         self.session.as_mut().map(|session| session.printed().to_owned()).unwrap_or_default()
     }
 
-    /// How often a process was said to be recorded.
+    /// How often a process was logged as recorded.
     fn times_recorded(&mut self, pid: u32) -> usize {
         let start = format!("process {pid} (");
         self.printed().lines().filter(|line| line.contains(&start) && line.contains("is being recorded")).count()
