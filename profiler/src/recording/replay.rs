@@ -375,8 +375,13 @@ impl Replay {
                 heaps.push(self.unnamed_heap(id));
             }
         }
+        let mut facts = known.facts.clone();
+        // Facts that a recording has later than their events: in this window, the process may not have ended yet.
+        if start.is_some() && !self.ended.contains(&id) {
+            (facts.exited, facts.replaced, facts.exit_code) = (false, false, None);
+        }
         Some(TargetState {
-            facts: known.facts.clone(),
+            facts,
             threads: Arc::clone(&account.threads),
             space: Arc::new(account.space(known.facts.pid, modules.len())),
             heaps,
