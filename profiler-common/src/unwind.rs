@@ -101,6 +101,10 @@ impl ProcessMapping {
     }
 }
 
+/// Copies of stacks that the kernel side may send until a process's mappings are registered again: more than fit into the ring buffer at
+/// once.
+pub const COPIES_MAX: u32 = 1024;
+
 /// A process's range of the map of mappings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
@@ -120,6 +124,9 @@ pub struct ProcessMappings {
 impl ProcessMappings {
     /// Of a process that is not registered.
     pub const NONE: Self = Self { first: 0, count: 0, serial: 0, copies: 0, interpreter: 0, machine: 0 };
+
+    /// Of a program that has just been executed: its stacks are copied until the agent has read its mappings.
+    pub const UNREAD: Self = Self { copies: COPIES_MAX, ..Self::NONE };
 }
 
 const _: () = assert!(size_of::<ProcessMapping>() == 32 && align_of::<ProcessMapping>() == 8);

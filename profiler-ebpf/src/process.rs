@@ -13,12 +13,13 @@
 
 use core::ffi::c_void;
 
-use aya_ebpf::bindings::BPF_ANY;
+use aya_ebpf::bindings::{BPF_ANY, BPF_EXIST};
 use aya_ebpf::helpers::generated::bpf_get_current_task;
 use aya_ebpf::helpers::{bpf_get_current_pid_tgid, bpf_probe_read_kernel};
 use profiler_common::counter::Counter;
 use profiler_common::record::{ExecRecord, ForkRecord, RecordHeader, RecordKind};
 use profiler_common::target::{BORROWS_MEMORY, FOLLOWS_FORKS, REPORTS_FREES};
+use profiler_common::unwind::ProcessMappings;
 
 use crate::maps::{EXECS, PROCESSES, TARGETS, count};
 use crate::{config, emit, inflight};
@@ -152,7 +153,8 @@ pub(crate) fn executed(arguments: &Arguments, copy: u32) {
     if TARGETS.get_ptr(&tgid).is_none() && !config::all_execs() {
         return;
     }
-    let _ = PROCESSES.remove(&tgid);
+    // The agent may read the new program's mappings long after its first calls.
+    let _ = PROCESSES.insert(&tgid, &ProcessMappings::UNREAD, u64::from(BPF_EXIST));
     let header = RecordHeader::new(RecordKind::Exec, tgid);
     let record = ExecRecord { header, time_ns: emit::now_ns(), tid, reserved: 0 };
     if !emit::urgent(record) {

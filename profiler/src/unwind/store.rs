@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use profiler_common::limits::RUNTIMES_MAX;
 use profiler_common::unwind::{
-    PageRows, ProcessMapping, ProcessMappings, ReadTables, RowCell, Rule, TableRef, UnwindRow, find_rule,
+    COPIES_MAX, PageRows, ProcessMapping, ProcessMappings, ReadTables, RowCell, Rule, TableRef, UnwindRow, find_rule,
 };
 use range_alloc::RangeAllocator;
 use tracing::warn;
@@ -123,10 +123,6 @@ const WALK_MAX: Duration = Duration::from_secs(1);
 fn is_over(since: MonotonicNanos, now: MonotonicNanos) -> bool {
     u128::from(now.0.saturating_sub(since.0)) > WALK_MAX.as_nanos()
 }
-
-/// Copies of stacks that the kernel side may send until a process's mappings are registered again: more than fit into the
-/// ring buffer at once.
-const COPIES_MAX: u32 = 1024;
 
 impl<M: UnwindMaps> TableStore<M> {
     pub(crate) fn new(maps: M, capacity: Capacity, generated: TableRef) -> Self {
