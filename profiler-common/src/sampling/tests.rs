@@ -177,7 +177,7 @@ fn large_blocks_and_larger_intervals_stay_as_they_are() {
     let code = |bytes: u32| Interval::nearest(bytes).code();
     assert_eq!(relieved(5000, code(1), 12, u64::MAX, probability), code(1), "a block beyond both");
     assert_eq!(relieved(10, code(8192), 12, u64::MAX, probability), code(8192));
-    assert_eq!(relieved(10, code(1), 0, u64::MAX, probability), code(1), "no relief");
+    assert_eq!(relieved(10, code(1), 0, u64::MAX, probability), code(1), "there is room");
     assert_eq!(relieved(10, code(1), 12, u64::MAX, probability), 0);
     assert_eq!(relieved(10, code(1), 12, 0, probability), code(4096));
     assert_eq!(relieved(0, code(1), 12, 0, probability), code(4096), "empty blocks count as a byte");

@@ -23,10 +23,11 @@ use super::program::{RelocatedObject, private_stack_absent};
 use super::ring::Ring;
 use crate::address::TargetAddr;
 use crate::ids::{HeapId, HookId, Pid};
-use crate::linux::bpf::{AttachType, UPROBE_SOURCE, supports};
+use crate::linux::bpf::{AttachType, supports};
 use crate::linux::bpf_map::{read_hash, remove_hash, write_hash};
 use crate::linux::exec_stop::ExecStopLayout;
 use crate::linux::memory::{map_count_max, page_bytes};
+use crate::linux::uprobe::UPROBE_SOURCE;
 use crate::linux::{feature, files};
 
 /// The committed object for this processor, built by `cargo xtask build-ebpf`.

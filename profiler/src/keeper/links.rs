@@ -9,8 +9,9 @@ use std::thread::{self, JoinHandle};
 use super::protocol::{LinkId, Site};
 use crate::bpf::load::LinkKind;
 use crate::ids::Pid;
-use crate::linux::bpf::{AttachType, MultiLink, link_multi, open_uprobe};
+use crate::linux::bpf::{AttachType, MultiLink, link_multi};
 use crate::linux::bpf_feature::run_at;
+use crate::linux::uprobe::open_uprobe;
 
 const CLOSER_STACK_BYTES: usize = 64 << 10;
 

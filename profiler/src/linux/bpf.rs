@@ -1,4 +1,4 @@
-//! The `bpf` system call for what aya 0.14 lacks, and `perf_event_open(2)` for uprobes.
+//! The `bpf` system call for what aya 0.14 lacks.
 
 #![expect(unsafe_code, reason = "aya 0.14 has no uprobe_multi and no uprobe session")]
 
@@ -7,11 +7,10 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
-use std::{fs, io, thread};
+use std::{io, thread};
 
 use aya_obj::generated::{
-    PERF_FLAG_FD_CLOEXEC, bpf_attr, bpf_cmd, bpf_insn, bpf_link_info, bpf_link_type, bpf_perf_event_type,
-    bpf_prog_info, bpf_prog_type, perf_event_attr,
+    bpf_attr, bpf_cmd, bpf_insn, bpf_link_info, bpf_link_type, bpf_perf_event_type, bpf_prog_info, bpf_prog_type,
 };
 use rustix::thread::{MembarrierCommand, membarrier};
 
@@ -110,7 +109,7 @@ fn address<T>(values: &[T]) -> u64 {
     values.as_ptr() as u64
 }
 
-fn count(length: usize) -> io::Result<u32> {
+pub(super) fn count(length: usize) -> io::Result<u32> {
     u32::try_from(length).map_err(|_| io::Error::from_raw_os_error(libc::E2BIG))
 }
 
@@ -484,35 +483,6 @@ unsafe fn link_info(link: &OwnedFd, info: &mut bpf_link_info) -> io::Result<()> 
     unsafe { command(bpf_cmd::BPF_OBJ_GET_INFO_BY_FD, &mut attr) }.map(drop)
 }
 
-/// Sysfs directory of the uprobe event source (Linux 4.17).
-pub(crate) const UPROBE_SOURCE: &str = "/sys/bus/event_source/devices/uprobe";
-
-/// Probes an instruction of a file, or the returns of the function that begins there. Closing it and all links
-/// detaches. Errors: `EINVAL` for anything but an instruction of a regular file, `ESRCH`, `NotFound` without uprobes.
-pub(crate) fn open_uprobe(path: &Path, offset: u64, pid: Option<Pid>, at_return: bool) -> io::Result<OwnedFd> {
-    let source = Path::new(UPROBE_SOURCE);
-    let kind = fs::read_to_string(source.join("type"))?;
-    let kind = kind.trim().parse().map_err(|_| io::Error::from(io::ErrorKind::InvalidData))?;
-    let config = if at_return { 1 << return_bit(&fs::read_to_string(source.join("format/retprobe"))?)? } else { 0 };
-    let path = CString::new(path.as_os_str().as_bytes())?;
-    // SAFETY: a structure of integers.
-    let mut attr: perf_event_attr = unsafe { std::mem::zeroed() };
-    (attr.type_, attr.config, attr.size) = (kind, config, count(size_of::<perf_event_attr>())?);
-    attr.__bindgen_anon_3.uprobe_path = path.as_ptr() as u64;
-    attr.__bindgen_anon_4.probe_offset = offset;
-    // An event of all processes is one of a CPU.
-    let (process, cpu) = pid.map_or((-1, 0), |pid| (pid.0.cast_signed(), -1));
-    let (no_group, flags): (libc::c_int, _) = (-1, libc::c_ulong::from(PERF_FLAG_FD_CLOEXEC));
-    // SAFETY: `attr` and its path outlive the call, which only reads them and returns a new descriptor.
-    unsafe { owned(libc::syscall(libc::SYS_perf_event_open, &raw const attr, process, cpu, no_group, flags)) }
-}
-
-/// The bit of `config` that makes it a return probe: the kernel writes `config:0`.
-fn return_bit(format: &str) -> io::Result<u32> {
-    let bit = format.trim().strip_prefix("config:").and_then(|bit| bit.parse().ok());
-    bit.filter(|&bit| bit < u64::BITS).ok_or_else(|| io::ErrorKind::InvalidData.into())
-}
-
 /// Time that a preempted program may need to complete where `membarrier` is not available.
 const PATIENCE: Duration = Duration::from_millis(50);
 
@@ -530,15 +500,7 @@ pub(crate) fn wait_for_programs() {
 mod tests {
     use super::*;
     use crate::linux::proc::maps;
-
-    #[test]
-    fn the_return_bit_is_read_from_sysfs() {
-        assert_eq!(return_bit("config:0\n").expect("valid"), 0);
-        assert_eq!(return_bit("config:63\n").expect("valid"), 63);
-        for malformed in ["", "config:64", "config1:0", "config:0-7"] {
-            assert_eq!(return_bit(malformed).expect_err(malformed).kind(), io::ErrorKind::InvalidData);
-        }
-    }
+    use crate::linux::uprobe::open_uprobe;
 
     #[inline(never)]
     extern "C" fn probed() {}

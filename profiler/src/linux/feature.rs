@@ -9,7 +9,8 @@ use rustix::thread::{CapabilitySet, capabilities};
 use crate::ids::Pid;
 use crate::linux::arch::{heapbpf_emulated, heapbpf_emulated_returning, heapbpf_stepped, heapbpf_stepped_returning};
 use crate::linux::attempt::Errno;
-use crate::linux::bpf::{AttachType, UPROBE_SOURCE, link_perf, load_nothing, open_uprobe, supports};
+use crate::linux::bpf::{AttachType, link_perf, load_nothing, supports};
+use crate::linux::uprobe::{UPROBE_SOURCE, open_uprobe};
 
 /// The kernel's BTF (Linux 5.4).
 pub(crate) const KERNEL_BTF: &str = "/sys/kernel/btf/vmlinux";

@@ -28,4 +28,5 @@ pub(crate) mod rights;
 pub(crate) mod scheduling;
 pub(crate) mod signals;
 pub(crate) mod spawn;
+pub(crate) mod uprobe;
 pub(crate) mod walk;

@@ -6,6 +6,7 @@ use std::time::Duration;
 use crate::ids::{Identity, Pid};
 use crate::linux::clock;
 use crate::linux::proc::ProcError;
+use crate::linux::proc::hierarchy;
 use crate::linux::proc::process::{self, Membership};
 use crate::linux::proc::stat::Stat;
 use crate::process::cgroup::Cgroup;
@@ -142,7 +143,7 @@ fn examine(pid: Pid, selection: &Selection, boot_ns: u64) -> Option<ProcessFacts
 fn facts(pid: Pid, stat: Stat, selection: &Selection) -> Result<ProcessFacts, ProcError> {
     let arguments = process::arguments(pid)?;
     let executable = if Names::need_executable(&arguments) { process::executable(pid).ok() } else { None };
-    let cgroups = if selection.cgroups.is_empty() { Vec::new() } else { process::cgroups(pid)? };
+    let cgroups = if selection.cgroups.is_empty() { Vec::new() } else { hierarchy::cgroups(pid)? };
     Ok(ProcessFacts {
         identity: Identity { pid, start_ticks: stat.start_ticks },
         comm: stat.comm,

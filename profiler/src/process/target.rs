@@ -15,7 +15,7 @@ use crate::linux::companion::is_companion;
 use crate::linux::file_view::FileView;
 use crate::linux::pidfd::{PidFd, Readiness};
 use crate::linux::proc::stat::Stat;
-use crate::linux::proc::{ProcError, process};
+use crate::linux::proc::{ProcError, hierarchy, process};
 use crate::process::cgroup;
 use crate::process::launch::shell_code;
 use crate::process::program::{Program, started_as};
@@ -72,7 +72,7 @@ impl Process {
         // All of this belongs to the process of the descriptor: see `PidFd::has_ended`.
         let stat = running(pid)?;
         let arguments = process::arguments(pid)?;
-        let cgroups = process::cgroups(pid).unwrap_or_default();
+        let cgroups = hierarchy::cgroups(pid).unwrap_or_default();
         if pidfd.has_ended().map_err(|error| TargetError::Monitor(pid, error))? {
             return Err(TargetError::Ended(pid));
         }

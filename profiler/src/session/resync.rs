@@ -8,6 +8,8 @@
 //! A thinning decides about each block that is read. A block that is freed between then and the end of the pass has left the ledger
 //! with its old weight, so it is reweighed afterwards: whether a decision holds must not depend on how long its block lives.
 
+mod notes;
+
 use std::collections::BTreeMap;
 use std::io;
 use std::sync::Arc;
@@ -16,9 +18,10 @@ use std::time::{Duration, Instant};
 
 use profiler_common::interval::Interval;
 use profiler_common::live::LiveBlock;
-use rustc_hash::{FxHashMap, FxHashSet};
+use rustc_hash::FxHashMap;
 use tracing::{debug, info, warn};
 
+use self::notes::{Notes, QUIET, Touched};
 use super::lifecycle::Lifecycle;
 use super::overload::{Thinnings, random_seed};
 use super::process_table::ProcessTable;
@@ -27,8 +30,8 @@ use crate::address::TargetAddr;
 use crate::bpf::live_set::LiveReader;
 use crate::bpf::load::{Kernel, LoadError};
 use crate::ids::{HeapId, Pid, StackId};
-use crate::ingest::event::{Allocation, Event, Free};
-use crate::ledger::{FreedBlock, Ledger, LiveAllocation, Reconciled};
+use crate::ingest::event::Event;
+use crate::ledger::{FreedBlock, LiveAllocation, Reconciled};
 use crate::linux::clock;
 use crate::model::Origin;
 use crate::units::MonotonicNanos;
@@ -319,10 +322,6 @@ struct Schedule {
     last: Option<(MonotonicNanos, Duration)>,
 }
 
-/// Drops have ended after this time without any. An allocation is written, and enters the live set, within this time after the
-/// one that its record has: its thread can lose its processor between the two.
-const QUIET: Duration = Duration::from_millis(250);
-
 /// While records are being dropped, passes take at most a tenth of the time and begin at this minimum period.
 const SHARE: u32 = 10;
 const PERIOD_MIN: Duration = Duration::from_millis(250);
@@ -439,8 +438,6 @@ fn allocation(&(address, block): &(TargetAddr, LiveBlock)) -> LiveAllocation {
     }
 }
 
-type Touched = FxHashSet<(Pid, TargetAddr)>;
-
 struct Pass {
     began: Instant,
     targets: BTreeMap<Pid, Program>,
@@ -458,49 +455,6 @@ impl Pass {
         };
         let reader = std::thread::Builder::new().name("resync".to_owned()).spawn(read)?;
         Ok(Self { began: Instant::now(), targets, notes, reader })
-    }
-}
-
-/// What events that arrive during a reading reveal about it.
-struct Notes {
-    /// Start of the reading.
-    since: MonotonicNanos,
-    /// Addresses of events that may be later than the reading of their block.
-    touched: Touched,
-    /// Blocks that were freed since the reading began, if live blocks have been thinned.
-    freed: FxHashMap<(Pid, TargetAddr), FreedBlock>,
-}
-
-impl Notes {
-    fn new(since: MonotonicNanos) -> Self {
-        Self { since, touched: Touched::default(), freed: FxHashMap::default() }
-    }
-
-    /// A free has the time after its block left the live set, an allocation that before its block entered it, and a restored block
-    /// that of its allocation.
-    fn touch(&mut self, event: &Event) {
-        let (pid, address, is_later) = match event {
-            Event::Alloc(Allocation { pid, address, time, .. }) => (*pid, *address, self.since.since(*time) <= QUIET),
-            Event::Restore(Allocation { pid, address, .. }) => {
-                self.freed.remove(&(*pid, *address));
-                (*pid, *address, true)
-            }
-            Event::Free(free) => (free.pid, free.address, free.time >= self.since),
-            _ => return,
-        };
-        if is_later {
-            self.touched.insert((pid, address));
-        }
-    }
-
-    /// Of several blocks at an address, the one that was live when the reading began is the only one that can have been read, and
-    /// the first that is freed afterwards. `ledger` still has it.
-    fn free(&mut self, free: &Free, ledger: &Ledger) {
-        if free.time >= self.since
-            && let Some(block) = ledger.about_to_be_freed(free)
-        {
-            self.freed.entry((free.pid, free.address)).or_insert(block);
-        }
     }
 }
 

@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use super::config::{Config, Rule};
 use crate::ids::{Identity, Pid};
-use crate::linux::proc::hierarchy::is_relative;
-use crate::linux::proc::process::{self, Membership};
+use crate::linux::proc::hierarchy::{self, is_relative};
+use crate::linux::proc::process::Membership;
 use crate::process::cgroup;
 use crate::process::selection::ProcessFacts;
 use crate::session::{Engine, Policy, Treatment};
@@ -177,7 +177,7 @@ impl Rules {
 
 impl Policy for Rules {
     fn treatment(&self, facts: &ProcessFacts) -> Treatment {
-        let cgroups = process::cgroups(facts.pid()).unwrap_or_default();
+        let cgroups = hierarchy::cgroups(facts.pid()).unwrap_or_default();
         self.decide(facts, &cgroups, Instant::now())
     }
 }

@@ -7,7 +7,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
-use super::process::{Membership, memberships};
+use super::process::{Membership, ProcError, memberships};
 use crate::ids::Pid;
 use crate::shown;
 
@@ -30,8 +30,13 @@ struct Root {
     names: Option<Vec<String>>,
 }
 
+/// Groups of a process, as [`memberships`], with the paths of the host where that is possible: see [`is_relative`].
+pub(crate) fn cgroups(pid: Pid) -> Result<Vec<Membership>, ProcError> {
+    Ok(memberships(pid)?.into_iter().map(absolute).collect())
+}
+
 /// Makes a path absolute. It stays relative where what is above this process's group is unknown: see [`is_relative`].
-pub(super) fn absolute(membership: Membership) -> Membership {
+fn absolute(membership: Membership) -> Membership {
     static ROOTS: OnceLock<HashMap<String, Root>> = OnceLock::new();
     let roots = ROOTS.get_or_init(|| roots(&MOUNTS.map(Path::new)));
     match roots.get(&membership.controllers).and_then(|root| root.absolute(&membership.path)) {

@@ -9,7 +9,6 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{CWD, Mode, OFlags, openat};
 
-use super::hierarchy;
 use crate::address::TargetAddr;
 use crate::ids::{Pid, Tid};
 use crate::shown;
@@ -262,12 +261,7 @@ pub struct Membership {
 }
 
 /// Groups: one with version 2, one per hierarchy with version 1, both where both are mounted. What is not UTF-8 is escaped. Paths are
-/// those of the host where that is possible: see [`hierarchy::is_relative`].
-pub(crate) fn cgroups(pid: Pid) -> Result<Vec<Membership>, ProcError> {
-    Ok(memberships(pid)?.into_iter().map(hierarchy::absolute).collect())
-}
-
-/// The same, with paths from the root of this process's cgroup namespace: those below its own mounts.
+/// those below this process's own mounts: from the root of its cgroup namespace.
 pub(crate) fn memberships(pid: Pid) -> Result<Vec<Membership>, ProcError> {
     let bytes = read(pid, "cgroup", CGROUPS_BYTES_MAX)?;
     Ok(parse_cgroups(&shown::text(&bytes)))
@@ -474,7 +468,7 @@ mod cgroups_tests {
 
     #[test]
     fn this_process_is_in_a_group() {
-        let places = cgroups(Pid(std::process::id())).expect("readable");
+        let places = memberships(Pid(std::process::id())).expect("readable");
         assert!(places.iter().all(|place| place.path.starts_with('/')), "{places:?}");
         assert!(!places.is_empty());
     }

@@ -137,10 +137,7 @@ pub(crate) fn sampled() -> Profile {
         unfound: vec![unfound("pool", "pool_get", "libpool.so*", true), unfound("cuda", "cudaMalloc", "*", false)],
         inlined_heaps: vec![inlined()],
         resyncs: 1,
-        interval_changes: vec![
-            change(3, 4096, 65_536, ChangeReason::RingFull),
-            change(9, 65_536, 32_768, ChangeReason::Quiet),
-        ],
+        interval_changes: changes(),
         agent_cpu_ns: 4_200_000_000,
         agent_rss_bytes_max: 61 << 20,
         inline_engine: Some(inline_engine()),
@@ -163,6 +160,10 @@ pub(crate) fn sampled() -> Profile {
     profile.others.short_lived_count = 17;
     profile.others.skipped = vec![Skipped { pid: Pid(77), command: "dockerd".into(), reason: "a Go program".into() }];
     profile
+}
+
+fn changes() -> Vec<IntervalChange> {
+    vec![change(3, 4096, 65_536, ChangeReason::RingFull), change(9, 65_536, 32_768, ChangeReason::Quiet)]
 }
 
 fn change(seconds: u64, from_bytes: u64, to_bytes: u64, reason: ChangeReason) -> IntervalChange {
