@@ -153,7 +153,8 @@ pub struct Finding {
 
 #[derive(Debug, Deserialize)]
 pub struct Health {
-    pub verdict: Verdict,
+    /// `None` in reports of leaks.
+    verdict: Option<Verdict>,
     pub events: u64,
     pub lost: BTreeMap<String, u64>,
     pub unwind: BTreeMap<String, u64>,
@@ -164,6 +165,13 @@ pub struct Health {
     pub guardrails: Guardrails,
     pub scope: Option<Scope>,
     pub inline_engine: Option<InlineEngine>,
+}
+
+impl Health {
+    #[track_caller]
+    pub fn verdict(&self) -> &Verdict {
+        self.verdict.as_ref().expect("the report is of a recording")
+    }
 }
 
 #[derive(Debug, Deserialize)]

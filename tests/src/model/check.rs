@@ -335,7 +335,7 @@ impl Judgement {
 
     /// Fails unless the verdict explains what is wrong.
     fn judge_verdict(&mut self, plan: &Plan, report: &Report) {
-        let verdict = &report.health.verdict;
+        let verdict = report.health.verdict();
         let exceeded: Vec<&str> = verdict.findings.iter().filter(|it| it.exceeded).map(|it| it.kind.as_str()).collect();
         self.is_complete = verdict.complete;
         // Stacks that are cut in a library that was just loaded lack its function.
@@ -438,9 +438,9 @@ fn judge(plan: &Plan, recorded: &Recorded) -> Judgement {
         return judgement;
     };
     let is_commands = plan.start == Start::Launched && !plan.options.iter().any(|option| option == "--strict");
-    let expected_code = if report.health.verdict.complete || is_commands { 0 } else { 3 };
+    let expected_code = if report.health.verdict().complete || is_commands { 0 } else { 3 };
     if recorded.code.is_some_and(|code| code != expected_code) {
-        judgement.fail("exit-code", format!("{:?}: {}", recorded.code, report.health.verdict.statement));
+        judgement.fail("exit-code", format!("{:?}: {}", recorded.code, report.health.verdict().statement));
     }
     let largest = report.health.interval_changes.iter().map(|change| change.to_bytes).max();
     #[expect(clippy::cast_precision_loss, reason = "far below 2^53")]
