@@ -101,10 +101,7 @@ fn recordings_have_names_under_the_filters_of_the_units() {
     }
     let filters = units.map(|name| {
         let text = fs::read_to_string(unit(name)).expect("there is such a unit");
-        text.lines()
-            .filter(|line| line.starts_with("Restrict") || line.starts_with("SystemCall"))
-            .last()
-            .map(str::to_owned)
+        text.lines().rfind(|line| line.starts_with("Restrict") || line.starts_with("SystemCall")).map(str::to_owned)
     });
     assert_eq!(filters[0], filters[1], "one version with each unit is enough");
 }

@@ -129,9 +129,9 @@ fn empty_blocks_are_sampled_and_weigh_no_bytes() {
 #[test]
 fn a_filling_ring_buffer_raises_intervals_step_by_step() {
     let ring_shift = 23;
-    let at = |part: f64| relief_exponent((part * f64::from(1 << ring_shift)) as u64, ring_shift);
-    assert_eq!([0.0, 0.25, 0.499].map(at), [0; 3]);
-    assert_eq!([0.5, 0.54, 0.75, 0.96875, 1.0].map(at), [8, 9, 16, 23, 23]);
+    let at = |thousandths: u64| relief_exponent((thousandths << ring_shift) / 1000, ring_shift);
+    assert_eq!([0, 250, 499].map(at), [0; 3]);
+    assert_eq!([500, 540, 750, 969, 1000].map(at), [8, 9, 16, 23, 23]);
     assert_eq!(relief_exponent(u64::MAX, ring_shift), 23, "the kernel's number can be any");
 }
 
