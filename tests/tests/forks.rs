@@ -12,7 +12,6 @@ use heapbpf_tests::heapbpf::{Heapbpf, Session, binary};
 use heapbpf_tests::kernel::{self, require_root};
 use heapbpf_tests::report::{Counts, Process};
 use heapbpf_tests::target::{Target, build, copy_program};
-use rustix::process::Signal;
 use tempfile::TempDir;
 
 /// Number of lines after the target's PID.
@@ -265,9 +264,9 @@ fn children_that_end_before_they_are_recorded_count_in_the_verdict() {
         let mut heapbpf = Heapbpf::of(target.pid(), &format!("{ARGUMENTS} {options}"));
         let session = heapbpf.start();
         // It cannot attach to what begins and ends while it is suspended.
-        session.signal(Signal::STOP);
+        session.halt();
         target.work(&format!("fork {forks}"));
-        session.signal(Signal::CONT);
+        session.resume();
         let outcome = session.interrupt().expect_code(code);
         assert!(outcome.stdout.contains(&format!("health: {verdict}")), "{options}: {}", outcome.stdout);
         assert_eq!(heapbpf.report("out.json").others.short_lived_count, ended, "{options}");

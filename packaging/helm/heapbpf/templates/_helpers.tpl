@@ -17,7 +17,7 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end }}
 {{- if and .Values.push.url (regexMatch "(?m)^[ \\t]*\\[[ \\t]*push[ \\t]*\\]" .Values.config) }}
 {{- fail "config: has a section [push], and push.url adds another: use one of them" }}
-{{- end }}
+{{- end -}}
 {{ .Values.config | trim }}
 {{- if .Values.serve.enabled }}
 
