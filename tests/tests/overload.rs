@@ -280,7 +280,7 @@ fn estimate_unread() -> Errors {
     let mut heapbpf = Heapbpf::of(target.pid(), arguments);
     let session = heapbpf.start();
     session.halt();
-    let truth = target.work(&"keep 25000 free 24990 ".repeat(8)).sum();
+    let truth = target.work(&"keep 4000 free 3990 ".repeat(10)).sum();
     session.resume();
     let _ = session.interrupt().expect_code(0);
     let report = heapbpf.report("out.json");
