@@ -224,18 +224,24 @@ fn blocks_that_are_freed_while_the_live_set_is_thinned_leave_totals_unbiased() {
 
 /// Nine tenths of the live set are filled several times, and all blocks are freed at once.
 fn estimate_retiring() -> Errors {
-    let mut errors = Errors::default();
     let mut target = Target::start("retiring.c");
     let mut heapbpf = Heapbpf::of(target.pid(), "--interval 1 --live-blocks 100000 --on-overload adapt -o out.json");
     let session = heapbpf.start();
     let truth = target.work(&format!("{}keep 1000", "keep 92000 free 92000 ".repeat(3))).sum();
     let _ = session.interrupt().expect_code(0);
+    adapted_errors(&heapbpf, target.pid(), &truth, "live_set_filling")
+}
+
+/// The errors of a complete report whose interval was raised for this reason.
+#[track_caller]
+fn adapted_errors(heapbpf: &Heapbpf, pid: u32, truth: &Counts, reason: &str) -> Errors {
     let report = heapbpf.report("out.json");
     report.assert_complete();
     let changes = &report.health.interval_changes;
-    assert!(changes.iter().any(|change| change.reason == "live_set_filling"), "{changes:?}");
-    let totals = &report.process(target.pid()).totals;
+    assert!(changes.iter().any(|change| change.reason == reason), "{changes:?}");
+    let totals = &report.process(pid).totals;
     let interval_bytes = changes.iter().map(|change| change.to_bytes).max().unwrap_or(1);
+    let mut errors = Errors::default();
     note(&mut errors, "live bytes", totals.live_bytes_95, truth.live_bytes, interval_bytes);
     note(&mut errors, "allocated bytes", totals.alloc_bytes_95, truth.alloc_bytes, interval_bytes);
     errors
@@ -274,7 +280,6 @@ fn a_stopped_agent_loses_nothing_but_accuracy() {
 }
 
 fn estimate_unread() -> Errors {
-    let mut errors = Errors::default();
     let mut target = Target::start("retiring.c");
     let arguments = "--interval 1 --ring-size 1MiB --on-overload adapt -o out.json";
     let mut heapbpf = Heapbpf::of(target.pid(), arguments);
@@ -283,15 +288,7 @@ fn estimate_unread() -> Errors {
     let truth = target.work(&"keep 4000 free 3990 ".repeat(10)).sum();
     session.resume();
     let _ = session.interrupt().expect_code(0);
-    let report = heapbpf.report("out.json");
-    report.assert_complete();
-    let changes = &report.health.interval_changes;
-    assert!(changes.iter().any(|change| change.reason == "ring_filling"), "{changes:?}");
-    let totals = &report.process(target.pid()).totals;
-    let interval_bytes = changes.iter().map(|change| change.to_bytes).max().unwrap_or(1);
-    note(&mut errors, "live bytes", totals.live_bytes_95, truth.live_bytes, interval_bytes);
-    note(&mut errors, "allocated bytes", totals.alloc_bytes_95, truth.alloc_bytes, interval_bytes);
-    errors
+    adapted_errors(&heapbpf, target.pid(), &truth, "ring_filling")
 }
 
 #[test]

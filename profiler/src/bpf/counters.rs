@@ -22,7 +22,7 @@ impl Counters {
         let mut counters = [0; Counter::COUNT as usize];
         for &counter in Counter::ALL {
             let values = map.get(&(counter as u32), 0).map_err(failed)?;
-            counters[counter as usize] = values.iter().sum();
+            counters[counter as usize] = values.iter().copied().fold(0, u64::saturating_add);
         }
         Ok(Self(counters))
     }

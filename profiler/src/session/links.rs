@@ -79,9 +79,9 @@ impl Links {
         self.replaced.retain(|(since, _)| since.elapsed() < REPLACED_DURATION);
     }
 
-    /// All or none, of one process or shared by all that map the file. Links of functions that may throw are of all processes: one of a single process lets the kernel replace returns
-    /// in other processes that have a breakpoint there, such as other targets, without asking the program whether the call may throw
-    /// (`uprobe_multi_link_handler` in kernel/trace/bpf_trace.c, up to 7.3).
+    /// All or none, of one process or shared by all that map the file. Links of functions that may throw are of all processes: one of a
+    /// single process lets the kernel replace returns in other processes that have a breakpoint there, such as other targets, without
+    /// asking the program whether the call may throw (`uprobe_multi_link_handler` in kernel/trace/bpf_trace.c, up to 7.3).
     pub(super) fn attach(
         &mut self,
         kernel: &Kernel,

@@ -178,12 +178,12 @@ impl Session {
         targets.map(|target| target.state(now.monotonic, &self.probes.discovery.plan, &self.rates)).collect()
     }
 
-    /// A block that the live set had no place for may be live; one whose record was dropped is found there.
+    /// A block that the live set had no place for may be live; one whose record was dropped is found there. Sizes are up to the target.
     fn unaccounted(&self, counters: &Counters) -> Unaccounted {
         let (live_bytes, live_count) = (counters.get(Counter::UntrackedBytes), counters.get(Counter::UntrackedBlocks));
         Unaccounted {
-            alloc_bytes: live_bytes + counters.get(Counter::UnwrittenBytes),
-            alloc_count: live_count + counters.get(Counter::UnwrittenBlocks),
+            alloc_bytes: live_bytes.saturating_add(counters.get(Counter::UnwrittenBytes)),
+            alloc_count: live_count.saturating_add(counters.get(Counter::UnwrittenBlocks)),
             live_bytes,
             live_count,
             is_live_behind: self.resync.is_needed(),

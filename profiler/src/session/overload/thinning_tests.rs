@@ -35,6 +35,24 @@ fn block(size_bytes: u64, time_ns: u64, interval: u32) -> LiveBlock {
     LiveBlock::new(size_bytes, time_ns, 1, Interval::nearest(interval), HEAP.0)
 }
 
+/// Enters the allocation of a block that was sampled at this interval, one of each microsecond.
+fn allocate(ledger: &mut Ledger, number: u64, size_bytes: u64, interval: Interval) -> LiveAllocation {
+    let (address, time, stack) = (TargetAddr(number * 16), MonotonicNanos(number * 1000), StackId(1));
+    ledger.enter(Event::Alloc(Allocation {
+        pid: PID,
+        tid: Tid(1),
+        address,
+        size_bytes,
+        time,
+        stack,
+        interval,
+        hook: HookId(0),
+        heap: HEAP,
+        has_replaced: false,
+    }));
+    LiveAllocation { address, size_bytes, interval, stack, heap: HEAP, time }
+}
+
 /// Samples blocks at one interval and thins the ledger to others. Returns the totals, and the true count and bytes.
 #[expect(clippy::cast_possible_truncation, reason = "random bits")]
 fn run(seed: u64, blocks: u64, from: u32, to: &[u32]) -> (Totals, f64, f64) {
@@ -48,23 +66,8 @@ fn run(seed: u64, blocks: u64, from: u32, to: &[u32]) -> (Totals, f64, f64) {
         if !rate.samples(size_bytes, || random.next() as u32) {
             continue;
         }
-        let (address, time) = (TargetAddr(number * 16), MonotonicNanos(number * 1000));
-        ledger.enter(Event::Alloc(Allocation {
-            pid: PID,
-            tid: Tid(1),
-            address,
-            size_bytes,
-            time,
-            stack: StackId(1),
-            interval: Interval::nearest(from),
-            hook: HookId(0),
-            heap: HEAP,
-            has_replaced: false,
-        }));
-        let interval = thinnings.interval(PID, address, &block(size_bytes, time.0, from));
-        let interval_before = Interval::nearest(from);
-        let live =
-            LiveAllocation { address, size_bytes, interval: interval_before, stack: StackId(1), heap: HEAP, time };
+        let live = allocate(&mut ledger, number, size_bytes, Interval::nearest(from));
+        let interval = thinnings.interval(PID, live.address, &block(size_bytes, live.time.0, from));
         ledger.thin(&live, interval);
     }
     #[expect(clippy::cast_precision_loss, reason = "small")]
@@ -106,22 +109,9 @@ fn run_with_frees(seed: u64, is_reweighed: bool) -> (Totals, [f64; 2]) {
     for number in 1..=5000u64 {
         let size_bytes = (16 << (random.next() % 6)) + random.next() % 16;
         bytes += size_bytes;
-        let (address, time) = (TargetAddr(number * 16), MonotonicNanos(number * 1000));
-        let (stack, interval) = (StackId(1), Interval::EXACT);
-        ledger.enter(Event::Alloc(Allocation {
-            pid: PID,
-            tid: Tid(1),
-            address,
-            size_bytes,
-            time,
-            stack,
-            interval,
-            hook: HookId(0),
-            heap: HEAP,
-            has_replaced: false,
-        }));
-        let live = LiveAllocation { address, size_bytes, interval, stack, heap: HEAP, time };
-        let remains = thinnings.interval(PID, address, &block(size_bytes, time.0, 1));
+        let live = allocate(&mut ledger, number, size_bytes, Interval::EXACT);
+        let address = live.address;
+        let remains = thinnings.interval(PID, address, &block(size_bytes, live.time.0, 1));
         let free = Free { pid: PID, tid: Tid(1), address, time: MonotonicNanos(2_000_000_000), age_us: 2_000_000 };
         match random.next() % 3 {
             0 => ledger.thin(&live, remains),
@@ -133,10 +123,8 @@ fn run_with_frees(seed: u64, is_reweighed: bool) -> (Totals, [f64; 2]) {
                 freed_bytes += size_bytes;
                 let freed = ledger.about_to_be_freed(&free).expect("it is live");
                 ledger.enter(Event::Free(free));
-                if is_reweighed {
+                if is_reweighed || remains.is_none() {
                     ledger.thin_freed(&live, &freed, remains);
-                } else if remains.is_none() {
-                    ledger.thin_freed(&live, &freed, None);
                 }
             }
         }
