@@ -5,6 +5,7 @@ use std::io::{BufRead, BufReader, Read};
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
@@ -34,11 +35,11 @@ pub fn binary() -> PathBuf {
     std::path::absolute(binary).expect("there is a current directory")
 }
 
-/// A call of heapbpf. Runs in its own directory, which is removed on drop.
+/// A call of heapbpf. Runs in its own directory, which is removed when this and its sessions are dropped.
 #[derive(Debug)]
 pub struct Heapbpf {
     command: Command,
-    directory: TempDir,
+    directory: Arc<TempDir>,
 }
 
 /// Tests at an interval of 1 expect every call, on slow machines too: unless a test overrides this, overload drops and
@@ -166,7 +167,13 @@ impl Heapbpf {
             stdout.read_to_end(&mut text).expect("pipes can be read");
             String::from_utf8(text).expect("the summary is text")
         });
-        Session { child, stderr_lines, stderr: String::new(), stdout: Some(stdout) }
+        Session {
+            child,
+            stderr_lines,
+            stderr: String::new(),
+            stdout: Some(stdout),
+            _directory: Arc::clone(&self.directory),
+        }
     }
 }
 
@@ -177,6 +184,7 @@ pub struct Session {
     stderr_lines: Receiver<String>,
     stderr: String,
     stdout: Option<JoinHandle<String>>,
+    _directory: Arc<TempDir>,
 }
 
 /// Result of a run of heapbpf.

@@ -230,6 +230,7 @@ impl Ledger {
     /// Enters a block from before the recording that has been freed since. It counts as freed and as live at the start, but not as live
     /// together with what is live now: those blocks may have been allocated after it was freed.
     pub fn enter_freed(&mut self, block: &LiveAllocation) {
+        self.record(Correction::EnteredFreed(*block));
         let callsite = self.callsite(block.stack, block.heap, None);
         self.stacks.entry(block.stack).or_insert_with(|| inventory::stack(block.stack));
         self.callsites[callsite as usize].inherited = true;

@@ -42,6 +42,8 @@ pub enum Correction {
     Thinned(TargetAddr, Option<u32>),
     /// The same of a block that was freed before the thinning was entered.
     FreedThinned(FreedBlock, Option<u32>),
+    /// A block from before the recording had been freed when the inventory was entered.
+    EnteredFreed(LiveAllocation),
 }
 
 /// The weight follows from size and interval.

@@ -159,6 +159,7 @@ impl Ledger {
                 }
             }
             Correction::FreedThinned(freed, to) => self.reweigh_freed(freed, to.map(Interval::from_code)),
+            Correction::EnteredFreed(block) => self.enter_freed(block),
         }
     }
 }

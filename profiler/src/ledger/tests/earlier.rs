@@ -1,6 +1,7 @@
 //! Blocks from before the recording.
 
 use super::*;
+use crate::ids::LedgerId;
 use crate::ledger::inventory::{is_stack, stack_id};
 
 fn earlier(address: u64, size_bytes: u64) -> LiveAllocation {
@@ -61,6 +62,21 @@ fn earlier_blocks_that_were_replaced_do_not_raise_the_peak() {
     let of_inventory = snapshot.callsites.iter().find(|it| it.stack.as_ref().is_some_and(is_stack)).expect("it is one");
     assert_eq!(bytes(&of_inventory.totals)[..4], [80, 0, 80, 0]);
     assert_eq!(ledger.totals().live(), Amounts::of(100, Interval::EXACT), "samples and variance too");
+}
+
+#[test]
+fn a_recording_has_every_change_that_they_cause() {
+    let mut ledger = ledger([alloc(1, 100, 7)]);
+    let mut replayed = Ledger::new(PID);
+    ledger.record_as(LedgerId(1));
+    replayed.enter(alloc(1, 100, 7));
+    ledger.enter_freed(&earlier(2, 80));
+    ledger.enter_earlier(&earlier(3, 500));
+    ledger.thin(&earlier(3, 500), None);
+    for correction in ledger.take_corrections() {
+        replayed.correct(&correction);
+    }
+    assert_eq!(replayed.totals(), ledger.totals());
 }
 
 #[test]
