@@ -77,30 +77,30 @@ impl SamplingRate {
 /// The kernel side decides by this for each call. The agent sees how full the ring buffer is after it has had a processor, which is
 /// late on a machine with many threads that run.
 #[inline(always)]
-pub const fn relief_exponent(unread_bytes: u64, ring_shift: u32) -> u32 {
+pub const fn back_pressure_exponent(unread_bytes: u64, ring_shift: u32) -> u32 {
     let half = 1 << (ring_shift - 1);
     if unread_bytes < half {
         return 0;
     }
-    let step = (unread_bytes - half) >> (ring_shift - RELIEF_STEPS.ilog2() - 1);
+    let step = (unread_bytes - half) >> (ring_shift - BACK_PRESSURE_STEPS.ilog2() - 1);
     #[expect(clippy::cast_possible_truncation, reason = "at most the number of steps")]
-    let step = if step < RELIEF_STEPS as u64 { step as u32 } else { RELIEF_STEPS - 1 };
-    RELIEF_EXPONENT_MIN + step
+    let step = if step < BACK_PRESSURE_STEPS as u64 { step as u32 } else { BACK_PRESSURE_STEPS - 1 };
+    BACK_PRESSURE_EXPONENT_MIN + step
 }
 
 /// Steps between half of the ring buffer and all of it.
-const RELIEF_STEPS: u32 = 16;
-const RELIEF_EXPONENT_MIN: u32 = 8;
+const BACK_PRESSURE_STEPS: u32 = 16;
+const BACK_PRESSURE_EXPONENT_MIN: u32 = 8;
 
 /// Samples again a call that was sampled at an interval with code `code`, at that of 2^`exponent` bytes if that is larger. Returns the
 /// code of the interval that the call has been sampled at then, or 0 if it is no longer sampled.
 ///
 /// The call is sampled again with the probability p(s, T′) / p(s, T), so with p(s, T′) overall. `random` is uniform in 64 bits.
 #[inline(always)]
-pub fn relieved(size_bytes: u64, code: u32, exponent: u32, random: u64, probability: impl Fn(u64) -> u64) -> u32 {
+pub fn resampled(size_bytes: u64, code: u32, exponent: u32, random: u64, probability: impl Fn(u64) -> u64) -> u32 {
     let interval_bytes = Interval::from_code(code).bytes() as u64;
     let size = if size_bytes == 0 { 1 } else { size_bytes };
-    if exponent == 0 || exponent > RELIEF_EXPONENT_MAX {
+    if exponent == 0 || exponent > BACK_PRESSURE_EXPONENT_MAX {
         return code;
     }
     // Beyond both intervals, a block has the weight 1 at either.
@@ -120,7 +120,7 @@ pub fn relieved(size_bytes: u64, code: u32, exponent: u32, random: u64, probabil
 }
 
 /// Exponents of intervals that [`Interval`] can have.
-pub const RELIEF_EXPONENT_MAX: u32 = 30;
+pub const BACK_PRESSURE_EXPONENT_MAX: u32 = 30;
 
 /// `1 − e^(−x)` for x in [0, 1), both as fractions of 2^64.
 ///

@@ -29,7 +29,7 @@ globals! {
     /// Binary logarithm of the size of the ring buffer in bytes.
     RING_SHIFT: u32, ring_shift -> u32 = |value| value;
     /// Binary logarithm of the largest interval in bytes that a filling ring buffer may raise others to; 0 if it raises none.
-    RELIEF_EXPONENT: u32, relief_exponent_max -> u32 = |value| value;
+    BACK_PRESSURE_MAX: u32, back_pressure_max -> u32 = |value| value;
     /// Possible CPUs of the machine; each has one scratch area.
     CPUS: u32, cpus -> u32 = |value| value;
     /// Binary logarithm of the size of a page, which on some processors the kernel's configuration determines.
@@ -42,6 +42,8 @@ globals! {
     TASK_TGID_OFFSET: u32, task_tgid_offset -> u64 = |value| value as u64;
     /// Byte offset of `mm` in `struct task_struct`.
     TASK_MM_OFFSET: u32, task_mm_offset -> u64 = |value| value as u64;
+    /// Byte offset of `vfork_done` in `struct task_struct`; 0 if unknown.
+    TASK_VFORK_DONE_OFFSET: u32, task_vfork_done_offset -> u64 = |value| value as u64;
     /// Byte offset of `signal` in `struct task_struct`; 0 if unknown.
     TASK_SIGNAL_OFFSET: u32, task_signal_offset -> u64 = |value| value as u64;
     /// Byte offset of `live`, the number of threads that have not exited, in `struct signal_struct`.

@@ -7,7 +7,7 @@ use aya_ebpf::helpers::{bpf_ktime_get_ns, bpf_ringbuf_output};
 use profiler_common::counter::Counter;
 
 use crate::config;
-use crate::maps::{EVENTS, count};
+use crate::maps::{EVENTS, FILLING, count};
 
 /// Maximum length of a record, so that a fill level which rises by records cannot skip a band of this width. (Raw stacks are
 /// longer; if they skip it, they wait for the agent's timer.)
@@ -18,6 +18,7 @@ const WAKEUP_BAND_BYTES: u64 = 16 << 10;
 #[inline(always)]
 fn wakeup_flags() -> u64 {
     let unread = unread_bytes();
+    note_unread(unread);
     let threshold = config::wakeup_bytes();
     if unread >= threshold && unread - threshold < WAKEUP_BAND_BYTES {
         u64::from(BPF_RB_FORCE_WAKEUP)
@@ -30,6 +31,40 @@ fn wakeup_flags() -> u64 {
 #[inline(always)]
 pub(crate) fn unread_bytes() -> u64 {
     EVENTS.query(u64::from(BPF_RB_AVAIL_DATA))
+}
+
+/// Half of the ring buffer, from which on calls are sampled again.
+#[inline(always)]
+fn half_bytes() -> u64 {
+    1 << (config::ring_shift() - 1)
+}
+
+/// Notes whether the ring buffer is filling, so that a sampled call need not ask for that once more.
+#[inline(always)]
+fn note_unread(unread: u64) {
+    if config::back_pressure_max() == 0 {
+        return;
+    }
+    let is_filling = u32::from(unread >= half_bytes());
+    if let Some(noted) = FILLING.get_ptr_mut(0) {
+        // SAFETY: the pointer comes from a successful lookup; CPUs race for a word that each of them may write.
+        unsafe {
+            if noted.read_volatile() != is_filling {
+                noted.write_volatile(is_filling);
+            }
+        }
+    }
+}
+
+/// Whether half of the ring buffer was unread at the last record. While it was, each sampled call has to look for itself: if none of them
+/// is recorded, nothing is noted.
+#[inline(always)]
+pub(crate) fn is_filling() -> bool {
+    match FILLING.get_ptr(0) {
+        // SAFETY: as above.
+        Some(noted) => unsafe { noted.read_volatile() != 0 },
+        None => false,
+    }
 }
 
 /// Writes a record of fixed size.

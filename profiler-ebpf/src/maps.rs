@@ -27,6 +27,10 @@ use crate::layout::{InflightBucket, InflightCall, RawRecord, Scratch};
 #[map]
 pub(crate) static EVENTS: RingBuf = RingBuf::with_byte_size(1, 0);
 
+/// 1 if half of [`EVENTS`] or more was unread when a record was written last, else 0.
+#[map]
+pub(crate) static FILLING: Array<u32> = Array::with_max_entries(1, 0);
+
 /// The live set. Not preallocated: most sessions use a small part of its capacity.
 #[map]
 pub(crate) static LIVE: HashMap<LiveKey, LiveBlock> = HashMap::with_max_entries(1, BPF_F_NO_PREALLOC);

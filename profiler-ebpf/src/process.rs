@@ -17,7 +17,9 @@ use aya_ebpf::bindings::{BPF_ANY, BPF_EXIST};
 use aya_ebpf::helpers::generated::bpf_get_current_task;
 use aya_ebpf::helpers::{bpf_get_current_pid_tgid, bpf_probe_read_kernel};
 use profiler_common::counter::Counter;
-use profiler_common::record::{ExecRecord, ForkRecord, RecordHeader, RecordKind};
+use profiler_common::record::{
+    ExecRecord, ForkRecord, MEMORY_BORROWED, MEMORY_COPIED, MEMORY_SHARED, RecordHeader, RecordKind,
+};
 use profiler_common::target::{BORROWS_MEMORY, FOLLOWS_FORKS, REPORTS_FREES};
 use profiler_common::unwind::ProcessMappings;
 
@@ -63,6 +65,15 @@ impl Task {
         unsafe { bpf_probe_read_kernel((self.0 + config::task_mm_offset()) as *const u64) }.ok()
     }
 
+    /// Whether a new task has a parent that waits for it. The kernel sets the pointer before it wakes the task (`kernel_clone` in
+    /// kernel/fork.c, 5.10 to 7.3). `true` if that is not known.
+    #[inline(always)]
+    fn is_awaited(&self) -> bool {
+        let offset = config::task_vfork_done_offset();
+        // SAFETY: the helper checks the address.
+        offset == 0 || unsafe { bpf_probe_read_kernel((self.0 + offset) as *const u64) } != Ok(0)
+    }
+
     /// Whether an exiting task is the last of its process. The kernel decrements the count before the tracepoint (`do_exit` in
     /// `kernel/exit.c`; since 6.16 the tracepoint is earlier, but still after that). If two exit at once, both may be last.
     #[inline(always)]
@@ -101,21 +112,27 @@ pub(crate) fn forked(arguments: &Arguments) {
         return;
     };
     if child_tgid != tgid {
-        follow(tgid, flags, child_tgid, memory == parent_memory);
+        let memory = match (memory == parent_memory, child.is_awaited()) {
+            (false, _) => MEMORY_COPIED,
+            (true, true) => MEMORY_BORROWED,
+            (true, false) => MEMORY_SHARED,
+        };
+        follow(tgid, flags, child_tgid, memory);
     }
 }
 
 /// Adds the child to the maps, then writes the record, so that the agent's own map updates, which follow the record, are kept.
 #[inline(always)]
-fn follow(tgid: u32, flags: u32, child: u32, shares_memory: bool) {
+fn follow(tgid: u32, flags: u32, child: u32, memory: u32) {
+    let has_copy = memory == MEMORY_COPIED;
     // The child may fork before the agent knows it.
-    let memory_flag = if shares_memory { BORROWS_MEMORY } else { 0 };
+    let memory_flag = if has_copy { 0 } else { BORROWS_MEMORY };
     if TARGETS.insert(&child, &(flags & !(BORROWS_MEMORY | REPORTS_FREES) | memory_flag), u64::from(BPF_ANY)).is_err() {
         count(Counter::TargetsFull);
     }
     // A child with a copy of the memory has its parent's code at the same addresses, so its stacks unwind from the first
     // call on. One that shares the memory calls exec soon. If the map is full, its stacks end with `MissingModule`.
-    if !shares_memory && let Some(mappings) = PROCESSES.get_ptr(&tgid) {
+    if has_copy && let Some(mappings) = PROCESSES.get_ptr(&tgid) {
         // SAFETY: the pointer comes from a successful lookup.
         let _ = PROCESSES.insert(&child, unsafe { &*mappings }, u64::from(BPF_ANY));
     }
@@ -123,7 +140,7 @@ fn follow(tgid: u32, flags: u32, child: u32, shares_memory: bool) {
         header: RecordHeader::new(RecordKind::Fork, tgid),
         time_ns: emit::now_ns(),
         child,
-        shares_memory: u32::from(shares_memory),
+        memory,
     });
     if !sent {
         count(Counter::ForkMissed);

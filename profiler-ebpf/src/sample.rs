@@ -37,7 +37,7 @@ pub(crate) fn sample(call: &Call<impl Store>, size_bytes: u64) -> Option<u32> {
     if interval_code == 0 {
         return None;
     }
-    let interval_code = relieve(size_bytes, interval_code);
+    let interval_code = if emit::is_filling() { resample(size_bytes, interval_code) } else { interval_code };
     let chance = if size_bytes < u64::from(rate.interval_bytes) { Chance::Random } else { Chance::Certain };
     if interval_code != 0 && is_recorded(call, chance) { Some(interval_code) } else { None }
 }
@@ -55,21 +55,21 @@ pub(crate) extern "C" fn probability(x: u64) -> u64 {
     sampling::probability(x)
 }
 
-/// Samples a sampled call again if the ring buffer is filling: see [`sampling::relieved`].
+/// Samples a sampled call again if the ring buffer is filling: see [`sampling::resampled`].
 #[unsafe(no_mangle)]
 #[inline(never)]
-pub(crate) extern "C" fn relieve(size_bytes: u64, interval_code: u32) -> u32 {
-    let exponent_max = config::relief_exponent_max();
+pub(crate) extern "C" fn resample(size_bytes: u64, interval_code: u32) -> u32 {
+    let exponent_max = config::back_pressure_max();
     if exponent_max == 0 {
         return interval_code;
     }
-    let exponent = sampling::relief_exponent(emit::unread_bytes(), config::ring_shift());
+    let exponent = sampling::back_pressure_exponent(emit::unread_bytes(), config::ring_shift());
     if exponent == 0 {
         return interval_code;
     }
     let exponent = if exponent > exponent_max { exponent_max } else { exponent };
     let random = (random() as u64) << 32 | random() as u64;
-    sampling::relieved(size_bytes, interval_code, exponent, random, |x| probability(x))
+    sampling::resampled(size_bytes, interval_code, exponent, random, |x| probability(x))
 }
 
 /// Whether two probes of the same call take the same decision.

@@ -103,7 +103,7 @@ impl Watched {
         let target = Target::spawn(&mut Command::new(&program));
         let config = KernelConfig {
             ring_bytes: 1 << 16,
-            relief_exponent_max: 0,
+            back_pressure_max: 0,
             live_blocks_max: 1000,
             unwind_by_tables: false,
             row_cells: 1,

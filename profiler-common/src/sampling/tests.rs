@@ -129,10 +129,10 @@ fn empty_blocks_are_sampled_and_weigh_no_bytes() {
 #[test]
 fn a_filling_ring_buffer_raises_intervals_step_by_step() {
     let ring_shift = 23;
-    let at = |thousandths: u64| relief_exponent((thousandths << ring_shift) / 1000, ring_shift);
+    let at = |thousandths: u64| back_pressure_exponent((thousandths << ring_shift) / 1000, ring_shift);
     assert_eq!([0, 250, 499].map(at), [0; 3]);
     assert_eq!([500, 540, 750, 969, 1000].map(at), [8, 9, 16, 23, 23]);
-    assert_eq!(relief_exponent(u64::MAX, ring_shift), 23, "the kernel's number can be any");
+    assert_eq!(back_pressure_exponent(u64::MAX, ring_shift), 23, "the kernel's number can be any");
 }
 
 /// The estimates are those of the larger interval alone, whatever the first one was.
@@ -156,7 +156,7 @@ fn calls_that_are_sampled_again_stay_unbiased() {
                 if !rate.samples(size, || random.next_u32()) {
                     continue;
                 }
-                let code = relieved(size, rate.interval_code, exponent, random.next_u64(), probability);
+                let code = resampled(size, rate.interval_code, exponent, random.next_u64(), probability);
                 if code != 0 {
                     let interval_bytes = u64::from(Interval::from_code(code).bytes());
                     bytes[1] += estimated_bytes(size, interval_bytes);
@@ -175,12 +175,12 @@ fn calls_that_are_sampled_again_stay_unbiased() {
 #[test]
 fn large_blocks_and_larger_intervals_stay_as_they_are() {
     let code = |bytes: u32| Interval::nearest(bytes).code();
-    assert_eq!(relieved(5000, code(1), 12, u64::MAX, probability), code(1), "a block beyond both");
-    assert_eq!(relieved(10, code(8192), 12, u64::MAX, probability), code(8192));
-    assert_eq!(relieved(10, code(1), 0, u64::MAX, probability), code(1), "there is room");
-    assert_eq!(relieved(10, code(1), 12, u64::MAX, probability), 0);
-    assert_eq!(relieved(10, code(1), 12, 0, probability), code(4096));
-    assert_eq!(relieved(0, code(1), 12, 0, probability), code(4096), "empty blocks count as a byte");
+    assert_eq!(resampled(5000, code(1), 12, u64::MAX, probability), code(1), "a block beyond both");
+    assert_eq!(resampled(10, code(8192), 12, u64::MAX, probability), code(8192));
+    assert_eq!(resampled(10, code(1), 0, u64::MAX, probability), code(1), "there is room");
+    assert_eq!(resampled(10, code(1), 12, u64::MAX, probability), 0);
+    assert_eq!(resampled(10, code(1), 12, 0, probability), code(4096));
+    assert_eq!(resampled(0, code(1), 12, 0, probability), code(4096), "empty blocks count as a byte");
 }
 
 fn check_probability(size: u64, interval: u64) -> Result<(), TestCaseError> {

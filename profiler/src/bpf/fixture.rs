@@ -14,7 +14,7 @@ pub(super) fn kernel(links: LinkKind) -> Kernel {
 pub(super) fn kernel_that(links: LinkKind, differs: impl FnOnce(&mut KernelConfig)) -> Kernel {
     let mut config = KernelConfig {
         ring_bytes: 1 << 16,
-        relief_exponent_max: 0,
+        back_pressure_max: 0,
         live_blocks_max: LIVE_BLOCKS_MAX,
         unwind_by_tables: false,
         row_cells: 1,

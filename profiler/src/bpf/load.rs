@@ -43,7 +43,7 @@ pub struct KernelConfig {
     /// A power of two and a multiple of the page size.
     pub ring_bytes: u32,
     /// Binary logarithm of the largest interval in bytes that a filling ring buffer may raise others to; 0 if it raises none.
-    pub relief_exponent_max: u32,
+    pub back_pressure_max: u32,
     pub live_blocks_max: u32,
     pub unwind_by_tables: bool,
     /// Cells of unwind rows, two rows each.
@@ -157,13 +157,14 @@ impl Kernel {
             .override_global("STACK_SEED", &config.stack_seed, true)
             .override_global("WAKEUP_BYTES", &wakeup_bytes, true)
             .override_global("RING_SHIFT", &ring_shift, true)
-            .override_global("RELIEF_EXPONENT", &config.relief_exponent_max, true)
+            .override_global("BACK_PRESSURE_MAX", &config.back_pressure_max, true)
             .override_global("CPUS", &cpus, true)
             .override_global("PAGE_SHIFT", &page_shift, true)
             .override_global("UNWIND_BY_TABLES", &unwind_by_tables, true)
             .override_global("RAW_STACKS", &raw_stacks, true)
             .override_global("TASK_TGID_OFFSET", &task.tgid, true)
             .override_global("TASK_MM_OFFSET", &task.mm, true)
+            .override_global("TASK_VFORK_DONE_OFFSET", &task.vfork_done, true)
             .override_global("TASK_SIGNAL_OFFSET", &task.signal, true)
             .override_global("SIGNAL_LIVE_OFFSET", &task.live, true)
             .override_global("TASK_THREAD_POINTER_OFFSET", &task.thread_pointer, true)

@@ -357,7 +357,7 @@ fn probes(subject: &Subject) -> (Trial, Support, Option<Costs>) {
     let config = KernelConfig {
         // The minimum: nothing is recorded.
         ring_bytes: u32::try_from(page_bytes()).unwrap_or(4096),
-        relief_exponent_max: 0,
+        back_pressure_max: 0,
         live_blocks_max: 16,
         unwind_by_tables: true,
         row_cells: 1,

@@ -81,8 +81,18 @@ pub struct Fork {
     pub parent: Pid,
     pub child: Pid,
     pub time: MonotonicNanos,
-    /// The child shares the parent's memory until it calls exec (`vfork`).
-    pub shares_memory: bool,
+    pub memory: ForkedMemory,
+}
+
+/// The memory that a new process runs in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ForkedMemory {
+    /// A copy of its parent's.
+    Copied,
+    /// Its parent's, which waits for it to execute a program or to exit (`vfork`). Also where the kernel side does not know.
+    Borrowed,
+    /// Its parent's, beside it (`CLONE_VM` without `CLONE_VFORK`).
+    Shared,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -9,7 +9,7 @@ use super::config::SessionConfig;
 use super::process_table::ProcessTable;
 use super::target::{ForkedChild, ParentTarget};
 use crate::ids::Pid;
-use crate::ingest::event::{Exec, Fork};
+use crate::ingest::event::{Exec, Fork, ForkedMemory};
 use crate::ledger::Ledger;
 use crate::model::Origin;
 
@@ -36,13 +36,16 @@ impl ProcessChange {
 struct Borrower {
     of: Pid,
     since: Instant,
+    /// The kernel side has reported that its parent does not wait for it.
+    is_unawaited: bool,
     /// Its parent did not wait for it when that was last examined.
     shares: bool,
 }
 
 impl Borrower {
-    fn of(parent: Pid) -> Self {
-        Self { of: parent, since: Instant::now(), shares: false }
+    fn of(fork: &Fork) -> Self {
+        let is_unawaited = fork.memory == ForkedMemory::Shared;
+        Self { of: fork.parent, since: Instant::now(), is_unawaited, shares: false }
     }
 }
 
@@ -111,15 +114,17 @@ impl Lifecycle {
     pub(super) fn forked(&mut self, fork: Fork, processes: &mut ProcessTable, config: &SessionConfig) {
         if !config.follow_forks {
             self.unfollowed.push(fork.child);
+            // Whether it executes a program is not reported.
+            self.sharing_count += u64::from(fork.memory == ForkedMemory::Shared);
             self.created_count += u64::from(processes.get(fork.parent).is_some());
             return;
         }
         self.created_count += 1;
-        // A vfork child runs in its parent's memory until it calls exec.
-        if fork.shares_memory {
+        // Such a child is expected to execute a program.
+        if fork.memory != ForkedMemory::Copied {
             if let Some(parent) = processes.get(fork.parent) {
                 self.vfork_children.insert(fork.child, ParentTarget { requested: parent.requested });
-                self.borrowers.insert(fork.child, Borrower::of(fork.parent));
+                self.borrowers.insert(fork.child, Borrower::of(&fork));
             }
             return;
         }
@@ -223,18 +228,22 @@ impl Lifecycle {
     pub(super) fn take_exited_vfork_children(&mut self, has_exited: impl Fn(Pid) -> bool) -> Vec<Pid> {
         let exited: Vec<Pid> = self.vfork_children.keys().copied().filter(|&pid| has_exited(pid)).collect();
         self.vfork_children.retain(|pid, _| !exited.contains(pid));
-        self.borrowers.retain(|pid, _| !exited.contains(pid));
+        for pid in &exited {
+            let borrower = self.borrowers.remove(pid);
+            self.sharing_count += u64::from(borrower.is_some_and(|borrower| borrower.is_unawaited));
+        }
         exited
     }
 
-    /// Returns children that share the memory of their parents, with these. `is_sharing` returns whether such a child is none of
-    /// `vfork`, for which its parent waits; it has to return that twice, because a parent that is preempted does not wait yet.
+    /// Returns children that share the memory of their parents, with these. Where the kernel side does not know, `is_sharing` returns
+    /// whether such a child is none of `vfork`, for which its parent waits; it has to return that twice, because a parent that is
+    /// preempted does not wait yet.
     pub(super) fn take_sharing(&mut self, is_sharing: impl Fn(Pid, Pid) -> bool) -> Vec<(Pid, Pid)> {
         let mut found = Vec::new();
         self.borrowers.retain(|&child, borrower| {
             let is_old = borrower.since.elapsed() >= BORROWED_MAX;
             let was_sharing = std::mem::replace(&mut borrower.shares, is_old && is_sharing(child, borrower.of));
-            let is_found = was_sharing && borrower.shares;
+            let is_found = borrower.is_unawaited && is_old || was_sharing && borrower.shares;
             found.extend(is_found.then_some((child, borrower.of)));
             !is_found
         });
@@ -252,8 +261,10 @@ impl Lifecycle {
         self.changes.remove(at).map(|(_, change)| change)
     }
 
-    /// Those that are due.
+    /// Those that are due, at the end of the recording.
     pub(super) fn take_remaining(&mut self) -> Vec<ProcessChange> {
+        let unawaited = std::mem::take(&mut self.borrowers).into_values().filter(|borrower| borrower.is_unawaited);
+        self.sharing_count += unawaited.count() as u64;
         let now = Instant::now();
         let changes = self.changes.drain(..).filter(|(due, _)| *due <= now);
         changes.map(|(_, change)| change).collect()

@@ -25,7 +25,7 @@ pub enum OverloadPolicy {
 
 impl OverloadPolicy {
     /// Binary logarithm of the largest interval in bytes that the kernel side may raise others to by itself; 0 if it may not.
-    pub(super) fn relief_exponent_max(self) -> u32 {
+    pub(super) fn back_pressure_max(self) -> u32 {
         match self {
             Self::Drop => 0,
             Self::Adapt(interval_max) => interval_max.bytes().max(1).ilog2(),
@@ -173,7 +173,7 @@ impl Overload {
 
     /// Returns a change of the interval if this block was sampled at a larger one than any before: the kernel side has raised it by
     /// itself.
-    pub(super) fn note_relief(&mut self, block: &Allocation) -> Option<RateChange> {
+    pub(super) fn note_back_pressure(&mut self, block: &Allocation) -> Option<RateChange> {
         let heap = self.heaps.get_mut(usize::from(block.heap.0))?;
         if block.interval.bytes() <= heap.largest.bytes() {
             return None;

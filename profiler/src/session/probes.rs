@@ -60,7 +60,7 @@ impl Probes {
         let links = LinkKind::choose(config.backend)?;
         let kernel_config = KernelConfig {
             ring_bytes: config.ring_bytes,
-            relief_exponent_max: config.on_overload.relief_exponent_max(),
+            back_pressure_max: config.on_overload.back_pressure_max(),
             live_blocks_max: config.live_blocks_max,
             unwind_by_tables: config.unwind != UnwindMode::FramePointer,
             row_cells,

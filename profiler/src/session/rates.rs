@@ -141,7 +141,7 @@ impl Rates {
         self.overload.count_record(record_bytes);
         if let Event::Alloc(allocation) = event {
             self.overload.count_block(allocation.heap, allocation.size_bytes);
-            if let Some(change) = self.overload.note_relief(allocation) {
+            if let Some(change) = self.overload.note_back_pressure(allocation) {
                 self.note(change);
             }
         }

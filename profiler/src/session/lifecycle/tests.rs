@@ -75,27 +75,58 @@ fn exited_vfork_children_are_removed() {
 #[test]
 fn children_of_ended_targets_are_followed() {
     let (mut lifecycle, mut processes) = (Lifecycle::new(), ProcessTable::default());
-    let mut fork = |shares_memory| {
-        let fork = Fork { parent: Pid(1), child: Pid(2), time: MonotonicNanos(5), shares_memory };
+    let mut fork = |memory| {
+        let fork = Fork { parent: Pid(1), child: Pid(2), time: MonotonicNanos(5), memory };
         lifecycle.forked(fork, &mut processes, &SessionConfig::default());
         (lifecycle.take_due(|_| true), lifecycle.vfork_children.len())
     };
-    assert!(matches!(fork(true), (None, 0)), "it runs in its parent's memory");
-    let (Some(ProcessChange::Started(started, origin, parent)), 0) = fork(false) else { panic!("it is not followed") };
+    assert!(matches!(fork(ForkedMemory::Borrowed), (None, 0)), "it runs in its parent's memory");
+    let (Some(ProcessChange::Started(started, origin, parent)), 0) = fork(ForkedMemory::Copied) else {
+        panic!("it is not followed")
+    };
     assert_eq!((started.pid, started.time, origin), (Pid(2), MonotonicNanos(5), Origin::Forked(Pid(1))));
     assert!(parent.is_some_and(|parent| parent.requested));
 }
 
-#[test]
-fn vfork_children_of_targets_are_kept_until_they_exec() {
+/// A process that can be read, which has ended.
+fn ended_target() -> Target {
     let mut child = Command::new("sleep").arg("100").spawn().expect("sleep starts");
     let target = Target::open(Pid(child.id()), Origin::Running, None);
     child.kill().expect("it is our child");
     child.wait().expect("it is our child");
-    let mut target = target.expect("it can be read");
+    target.expect("it can be read")
+}
+
+#[test]
+fn children_that_ran_beside_their_parent_are_counted_however_short() {
+    let (mut lifecycle, mut processes) = (Lifecycle::new(), ProcessTable::default());
+    let target = ended_target();
+    let fork = |child, memory| Fork { parent: target.pid, child: Pid(child), time: MonotonicNanos(0), memory };
+    let forks = [
+        fork(2, ForkedMemory::Shared),
+        fork(3, ForkedMemory::Borrowed),
+        fork(4, ForkedMemory::Shared),
+        fork(5, ForkedMemory::Shared),
+    ];
+    processes.add(target);
+    let config = SessionConfig::default();
+    forks.iter().for_each(|&fork| lifecycle.forked(fork, &mut processes, &config));
+    assert_eq!(lifecycle.take_exited_vfork_children(|pid| pid.0 < 4), [Pid(2), Pid(3)]);
+    assert_eq!(lifecycle.sharing_count(), 1, "the parent of the other waited");
+    lifecycle.executed(exec(4, 1), &mut processes, Duration::ZERO);
+    assert_eq!(lifecycle.sharing_count(), 1, "it executes a program");
+    let _ = lifecycle.take_remaining();
+    assert_eq!(lifecycle.sharing_count(), 2, "it runs");
+    lifecycle.forked(forks[0], &mut processes, &SessionConfig { follow_forks: false, ..config });
+    assert_eq!(lifecycle.sharing_count(), 3);
+}
+
+#[test]
+fn vfork_children_of_targets_are_kept_until_they_exec() {
+    let mut target = ended_target();
     target.requested = true;
     let (mut lifecycle, mut processes) = (Lifecycle::new(), ProcessTable::default());
-    let fork = Fork { parent: target.pid, child: Pid(2), time: MonotonicNanos(0), shares_memory: true };
+    let fork = Fork { parent: target.pid, child: Pid(2), time: MonotonicNanos(0), memory: ForkedMemory::Borrowed };
     processes.add(target);
     lifecycle.forked(fork, &mut processes, &SessionConfig { follow_forks: false, ..SessionConfig::default() });
     assert_eq!(lifecycle.vfork_children, BTreeMap::new());
@@ -141,7 +172,8 @@ fn children_that_share_memory_are_found_once() {
     let long_ago = Instant::now().checked_sub(2 * BORROWED_MAX).expect("this machine has run for longer");
     let later = Instant::now() + Duration::from_secs(3600);
     for (child, of, since) in [(4, 1, long_ago), (5, 1, later), (6, 2, long_ago)] {
-        lifecycle.borrowers.insert(Pid(child), Borrower { since, ..Borrower::of(Pid(of)) });
+        let fork = Fork { parent: Pid(of), child: Pid(child), time: MonotonicNanos(0), memory: ForkedMemory::Borrowed };
+        lifecycle.borrowers.insert(Pid(child), Borrower { since, ..Borrower::of(&fork) });
     }
     let parent_of_6_waits = |_: Pid, of: Pid| of == Pid(1);
     assert_eq!(lifecycle.take_sharing(parent_of_6_waits), [], "seen once");
