@@ -241,6 +241,39 @@ impl Recorded {
     }
 }
 
+/// Each is resumed after its blocks were entered, so it cannot free one of them before.
+#[test]
+fn small_processes_that_wait_are_exact() {
+    let mut targets: Vec<Target> =
+        (0..12).map(|number| Target::spawn(&mut aged(&format!("{} 256", 100 + 40 * number)))).collect();
+    let before: Vec<Statistics> = targets.iter_mut().map(statistics).collect();
+    let others: String = targets[1..].iter().map(|target| format!(" --pid {}", target.pid())).collect();
+    let mut heapbpf = Heapbpf::with_inventory(targets[0].pid(), &format!("--interval 1 -o out.json{others}"));
+    let session = heapbpf.start();
+    for target in &mut targets {
+        ["free 3", "realloc 2", "new 30 700", "free 2"].iter().for_each(|line| target.run_command(line));
+    }
+    let after: Vec<Statistics> = targets.iter_mut().map(statistics).collect();
+    let _ = session.interrupt().expect_code(0);
+    let report = heapbpf.report("out.json");
+    for ((target, before), after) in targets.iter().zip(before).zip(after) {
+        let process = report.process(target.pid());
+        let inventory = process.inventory.as_ref().expect("one was taken");
+        assert_eq!((inventory.error.as_deref(), inventory.gaps.as_slice()), (None, &[][..]));
+        assert!(is_near(inventory.blocks as f64, before.count, LIBRARY_BLOCKS), "{inventory:?} {before:?}");
+        assert!(
+            is_near(number(&process.totals.live_count), after.count, LIBRARY_BLOCKS),
+            "{:?} {after:?}",
+            process.totals
+        );
+        assert!(
+            is_near(number(&process.totals.live_bytes), after.bytes, LIBRARY_BYTES),
+            "{:?} {after:?}",
+            process.totals
+        );
+    }
+}
+
 #[test]
 fn musl_is_walked() {
     let mut command = Command::new(Recipe::of("aged.c").compiler("musl-gcc").flags("-static").build());

@@ -45,6 +45,19 @@ pub struct Collected {
     pub unread_bytes: u64,
 }
 
+/// A process that has been read and is still stopped, unless it was copied. Resumed when dropped.
+pub(crate) struct Held {
+    stopped: Option<Box<dyn StoppedProcess>>,
+    pause: Duration,
+}
+
+impl Held {
+    /// Resumes the process. Returns how long it was stopped.
+    pub(crate) fn release(self) -> Result<Duration, CollectError> {
+        self.stopped.map_or(Ok(self.pause), |stopped| stopped.release())
+    }
+}
+
 /// Stops a process with `stop`, calls `while_stopped`, reads the process and resumes it, on errors as well.
 pub(crate) fn collect(
     pid: Pid,
@@ -52,6 +65,17 @@ pub(crate) fn collect(
     stop: impl FnOnce() -> Result<Box<dyn StoppedProcess>, CollectError>,
     while_stopped: &mut dyn FnMut(&[ThreadState]),
 ) -> Result<Collected, CollectError> {
+    let (collected, held) = collect_held(pid, method, stop, while_stopped)?;
+    Ok(Collected { pause: held.release()?, ..collected })
+}
+
+/// As [`collect`], but the process is not resumed yet, and its pause is not known.
+pub(crate) fn collect_held(
+    pid: Pid,
+    method: Method,
+    stop: impl FnOnce() -> Result<Box<dyn StoppedProcess>, CollectError>,
+    while_stopped: &mut dyn FnMut(&[ThreadState]),
+) -> Result<(Collected, Held), CollectError> {
     // Slow preparations are done before the stop. Mappings may change until then.
     let living = stop::living_thread(pid)?;
     let started = Stat::read(pid)?.start_ticks;
@@ -72,16 +96,20 @@ pub(crate) fn collect(
     let living = stopped.living_thread();
     let kernel_words = epolls.user_data(living);
     let regions = regions(living)?;
-    let (memory, unread_bytes, pause): (Box<dyn Memory>, _, _) = match reserved {
+    let (memory, unread_bytes, held): (Box<dyn Memory>, _, _) = match reserved {
         Some(reserved) => {
             let touched = Touched::of(living, &regions)?;
             let memory = Copy::take(living, &touched.spans, reserved, limit)?;
             let unread_bytes = memory.unread_bytes.saturating_add(touched.unread_bytes);
-            (Box::new(memory), unread_bytes, stopped.release()?)
+            (Box::new(memory), unread_bytes, Held { stopped: Some(stopped), pause: Duration::ZERO })
         }
-        None => forked(stopped, &regions)?,
+        None => {
+            let (memory, unread_bytes, pause) = forked(stopped, &regions)?;
+            (memory, unread_bytes, Held { stopped: None, pause })
+        }
     };
-    Ok(Collected { pid, threads, regions, memory, kernel_words, pause, method, unread_bytes })
+    let pause = Duration::ZERO;
+    Ok((Collected { pid, threads, regions, memory, kernel_words, pause, method, unread_bytes }, held))
 }
 
 /// Also returns the bytes missing from the copy, and the duration of the stop.

@@ -83,6 +83,20 @@ pub(super) struct Walked {
     pub(super) was_changing: bool,
 }
 
+impl Walked {
+    /// What was found, without the pause.
+    pub(super) fn inventory(&self) -> Inventory {
+        Inventory {
+            blocks: self.count,
+            bytes: self.bytes,
+            interval_bytes: self.interval.bytes().into(),
+            pause_ns: 0,
+            gaps: self.gaps.clone(),
+            error: self.error.clone(),
+        }
+    }
+}
+
 impl Pending {
     pub(super) fn new(pid: Pid, opened: Instant, taken: MonotonicNanos) -> Self {
         let affordable = memory::available_in_cgroup_bytes().map(|bytes| bytes / GROUP_SHARE / FREED_BYTES);

@@ -4,36 +4,36 @@
 //! open the filter ─▶ stop ─▶ copy ─▶ resume ─▶ walk and sample, on a thread ─▶ insert ─▶ close the filter
 //! ```
 //!
+//! A small process that waits is resumed only after the insertion. What follows is for the others, and takes two grace periods of the
+//! kernel, of 10 to 20 ms each.
+//!
 //! The walk takes long, and the process frees blocks meanwhile. So from before the stop until the blocks are in the live
 //! set, the kernel side reports frees of blocks that are not in it. A block whose free was reported, and whose thread was stopped
 //! before `free` had worked, is left out. What was sampled before the stop is part of the walked
 //! heap, and is removed, except blocks that are as large as the interval: all of those are known.
 
-use std::time::Duration;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 use profiler_common::counter::Counter;
 use profiler_common::interval::Interval;
-use profiler_common::live::LiveBlock;
 use rustc_hash::FxHashSet;
 use tracing::{debug, info};
 
-use super::earlier::{Earlier, Pending, Walked, aside, walk_heaps};
+use super::earlier::{Pending, Walked, walk_heaps};
 use super::session::Session;
 use super::target::Target;
 use crate::address::TargetAddr;
 use crate::allocator::selection::MMAP;
 use crate::bpf::counters::Counters;
-use crate::bpf::load::LoadError;
-use crate::collect::{CollectError, Collected, Method, collect};
+use crate::collect::{CollectError, Collected, Held, Method, collect_held};
 use crate::ids::{HeapId, Pid};
-use crate::ingest::event::{Event, Free};
 use crate::keeper;
-use crate::ledger::{LiveAllocation, inventory};
+use crate::ledger::LiveAllocation;
 use crate::linux::proc::stat::{self, Stat};
-use crate::linux::{bpf, clock, signals};
+use crate::linux::{clock, signals};
 use crate::model::Inventory;
 use crate::report::text;
-use crate::units::{Amounts, EstimatedBytes};
 use crate::walk;
 
 /// Blocks to enter of a process, sampled if there are more: the error of live bytes after half of them were freed is 0.4 %.
@@ -43,13 +43,12 @@ const LIVE_SHARE: usize = 4;
 /// Maximum number of stops, if a heap was being changed each time, and maximum time for all of them.
 const TRIES_MAX: u32 = 8;
 const PAUSES_MAX: Duration = Duration::from_secs(1);
-/// Blocks to insert between two reads of the ring buffer: first, and when the process has filled it once meanwhile.
-const PART: usize = 64;
-const PART_MAX: usize = 1024;
-/// Number of times that the process may fill the ring buffer until no more blocks are inserted: it may do so as fast as the ring
-/// buffer is read, and everything else waits meanwhile.
-const FILLED_MAX: u64 = 4;
 const WAIT: Duration = Duration::from_micros(500);
+/// Resident memory of a waiting process that stays stopped until its blocks are inserted, and how long the walk may take then: of so
+/// much memory, it takes 1 to 4 ms.
+const HELD_RESIDENT_BYTES: u64 = 4 << 20;
+const HELD_WALK_MAX: Duration = Duration::from_millis(10);
+const HELD_WAIT: Duration = Duration::from_micros(100);
 
 impl Session {
     /// Begins to take the inventory of a process that ran before the recording, if one is wanted.
@@ -97,13 +96,27 @@ impl Session {
             Err(CollectError::TooLarge { .. }) => self.collect_heap(pid, Method::Fork),
             collected => collected,
         };
-        let collected = match collected {
+        let (collected, held) = match collected {
             Ok(collected) => collected,
             Err(error @ CollectError::StoppedForLong(_, limit)) => {
                 return self.end_inventory(failed(format!("{error}; {}", remedy(limit * 4))));
             }
             Err(error) => return self.end_inventory(failed(error.to_string())),
         };
+        if is_idle(&collected) {
+            return self.begin_walk(pid, collected, Some(held));
+        }
+        match held.release() {
+            Ok(pause) => {
+                self.note_pause(pause);
+                self.begin_walk(pid, collected, None);
+            }
+            Err(error) => self.end_inventory(failed(error.to_string())),
+        }
+    }
+
+    /// Starts the walk; if the process is still stopped, also waits for it, and enters the blocks.
+    fn begin_walk(&mut self, pid: Pid, collected: Collected, held: Option<Held>) {
         let heaps = self.hooked_heaps(pid);
         let mut known: FxHashSet<TargetAddr> = FxHashSet::default();
         if let Some(target) = self.processes.get(pid) {
@@ -115,15 +128,42 @@ impl Session {
             known.extend(pending.last_frees.addresses());
         }
         let blocks_max = self.inventory_blocks_max(&heaps);
-        let pause = collected.pause;
         let work = move || walk_heaps(&collected, &heaps, &known, blocks_max);
         let walker = std::thread::Builder::new().name("inventory".to_owned()).spawn(work);
         let Some(pending) = &mut self.inventories.pending else { return };
-        pending.pause += pause;
         pending.tries += 1;
         match walker {
             Ok(walker) => pending.walker = Some(walker),
-            Err(error) => self.end_inventory(failed(format!("cannot start a thread: {error}"))),
+            Err(error) => return self.end_inventory(failed(format!("cannot start a thread: {error}"))),
+        }
+        if let Some(held) = held {
+            self.await_walk(held);
+        }
+    }
+
+    /// Waits for the walk of a process that is stopped, unless that takes long, enters its blocks, and resumes it.
+    fn await_walk(&mut self, held: Held) {
+        let begun = Instant::now();
+        while !self.inventories.is_walked() && begun.elapsed() < HELD_WALK_MAX {
+            std::thread::sleep(HELD_WAIT);
+        }
+        let Some(pending) = &mut self.inventories.pending else { return };
+        let is_walked = pending.walker.as_ref().is_some_and(JoinHandle::is_finished);
+        let walked = pending.walker.take_if(|_| is_walked).map(JoinHandle::join);
+        let entered = walked.as_ref().and_then(|walked| self.enter_held(walked.as_ref().ok()?));
+        let released = held.release();
+        self.note_pause(released.as_ref().copied().unwrap_or_default());
+        match (entered, walked, released) {
+            (Some(inventory), ..) => self.end_inventory(inventory),
+            (None, _, Err(error)) => self.end_inventory(failed(error.to_string())),
+            (None, Some(walked), Ok(_)) => self.finish_walk(walked, true),
+            (None, None, Ok(_)) => {}
+        }
+    }
+
+    fn note_pause(&mut self, pause: Duration) {
+        if let Some(pending) = &mut self.inventories.pending {
+            pending.pause += pause;
         }
     }
 
@@ -133,10 +173,10 @@ impl Session {
         if is_exact { share } else { share.min(BLOCKS_MAX) }
     }
 
-    fn collect_heap(&mut self, pid: Pid, method: Method) -> Result<Collected, CollectError> {
+    fn collect_heap(&mut self, pid: Pid, method: Method) -> Result<(Collected, Held), CollectError> {
         let keeper = self.probes.keeper().clone();
         let limit = Some(self.config.inventory_stop_max);
-        collect(pid, method, || keeper::stop_within(&keeper, pid, limit), &mut |_| {
+        collect_held(pid, method, || keeper::stop_within(&keeper, pid, limit), &mut |_| {
             self.catch_up();
             self.remove_sampled(pid);
             let dropped = self.ring_dropped();
@@ -176,7 +216,12 @@ impl Session {
     pub(super) fn finish_inventory(&mut self, may_try_again: bool) {
         let Some(pending) = &mut self.inventories.pending else { return };
         let Some(walker) = pending.walker.take() else { return };
-        let Ok(walked) = walker.join() else {
+        self.finish_walk(walker.join(), may_try_again);
+    }
+
+    fn finish_walk(&mut self, walked: std::thread::Result<Walked>, may_try_again: bool) {
+        let Some(pending) = &self.inventories.pending else { return };
+        let Ok(walked) = walked else {
             return self.end_inventory(failed("internal error: the walk panicked; please report it".to_owned()));
         };
         let pause = pending.pause;
@@ -186,14 +231,7 @@ impl Session {
         if walked.was_changing && may_try && self.inventory_target().is_some() {
             return self.try_inventory();
         }
-        let inventory = Inventory {
-            blocks: walked.count,
-            bytes: walked.bytes,
-            interval_bytes: walked.interval.bytes().into(),
-            pause_ns: u64::try_from(pause.as_nanos()).unwrap_or(u64::MAX),
-            gaps: walked.gaps.clone(),
-            error: walked.error.clone(),
-        };
+        let inventory = walked.inventory();
         if inventory.error.is_some() {
             return self.end_inventory(inventory);
         }
@@ -201,177 +239,21 @@ impl Session {
         self.end_inventory(inventory);
     }
 
-    fn enter_inventory(&mut self, walked: &Walked, mut inventory: Inventory) -> Inventory {
-        // A pass would remove blocks that were inserted after it began.
-        if self.resync.is_running() {
-            self.complete_pass();
-        }
-        self.catch_up();
-        let Some(Pending { pid, taken, dropped, .. }) = self.inventories.pending else { return inventory };
-        if self.inventories.is_full() {
-            let error = "too many blocks were freed while the heap was walked".to_owned();
-            return Inventory { error: Some(error), ..inventory };
-        }
-        let allocation = |block: &Earlier| block.allocation(walked.interval, taken);
-        let (gone, rest): (Vec<Earlier>, Vec<Earlier>) =
-            walked.chosen.iter().partition(|block| self.inventories.is_freed(block.address));
-        let gone: Vec<LiveAllocation> = gone.iter().map(allocation).collect();
-        let rest: Vec<LiveAllocation> = rest.iter().map(allocation).collect();
-        match self.enter_live(pid, &rest) {
-            Ok(gap) => inventory.gaps.extend(gap),
-            Err(error) => return Inventory { error: Some(error.to_string()), ..inventory },
-        }
-        self.enter_gone(&gone);
-        if let Some(target) = self.inventory_target()
-            && walked.interval != Interval::EXACT
-        {
-            let heaps = walked.chosen.iter().map(|block| block.heap);
-            target.inventory_intervals = heaps.map(|heap| (heap, walked.interval.bytes().into())).collect();
-        }
-        if self.inventories.is_full() {
-            inventory.gaps.push("too many blocks were freed: frees may be missing".to_owned());
-        }
-        let dropped = self.ring_dropped().saturating_sub(dropped);
-        if dropped > 0 {
-            inventory
-                .gaps
-                .push(format!("{dropped} records were dropped while the heap was walked: frees may be missing"));
-        }
-        inventory
-    }
-
-    /// Enters live blocks, some at a time: a block that is freed between the check of its reported frees and the insertion
-    /// is removed when that free is read. Returns what is missing.
-    fn enter_live(&mut self, pid: Pid, blocks: &[LiveAllocation]) -> Result<Option<String>, LoadError> {
-        let begun = self.ring.read_bytes();
-        let mut gone: Vec<LiveAllocation> = Vec::new();
-        let mut gap = None;
-        let mut left = blocks;
-        while !left.is_empty() {
-            let filled = (self.ring.read_bytes() - begun) / u64::from(self.config.ring_bytes).max(1);
-            let reason = if signals::is_interrupted_again() {
-                Some("the user has interrupted again")
-            } else {
-                (filled >= FILLED_MAX)
-                    .then_some("the process allocates faster than they can be entered (use a larger `--interval`)")
-            };
-            if let Some(reason) = reason {
-                gap = Some(format!("{} of {} blocks are missing: {reason}", left.len(), blocks.len()));
-                break;
-            }
-            let size = if filled == 0 { PART } else { PART_MAX };
-            let (part, rest) = left.split_at(size.min(left.len()));
-            left = rest;
-            self.catch_up();
-            self.forget_stale(pid);
-            let (freed, part): (Vec<LiveAllocation>, Vec<LiveAllocation>) =
-                part.iter().partition(|block| self.inventories.is_freed(block.address));
-            gone.extend(freed);
-            if self.inventory_target().is_none() {
-                return Ok(None);
-            }
-            let of_kernel: Vec<(TargetAddr, LiveBlock)> = part.iter().map(kernel_block).collect();
-            let refused = self.probes.kernel.insert_earlier_blocks(pid, &of_kernel)?;
-            let (Some(refused), Some(pending)) = (refused, &mut self.inventories.pending) else {
-                gap = Some("the live set is full (see `--live-blocks`)".to_owned());
-                break;
-            };
-            pending.stale.refuse(refused);
-            if let Some(target) = self.inventory_target() {
-                part.iter().for_each(|block| target.ledger.enter_earlier(block));
-            }
-        }
-        // Programs that have not found a block before it was inserted report its free.
-        self.complete_programs();
-        self.forget_stale(pid);
-        if self.restore_newer(pid) {
-            self.complete_programs();
-            self.forget_stale(pid);
-        }
-        self.observe_frees(pid, false);
-        self.complete_programs();
-        self.forget_stale(pid);
-        self.enter_gone(&gone);
-        Ok(gap)
-    }
-
-    /// Enters blocks that were freed during the walk, and their frees.
-    ///
-    /// The peak is at the start or at the end of the walk: these blocks must not be live with those that were allocated meanwhile,
-    /// which may have replaced them. So only as many are live with these as there were more of them.
-    fn enter_gone(&mut self, gone: &[LiveAllocation]) {
-        let Some(taken) = self.inventories.pending.as_ref().map(|pending| pending.taken) else { return };
-        let Some(target) = self.inventory_target() else { return };
-        let bytes = |block: &LiveAllocation| Amounts::of(block.size_bytes, block.interval).bytes;
-        let is_newer = |block: &LiveAllocation| block.time >= taken && !inventory::is_inventory(block.stack);
-        let allocated = target.ledger.live().filter(is_newer);
-        let newer = allocated.fold(EstimatedBytes::ZERO, |sum, block| sum + bytes(&block));
-        let mut freed = EstimatedBytes::ZERO;
-        let (replaced, others): (Vec<&LiveAllocation>, Vec<&LiveAllocation>) = gone.iter().partition(|block| {
-            let is_replaced = freed < newer;
-            freed += bytes(block);
-            is_replaced
-        });
-        replaced.into_iter().for_each(|block| target.ledger.enter_freed(block));
-        for block in &others {
-            target.ledger.enter_earlier(&LiveAllocation { address: aside(block.address), ..**block });
-        }
-        self.processes.record_corrections();
-        let Some(pending) = &self.inventories.pending else { return };
-        for free in others.iter().filter_map(|block| pending.freed.get(&block.address)) {
-            self.processes.enter(Event::Free(Free { address: aside(free.address), ..*free }));
-        }
-    }
-
-    /// Reads the records of programs that run now. The ring buffer ends at the first record that a preempted program has reserved
-    /// and not submitted.
-    pub(super) fn complete_programs(&mut self) {
-        bpf::wait_for_programs();
-        self.catch_up();
-    }
-
-    /// Removes blocks from the live set that were freed before they were inserted.
-    fn forget_stale(&mut self, pid: Pid) {
-        let Some(pending) = &mut self.inventories.pending else { return };
-        let stale = pending.stale.take();
-        if let Err(error) = self.probes.kernel.forget_blocks(pid, stale) {
-            debug!("process {pid}: {error}");
-        }
-    }
-
-    /// Inserts blocks again that the process has allocated where stale ones were, and that were removed instead. Returns whether
-    /// blocks were removed at all.
-    fn restore_newer(&mut self, pid: Pid) -> bool {
-        let Some(pending) = &self.inventories.pending else { return false };
-        if !pending.stale.has_removed() {
-            return false;
-        }
-        self.complete_programs();
-        let Some(pending) = &mut self.inventories.pending else { return false };
-        let removed = pending.stale.take_removed();
-        let Some(target) = self.processes.get(pid).filter(|target| pending.is_of(target)) else { return false };
-        let newer: Vec<LiveAllocation> = removed.iter().filter_map(|address| target.ledger.block(*address)).collect();
-        pending.stale.restore(newer.iter().map(|block| block.address));
-        let newer: Vec<(TargetAddr, LiveBlock)> = newer.iter().map(kernel_block).collect();
-        if let Err(error) = self.probes.kernel.insert_earlier_blocks(pid, &newer) {
-            debug!("process {pid}: {error}");
-        }
-        true
-    }
-
-    fn ring_dropped(&self) -> u64 {
+    pub(super) fn ring_dropped(&self) -> u64 {
         Counters::read_one(&self.probes.kernel, Counter::RingFull).unwrap_or_default()
     }
 
     /// The target of the pending inventory, unless it has exited or executed another program.
-    fn inventory_target(&mut self) -> Option<&mut Target> {
+    pub(super) fn inventory_target(&mut self) -> Option<&mut Target> {
         let pending = self.inventories.pending.as_ref()?;
         self.processes.get_mut(pending.pid).filter(|target| pending.is_of(target))
     }
 
     fn end_inventory(&mut self, inventory: Inventory) {
         let is_there = self.inventory_target().is_some();
-        let Some(Pending { pid, .. }) = self.inventories.pending.take() else { return };
+        let Some(Pending { pid, pause, .. }) = self.inventories.pending.take() else { return };
+        let pause_ns = if inventory.error.is_none() { nanoseconds(pause) } else { 0 };
+        let inventory = Inventory { pause_ns, ..inventory };
         self.observe_frees(pid, false);
         if !is_there {
             return;
@@ -397,17 +279,12 @@ impl Session {
         }
     }
 
-    fn observe_frees(&mut self, pid: Pid, is_on: bool) {
+    pub(super) fn observe_frees(&mut self, pid: Pid, is_on: bool) {
         if let Err(error) = self.probes.kernel.report_frees(pid, is_on) {
             debug!("process {pid}: {error}");
         }
         self.resync.set_filter_open(is_on);
     }
-}
-
-fn kernel_block(block: &LiveAllocation) -> (TargetAddr, LiveBlock) {
-    let LiveAllocation { address, size_bytes, interval, stack, heap, time } = *block;
-    (address, LiveBlock::new(size_bytes, time.0, stack.0, interval, heap.0))
 }
 
 /// Time for which a process with so many threads and so much memory is stopped. Measured: threads are stopped, their
@@ -433,6 +310,16 @@ fn too_long(pid: Pid, resident_bytes: u64, limit: Duration) -> Option<String> {
 
 fn remedy(enough: Duration) -> String {
     format!("to include them, run again with `--inventory-stop-max {}s`", enough.as_secs() + 1)
+}
+
+/// Whether a process may stay stopped until its blocks are entered: it is small, and waits.
+fn is_idle(collected: &Collected) -> bool {
+    let is_small = || Stat::of_process(collected.pid).is_ok_and(|stat| stat.resident_bytes <= HELD_RESIDENT_BYTES);
+    collected.threads.iter().all(|thread| thread.in_syscall) && is_small()
+}
+
+fn nanoseconds(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }
 
 fn failed(reason: String) -> Inventory {

@@ -7,6 +7,7 @@ mod descendants;
 mod discovery;
 mod earlier;
 mod endings;
+mod entering;
 mod followed;
 mod following;
 mod foreign;
