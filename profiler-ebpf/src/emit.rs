@@ -39,7 +39,7 @@ fn half_bytes() -> u64 {
     1 << (config::ring_shift() - 1)
 }
 
-/// Notes whether the ring buffer is filling, so that a sampled call need not ask for that once more.
+/// Notes whether the ring buffer is filling, so that a sampled call need not query it once more.
 #[inline(always)]
 fn note_unread(unread: u64) {
     if config::back_pressure_max() == 0 {

@@ -6,6 +6,7 @@ mod backends;
 mod boundary;
 mod churn;
 mod command_line;
+mod coverage;
 mod cut_stacks;
 mod debug_files;
 mod demo_svg;

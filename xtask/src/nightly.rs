@@ -64,6 +64,8 @@ enum Suite {
     Kills,
     /// 2,000 random programs whose counts are known.
     Model,
+    /// How often 95 % intervals of real recordings contain the truth.
+    Coverage,
     /// The oldest kernel that is supported.
     OldestKernel,
     /// The newest kernel, which preempts everywhere.
@@ -93,6 +95,9 @@ impl Suite {
             Self::Attack => all(&["xtask faults --engine inline"]),
             Self::Kills => all(&["xtask faults", "xtask test --profile default -E test(/^keeper_kills::/)"]),
             Self::Model => all(&["xtask test --profile default --no-capture --run-ignored only -E test(/^model::/)"]),
+            Self::Coverage => {
+                all(&["xtask test --profile default --no-capture --run-ignored only -E test(/^coverage::/)"])
+            }
             Self::OldestKernel => all(&["xtask vm --kernel 5.10"]),
             Self::NewestKernel => all(&["xtask vm --kernel 7 --preempt full"]),
             Self::Objects => all(&["xtask build-ebpf --install --check", "xtask build-page --check"]),

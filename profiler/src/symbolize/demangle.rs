@@ -1,4 +1,6 @@
-//! Demangles C++ and Rust names, and bounds the result: a few hundred bytes can expand to gigabytes.
+//! Demangles C++, Rust and D names, and bounds the result: a few hundred bytes can expand to gigabytes.
+
+mod qualified;
 
 use std::fmt::{self, Write};
 
@@ -13,11 +15,13 @@ const NESTING_MAX: u32 = 192;
 pub(crate) fn demangle(symbol: &str) -> String {
     let mut name = Bounded::default();
     // Check the prefix: to the C++ demangler, `f` alone is the type `float`.
-    let mangled = symbol.len() <= MANGLED_BYTES_MAX && (symbol.starts_with("_Z") || symbol.starts_with("_R"));
+    let is_short = symbol.len() <= MANGLED_BYTES_MAX;
+    let mangled = is_short && (symbol.starts_with("_Z") || symbol.starts_with("_R"));
     if !(mangled && (rust(symbol, &mut name) || cpp(symbol, &mut name))) {
         name = Bounded::default();
+        let qualified = if is_short { qualified::of_module(symbol).or_else(|| qualified::d(symbol)) } else { None };
         // It can only fail because of the length.
-        let _ = name.write_str(symbol);
+        let _ = name.write_str(qualified.as_deref().unwrap_or(symbol));
     }
     name.text
 }
@@ -78,6 +82,8 @@ mod tests {
         check("_ZN5alloc5alloc15exchange_malloc17h0123456789abcdefE", "alloc::alloc::exchange_malloc");
         check("_RNvC6_123foo3bar", "123foo::bar");
         check("_ZN3foo3barEv.cold", "foo::bar() [.cold]");
+        check("_ZN5greetW5greetW4core4makeEiNS_S1_3BoxE", "greet::make@greet.core");
+        check("_D4file5Cache3addMFiZv", "file.Cache.add");
     }
 
     #[test]
@@ -102,7 +108,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_symbol_gives_a_bounded_name(tail in "[A-Za-z0-9_.$]{0,200}", prefix in "(_Z|_ZN|_R|_RNv|)") {
+        fn any_symbol_gives_a_bounded_name(tail in "[A-Za-z0-9_.$]{0,200}", prefix in "(_Z|_ZN|_ZNW|_ZGI|_R|_RNv|_D|)") {
             let name = demangle(&(prefix + &tail));
             prop_assert!(name.len() <= NAME_BYTES_MAX + 3);
         }
