@@ -1,5 +1,6 @@
 /*
- * A program with blocks of 16 bytes to 4 KiB, whose sizes have a uniform logarithm.
+ * A program with blocks of 24 bytes to 4 KiB, whose sizes have a uniform logarithm. They are of the form 16n + 8, which is what glibc
+ * makes of others: blocks from before a recording have the sizes that they can be used with.
  *
  *   mix N K        allocates N blocks and keeps them, except every Kth, which it frees after the next 64 allocations; 0 keeps all
  *   earlier K      frees every Kth block of earlier lines, which counts for `earlier`
@@ -23,7 +24,7 @@ static uint32_t next(void) {
 }
 
 static struct block allocate(void) {
-    size_t least = (size_t)16 << next() % 8, n = least + next() % least;
+    size_t least = (size_t)16 << next() % 8, n = (least + next() % least) / 16 * 16 + 8;
     return n < 128 ? small(n) : n < 1024 ? medium(n) : large(n);
 }
 

@@ -6,6 +6,7 @@ use strum::{IntoStaticStr, VariantArray};
 
 use super::health::Health;
 use super::loss::Loss;
+use super::process::Origin;
 use super::profile::{Profile, TargetProfile};
 
 /// What can be missing from a profile.
@@ -17,6 +18,7 @@ pub enum Defect {
     NoTarget,
     MissedProcesses,
     EndedProcesses,
+    LatePrograms,
     UnhookedProcesses,
     MissingHooks,
     Limits,
@@ -51,12 +53,16 @@ impl Defect {
         match self {
             Self::NoTarget => any("no process was profiled"),
             Self::MissedProcesses => any(
-                "forks, execs and programs that were missed or recorded late, processes of `--pid` that could not be recorded, processes beyond the maximum, processes that share the memory of others, processes whose calls were not observed",
+                "forks, execs and programs that were missed, processes of `--pid` that could not be recorded, processes beyond the maximum, processes that share the memory of others, processes whose calls were not observed",
             ),
             // A program may start others that end at once.
             Self::EndedProcesses => {
                 above(0.9, "processes that ended before they could be recorded, besides missed programs")
             }
+            Self::LatePrograms => above(
+                0.5,
+                "programs that recorded processes have executed and that ran before their probes were attached",
+            ),
             Self::UnhookedProcesses => above(0.5, "profiled processes in which no allocator is hooked"),
             Self::MissingHooks => any("required hooks that are not attached or not found"),
             Self::Limits => any("a limit ended the recording or detached a process, or the keeper exited"),
@@ -137,13 +143,17 @@ fn measure(profile: &Profile, defect: Defect) -> (u64, f64) {
     match defect {
         Defect::NoTarget => counted(u64::from(processes == 0), 1),
         Defect::MissedProcesses => {
-            let missed = lost(&profile.health, true);
+            let missed = lost(&profile.health, true).saturating_sub(profile.health.lost_by(&Loss::ProgramLate));
             counted(missed, missed.saturating_add(processes))
         }
         Defect::EndedProcesses => {
             // A missed program may have exited, too.
             let ended = profile.others.short_lived_count.saturating_sub(profile.health.lost_by(&Loss::ProgramMissed));
             counted(ended, ended.saturating_add(processes))
+        }
+        Defect::LatePrograms => {
+            let executed = profile.targets.iter().filter(|target| target.facts.beginning.origin == Origin::Executed);
+            counted(profile.health.lost_by(&Loss::ProgramLate), executed.count() as u64)
         }
         Defect::UnhookedProcesses => {
             let has_hooks = |target: &&TargetProfile| {

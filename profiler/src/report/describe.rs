@@ -216,16 +216,15 @@ fn missing(profile: &Profile, finding: &Finding) -> Vec<String> {
     let one = match finding.defect {
         Defect::NoTarget => "no process was profiled".to_owned(),
         Defect::MissedProcesses => {
-            let programs = [Loss::ProgramMissed, Loss::ProgramLate, Loss::Program32Bit];
-            let [missed, late, unsupported] = programs.map(|loss| health.lost_by(&loss));
+            let programs = [Loss::ProgramMissed, Loss::Program32Bit];
+            let [missed, unsupported] = programs.map(|loss| health.lost_by(&loss));
             let processes = [Loss::ProcessSkipped, Loss::MemoryShared, Loss::Unobserved];
             let [skipped, sharing, unobserved] = processes.map(|loss| health.lost_by(&loss));
-            let others = [missed, late, unsupported, skipped, sharing, unobserved].iter().sum();
+            let others = [missed, unsupported, skipped, sharing, unobserved].iter().sum();
             let words = [
                 some(skipped, "process", "not recorded"),
                 some(finding.count.saturating_sub(others), "process", "missed"),
                 some(missed, "program", "missed"),
-                some(late, "program", "recorded late"),
                 some(unsupported, "32-bit program", "not recorded"),
                 some(sharing, "process", "sharing the memory of another"),
                 some(unobserved, "process", "not observed"),
@@ -233,6 +232,7 @@ fn missing(profile: &Profile, finding: &Finding) -> Vec<String> {
             return words.into_iter().flatten().collect();
         }
         Defect::EndedProcesses => format!("{} ended unrecorded", text::counted(finding.count, "process")),
+        Defect::LatePrograms => format!("{} recorded late", text::counted(finding.count, "program")),
         Defect::UnhookedProcesses => format!("no allocator is hooked in {}", text::counted(finding.count, "process")),
         Defect::MissingHooks => {
             let missing = each_once(profile).iter().filter(|(_, hook)| hook.is_missing()).count();

@@ -76,7 +76,7 @@ pub struct SessionConfig {
     pub limits: Limits,
     /// Maximum number of callsites of a target, and of all targets four times as many. Further ones share one per heap.
     pub callsites_max: u32,
-    /// Programs that were missed or recorded late are losses, as always of a launched command.
+    /// Programs that match the selection and were missed or recorded late are losses, as always those of a launched command.
     pub counts_programs: bool,
     /// Walk the heaps of processes that run already and have no more resident memory, so that the profile contains their live
     /// blocks. 0 leaves them out.

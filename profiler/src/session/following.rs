@@ -429,7 +429,10 @@ impl Session {
         let requested = parent.is_some_and(|parent| parent.requested);
         let held = requested.then(|| self.hold(exec.pid)).flatten();
         match self.open_selected(exec, origin, requested) {
-            Ok(Some(target)) => return self.begin_program(target, held),
+            Ok(Some(mut target)) => {
+                target.is_descendant = parent.is_some();
+                return self.begin_program(target, held);
+            }
             Ok(None) => {}
             Err(error) => {
                 let is_counted = requested || self.config.counts_programs;

@@ -122,10 +122,8 @@ impl Lifecycle {
         self.created_count += 1;
         // Such a child is expected to execute a program.
         if fork.memory != ForkedMemory::Copied {
-            if let Some(parent) = processes.get(fork.parent) {
-                self.vfork_children.insert(fork.child, ParentTarget { requested: parent.requested });
-                self.borrowers.insert(fork.child, Borrower::of(&fork));
-            }
+            self.vfork_children.insert(fork.child, self.parent_target(fork.parent, processes));
+            self.borrowers.insert(fork.child, Borrower::of(&fork));
             return;
         }
         let due = Instant::now() + config.grace();
@@ -152,6 +150,22 @@ impl Lifecycle {
         let room = live_max.saturating_sub(processes.live_blocks() + self.pending_blocks());
         processes.inherit(parent_ledger, &mut forked, room);
         self.changes.push_back((due, ProcessChange::Forked(Box::new(forked))));
+    }
+
+    /// What a child of a process inherits that may not be a target yet.
+    fn parent_target(&self, parent: Pid, processes: &ProcessTable) -> ParentTarget {
+        let pending = || {
+            let pending = self.changes.iter().map(|(_, change)| change).find(|change| change.pid() == parent)?;
+            match pending {
+                ProcessChange::Forked(forked) => Some(ParentTarget { requested: forked.requested }),
+                ProcessChange::Started(_, _, of) => *of,
+                ProcessChange::Executed(..) => None,
+            }
+        };
+        let known = processes.get(parent).map(|target| ParentTarget { requested: target.requested });
+        let known = known.or_else(pending).or_else(|| self.vfork_children.get(&parent).copied());
+        // It was a target at the fork, and has ended before this was read.
+        known.unwrap_or(ParentTarget { requested: true })
     }
 
     fn pending_blocks(&self) -> usize {

@@ -226,8 +226,8 @@ impl Session {
         health.add_loss(Loss::Unobserved, self.probes.unobserved_count());
         if self.config.counts_programs || self.command.is_some() {
             health.add_loss(Loss::ProgramMissed, programs.missed);
-            health.add_loss(Loss::ProgramLate, programs.late);
         }
+        health.add_loss(Loss::ProgramLate, programs.late);
         health
     }
 

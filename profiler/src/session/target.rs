@@ -56,6 +56,8 @@ pub(super) struct Target {
     pub(super) overhead: OverheadMonitor,
     /// Selected individually, or descends from such a target: remains a target when it calls exec.
     pub(super) requested: bool,
+    /// A recorded process has started it, or executed it.
+    pub(super) is_descendant: bool,
     /// Recorded by the trap engine, whichever the session's is.
     pub(super) traps_only: bool,
     /// It contains LeakSanitizer, which traces it at its exit, and fails if another process traces it then.
@@ -190,6 +192,7 @@ impl Target {
             hooks: Hooks::default(),
             overhead: OverheadMonitor::default(),
             requested: false,
+            is_descendant: false,
             traps_only: false,
             has_leak_sanitizer: false,
             is_verified: false,
@@ -226,6 +229,7 @@ impl Target {
         let is_probed_ahead = !next.hooks.is_empty() && next.hooks.were_attached_by(born);
         next.phase = Phase::Starting(Starting { is_probed_ahead, ..Starting::default() });
         (next.requested, next.traps_only) = (self.requested, self.traps_only);
+        next.is_descendant = true;
         let mut before = std::mem::replace(self, next);
         before.ledger = ledger;
         before.process = None;
@@ -261,9 +265,9 @@ impl Target {
         self.is_program(of_all) && !is_known
     }
 
-    /// Whether the program ran before its probes were attached. Forked children always have: their parents' probes were attached.
+    /// Whether the program ran before its probes were attached, and descends from a recorded one or was requested. Forked children always have: their parents' probes were attached.
     pub(super) fn is_late(&self, of_all: bool) -> bool {
-        self.is_program(of_all) && self.was_recorded() && !self.beginning.from_first_call
+        self.is_program(of_all || self.is_descendant) && self.was_recorded() && !self.beginning.from_first_call
     }
 
     /// Whether it was executed while its calls were to be recorded.

@@ -80,12 +80,34 @@ fn children_of_ended_targets_are_followed() {
         lifecycle.forked(fork, &mut processes, &SessionConfig::default());
         (lifecycle.take_due(|_| true), lifecycle.vfork_children.len())
     };
-    assert!(matches!(fork(ForkedMemory::Borrowed), (None, 0)), "it runs in its parent's memory");
-    let (Some(ProcessChange::Started(started, origin, parent)), 0) = fork(ForkedMemory::Copied) else {
+    assert!(matches!(fork(ForkedMemory::Borrowed), (None, 1)), "it runs in its parent's memory");
+    let (Some(ProcessChange::Started(started, origin, parent)), _) = fork(ForkedMemory::Copied) else {
         panic!("it is not followed")
     };
     assert_eq!((started.pid, started.time, origin), (Pid(2), MonotonicNanos(5), Origin::Forked(Pid(1))));
     assert!(parent.is_some_and(|parent| parent.requested));
+}
+
+/// A chain of programs, each started by `vfork`, of which none is a target yet when it starts the next one.
+#[test]
+fn children_of_vfork_are_followed_while_their_parents_exec_is_pending() {
+    let (mut lifecycle, mut processes) = (Lifecycle::new(), ProcessTable::default());
+    let config = SessionConfig::default();
+    let grace = Duration::from_secs(100);
+    let time = MonotonicNanos(0);
+    let pending = Exec { pid: Pid(1), by_other_thread: false, time };
+    let started = ProcessChange::Started(pending, Origin::Executed, Some(ParentTarget { requested: true }));
+    lifecycle.changes.push_back((Instant::now() + grace, started));
+    for (parent, child) in [(1, 2), (2, 3)] {
+        let fork = Fork { parent: Pid(parent), child: Pid(child), time, memory: ForkedMemory::Borrowed };
+        lifecycle.forked(fork, &mut processes, &config);
+        lifecycle.executed(exec(child, 1), &mut processes, grace);
+        let (_, change) = lifecycle.changes.back().expect("it is pending");
+        assert!(
+            matches!(change, ProcessChange::Started(exec, Origin::Executed, Some(ParentTarget { requested: true }))
+            if exec.pid == Pid(child))
+        );
+    }
 }
 
 /// A process that can be read, which has ended.
