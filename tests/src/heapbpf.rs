@@ -104,7 +104,7 @@ impl Heapbpf {
 
     /// Prepares a command that executes heapbpf in the end.
     pub fn with_command(mut command: Command) -> Self {
-        let directory = tempfile::tempdir().expect("there is a directory for temporary files");
+        let directory = Arc::new(tempfile::tempdir().expect("there is a directory for temporary files"));
         command.current_dir(directory.path()).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         // The environment of the tests must neither enable colours nor change defaults.
         command.env("NO_COLOR", "1").env("HEAPBPF_CONFIG", "").env_remove("RUST_LOG").env_remove("DEBUGINFOD_URLS");

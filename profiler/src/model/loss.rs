@@ -84,8 +84,8 @@ pub enum Loss {
     #[strum(message = "recorded processes whose calls no probe saw, or not all the time")]
     #[strum(detailed_message = "their blocks are missing; the log has the reason (`-v`)")]
     Unobserved,
-    #[strum(message = "callsites whose frames were dropped")]
-    #[strum(detailed_message = "their blocks are counted, under `[stack lost]`; raise `--ring-size` or `--interval`")]
+    #[strum(message = "blocks whose stack was dropped")]
+    #[strum(detailed_message = "they are counted, under `[stack lost]`; raise `--ring-size` or `--interval`")]
     StackLost,
     /// A reason that another version of heapbpf wrote into a report or a recording.
     #[strum(disabled)]

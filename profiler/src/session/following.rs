@@ -93,6 +93,8 @@ impl Session {
     /// `ended` is the time of its last totals.
     pub(super) fn discard_at(&mut self, target: &mut Target, ended: MonotonicNanos) {
         target.close(ended, &mut self.probes.kernel);
+        // Detaching its probes has the kernel ask the others' whether they are of each process with a breakpoint there.
+        self.outlive_first_threads();
         self.probes.release(target);
     }
 

@@ -107,12 +107,17 @@ impl Lifecycle {
         }
     }
 
-    /// Must be called in the order of events: the child inherits the parent's current ledger.
-    pub(super) fn forked(&mut self, fork: Fork, processes: &mut ProcessTable, config: &SessionConfig) {
+    /// Must be called in the order of events: the child inherits the parent's current ledger. Returns the child if it starts with that.
+    pub(super) fn forked(
+        &mut self,
+        fork: Fork,
+        processes: &mut ProcessTable,
+        config: &SessionConfig,
+    ) -> Option<&mut ForkedChild> {
         if !config.follow_forks {
             self.unfollowed.push(fork.child);
             self.created_count += u64::from(processes.get(fork.parent).is_some());
-            return;
+            return None;
         }
         self.created_count += 1;
         // A vfork child runs in its parent's memory until it calls exec.
@@ -121,7 +126,7 @@ impl Lifecycle {
                 self.vfork_children.insert(fork.child, ParentTarget { requested: parent.requested });
                 self.borrowers.insert(fork.child, Borrower::of(fork.parent));
             }
-            return;
+            return None;
         }
         let due = Instant::now() + config.grace();
         let pending =
@@ -139,7 +144,8 @@ impl Lifecycle {
                 let started = Exec { pid: fork.child, by_other_thread: false, time: fork.time };
                 self.started.push(fork.child);
                 let change = ProcessChange::Started(started, Origin::Forked(fork.parent), parent);
-                return self.changes.push_back((due, change));
+                self.changes.push_back((due, change));
+                return None;
             }
         };
         // The live set must have room for more than inherited blocks.
@@ -147,6 +153,10 @@ impl Lifecycle {
         let room = live_max.saturating_sub(processes.live_blocks() + self.pending_blocks());
         processes.inherit(parent_ledger, &mut forked, room);
         self.changes.push_back((due, ProcessChange::Forked(Box::new(forked))));
+        match self.changes.back_mut() {
+            Some((_, ProcessChange::Forked(forked))) => Some(forked),
+            _ => None,
+        }
     }
 
     fn pending_blocks(&self) -> usize {

@@ -351,7 +351,9 @@ impl Probes {
     }
 
     pub(super) fn forget(&mut self, pid: Pid) {
-        if let Err(error) = self.kernel.forget_target(pid) {
+        let forgotten = self.kernel.forget_target(pid);
+        let uncounted = if self.stubs.is_enabled() { self.kernel.forget_stub_calls(pid) } else { Ok(()) };
+        if let Err(error) = forgotten.and(uncounted) {
             debug!("process {pid}: {error}");
         }
     }

@@ -215,8 +215,8 @@ impl Session {
             unaccounted: self.unaccounted(counters),
             symbolization: Symbolization::default(),
         };
-        let stacks_lost = self.processes.all().into_iter().map(|target| target.ledger.stacks_lost()).sum();
-        health.add_loss(Loss::StackLost, stacks_lost);
+        let without_frames = self.processes.all().into_iter().map(|target| target.ledger.blocks_without_frames());
+        health.add_loss(Loss::StackLost, without_frames.fold(0, u64::saturating_add));
         health.add_loss(Loss::ProbeMissed, self.probes.kernel.probes_missed());
         health.add_loss(Loss::StubMissed, self.probes.stub_calls_missed());
         let programs = self.lifecycle.unprobed();

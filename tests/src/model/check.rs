@@ -52,6 +52,8 @@ pub struct Judgement {
     pub wrong: Vec<String>,
     /// Programs that are listed as recorded from the first allocation, of which blocks are missing.
     pub claims: Vec<String>,
+    /// What heapbpf has printed.
+    pub log: String,
     /// Whether estimates must be right: something other than events is missing, if not.
     is_estimated: bool,
     /// Blocks by which they are wrong.
@@ -423,7 +425,7 @@ fn entries<'a>(recorded: &'a Recorded, report: &'a Report, judgement: &mut Judge
 
 /// Compares a report with what the program has counted.
 fn judge(plan: &Plan, recorded: &Recorded) -> Judgement {
-    let mut judgement = Judgement::default();
+    let mut judgement = Judgement { log: recorded.output.clone(), ..Judgement::default() };
     // A program that cannot be recorded, and an error that states so.
     if recorded.is_refused && recorded.report.is_none() && recorded.code == Some(1) && !plan.is_plain {
         return judgement;

@@ -4,12 +4,13 @@ use tracing::{debug, warn};
 
 use super::Probes;
 use crate::guardrail::CallCosts;
+use crate::ids::Pid;
 use crate::linux::proc::process;
 use crate::model::InlineEngine;
 use crate::probe::cost::Costs;
 use crate::session::rates::Rates;
-use crate::session::stubs;
-use crate::session::target::Target;
+use crate::session::stubs::{self, CopiedStubs};
+use crate::session::target::{ForkedChild, Target};
 
 impl Probes {
     pub(in crate::session) fn install_stubs(&mut self, target: &Target, rates: &Rates) {
@@ -18,9 +19,18 @@ impl Probes {
 
     /// Takes over the stubs that a forked child has copied.
     pub(in crate::session) fn adopt_stubs(&mut self, child: &Target, rates: &Rates) {
-        if self.stubs.are_copied_by(child.pid) {
+        if self.stubs.are_copied_by(child) {
             self.install_stubs(child, rates);
         }
+    }
+
+    /// The stubs that a child has copied, in the order of events. Its sampled calls are counted from here on.
+    pub(in crate::session) fn copied_stubs(&mut self, child: &ForkedChild, parent: Pid) -> Option<CopiedStubs> {
+        let stubs = child.stubs.clone().or_else(|| self.stubs.of(parent))?;
+        if let Err(error) = self.kernel.count_stub_calls(child.fork.child) {
+            debug!("process {}: {error}", child.fork.child);
+        }
+        Some(stubs)
     }
 
     /// Returns whether targets are to have stubs.

@@ -11,13 +11,14 @@ use crate::session::target::Target;
 impl Probes {
     /// Keeps a target recorded whose first thread has exited before others. The kernel finds the memory of a process by that thread
     /// (`uprobe_multi_link_filter` in kernel/trace/bpf_trace.c, `uprobe_perf_filter` in kernel/trace/trace_uprobe.c, up to 7.3), so
-    /// links of the process reach no code that is mapped later, and with events of perf none at all.
+    /// links of the process reach no code that is mapped later, and with events of perf none at all. If another link of a function is
+    /// detached meanwhile, the kernel removes the breakpoint from the process.
     pub(in crate::session) fn outlive_first_thread(&mut self, target: &mut Target) {
         if target.hooks.are_shared() || !target.was_recorded() || !first_thread_has_exited(target.pid) {
             return;
         }
         // Links of sessions compare processes at a hit, and have left its breakpoints in place.
-        let mut is_observed = self.kernel.link_kind() == LinkKind::Session;
+        let mut is_observed = self.kernel.link_kind() == LinkKind::Session && self.count_missing(target) == 0;
         match self.share_with(target) {
             Ok(()) if is_observed => {
                 info!("process {}: its main thread has exited, so its probes are shared", target.pid);
