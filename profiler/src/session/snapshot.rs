@@ -186,7 +186,7 @@ impl Session {
             alloc_count: live_count.saturating_add(counters.get(Counter::UnwrittenBlocks)),
             live_bytes,
             live_count,
-            is_live_behind: self.resync.is_needed(),
+            is_live_behind: self.resync.is_needed() || self.processes.others.not_inherited_count > 0,
         }
     }
 
@@ -224,6 +224,7 @@ impl Session {
         health.add_loss(Loss::Program32Bit, programs.of_32_bits);
         health.add_loss(Loss::MemoryShared, self.lifecycle.sharing_count());
         health.add_loss(Loss::Unobserved, self.probes.unobserved_count());
+        health.add_loss(Loss::NotInherited, self.processes.others.not_inherited_count);
         if self.config.counts_programs || self.command.is_some() {
             health.add_loss(Loss::ProgramMissed, programs.missed);
             health.add_loss(Loss::ProgramLate, programs.late);
