@@ -310,10 +310,13 @@ impl Probes {
         target.hooks.detach();
     }
 
+    /// Detaches the probes of a process in which another thread than the first has executed a program: the kernel takes that program for
+    /// another process when it installs breakpoints, but for the same one at a hit. The links are closed later, and would sample calls in
+    /// addition to others of this process alone; so the new program shares probes.
     pub(super) fn reset(&mut self, target: &mut Target) {
         target.hooks.detach();
         target.hooks = target.hooks.for_child();
-        target.hooks.unshare();
+        target.hooks.set_shared(self.kernel.has_cookies());
         if let Some(starting) = target.starting() {
             starting.is_probed_ahead = false;
         }
