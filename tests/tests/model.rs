@@ -112,6 +112,22 @@ fn children_keep_stubs_of_parents_that_execute_another_program_before_the_childr
     );
 }
 
+/// The links of the main thread's time are closed after those of the new program have been attached.
+#[test]
+fn calls_are_sampled_once_after_an_exec_by_another_thread() {
+    check_often(
+        "seed 0, Attached { has_inventory: false }, --interval 64 --on-overload drop; features attach,exec,fork,leader,sampled
+        sync attach
+        leave
+        fork held 0
+        }
+        reap
+        exec held
+        0 alloc deep_calloc 3380 40",
+        2,
+    );
+}
+
 #[test]
 fn blocks_from_before_are_counted_or_missed_if_the_process_exits_or_executes_another_program_meanwhile() {
     let program = |first: &str, last: &str| {
