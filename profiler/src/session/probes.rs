@@ -4,6 +4,7 @@ mod inline;
 mod observed;
 
 use std::collections::{BTreeSet, HashMap};
+use std::time::Instant;
 
 use anyhow::{Result, bail};
 use profiler_common::counter::Counter;
@@ -53,6 +54,8 @@ pub(super) struct Probes {
     planned: usize,
     /// Targets whose calls no probe has seen, or not all the time.
     unobserved: BTreeSet<Pid>,
+    /// When it was last inspected which targets have lost their first threads.
+    first_threads: Option<Instant>,
 }
 
 impl Probes {
@@ -88,6 +91,7 @@ impl Probes {
             targets_unmarked: 0,
             planned: 0,
             unobserved: BTreeSet::new(),
+            first_threads: None,
         })
     }
 

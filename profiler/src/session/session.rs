@@ -349,12 +349,7 @@ impl Session {
         } = self;
         processes.record_corrections();
         let count = ring.drain(BATCH_MAX, |record| match decode(record) {
-            Ok(Event::Fork(fork)) => {
-                if let Some(child) = lifecycle.forked(fork, processes, config) {
-                    // Its parent may execute another program before the child is a target.
-                    child.stubs = probes.copied_stubs(child, fork.parent);
-                }
-            }
+            Ok(Event::Fork(fork)) => probes.copy_stubs(lifecycle.forked(fork, processes, config)),
             Ok(Event::Exec(exec)) => {
                 if processes.get(exec.pid).is_some() {
                     probes.begin_stacks(exec.pid, processes);

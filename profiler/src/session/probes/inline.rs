@@ -4,12 +4,11 @@ use tracing::{debug, warn};
 
 use super::Probes;
 use crate::guardrail::CallCosts;
-use crate::ids::Pid;
 use crate::linux::proc::process;
 use crate::model::InlineEngine;
 use crate::probe::cost::Costs;
 use crate::session::rates::Rates;
-use crate::session::stubs::{self, CopiedStubs};
+use crate::session::stubs;
 use crate::session::target::{ForkedChild, Target};
 
 impl Probes {
@@ -24,13 +23,16 @@ impl Probes {
         }
     }
 
-    /// The stubs that a child has copied, in the order of events. Its sampled calls are counted from here on.
-    pub(in crate::session) fn copied_stubs(&mut self, child: &ForkedChild, parent: Pid) -> Option<CopiedStubs> {
-        let stubs = child.stubs.clone().or_else(|| self.stubs.of(parent))?;
-        if let Err(error) = self.kernel.count_stub_calls(child.fork.child) {
+    /// Gives a child the stubs that it has copied, in the order of events: its parent may execute another program before the child is a
+    /// target. Its sampled calls are counted from here on.
+    pub(in crate::session) fn copy_stubs(&mut self, child: Option<&mut ForkedChild>) {
+        let Some(child) = child else { return };
+        child.stubs = child.stubs.take().or_else(|| self.stubs.of(child.fork.parent));
+        if child.stubs.is_some()
+            && let Err(error) = self.kernel.count_stub_calls(child.fork.child)
+        {
             debug!("process {}: {error}", child.fork.child);
         }
-        Some(stubs)
     }
 
     /// Returns whether targets are to have stubs.

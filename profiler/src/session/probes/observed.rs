@@ -1,5 +1,7 @@
 //! Targets whose calls the probes do not see, or would not see any more.
 
+use std::time::{Duration, Instant};
+
 use tracing::{info, warn};
 
 use super::Probes;
@@ -7,6 +9,8 @@ use crate::bpf::load::LinkKind;
 use crate::linux::proc::stat::first_thread_has_exited;
 use crate::probe::leftover;
 use crate::session::target::Target;
+
+const FIRST_THREADS_PERIOD: Duration = Duration::from_millis(5);
 
 impl Probes {
     /// Keeps a target recorded whose first thread has exited before others. The kernel finds the memory of a process by that thread
@@ -35,6 +39,16 @@ impl Probes {
         if !is_observed {
             self.note_unobserved(target);
         }
+    }
+
+    /// Whether to inspect all targets' first threads before probes are detached: not for each of many processes that exit at once. What is
+    /// missed in between is noticed when such a target shares probes.
+    pub(in crate::session) fn are_first_threads_due(&mut self) -> bool {
+        let is_due = self.first_threads.is_none_or(|last| last.elapsed() >= FIRST_THREADS_PERIOD);
+        if is_due {
+            self.first_threads = Some(Instant::now());
+        }
+        is_due
     }
 
     pub(in crate::session) fn unobserved_count(&self) -> u64 {
