@@ -43,7 +43,7 @@ pub(super) const OVERLOADS: [Feature; 4] = ["stall", "thin", "drop", "adapt"];
 /// Features whose numbers are wrong at present. The gate leaves them out; a change that mends one removes it here.
 ///
 /// Right by themselves are `stall` and `adapt`. `leader` is wrong where a program ends within a third of a second after its main
-/// thread, while probes of its children are detached.
+/// thread, while probes of its children are detached; `thin` where live blocks of children are thinned.
 pub const KNOWN_WRONG: [Feature; 8] = ["unheld", "leader", "share", "unloaded", "stall", "thin", "drop", "adapt"];
 
 /// Functions of `targets/scripted.c` that allocate.
