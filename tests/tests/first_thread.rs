@@ -149,6 +149,27 @@ fn what_a_process_without_its_first_thread_forks_and_executes_is_recorded() {
     assert_eq!(report.child_of(target.pid()).exact_by_leaf()["keeps"].alloc_count, 5);
 }
 
+/// When the probes of the child are detached, the kernel removes the breakpoints from processes that nobody seems to record.
+#[test]
+fn a_process_without_its_first_thread_keeps_its_breakpoints_when_its_child_exits() {
+    let mut target = staying();
+    let (heapbpf, mut session) = start(&target, "");
+    target.work("fork");
+    session.wait_for("is being recorded");
+    // Both are noticed at once.
+    session.halt();
+    target.work("depart");
+    target.work("end");
+    session.resume();
+    let mut count = 0;
+    while !session.printed().contains(SHARED) {
+        target.work("keep 100 1");
+        count += 1;
+    }
+    let _ = session.interrupt().expect_code(0);
+    assert_kept(&heapbpf.report("out.json"), &target, "keeps", Counts::kept(count, 100 * count));
+}
+
 /// Other processes have the breakpoints too, and are not recorded.
 #[test]
 fn only_the_target_is_recorded_by_shared_probes() {

@@ -75,6 +75,82 @@ fn programs_21_to_30_are_counted_right() {
     check(21..31, "");
 }
 
+/// Fails unless all reports about a program are right. It is run often, because what goes wrong may depend on who is faster.
+#[track_caller]
+fn check_often(text: &str, times: u64) {
+    let plan = Plan::parse(text);
+    let (mut failures, mut log): (Vec<String>, _) = (Vec::new(), String::new());
+    for judgement in (0..times).map(|_| attempt(&plan)) {
+        if !judgement.failures.is_empty() {
+            log.clone_from(&judgement.log);
+        }
+        failures.extend(judgement.failures.iter().map(|it| format!("{}: {}", it.kind, it.text)));
+    }
+    let text = failures.join("\n");
+    assert!(failures.is_empty(), "{} failures in {times} times: {plan}{text}\n{log}", failures.len());
+}
+
+#[test]
+fn children_keep_stubs_of_parents_that_execute_another_program_before_the_children_are_targets() {
+    check_often(
+        "seed 0, Attached { has_inventory: false }, --interval 1 --engine inline --on-overload drop; features attach,exec,fork,inline,inline-fork,stall
+        0 alloc deep_memalign 9 1024
+        0 alloc deep_realloc 16 100
+        0 alloc deep_calloc 16 40
+        0 free oldest 10
+        sync attach
+        sync stop
+        fork held 0
+        0 alloc deep_memalign 90 1024
+        0 alloc deep_realloc 16 100
+        0 alloc deep_calloc 160 40
+        0 free oldest 100
+        }
+        exec free
+        sync go",
+        3,
+    );
+}
+
+/// The links of the main thread's time are closed after those of the new program have been attached.
+#[test]
+fn calls_are_sampled_once_after_an_exec_by_another_thread() {
+    check_often(
+        "seed 0, Attached { has_inventory: false }, --interval 64 --on-overload drop; features attach,exec,fork,leader,sampled
+        sync attach
+        leave
+        fork held 0
+        }
+        reap
+        exec held
+        0 alloc deep_calloc 3380 40",
+        2,
+    );
+}
+
+#[test]
+fn blocks_from_before_are_counted_or_missed_if_the_process_exits_or_executes_another_program_meanwhile() {
+    let program = |first: &str, last: &str| {
+        format!(
+            "seed 0, Attached {{ has_inventory: true }}, {first}--interval 1 --on-overload drop; features attach,early,exec,inventory
+            0 churn deep_memalign 180 1024 50
+            0 alloc deep_malloc 20000 24
+            sync attach
+            {last}"
+        )
+    };
+    check_often(&program("", "exec held"), 2);
+    check_often(&program("exits first, ", ""), 2);
+}
+
+#[test]
+#[ignore = "part of `cargo xtask nightly`: repeats a program that has failed, of a file"]
+fn a_program_of_a_file_is_counted_right() {
+    let Some(path) = variable("HEAPBPF_MODEL_FILE") else { return };
+    let text = std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{path}: {error}"));
+    check_often(&text, number("HEAPBPF_MODEL_TIMES").unwrap_or(10));
+}
+
 #[test]
 #[ignore = "part of `cargo xtask nightly`: 2,000 programs take half an hour"]
 fn random_programs_are_counted_right() {

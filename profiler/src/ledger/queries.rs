@@ -163,9 +163,10 @@ impl Ledger {
         points
     }
 
-    /// Callsites whose frames have not arrived so far.
-    pub fn stacks_lost(&self) -> u64 {
-        self.without_frames().filter(|callsite| !callsite.totals(self.peak).is_empty()).count() as u64
+    /// Number of blocks, as many as were sampled, of callsites whose frames have not arrived so far.
+    pub fn blocks_without_frames(&self) -> u64 {
+        let totals = self.without_frames().map(|callsite| callsite.totals(self.peak));
+        totals.map(|totals| totals.alloc_samples.max(totals.live_samples)).fold(0, u64::saturating_add)
     }
 
     pub fn stacks_missing(&self) -> Vec<StackId> {

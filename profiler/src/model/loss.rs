@@ -84,8 +84,13 @@ pub enum Loss {
     #[strum(message = "recorded processes whose calls no probe saw, or not all the time")]
     #[strum(detailed_message = "their blocks are missing; the log has the reason (`-v`)")]
     Unobserved,
-    #[strum(message = "callsites whose frames were dropped")]
-    #[strum(detailed_message = "their blocks are counted, under `[stack lost]`; raise `--ring-size` or `--interval`")]
+    #[strum(
+        message = "forked processes without all of the blocks that they have inherited, or whose frees of these are missing"
+    )]
+    #[strum(detailed_message = "their live amounts are wrong; raise `--live-blocks`")]
+    NotInherited,
+    #[strum(message = "blocks whose stack was dropped")]
+    #[strum(detailed_message = "they are counted, under `[stack lost]`; raise `--ring-size` or `--interval`")]
     StackLost,
     /// A reason that another version of heapbpf wrote into a report or a recording.
     #[strum(disabled)]
@@ -101,7 +106,9 @@ impl Loss {
     /// Counts processes or programs, not events.
     pub fn is_of_processes(&self) -> bool {
         let are_processes = matches!(self, Self::ForkMissed | Self::ExecMissed | Self::TargetsFull);
-        self.is_of_others() || are_processes || matches!(self, Self::MemoryShared | Self::Unobserved)
+        self.is_of_others()
+            || are_processes
+            || matches!(self, Self::MemoryShared | Self::Unobserved | Self::NotInherited)
     }
 
     /// Counts processes or programs that the recorded ones do not lack.

@@ -218,9 +218,9 @@ fn missing(profile: &Profile, finding: &Finding) -> Vec<String> {
         Defect::MissedProcesses => {
             let programs = [Loss::ProgramMissed, Loss::Program32Bit];
             let [missed, unsupported] = programs.map(|loss| health.lost_by(&loss));
-            let processes = [Loss::ProcessSkipped, Loss::MemoryShared, Loss::Unobserved];
-            let [skipped, sharing, unobserved] = processes.map(|loss| health.lost_by(&loss));
-            let others = [missed, unsupported, skipped, sharing, unobserved].iter().sum();
+            let processes = [Loss::ProcessSkipped, Loss::MemoryShared, Loss::Unobserved, Loss::NotInherited];
+            let [skipped, sharing, unobserved, without] = processes.map(|loss| health.lost_by(&loss));
+            let others = [missed, unsupported, skipped, sharing, unobserved, without].iter().sum();
             let words = [
                 some(skipped, "process", "not recorded"),
                 some(finding.count.saturating_sub(others), "process", "missed"),
@@ -228,6 +228,7 @@ fn missing(profile: &Profile, finding: &Finding) -> Vec<String> {
                 some(unsupported, "32-bit program", "not recorded"),
                 some(sharing, "process", "sharing the memory of another"),
                 some(unobserved, "process", "not observed"),
+                some(without, "process", "without inherited blocks"),
             ];
             return words.into_iter().flatten().collect();
         }

@@ -82,6 +82,7 @@ impl Session {
     /// Closes a target that has exited. `ended` is the time of its last totals.
     pub(super) fn close(&mut self, pid: Pid, ended: MonotonicNanos) {
         self.lifecycle.settled(pid);
+        self.complete_inventory_of(pid);
         self.complete_pass_for(pid);
         self.probes.continue_stacks(pid, true, &mut self.processes);
         let Some(mut target) = self.processes.remove(pid) else { return };

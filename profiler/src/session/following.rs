@@ -93,6 +93,8 @@ impl Session {
     /// `ended` is the time of its last totals.
     pub(super) fn discard_at(&mut self, target: &mut Target, ended: MonotonicNanos) {
         target.close(ended, &mut self.probes.kernel);
+        // Detaching its probes has the kernel ask the others' whether they are of each process with a breakpoint there.
+        self.outlive_first_threads();
         self.probes.release(target);
     }
 
@@ -140,8 +142,8 @@ impl Session {
             let is_copy = |target: &&Target| target.is_copy() && !self.lifecycle.awaits(target.pid);
             let Some(target) = self.processes.get(child).filter(is_copy) else { continue };
             let is_whole = self.probes.inherit(target);
-            target.log_start();
             self.probes.adopt_stubs(target, &self.rates);
+            target.log_start();
             if !is_whole {
                 self.processes.others.not_inherited_count += 1;
             }
@@ -340,12 +342,10 @@ impl Session {
         }
         // No allocation since it was stopped was missed.
         target.start_recording(stopped.unwrap_or_else(|| clock::now().monotonic), false);
-        if stopped.is_some() {
-            target.log_start();
-        }
         self.add_target(target);
         if let Some(target) = self.processes.get(child).filter(|_| stopped.is_some()) {
             self.probes.adopt_stubs(target, &self.rates);
+            target.log_start();
         }
         match held {
             Some(held) if self.followed.is_some() => self.follow_child(held),

@@ -83,9 +83,9 @@ impl Hooks {
         Ok(ids)
     }
 
-    /// Has links of the target alone again: for a target that has none.
-    pub(super) fn unshare(&mut self) {
-        self.shares = false;
+    /// Whether the target is to have shared links, or links of its own: for a target that has none.
+    pub(super) fn set_shared(&mut self, shares: bool) {
+        self.shares = shares;
     }
 
     pub(super) fn want(&mut self, id: HookId) {

@@ -266,6 +266,13 @@ impl Session {
         self.memory.poll(&mut self.processes, self.probes.discovery.plan.heaps(), clock::now().monotonic);
     }
 
+    /// Enters the inventory of a process that has exited: the copy of its memory is complete.
+    pub(super) fn complete_inventory_of(&mut self, pid: Pid) {
+        if self.inventory_target().is_some_and(|target| target.pid == pid) {
+            self.complete_inventory(true);
+        }
+    }
+
     /// Waits for the walk, unless the recording ends and the user interrupts again.
     pub(super) fn complete_inventory(&mut self, is_end: bool) {
         while self.inventories.pending.is_some() {

@@ -110,21 +110,26 @@ impl Lifecycle {
         }
     }
 
-    /// Must be called in the order of events: the child inherits the parent's current ledger.
-    pub(super) fn forked(&mut self, fork: Fork, processes: &mut ProcessTable, config: &SessionConfig) {
+    /// Must be called in the order of events: the child inherits the parent's current ledger. Returns the child if it starts with that.
+    pub(super) fn forked(
+        &mut self,
+        fork: Fork,
+        processes: &mut ProcessTable,
+        config: &SessionConfig,
+    ) -> Option<&mut ForkedChild> {
         if !config.follow_forks {
             self.unfollowed.push(fork.child);
             // Whether it executes a program is not reported.
             self.sharing_count += u64::from(fork.memory == ForkedMemory::Shared);
             self.created_count += u64::from(processes.get(fork.parent).is_some());
-            return;
+            return None;
         }
         self.created_count += 1;
         // Such a child is expected to execute a program.
         if fork.memory != ForkedMemory::Copied {
             self.vfork_children.insert(fork.child, self.parent_target(fork.parent, processes));
             self.borrowers.insert(fork.child, Borrower::of(&fork));
-            return;
+            return None;
         }
         let due = Instant::now() + config.grace();
         let pending =
@@ -142,7 +147,8 @@ impl Lifecycle {
                 let started = Exec { pid: fork.child, by_other_thread: false, time: fork.time };
                 self.started.push(fork.child);
                 let change = ProcessChange::Started(started, Origin::Forked(fork.parent), parent);
-                return self.changes.push_back((due, change));
+                self.changes.push_back((due, change));
+                return None;
             }
         };
         // The live set must have room for more than inherited blocks.
@@ -150,6 +156,10 @@ impl Lifecycle {
         let room = live_max.saturating_sub(processes.live_blocks() + self.pending_blocks());
         processes.inherit(parent_ledger, &mut forked, room);
         self.changes.push_back((due, ProcessChange::Forked(Box::new(forked))));
+        match self.changes.back_mut() {
+            Some((_, ProcessChange::Forked(forked))) => Some(forked),
+            _ => None,
+        }
     }
 
     /// What a child of a process inherits that may not be a target yet.

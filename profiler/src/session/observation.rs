@@ -26,6 +26,16 @@ impl Session {
         }
     }
 
+    /// Keeps all targets recorded whose first threads have exited. With shared probes there are many, and none depends on that.
+    pub(super) fn outlive_first_threads(&mut self) {
+        if !self.probes.are_first_threads_due() {
+            return;
+        }
+        for target in self.processes.running_mut().filter(|target| !target.hooks.are_shared()) {
+            self.probes.outlive_first_thread(target);
+        }
+    }
+
     /// Verifies all probes at the end of a recording. Without the keeper, there are none.
     pub(super) fn verify_probes(&mut self) {
         if self.has_lost_keeper() {

@@ -4,6 +4,7 @@ mod inline;
 mod observed;
 
 use std::collections::{BTreeSet, HashMap};
+use std::time::Instant;
 
 use anyhow::{Result, bail};
 use profiler_common::counter::Counter;
@@ -53,6 +54,8 @@ pub(super) struct Probes {
     planned: usize,
     /// Targets whose calls no probe has seen, or not all the time.
     unobserved: BTreeSet<Pid>,
+    /// When it was last inspected which targets have lost their first threads.
+    first_threads: Option<Instant>,
 }
 
 impl Probes {
@@ -88,6 +91,7 @@ impl Probes {
             targets_unmarked: 0,
             planned: 0,
             unobserved: BTreeSet::new(),
+            first_threads: None,
         })
     }
 
@@ -310,10 +314,13 @@ impl Probes {
         target.hooks.detach();
     }
 
+    /// Detaches the probes of a process in which another thread than the first has executed a program: the kernel takes that program for
+    /// another process when it installs breakpoints, but for the same one at a hit. The links are closed later, and would sample calls in
+    /// addition to others of this process alone; so the new program shares probes.
     pub(super) fn reset(&mut self, target: &mut Target) {
         target.hooks.detach();
         target.hooks = target.hooks.for_child();
-        target.hooks.unshare();
+        target.hooks.set_shared(self.kernel.has_cookies());
         if let Some(starting) = target.starting() {
             starting.is_probed_ahead = false;
         }
@@ -351,7 +358,9 @@ impl Probes {
     }
 
     pub(super) fn forget(&mut self, pid: Pid) {
-        if let Err(error) = self.kernel.forget_target(pid) {
+        let forgotten = self.kernel.forget_target(pid);
+        let uncounted = if self.stubs.is_enabled() { self.kernel.forget_stub_calls(pid) } else { Ok(()) };
+        if let Err(error) = forgotten.and(uncounted) {
             debug!("process {pid}: {error}");
         }
     }

@@ -60,6 +60,10 @@ struct OthersWindow {
 const ENDED_MAX: usize = 1000;
 const SKIPPED_MAX: usize = 100;
 
+/// Why a target has no inventory that has ended meanwhile.
+const ENDED_EARLY: &str =
+    "all heaps: the process exited, executed another program or was detached before they were walked";
+
 /// Beyond it, the oldest are dropped: at most 4 MiB.
 const EARLY_STACKS_MAX: usize = 4096;
 
@@ -278,6 +282,13 @@ impl ProcessTable {
     pub(super) fn keep(&mut self, mut target: Target, plan: &Plan) {
         if (target.hooks.is_empty() || !target.was_recorded()) && target.ledger.totals().is_empty() {
             return;
+        }
+        if std::mem::take(&mut target.awaits_inventory) {
+            let gaps = vec![ENDED_EARLY.to_owned()];
+            let facts = target.memory.set_inventory(Inventory { gaps, interval_bytes: 1, ..Inventory::default() });
+            if let Some(recorder) = &mut self.recorder {
+                recorder.memory(&target.ledger, facts);
+            }
         }
         if let Some(recorder) = &mut self.recorder {
             let closed = target.age_statistics.as_ref().map(|statistics| statistics.counted);

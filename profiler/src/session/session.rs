@@ -349,7 +349,7 @@ impl Session {
         } = self;
         processes.record_corrections();
         let count = ring.drain(BATCH_MAX, |record| match decode(record) {
-            Ok(Event::Fork(fork)) => lifecycle.forked(fork, processes, config),
+            Ok(Event::Fork(fork)) => probes.copy_stubs(lifecycle.forked(fork, processes, config)),
             Ok(Event::Exec(exec)) => {
                 if processes.get(exec.pid).is_some() {
                     probes.begin_stacks(exec.pid, processes);

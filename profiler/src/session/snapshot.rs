@@ -186,7 +186,7 @@ impl Session {
             alloc_count: live_count.saturating_add(counters.get(Counter::UnwrittenBlocks)),
             live_bytes,
             live_count,
-            is_live_behind: self.resync.is_needed(),
+            is_live_behind: self.resync.is_needed() || self.processes.others.not_inherited_count > 0,
         }
     }
 
@@ -215,8 +215,8 @@ impl Session {
             unaccounted: self.unaccounted(counters),
             symbolization: Symbolization::default(),
         };
-        let stacks_lost = self.processes.all().into_iter().map(|target| target.ledger.stacks_lost()).sum();
-        health.add_loss(Loss::StackLost, stacks_lost);
+        let without_frames = self.processes.all().into_iter().map(|target| target.ledger.blocks_without_frames());
+        health.add_loss(Loss::StackLost, without_frames.fold(0, u64::saturating_add));
         health.add_loss(Loss::ProbeMissed, self.probes.kernel.probes_missed());
         health.add_loss(Loss::StubMissed, self.probes.stub_calls_missed());
         let programs = self.lifecycle.unprobed();
@@ -224,6 +224,7 @@ impl Session {
         health.add_loss(Loss::Program32Bit, programs.of_32_bits);
         health.add_loss(Loss::MemoryShared, self.lifecycle.sharing_count());
         health.add_loss(Loss::Unobserved, self.probes.unobserved_count());
+        health.add_loss(Loss::NotInherited, self.processes.others.not_inherited_count);
         if self.config.counts_programs || self.command.is_some() {
             health.add_loss(Loss::ProgramMissed, programs.missed);
         }

@@ -22,6 +22,7 @@ use profiler_common::target::OTHER_PROCESSES;
 use rustc_hash::{FxHashMap, FxHashSet};
 use tracing::{debug, info, warn};
 
+pub(super) use self::copies::CopiedStubs;
 use self::countdowns::Countdowns;
 use self::image::{Assembled, Layout, ReplaceableHook, assemble, hooks_of, place};
 use self::installed::{Installed, Pace};
@@ -158,7 +159,7 @@ impl Stubs {
     /// A target that has, or had a copy of, these stubs.
     fn owner(&self, mapping: &Mapping) -> Option<&Installed> {
         let mut installed = self.targets.values().filter_map(State::installed);
-        installed.find(|own| (own.inode, own.plan.address) == (mapping.inode, mapping.start.0))
+        installed.find(|own| own.is_at(mapping))
     }
 
     /// Installs stubs in a new target, and changes slots of modules that a target has mapped meanwhile.

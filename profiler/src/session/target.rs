@@ -10,6 +10,7 @@ use super::generated_code::GeneratedCode;
 use super::hooks::Hooks;
 use super::mappings::Mappings;
 use super::rates::Rates;
+use super::stubs::CopiedStubs;
 use super::threads::Threads;
 use crate::account::MemoryMonitor;
 use crate::bpf::load::Kernel;
@@ -62,6 +63,8 @@ pub(super) struct Target {
     pub(super) traps_only: bool,
     /// It contains LeakSanitizer, which traces it at its exit, and fails if another process traces it then.
     pub(super) has_leak_sanitizer: bool,
+    /// Stubs of the inline engine that its parent had at the fork.
+    pub(super) stubs: Option<CopiedStubs>,
     /// Whether the code of the process was seen to have the breakpoints of the probes, or not to have them.
     pub(super) is_verified: bool,
     /// Minimum age of blocks counted in [`AgeStatistics::older`].
@@ -123,6 +126,8 @@ pub(super) struct ForkedChild {
     pub(super) requested: bool,
     traps_only: bool,
     pub(super) has_leak_sanitizer: bool,
+    /// Stubs of the inline engine that its parent had.
+    pub(super) stubs: Option<CopiedStubs>,
 }
 
 impl ForkedChild {
@@ -137,6 +142,7 @@ impl ForkedChild {
             requested: parent.requested,
             traps_only: parent.traps_only,
             has_leak_sanitizer: parent.has_leak_sanitizer,
+            stubs: None,
         }
     }
 
@@ -151,6 +157,7 @@ impl ForkedChild {
             requested: self.requested,
             traps_only: self.traps_only,
             has_leak_sanitizer: self.has_leak_sanitizer,
+            stubs: self.stubs.clone(),
         }
     }
 }
@@ -195,6 +202,7 @@ impl Target {
             is_descendant: false,
             traps_only: false,
             has_leak_sanitizer: false,
+            stubs: None,
             is_verified: false,
             older_than: None,
             timeline: Arc::default(),
@@ -209,11 +217,21 @@ impl Target {
     }
 
     pub(super) fn forked(process: Process, forked: ForkedChild) -> Self {
-        let ForkedChild { fork, ledger, space, generated, hooks, threads, requested, traps_only, has_leak_sanitizer } =
-            forked;
+        let ForkedChild {
+            fork,
+            ledger,
+            space,
+            generated,
+            hooks,
+            threads,
+            requested,
+            traps_only,
+            has_leak_sanitizer,
+            stubs,
+        } = forked;
         let target = Self::new(process, Origin::Forked(fork.parent), Some(fork.time));
         let (threads, mappings) = (Threads::of_child(&threads), Mappings::of_child(space, generated));
-        Self { threads, mappings, ledger, hooks, requested, traps_only, has_leak_sanitizer, ..target }
+        Self { threads, mappings, ledger, hooks, requested, traps_only, has_leak_sanitizer, stubs, ..target }
     }
 
     pub(super) fn open(pid: Pid, origin: Origin, born: Option<MonotonicNanos>) -> Result<Self, TargetError> {
@@ -284,6 +302,7 @@ impl Target {
 
     pub(super) fn set_end(&mut self, end: End) {
         self.files.narrow();
+        self.stubs = None;
         self.phase = Phase::Ended { end, was_recorded: self.was_recorded() };
     }
 

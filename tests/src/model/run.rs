@@ -192,7 +192,6 @@ impl<'plan> Runner<'plan> {
                 }
             }
             Request::Wait(pid, what) if what == "recorded" => {
-                self.halt(false);
                 self.pending.push((pid, Instant::now()));
             }
             Request::Wait(pid, what) => {
@@ -222,6 +221,8 @@ impl<'plan> Runner<'plan> {
             let before = self.recorded_before.get(&pid).copied().unwrap_or_default();
             let is_late = since.elapsed() > RECORDED_WITHIN;
             if self.times_recorded(pid) > before || is_late {
+                // Nobody else may resume it.
+                self.halt(false);
                 if is_late && self.plan.is_plain {
                     self.trouble.push(format!("process {pid} waits and is not recorded"));
                 }

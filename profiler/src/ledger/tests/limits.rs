@@ -38,7 +38,7 @@ fn further_callsites_share_one() {
     [alloc(11, 1, 2), free(10), free(3)].into_iter().for_each(|event| few.enter(event));
     let sums = [(false, 101, 101), (false, 103, 103), (false, 103, 0), (true, sum, sum - 110)];
     assert_eq!(callsites(&few), sums);
-    assert_eq!(few.stacks_lost(), 0);
+    assert_eq!(few.blocks_without_frames(), 0);
 }
 
 #[test]
@@ -93,4 +93,15 @@ fn all_targets_share_a_limit() {
     next.limit_callsites(&limit);
     (1..=20).for_each(|id| next.enter(alloc(id, 10, id)));
     assert_eq!(callsites(&next).len(), 11, "there is room again");
+}
+
+#[test]
+fn blocks_without_frames_are_counted() {
+    let mut ledger = limited(10);
+    let events = [stack(1), alloc(1, 10, 1), alloc(2, 10, 2), alloc(3, 10, 2), alloc(4, 10, 3), free(3)];
+    events.into_iter().for_each(|event| ledger.enter(event));
+    assert_eq!(ledger.blocks_without_frames(), 3);
+    assert_eq!(ledger.fork(Pid(8)).blocks_without_frames(), 2, "those that are live");
+    ledger.enter(stack(2));
+    assert_eq!(ledger.blocks_without_frames(), 1);
 }

@@ -11,7 +11,8 @@ use crate::shown;
 /// Read limit: 52 numbers of at most 20 digits and a name of at most 64 bytes.
 const LINE_BYTES_MAX: u64 = 4096;
 
-/// `PF_KTHREAD` (<https://github.com/torvalds/linux/blob/v6.12/include/linux/sched.h#L1696>).
+/// `PF_EXITING` and `PF_KTHREAD` (<https://github.com/torvalds/linux/blob/v6.12/include/linux/sched.h#L1696>).
+const EXITING: u32 = 0x4;
 const KERNEL_THREAD: u32 = 0x0020_0000;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -26,6 +27,8 @@ pub(crate) struct Stat {
     pub foreground: i32,
     pub start_ticks: StartTime,
     pub kernel_thread: bool,
+    /// Whether the thread is on its way out, and runs no code of its program any more.
+    pub exiting: bool,
     /// CPU time of all threads, user and system, in clock ticks.
     pub cpu_ticks: u64,
     /// Size of its address space; 0 for kernel threads and after its exit.
@@ -97,6 +100,7 @@ pub(crate) fn parse(line: &str, page_bytes: u64) -> Option<Stat> {
         foreground: field(8)?.parse().ok()?,
         start_ticks: StartTime(field(22)?.parse().ok()?),
         kernel_thread: field(9)?.parse::<u32>().ok()? & KERNEL_THREAD != 0,
+        exiting: field(9)?.parse::<u32>().ok()? & EXITING != 0,
         cpu_ticks: field(14)?.parse::<u64>().ok()?.saturating_add(field(15)?.parse().ok()?),
         virtual_bytes: field(23)?.parse().ok()?,
         // Signed: the sum over the CPUs may be negative for a short time.
@@ -141,9 +145,22 @@ pub(crate) fn living_thread(pid: Pid) -> Option<Pid> {
     others.into_iter().find(|tid| lives(*tid))
 }
 
-/// Whether the first thread of a process has exited before others.
+/// Whether the first thread of a process has exited before others. When a whole process exits, its threads do one after the other: those
+/// that have been killed do not count.
 pub(crate) fn first_thread_has_exited(pid: Pid) -> bool {
-    living_thread(pid).is_some_and(|living| living != pid)
+    if Stat::read(pid).is_ok_and(|stat| !stat.has_ended()) {
+        return false;
+    }
+    let is_exiting = |tid: Tid, stat: &Stat| stat.has_ended() || stat.exiting || has_been_killed(pid, tid);
+    let goes_on = |tid: Tid| Stat::read(Pid(tid.0)).is_ok_and(|stat| !is_exiting(tid, &stat));
+    threads(pid).into_iter().flatten().any(goes_on)
+}
+
+/// Whether SIGKILL is pending for a thread, as in a process that exits.
+fn has_been_killed(pid: Pid, tid: Tid) -> bool {
+    let text = process::thread_status(pid, tid).unwrap_or_default();
+    let pending = text.lines().find_map(|line| line.strip_prefix("SigPnd:\t"));
+    pending.is_some_and(|set| u64::from_str_radix(set.trim(), 16).is_ok_and(|set| set & 1 << (libc::SIGKILL - 1) != 0))
 }
 
 pub(crate) fn status(pid: Pid, tid: Tid) -> Option<Status> {
@@ -183,6 +200,7 @@ mod tests {
             foreground: 8000,
             start_ticks: StartTime(22_000),
             kernel_thread: false,
+            exiting: false,
             cpu_ticks: 14_000 + 15_000,
             virtual_bytes: 23_000,
             resident_bytes: 24_000 * 4096,

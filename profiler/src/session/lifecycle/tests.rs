@@ -132,7 +132,9 @@ fn children_that_ran_beside_their_parent_are_counted_however_short() {
     ];
     processes.add(target);
     let config = SessionConfig::default();
-    forks.iter().for_each(|&fork| lifecycle.forked(fork, &mut processes, &config));
+    for fork in forks {
+        let _ = lifecycle.forked(fork, &mut processes, &config);
+    }
     assert_eq!(lifecycle.take_exited_vfork_children(|pid| pid.0 < 4), [Pid(2), Pid(3)]);
     assert_eq!(lifecycle.sharing_count(), 1, "the parent of the other waited");
     lifecycle.executed(exec(4, 1), &mut processes, Duration::ZERO);

@@ -9,7 +9,7 @@ use crate::model::InlineEngine;
 use crate::probe::cost::Costs;
 use crate::session::rates::Rates;
 use crate::session::stubs;
-use crate::session::target::Target;
+use crate::session::target::{ForkedChild, Target};
 
 impl Probes {
     pub(in crate::session) fn install_stubs(&mut self, target: &Target, rates: &Rates) {
@@ -18,8 +18,20 @@ impl Probes {
 
     /// Takes over the stubs that a forked child has copied.
     pub(in crate::session) fn adopt_stubs(&mut self, child: &Target, rates: &Rates) {
-        if self.stubs.are_copied_by(child.pid) {
+        if self.stubs.are_copied_by(child) {
             self.install_stubs(child, rates);
+        }
+    }
+
+    /// Gives a child the stubs that it has copied, in the order of events: its parent may execute another program before the child is a
+    /// target. Its sampled calls are counted from here on.
+    pub(in crate::session) fn copy_stubs(&mut self, child: Option<&mut ForkedChild>) {
+        let Some(child) = child else { return };
+        child.stubs = child.stubs.take().or_else(|| self.stubs.of(child.fork.parent));
+        if child.stubs.is_some()
+            && let Err(error) = self.kernel.count_stub_calls(child.fork.child)
+        {
+            debug!("process {}: {error}", child.fork.child);
         }
     }
 

@@ -1,5 +1,7 @@
 //! Targets whose calls the probes do not see, or would not see any more.
 
+use std::time::{Duration, Instant};
+
 use tracing::{info, warn};
 
 use super::Probes;
@@ -8,16 +10,19 @@ use crate::linux::proc::stat::first_thread_has_exited;
 use crate::probe::leftover;
 use crate::session::target::Target;
 
+const FIRST_THREADS_PERIOD: Duration = Duration::from_millis(5);
+
 impl Probes {
     /// Keeps a target recorded whose first thread has exited before others. The kernel finds the memory of a process by that thread
     /// (`uprobe_multi_link_filter` in kernel/trace/bpf_trace.c, `uprobe_perf_filter` in kernel/trace/trace_uprobe.c, up to 7.3), so
-    /// links of the process reach no code that is mapped later, and with events of perf none at all.
+    /// links of the process reach no code that is mapped later, and with events of perf none at all. If another link of a function is
+    /// detached meanwhile, the kernel removes the breakpoint from the process.
     pub(in crate::session) fn outlive_first_thread(&mut self, target: &mut Target) {
         if target.hooks.are_shared() || !target.was_recorded() || !first_thread_has_exited(target.pid) {
             return;
         }
         // Links of sessions compare processes at a hit, and have left its breakpoints in place.
-        let mut is_observed = self.kernel.link_kind() == LinkKind::Session;
+        let mut is_observed = self.kernel.link_kind() == LinkKind::Session && self.count_missing(target) == 0;
         match self.share_with(target) {
             Ok(()) if is_observed => {
                 info!("process {}: its main thread has exited, so its probes are shared", target.pid);
@@ -34,6 +39,16 @@ impl Probes {
         if !is_observed {
             self.note_unobserved(target);
         }
+    }
+
+    /// Whether to inspect all targets' first threads before probes are detached: not for each of many processes that exit at once. What is
+    /// missed in between is noticed when such a target shares probes.
+    pub(in crate::session) fn are_first_threads_due(&mut self) -> bool {
+        let is_due = self.first_threads.is_none_or(|last| last.elapsed() >= FIRST_THREADS_PERIOD);
+        if is_due {
+            self.first_threads = Some(Instant::now());
+        }
+        is_due
     }
 
     pub(in crate::session) fn unobserved_count(&self) -> u64 {

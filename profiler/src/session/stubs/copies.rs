@@ -1,5 +1,7 @@
 //! Stubs that processes have copied from targets by a fork.
 
+use std::sync::Arc;
+
 use tracing::debug;
 
 use super::Stubs;
@@ -9,25 +11,38 @@ use crate::ids::Pid;
 use crate::linux::proc::maps::executable_mappings;
 use crate::session::target::Target;
 
+/// Stubs that a process had when it forked a child. Their probes stay attached as long as this exists: the process may exit or execute
+/// another program before the child is a target.
+#[derive(Clone, Debug)]
+pub(in crate::session) struct CopiedStubs(Arc<Installed>);
+
 impl Stubs {
-    /// A target whose stubs a process has copied. The child's mappings are known as those of its parent, perhaps before that had stubs,
-    /// so they are read.
-    fn owner_of_copy(&self, pid: Pid) -> Option<&Installed> {
-        if !self.targets.values().any(|state| state.installed().is_some()) {
+    /// The stubs of a process that forks a child now.
+    pub(in crate::session) fn of(&self, pid: Pid) -> Option<CopiedStubs> {
+        let installed = self.targets.get(&pid)?.installed()?;
+        Some(CopiedStubs(Arc::new(installed.clone())))
+    }
+
+    /// The stubs that a process has copied, as those of its parent or of another target. The child's mappings are known as those of its
+    /// parent, perhaps before that had stubs, so they are read.
+    fn original<'a>(&'a self, target: &'a Target) -> Option<&'a Installed> {
+        let of_parent = target.stubs.as_ref().map(|stubs| &*stubs.0);
+        if of_parent.is_none() && !self.targets.values().any(|state| state.installed().is_some()) {
             return None;
         }
-        let mappings = executable_mappings(pid).ok()?;
-        mappings.iter().filter(|mapping| mapping.is_stubs()).find_map(|mapping| self.owner(mapping))
+        let mappings = executable_mappings(target.pid).ok()?;
+        let mut stubs = mappings.iter().filter(|mapping| mapping.is_stubs());
+        stubs.find_map(|mapping| of_parent.filter(|own| own.is_at(mapping)).or_else(|| self.owner(mapping)))
     }
 
     /// Whether a new process has copied stubs of a target.
-    pub(in crate::session) fn are_copied_by(&self, pid: Pid) -> bool {
-        !self.targets.contains_key(&pid) && self.owner_of_copy(pid).is_some()
+    pub(in crate::session) fn are_copied_by(&self, target: &Target) -> bool {
+        !self.targets.contains_key(&target.pid) && self.original(target).is_some()
     }
 
     /// The stubs that a process has copied from a target.
     pub(super) fn copied(&self, target: &Target, kernel: &mut Kernel) -> Option<Box<Installed>> {
-        let owner = self.owner_of_copy(target.pid)?;
+        let owner = self.original(target)?;
         // Before the calls are read that it has inherited the count of, so that no sampled call is taken for a missed one.
         if let Err(error) = kernel.count_stub_calls(target.pid) {
             debug!("process {}: {error}", target.pid);

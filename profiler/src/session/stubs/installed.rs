@@ -12,6 +12,7 @@ use crate::bpf::processes::StubCalls;
 use crate::ids::{HeapId, Pid};
 use crate::keeper::control;
 use crate::keeper::{Installation, Link, SlotChange};
+use crate::linux::proc::maps::Mapping;
 use crate::linux::proc::writable;
 use crate::linux::process_memory;
 use crate::probe::stub::slot;
@@ -137,6 +138,11 @@ impl Installed {
             trapped_share: 0.0,
             decision: Decision::Open,
         }
+    }
+
+    /// Whether this mapping is that of these stubs.
+    pub(super) fn is_at(&self, mapping: &Mapping) -> bool {
+        (self.inode, self.plan.address) == (mapping.inode, mapping.start.0)
     }
 
     /// What a child has copied from this process.
