@@ -67,8 +67,9 @@ impl Session {
             return;
         };
         target.awaits_inventory = true;
-        let opened = target.opened;
-        self.inventories.pending = Some(Pending::new(pid, opened, clock::now().monotonic));
+        let (opened, now) = (target.opened, clock::now().monotonic);
+        self.memory.begin(&mut self.processes, pid, &self.probes.discovery.plan, now);
+        self.inventories.pending = Some(Pending::new(pid, opened, now));
         if !heaps.iter().any(|(name, _)| walk::is_walkable(name)) {
             return self.end_inventory(failed(walk::unsupported()));
         }
@@ -381,7 +382,7 @@ impl Session {
             None => info!("process {pid}: {} blocks are older than the recording", inventory.blocks),
         }
         self.processes.set_inventory(pid, inventory);
-        self.memory.poll(&mut self.processes, self.probes.discovery.plan.heaps(), clock::now().monotonic);
+        self.memory.poll(&mut self.processes, &self.probes.discovery.plan, clock::now().monotonic);
     }
 
     /// Waits for the walk, unless the recording ends and the user interrupts again.
