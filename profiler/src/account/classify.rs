@@ -153,6 +153,10 @@ pub(crate) fn classify(
     let mut sums = Sums::default();
     let nothing = Held::default();
     for (at, memory) in mapped.iter().enumerate() {
+        if is_of_heapbpf(mapped, at) {
+            *sums.parts.entry((MemoryClass::OtherAllocator, Some(Arc::from(HEAPBPF)))).or_default() += memory.rss_bytes;
+            continue;
+        }
         let next = mapped.get(at + 1).map(|next| &next.region);
         let rest = if is_heap_like(&memory.region) {
             let held = contents.get(at).unwrap_or(&nothing);
@@ -304,6 +308,25 @@ fn add_heap(sum: &mut HeapSum, bytes: u64, large_bytes: u64, small: Small) {
     sum.sampled_bytes += small.sampled_bytes;
 }
 
+const HEAPBPF: &str = "heapbpf";
+/// Between the inline engine's code and its map.
+const COUNTDOWNS_BYTES_MAX: u64 = 1 << 20;
+
+/// Whether the inline engine has mapped this: code, countdowns behind it, and a map behind those.
+pub(crate) fn is_of_heapbpf(mapped: &[MappedMemory], at: usize) -> bool {
+    let region = &mapped[at].region;
+    let before = || mapped[..at].iter().rev().take(2).map(|memory| &memory.region);
+    if region.is_bpf_map() {
+        let reach = region.start.0.saturating_sub(COUNTDOWNS_BYTES_MAX);
+        return before().any(|before| before.is_stubs() && before.end.0 >= reach);
+    }
+    let follows = || before().next().is_some_and(|before| before.is_stubs() && before.end == region.start);
+    let is_followed =
+        || mapped.get(at + 1).is_some_and(|next| next.region.is_bpf_map() && next.region.start == region.end);
+    region.is_stubs()
+        || (region.is_anonymous() && region.size_bytes() <= COUNTDOWNS_BYTES_MAX && follows() && is_followed())
+}
+
 fn is_heap_like(region: &Region) -> bool {
     region.is_anonymous() && !region.shared && !region.executable
 }
@@ -316,7 +339,6 @@ fn class(region: &Region, evidence: &Evidence) -> (MemoryClass, Option<Arc<str>>
     match &region.kind {
         RegionKind::Stack => (MemoryClass::Stacks, None),
         _ if region.shared => (MemoryClass::Shared, None),
-        RegionKind::File { .. } if region.is_stubs() => (MemoryClass::Files, None),
         RegionKind::File { path } if is_shared_memory(path) => (MemoryClass::Shared, None),
         RegionKind::File { .. } | RegionKind::Kernel => (MemoryClass::Files, None),
         RegionKind::Anonymous { name: Some(name) } if name.starts_with("glibc: pthread stack") => {

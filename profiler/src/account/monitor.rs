@@ -8,7 +8,7 @@ use std::time::Duration;
 use profiler_common::interval::Interval;
 use tracing::debug;
 
-use super::classify::{Evidence, classify};
+use super::classify::{Evidence, classify, is_of_heapbpf};
 use super::contents::{BlockPlace, Contents};
 use super::pages::{ResidentPages, RunningMemory};
 use super::runtime::runtimes;
@@ -161,7 +161,7 @@ impl MemoryMonitor {
             None => {
                 let empty = |time| MemoryPoint { time, pss_bytes: 0, swap_bytes: 0, parts: Vec::new() };
                 facts.points.extend(of.began.map(empty));
-                self.first = Some(First::new(point, mapped, &pages, &self.evidence));
+                self.first = Some(First::new(point, &mapped, &pages, &self.evidence));
             }
         }
         Arc::make_mut(&mut self.account).extend(facts.clone());
@@ -217,9 +217,11 @@ fn spread(ledger: &Ledger, heap: HeapId) -> Vec<TargetAddr> {
 }
 
 impl First {
-    fn new(point: MemoryPoint, mapped: Vec<MappedMemory>, pages: &ResidentPages, evidence: &Evidence) -> Self {
-        let is_anonymous = |memory: &MappedMemory| memory.region.is_anonymous();
-        let (mut anonymous, others): (Vec<_>, Vec<_>) = mapped.into_iter().partition(is_anonymous);
+    fn new(point: MemoryPoint, mapped: &[MappedMemory], pages: &ResidentPages, evidence: &Evidence) -> Self {
+        let is_divided = |at: &usize| mapped[*at].region.is_anonymous() && !is_of_heapbpf(&mapped, *at);
+        let (anonymous, others): (Vec<usize>, Vec<usize>) = (0..mapped.len()).partition(is_divided);
+        let [mut anonymous, others] =
+            [anonymous, others].map(|all| all.into_iter().map(|at| mapped[at].clone()).collect::<Vec<_>>());
         if anonymous.len() > KEPT_MAX || pages.count() > KEPT_RUNS_MAX {
             anonymous.clear();
         }

@@ -16,10 +16,10 @@ const PARTS_MAX: usize = 16;
 const HEADER_BYTES: usize = 4096;
 const PAGE_BYTES: u64 = 4096;
 
-/// Ends of modules, by the address of their first mapping.
+/// Ends of modules, by the start of their first mapping and the end of their last one.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Variables {
-    ends: BTreeMap<TargetAddr, Option<TargetAddr>>,
+    ends: BTreeMap<(TargetAddr, TargetAddr), Option<TargetAddr>>,
 }
 
 impl Variables {
@@ -32,8 +32,9 @@ impl Variables {
                 continue;
             }
             let Some(start) = module_start(&mapped[..at], region.start) else { continue };
-            let end = self.ends.remove(&start).unwrap_or_else(|| module_end(pid, start));
-            ends.insert(start, end);
+            let place = (start, region.start);
+            let end = self.ends.remove(&place).unwrap_or_else(|| module_end(pid, start));
+            ends.insert(place, end);
             if let Some(end) = end.filter(|end| *end > region.start) {
                 found.push(region.start..end.min(region.end));
             }

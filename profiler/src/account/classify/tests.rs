@@ -316,3 +316,22 @@ fn recorded_mappings_explain_what_no_other_heap_does() {
         ],
     );
 }
+
+/// With the program's own map, which is shared memory.
+#[test]
+fn what_the_inline_engine_has_mapped_is_its_own() {
+    let file =
+        |start, size_bytes, path: &str| memory(start, size_bytes, size_bytes, RegionKind::File { path: path.into() });
+    let (mut map, mut other) = (file(0x16000, MIB, "anon_inode:bpf-map"), file(40 * MIB, MIB, "anon_inode:bpf-map"));
+    (map.region.shared, other.region.shared) = (true, true);
+    let stubs = file(0x10000, 4 * PAGE, "/memfd:heapbpf-stubs (deleted)");
+    check(
+        &[stubs, anonymous(0x14000, 2 * PAGE, PAGE), map, anonymous(30 * MIB, PAGE, PAGE), other],
+        &[],
+        &[
+            (MemoryClass::OtherAllocator, Some("heapbpf"), MIB + 5 * PAGE),
+            (MemoryClass::Shared, None, MIB),
+            (MemoryClass::Unexplained, None, PAGE),
+        ],
+    );
+}
