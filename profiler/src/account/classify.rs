@@ -2,7 +2,7 @@
 //!
 //! Owners are asked in this order, and the first one that has evidence for a page owns it:
 //!
-//! 1. a large live block, or what the kernel says of the mapping: files, shared memory, code, the main stack;
+//! 1. a large live block, or what the kernel has of the mapping: files, shared memory, code, the main stack;
 //! 2. stacks of threads, by their control blocks;
 //! 3. allocators of hooked heaps, by their own structures;
 //! 4. hooked heaps whose structures are unknown, by their small blocks: the mapping with such a block;
@@ -14,117 +14,17 @@
 //! Runtimes with resident pages of their own belong between the fifth and the sixth. The rest is unexplained.
 
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::contents::{BlockPlace, Contents, Held, Small};
+use super::contents::{Contents, Held, Small};
+use super::evidence::{BlockPlace, Evidence};
 use super::pages::ResidentPages;
-use crate::address::TargetAddr;
 use crate::ids::HeapId;
 use crate::linux::proc::maps::{Region, RegionKind};
 use crate::linux::proc::smaps::MappedMemory;
 use crate::memory::{Span, joined, without};
 use crate::model::{MemoryClass, MemoryPart};
-
-/// What is known of a process besides its mappings and blocks.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Evidence {
-    /// Names of heaps by id.
-    pub(crate) heaps: Vec<Arc<str>>,
-    /// Heaps of this process.
-    pub(crate) own: Vec<HeapId>,
-    /// By rising address, without overlaps, like the other spans.
-    pub(crate) stacks: Vec<Span>,
-    /// An address in each stack whose bounds are unknown, by rising address.
-    pub(crate) pointers: Vec<TargetAddr>,
-    /// Of the heaps whose allocators' structures are known: what they have from the system, besides `brk`.
-    pub(crate) extents: BTreeMap<HeapId, Vec<Span>>,
-    pub(crate) variables: Vec<Span>,
-    /// Evidence of earlier: heaps with blocks by the address of a block, one for each mapping.
-    pub(crate) known: BTreeMap<TargetAddr, HeapId>,
-}
-
-/// Size and alignment of an arena of glibc (`HEAP_MAX_SIZE` in malloc/arena.c).
-const ARENA_BYTES: u64 = 64 << 20;
-
-const LIBC: &str = "libc";
-/// Allocators that take memory from the system. Other heaps may take theirs from one of these.
-const ALLOCATORS: [&str; 5] = [LIBC, "jemalloc", "tcmalloc", "mimalloc", "musl"];
-
-impl Evidence {
-    pub(crate) fn name(&self, heap: HeapId) -> Option<&Arc<str>> {
-        self.heaps.get(usize::from(heap.0))
-    }
-
-    fn is_allocator(&self, heap: HeapId) -> bool {
-        self.name(heap).is_some_and(|name| ALLOCATORS.contains(&&**name))
-    }
-
-    /// Whether a heap may have large blocks outside of what is known of it, as glibc maps them separately.
-    fn maps_blocks(&self, heap: HeapId) -> bool {
-        !self.extents.contains_key(&heap) || self.name(heap).is_some_and(|name| &**name == LIBC)
-    }
-
-    /// Notes that a heap has a small block in a mapping, which has none of its blocks in this sample so far.
-    pub(super) fn note(&mut self, region: &Region, block: &BlockPlace) {
-        let mut of_region = self.known.range(region.start..region.end);
-        if of_region.all(|(_, heap)| *heap != block.heap) {
-            self.known.insert(block.address, block.heap);
-        }
-    }
-
-    /// Whatever is in `brk` was not mapped.
-    pub(super) fn note_large(&mut self, region: &Region, block: &BlockPlace) {
-        if region.kind == RegionKind::Brk {
-            self.note(region, block);
-        }
-    }
-
-    /// Whether a block is outside of what is known of its heap.
-    pub(super) fn is_stray(&self, region: &Region, block: &BlockPlace) -> bool {
-        let Some(extents) = self.extents.get(&block.heap).filter(|_| region.kind != RegionKind::Brk) else {
-            return false;
-        };
-        let behind = extents.partition_point(|extent| extent.start <= block.address);
-        !extents[..behind].last().is_some_and(|extent| extent.contains(&block.address))
-    }
-
-    /// Forgets blocks in memory that is not mapped any more: a heap keeps its mappings when all of its blocks there are free.
-    pub(crate) fn retain(&mut self, mapped: &[MappedMemory]) {
-        self.known.retain(|&address, _| super::contents::index_of(mapped, address).is_some());
-    }
-
-    /// The heap that a mapping belongs to as a whole.
-    fn whole(&self, memory: &MappedMemory, next: Option<&Region>) -> Option<HeapId> {
-        let region = &memory.region;
-        let is_brk = region.kind == RegionKind::Brk;
-        let of_region = self.known.range(region.start..region.end).map(|(_, heap)| *heap);
-        let unknown = of_region.filter(|heap| is_brk || !self.extents.contains_key(heap));
-        let known: BTreeSet<HeapId> = unknown.collect();
-        let allocator = known.iter().copied().find(|heap| self.is_allocator(*heap));
-        allocator.or_else(|| self.glibc(region, next)).or_else(|| known.first().copied())
-    }
-
-    /// glibc's heap, if the mapping has the shape of `brk` or of an arena, and no other allocator has replaced glibc's.
-    fn glibc(&self, region: &Region, next: Option<&Region>) -> Option<HeapId> {
-        // One without reserve cannot be distinguished from other mappings, unless it has known blocks.
-        let is_arena = || {
-            let end = region.start.0.saturating_add(ARENA_BYTES);
-            let has_reserve = next
-                .is_some_and(|next| next.start == region.end && next.end.0 == end && !next.readable && !next.writable);
-            region.start.0.is_multiple_of(ARENA_BYTES) && region.writable && has_reserve
-        };
-        let is_named =
-            matches!(&region.kind, RegionKind::Anonymous { name: Some(name) } if name.starts_with("glibc: malloc"));
-        if region.kind != RegionKind::Brk && !is_named && !is_arena() {
-            return None;
-        }
-        let mut allocators = self.own.iter().copied().filter(|heap| self.is_allocator(*heap));
-        let first = allocators.next()?;
-        let is_only = allocators.next().is_none() && self.name(first).is_some_and(|name| &**name == LIBC);
-        is_only.then_some(first)
-    }
-}
 
 type Parts = BTreeMap<(MemoryClass, Option<Arc<str>>), u64>;
 

@@ -2,60 +2,15 @@
 
 use std::collections::BTreeMap;
 
-use profiler_common::interval::Interval;
-
-use crate::address::TargetAddr;
+use super::evidence::{BlockPlace, Evidence, index_of};
 use crate::ids::HeapId;
 use crate::linux::proc::smaps::MappedMemory;
 use crate::memory::Span;
-use crate::units::Amounts;
 
-use super::classify::Evidence;
-
-const PAGE_BYTES: u64 = 4096;
 /// From this size on, allocators map a block separately, or may.
 const LARGE_BYTES: u64 = 64 << 10;
 /// Pages of one mapping with small blocks outside of what is known of their heap.
 const STRAY_MAX: usize = 1 << 12;
-
-/// A live block of a hooked heap.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct BlockPlace {
-    pub(crate) address: TargetAddr,
-    pub(crate) size_bytes: u64,
-    /// At which it was sampled.
-    pub(crate) interval: Interval,
-    pub(crate) heap: HeapId,
-    /// It is a mapping, or a part of one, in which allocators may have blocks.
-    pub(crate) is_mapping: bool,
-}
-
-impl BlockPlace {
-    pub(crate) fn span(&self) -> Span {
-        self.address..TargetAddr(self.address.0.saturating_add(self.size_bytes))
-    }
-
-    /// The pages that it is in.
-    pub(crate) fn pages(&self) -> Span {
-        let end = self.span().end.0;
-        TargetAddr(self.address.0 / PAGE_BYTES * PAGE_BYTES)
-            ..TargetAddr(end.checked_next_multiple_of(PAGE_BYTES).unwrap_or(end))
-    }
-
-    fn is_sampled(&self) -> bool {
-        self.size_bytes < u64::from(self.interval.bytes())
-    }
-
-    fn estimated_bytes(&self) -> f64 {
-        Amounts::of(self.size_bytes, self.interval).bytes.to_f64()
-    }
-
-    /// Bytes that a byte of it stands for.
-    #[expect(clippy::cast_precision_loss, reason = "a ratio")]
-    pub(crate) fn weight(&self) -> f64 {
-        if self.is_sampled() { self.estimated_bytes() / self.size_bytes.max(1) as f64 } else { 1.0 }
-    }
-}
 
 /// Of small blocks.
 #[derive(Clone, Copy, Debug, Default)]
@@ -141,9 +96,4 @@ impl Contents {
             }
         }
     }
-}
-
-pub(super) fn index_of(mapped: &[MappedMemory], address: TargetAddr) -> Option<usize> {
-    let behind = mapped.partition_point(|memory| memory.region.start <= address);
-    behind.checked_sub(1).filter(|&at| mapped[at].region.contains(address))
 }

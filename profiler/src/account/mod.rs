@@ -2,6 +2,7 @@
 
 mod classify;
 mod contents;
+mod evidence;
 mod monitor;
 mod pages;
 mod runtime;

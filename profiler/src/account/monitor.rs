@@ -8,8 +8,9 @@ use std::time::Duration;
 use profiler_common::interval::Interval;
 use tracing::debug;
 
-use super::classify::{Evidence, classify, is_of_heapbpf};
-use super::contents::{BlockPlace, Contents};
+use super::classify::{classify, is_of_heapbpf};
+use super::contents::Contents;
+use super::evidence::{BlockPlace, Evidence};
 use super::pages::{ResidentPages, RunningMemory};
 use super::runtime::runtimes;
 use super::stacks::Stacks;

@@ -1,9 +1,8 @@
-//! Stacks of threads: where they are, and how far they reach. The kernel merges a stack with the memory above it, so its own mapping
-//! does not tell. The C library does: the control block of a thread has the start and the size of its stack.
+//! Stacks of threads: where they are, and how far they reach. The kernel merges a stack with the memory above it, so a mapping
+//! does not end where the stack does. The control block of a thread has the start and the size of its stack.
 
-use std::collections::BTreeMap;
-use std::collections::BTreeSet;
 use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::pages::RunningMemory;
 use crate::address::TargetAddr;

@@ -3,6 +3,8 @@
 use profiler_common::interval::Interval;
 
 use super::*;
+use crate::account::evidence::ARENA_BYTES;
+use crate::address::TargetAddr;
 use crate::units::MappedAmounts;
 
 const PAGE: u64 = 4096;
@@ -135,7 +137,7 @@ fn of_a_block_that_was_not_touched_only_what_is_resident_is_live() {
     check_with(&mapped, &pages, &[block(4 * MIB + 16, 36 * MIB, 0)], evidence(), &expected);
 }
 
-/// A block of 600 MiB in a heap with free memory: its size says nothing about what is live in other mappings.
+/// A block of 600 MiB in a heap with free memory: its size is no evidence of what is live in other mappings.
 #[test]
 fn a_block_that_was_not_touched_makes_no_free_memory_live() {
     let mapped = [memory(MIB, 40 * MIB, 40 * MIB, RegionKind::Brk), anonymous(100 * MIB, 600 * MIB, PAGE)];
