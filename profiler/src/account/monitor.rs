@@ -219,7 +219,7 @@ fn spread(ledger: &Ledger, heap: HeapId) -> Vec<TargetAddr> {
 
 impl First {
     fn new(point: MemoryPoint, mapped: &[MappedMemory], pages: &ResidentPages, evidence: &Evidence) -> Self {
-        let is_divided = |at: &usize| mapped[*at].region.is_anonymous() && !is_of_heapbpf(&mapped, *at);
+        let is_divided = |at: &usize| mapped[*at].region.is_anonymous() && !is_of_heapbpf(mapped, *at);
         let (anonymous, others): (Vec<usize>, Vec<usize>) = (0..mapped.len()).partition(is_divided);
         let [mut anonymous, others] =
             [anonymous, others].map(|all| all.into_iter().map(|at| mapped[at].clone()).collect::<Vec<_>>());

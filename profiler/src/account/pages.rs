@@ -14,7 +14,8 @@ use crate::linux::proc::smaps::MappedMemory;
 use crate::linux::process_memory::{self, Pages};
 use crate::memory::{Memory, Span, joined};
 
-const PAGE_BYTES: u64 = 4096;
+const PAGE_LENGTH: usize = 4096;
+const PAGE_BYTES: u64 = PAGE_LENGTH as u64;
 /// Runs of pages in one process: beyond it, the rest of its memory is not known by page.
 const RUNS_MAX: usize = 1 << 18;
 /// Mappings of one process for which eight bytes per page are read, where the kernel has no `PAGEMAP_SCAN` (Linux 6.7).
@@ -125,7 +126,7 @@ fn overlapping<'a>(spans: &'a [Span], with: &Span) -> impl Iterator<Item = &'a S
 /// Copied pages that are kept: then all are read again.
 const KEPT_MAX: usize = 1 << 13;
 
-type Page = Box<[u8; PAGE_BYTES as usize]>;
+type Page = Box<[u8; PAGE_LENGTH]>;
 
 /// The memory of a running process: its contents change while they are read.
 #[derive(Debug)]
@@ -161,7 +162,7 @@ impl<'a> RunningMemory<'a> {
         }
         let first = address / PAGE_BYTES * PAGE_BYTES;
         let page = kept.entry(first).or_insert_with(|| {
-            let mut page: Page = Box::new([0; PAGE_BYTES as usize]);
+            let mut page: Page = Box::new([0; PAGE_LENGTH]);
             (self.read_directly(first, page.as_mut_slice()) == page.len()).then_some(page)
         });
         let skip = usize::try_from(address - first).unwrap_or(usize::MAX);

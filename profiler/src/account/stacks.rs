@@ -192,7 +192,7 @@ fn bounds(memory: &RunningMemory<'_>, start: u64, end: u64, of: TargetAddr) -> i
     pairs.into_iter().filter_map(move |(start, size_bytes)| {
         let is_of_pages = start.is_multiple_of(PAGE_BYTES) && size_bytes.is_multiple_of(PAGE_BYTES);
         let end = start.checked_add(size_bytes)?;
-        (is_of_pages && start > 0 && (start..end).contains(&of.0)).then(|| TargetAddr(start)..TargetAddr(end))
+        (is_of_pages && start > 0 && (start..end).contains(&of.0)).then_some(TargetAddr(start)..TargetAddr(end))
     })
 }
 

@@ -40,7 +40,8 @@ pub(super) fn extents(scene: &Scene<'_>, known: &mut Vec<Context>) -> Option<Vec
     if known.is_empty() {
         return None;
     }
-    let (metas, mut spans) = metas_where(scene.memory, known, |meta| meta.page_count > 0);
+    // Unused metas are zero. A look at each group would read most pages of a heap.
+    let (metas, mut spans) = metas_where(scene.memory, known, |meta, _| meta.page_count > 0);
     spans.extend(metas.iter().map(Meta::extent).filter(|extent| covered(scene.regions(), extent)));
     Some(spans)
 }
@@ -228,10 +229,14 @@ impl Meta {
 
 /// Metas whose groups refer back to them, and the pages of metas. Other metas are unused, or their groups are changing.
 fn metas(memory: &dyn Memory, contexts: &[Context]) -> (Vec<Meta>, Vec<Span>) {
-    metas_where(memory, contexts, |_| true)
+    metas_where(memory, contexts, |meta, address| memory.word(meta.memory) == Some(address))
 }
 
-fn metas_where(memory: &dyn Memory, contexts: &[Context], is_wanted: impl Fn(&Meta) -> bool) -> (Vec<Meta>, Vec<Span>) {
+fn metas_where(
+    memory: &dyn Memory,
+    contexts: &[Context],
+    is_wanted: impl Fn(&Meta, u64) -> bool,
+) -> (Vec<Meta>, Vec<Span>) {
     let mut metas = Vec::new();
     let mut seen = FxHashSet::default();
     for context in contexts {
@@ -241,9 +246,8 @@ fn metas_where(memory: &dyn Memory, contexts: &[Context], is_wanted: impl Fn(&Me
             seen.insert(area);
             let slots = page[AREA_HEADER_WORDS..].as_chunks().0.iter().enumerate();
             metas.extend(slots.filter_map(|(nth, words)| {
-                let meta = Meta::parse(words).filter(|meta| meta.memory.0 != 0 && is_wanted(meta))?;
                 let address = area + WORD_BYTES * (AREA_HEADER_WORDS + nth * META_WORDS) as u64;
-                (memory.word(meta.memory) == Some(address)).then_some(meta)
+                Meta::parse(words).filter(|meta| meta.memory.0 != 0 && is_wanted(meta, address))
             }));
             area = page[1];
         }
