@@ -40,7 +40,7 @@ pub(super) fn extents(scene: &Scene<'_>, known: &mut Vec<Context>) -> Option<Vec
     if known.is_empty() {
         return None;
     }
-    // Unused metas are zero. A look at each group would read most pages of a heap.
+    // Unused metas are zero. To read each group would be to read most pages of a heap.
     let (metas, mut spans) = metas_where(scene.memory, known, |meta, _| meta.page_count > 0);
     spans.extend(metas.iter().map(Meta::extent).filter(|extent| covered(scene.regions(), extent)));
     Some(spans)
