@@ -5,8 +5,9 @@ use std::path::Path;
 use std::process::Command;
 
 use heapbpf_tests::heapbpf::{Heapbpf, Outcome};
+use heapbpf_tests::recipe::Recipe;
 use heapbpf_tests::target::Target;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 const MIB: i64 = 1 << 20;
 
@@ -145,7 +146,7 @@ fn python(setting: &str) -> Target {
 #[test]
 fn objects_of_python_are_advised_on_and_the_advice_helps() {
     let recorded = record(&mut python("pymalloc"), "", "60");
-    assert_eq!(recorded.account["runtimes"], serde_json::json!(["cpython"]));
+    assert_eq!(recorded.account["runtimes"], json!(["cpython"]));
     recorded.assert_summary(true, &["PYTHONMALLOC=malloc"]);
     let recorded = record(&mut python("malloc"), "", "60");
     let (hooked, all) = (recorded.growth("hooked_bytes"), recorded.growth("bytes"));
@@ -161,7 +162,7 @@ fn php(setting: &str) -> Target {
 #[test]
 fn strings_of_php_are_advised_on_and_the_advice_helps() {
     let recorded = record(&mut php("1"), "", "60");
-    assert_eq!(recorded.account["runtimes"], serde_json::json!(["php"]));
+    assert_eq!(recorded.account["runtimes"], json!(["php"]));
     recorded.assert_summary(true, &["USE_ZEND_ALLOC=0", "--heap mmap"]);
     for recorded in [record(&mut php("0"), "", "60"), record(&mut php("1"), "--heap mmap", "60")] {
         let (hooked, all) = (recorded.growth("hooked_bytes"), recorded.growth("bytes"));
@@ -206,4 +207,125 @@ fn a_recording_replays_to_the_same_account() {
         serde_json::from_str::<Value>(&text).expect("it is JSON")["targets"][0]["memory"].clone()
     };
     assert_eq!(memory("again.json"), memory("out.json"));
+}
+
+/// What `owned.c` does on a line "all".
+mod owned {
+    use super::{MIB, Recorded, Value};
+
+    const SMALL: i64 = 400 * 40_000;
+    const LARGE: i64 = 100_000 * 300;
+    const LIVE: i64 = SMALL / 20 + LARGE / 2 + 8 * MIB;
+    const FREE: i64 = SMALL + LARGE + 8 * MIB - LIVE;
+    const MAPPED: i64 = 24 * MIB;
+    const STACKS: i64 = 10 * (400 << 10);
+    /// With the addresses of its blocks.
+    const VARIABLES: i64 = 3 * MIB + 8 * 40_300;
+
+    /// Fails unless each kind of memory grew by what the program has of it.
+    #[track_caller]
+    pub(super) fn check(recorded: &Recorded, heap: &str, mapped_class: &str) {
+        for class in ["live_blocks", "heap_overhead"] {
+            let others = names(recorded, class).into_iter().filter(|name| ![heap, "mmap"].contains(&name.as_str()));
+            assert_eq!(others.collect::<Vec<_>>(), [""; 0], "heaps that the program does not use");
+        }
+        let recorded_mappings = if mapped_class == "live_blocks" { MAPPED } else { 0 };
+        for (class, expected, spare) in [
+            ("live_blocks", LIVE + recorded_mappings, MIB),
+            // Allocators round sizes up, and keep books. musl returns slots of which none is used.
+            ("heap_overhead", FREE, FREE / 4),
+            ("unexplained", MAPPED - recorded_mappings, MIB),
+            ("stacks", STACKS, MIB / 2),
+            ("files", VARIABLES, MIB),
+        ] {
+            let grown = recorded.growth_of(class);
+            let account = &recorded.account;
+            assert!(
+                (grown - expected).abs() < spare,
+                "{heap}: {grown} bytes of {class} instead of {expected}: {account:#}"
+            );
+        }
+    }
+
+    fn names(recorded: &Recorded, class: &str) -> Vec<String> {
+        let points = recorded.account["points"].as_array().expect("a list");
+        let parts = points.iter().flat_map(|point| point["parts"].as_array().expect("a list"));
+        let of_class = parts.filter(|part| part["class"] == class);
+        of_class.map(|part: &Value| part["name"].as_str().expect("heaps have names").to_owned()).collect()
+    }
+}
+
+fn check_owned(recipe: &Recipe, heap: &str) {
+    let mut target = Target::spawn(&mut Command::new(recipe.build()));
+    owned::check(&record(&mut target, "--interval 1", "all"), heap, "unexplained");
+}
+
+#[test]
+fn each_kind_of_memory_is_found_with_glibc() {
+    check_owned(&Recipe::of("owned.c"), "libc");
+}
+
+#[test]
+fn each_kind_of_memory_is_found_with_jemalloc() {
+    check_owned(&Recipe::of("owned.c").libraries("-ljemalloc"), "jemalloc");
+}
+
+#[test]
+fn each_kind_of_memory_is_found_with_tcmalloc() {
+    check_owned(&Recipe::of("owned.c").libraries("-ltcmalloc_minimal"), "tcmalloc");
+}
+
+#[test]
+fn each_kind_of_memory_is_found_with_mimalloc() {
+    check_owned(&Recipe::of("owned.c").libraries("-lmimalloc"), "mimalloc");
+}
+
+/// The kernel merges its groups with what the program maps and with stacks.
+#[test]
+fn each_kind_of_memory_is_found_with_musl() {
+    check_owned(&Recipe::of("owned.c").compiler("musl-gcc").flags("-static"), "musl");
+}
+
+/// The C library maps stacks, too.
+#[test]
+fn with_the_mmap_heap_stacks_are_no_blocks() {
+    let mut target = Target::start("owned.c");
+    owned::check(&record(&mut target, "--interval 1 --heap all --heap mmap", "all"), "libc", "live_blocks");
+}
+
+#[test]
+fn stacks_of_thousands_of_threads_are_found() {
+    let mut target = Target::start("owned.c");
+    let recorded = record(&mut target, "", "stacks 1300");
+    let (stacks, used) = (recorded.growth_of("stacks"), 1300 * (16 << 10));
+    assert!(stacks >= used, "{stacks} bytes of {used}");
+    assert!(recorded.growth_of("unexplained") < MIB, "{:#}", recorded.account);
+}
+
+#[test]
+fn what_the_inline_engine_maps_is_not_the_programs() {
+    let mut target = Target::start("resident.c");
+    let recorded = record(&mut target, "--engine inline", "blocks 20");
+    let last = recorded.account["points"].as_array().expect("a list").last().expect("one");
+    let parts = last["parts"].as_array().expect("a list").iter();
+    let found = parts.filter(|part| part["class"] == "shared" || part["name"] == "heapbpf");
+    let found: Vec<(&Value, &Value)> = found.map(|part| (&part["class"], &part["name"])).collect();
+    assert_eq!(found, [(&json!("other_allocator"), &json!("heapbpf"))], "{last:#}");
+}
+
+/// The walk of so many blocks takes longer than what follows the start.
+#[test]
+fn growth_before_the_inventory_is_complete_counts() {
+    let mut target = Target::start("resident.c");
+    target.run_command("blocks 60");
+    let mut heapbpf = Heapbpf::with_inventory(target.pid(), "-o out.json");
+    let session = heapbpf.start();
+    target.run_command("maps 48");
+    let outcome = session.interrupt();
+    let text = std::fs::read_to_string(heapbpf.file("out.json")).expect("it was written");
+    let report: Value = serde_json::from_str(&text).expect("it is JSON");
+    let recorded = Recorded { account: report["targets"][0]["memory"].clone(), outcome };
+    check(recorded.growth_of("unexplained"), 48);
+    assert!(recorded.growth_of("live_blocks").abs() < MIB, "the inventory was live before: {:#}", recorded.account);
+    recorded.assert_summary(true, &["hooked heaps explain none of it"]);
 }

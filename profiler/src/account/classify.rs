@@ -1,102 +1,78 @@
-//! Divides the resident memory of a process among its uses.
+//! Divides the resident memory of a process among its uses: each page has one owner.
 //!
-//! A mapping with small live blocks of a hooked heap belongs to that heap as a whole. A large block is often a mapping of its
-//! own, which the kernel may have merged with its neighbours', so it accounts for its own size only. glibc's heaps are `brk`
-//! and arenas, which have a known shape. The rest is named after the mapping where it has a name.
+//! Owners are asked in this order, and the first one that has evidence for a page owns it:
+//!
+//! 1. a large live block, or what the kernel has of the mapping: files, shared memory, code, the main stack;
+//! 2. stacks of threads, by their control blocks;
+//! 3. allocators of hooked heaps, by their own structures;
+//! 4. hooked heaps whose structures are unknown, by their small blocks: the mapping with such a block;
+//! 5. recorded mappings;
+//! 6. heaps with large blocks that were sampled, for those that were not: as much of the mapping as they stand for;
+//! 7. zero-initialised variables of modules;
+//! 8. the name of the mapping.
+//!
+//! Runtimes with resident pages of their own belong between the fifth and the sixth. The rest is unexplained.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use profiler_common::interval::Interval;
-
-use crate::address::TargetAddr;
+use super::contents::{Contents, Held, Small};
+use super::evidence::{BlockPlace, Evidence};
+use super::pages::ResidentPages;
 use crate::ids::HeapId;
 use crate::linux::proc::maps::{Region, RegionKind};
 use crate::linux::proc::smaps::MappedMemory;
+use crate::memory::{Span, joined, without};
 use crate::model::{MemoryClass, MemoryPart};
-use crate::units::Amounts;
-
-/// A live block of a hooked heap.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct BlockPlace {
-    pub(crate) address: TargetAddr,
-    pub(crate) size_bytes: u64,
-    /// At which it was sampled.
-    pub(crate) interval: Interval,
-    pub(crate) heap: HeapId,
-    /// It is a mapping, or a part of one, in which allocators may have blocks.
-    pub(crate) is_mapping: bool,
-}
-
-/// What is known of a process besides its mappings.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Evidence {
-    /// Names of heaps by id.
-    pub(crate) heaps: Vec<Arc<str>>,
-    /// An address in each thread's stack, by rising address.
-    pub(crate) stacks: Vec<TargetAddr>,
-    /// Evidence of earlier: heaps with small blocks by the address of a block.
-    pub(crate) known: BTreeMap<TargetAddr, HeapId>,
-}
-
-/// From this size on, allocators map a block separately, or may.
-const LARGE_BYTES: u64 = 64 << 10;
-
-/// Size and alignment of an arena of glibc (`HEAP_MAX_SIZE` in malloc/arena.c).
-const ARENA_BYTES: u64 = 64 << 20;
-
-const LIBC: &str = "libc";
-
-#[derive(Clone, Debug, Default)]
-struct Contents {
-    small: Option<HeapId>,
-    large: BTreeMap<HeapId, f64>,
-    mapped: BTreeMap<HeapId, u64>,
-}
 
 type Parts = BTreeMap<(MemoryClass, Option<Arc<str>>), u64>;
 
-/// Parts sum to the resident bytes of all mappings. `live_bytes` are estimates by heap. Adds to the known evidence.
+/// Of all mappings.
+#[derive(Debug, Default)]
+struct Sums {
+    parts: Parts,
+    /// Of hooked heaps: resident memory, live bytes in it, and live bytes that sampled blocks stand for.
+    heaps: BTreeMap<HeapId, HeapSum>,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct HeapSum {
+    bytes: u64,
+    live_bytes: u64,
+    sampled_bytes: f64,
+}
+
+/// Parts sum to the resident bytes of all mappings.
 pub(crate) fn classify(
     mapped: &[MappedMemory],
-    blocks: impl Iterator<Item = BlockPlace>,
-    live_bytes: impl Fn(HeapId) -> u64,
-    evidence: &mut Evidence,
+    pages: &ResidentPages,
+    contents: &Contents,
+    evidence: &Evidence,
 ) -> Vec<MemoryPart> {
-    let contents = contents(mapped, blocks, evidence);
-    let mut parts = Parts::new();
-    let mut hooked: BTreeMap<HeapId, u64> = BTreeMap::new();
+    let mut sums = Sums::default();
+    let nothing = Held::default();
     for (at, memory) in mapped.iter().enumerate() {
-        let next = mapped.get(at + 1);
-        let mut rest = memory.rss_bytes;
-        if is_heap_like(&memory.region) {
-            let held = contents.get(&at).cloned().unwrap_or_default();
-            let whole = held.small.or_else(|| glibc_heap(memory, next.map(|next| &next.region), evidence));
-            for (heap, bytes) in held.large.into_iter().filter(|(heap, _)| Some(*heap) != whole) {
-                let bytes = round(bytes).min(rest);
-                *hooked.entry(heap).or_default() += bytes;
-                rest -= bytes;
-            }
-            if let Some(heap) = whole {
-                *hooked.entry(heap).or_default() += rest;
-                continue;
-            }
-            for (heap, bytes) in held.mapped {
-                let bytes = bytes.min(rest);
-                *hooked.entry(heap).or_default() += bytes;
-                rest -= bytes;
-            }
+        if is_of_heapbpf(mapped, at) {
+            *sums.parts.entry((MemoryClass::OtherAllocator, Some(Arc::from(HEAPBPF)))).or_default() += memory.rss_bytes;
+            continue;
         }
-        *parts.entry(class(&memory.region, evidence)).or_default() += rest;
+        let next = mapped.get(at + 1).map(|next| &next.region);
+        let rest = if is_heap_like(&memory.region) {
+            let held = contents.get(at).unwrap_or(&nothing);
+            Division::new(memory, pages).divide(held, evidence.whole(memory, next), evidence, &mut sums)
+        } else {
+            memory.rss_bytes
+        };
+        *sums.parts.entry(class(&memory.region, evidence)).or_default() += rest;
     }
-    for (heap, bytes) in hooked {
-        let name = evidence.heaps.get(usize::from(heap.0)).cloned();
-        let live = live_bytes(heap).min(bytes);
-        *parts.entry((MemoryClass::LiveBlocks, name.clone())).or_default() += live;
-        *parts.entry((MemoryClass::HeapOverhead, name)).or_default() += bytes - live;
+    for (heap, sum) in sums.heaps {
+        let name = evidence.name(heap).cloned();
+        let live = sum.live_bytes.saturating_add(round(sum.sampled_bytes)).min(sum.bytes);
+        *sums.parts.entry((MemoryClass::LiveBlocks, name.clone())).or_default() += live;
+        *sums.parts.entry((MemoryClass::HeapOverhead, name)).or_default() += sum.bytes - live;
     }
-    let parts = bounded(parts).into_iter().filter(|(_, bytes)| *bytes > 0);
+    let parts = bounded(sums.parts).into_iter().filter(|(_, bytes)| *bytes > 0);
     parts.map(|((class, name), bytes)| MemoryPart { class, name, bytes }).collect()
 }
 
@@ -105,89 +81,164 @@ fn round(bytes: f64) -> u64 {
     bytes.round() as u64
 }
 
-fn contents(
-    mapped: &[MappedMemory],
-    blocks: impl Iterator<Item = BlockPlace>,
-    evidence: &mut Evidence,
-) -> BTreeMap<usize, Contents> {
-    let index_of = |address: TargetAddr| {
-        let behind = mapped.partition_point(|memory| memory.region.start <= address);
-        behind.checked_sub(1).filter(|&at| mapped[at].region.contains(address))
-    };
-    let mut contents: BTreeMap<usize, Contents> = BTreeMap::new();
-    // Neighbouring blocks are often in the same mapping.
-    let mut last: Option<usize> = None;
-    for block in blocks {
-        if block.is_mapping {
-            add_mapping(&mut contents, mapped, &block);
-            continue;
-        }
-        let at = last.filter(|&at| mapped[at].region.contains(block.address)).or_else(|| index_of(block.address));
-        last = at;
-        let Some(at) = at else { continue };
-        let held = contents.entry(at).or_default();
-        if block.size_bytes < LARGE_BYTES {
-            let Region { start, end, .. } = mapped[at].region;
-            if held.small.is_none() && evidence.known.range(start..end).next().is_none() {
-                evidence.known.insert(block.address, block.heap);
-            }
-            held.small.get_or_insert(block.heap);
-        } else {
-            *held.large.entry(block.heap).or_default() += Amounts::of(block.size_bytes, block.interval).bytes.to_f64();
-        }
-    }
-    // A heap keeps its mappings when all of its blocks there are free.
-    evidence.known.retain(|&address, _| index_of(address).is_some());
-    for (&address, &heap) in &evidence.known {
-        if let Some(at) = index_of(address) {
-            contents.entry(at).or_default().small.get_or_insert(heap);
-        }
-    }
-    contents
+/// One mapping, while it is divided.
+struct Division<'a> {
+    span: Span,
+    /// Resident bytes that have no owner.
+    rest: u64,
+    /// By rising address, without overlaps.
+    owned: Vec<Span>,
+    is_full: bool,
+    pages: &'a ResidentPages,
 }
 
-/// The kernel merges and splits mappings, so one that was recorded may be a part of one, or several.
-fn add_mapping(contents: &mut BTreeMap<usize, Contents>, mapped: &[MappedMemory], block: &BlockPlace) {
-    let end = TargetAddr(block.address.0.saturating_add(block.size_bytes));
-    let first = mapped.partition_point(|memory| memory.region.end <= block.address);
-    for (at, memory) in mapped.iter().enumerate().skip(first).take_while(|(_, memory)| memory.region.start < end) {
-        let bytes = memory.region.end.min(end).0.saturating_sub(memory.region.start.max(block.address).0);
-        *contents.entry(at).or_default().mapped.entry(block.heap).or_default() += bytes;
+impl<'a> Division<'a> {
+    fn new(memory: &MappedMemory, pages: &'a ResidentPages) -> Self {
+        let span = memory.region.start..memory.region.end;
+        let is_full = memory.rss_bytes == memory.region.size_bytes();
+        Self { span, rest: memory.rss_bytes, owned: Vec::new(), is_full, pages }
     }
+
+    /// Returns the resident bytes without owner.
+    fn divide(mut self, held: &Held, whole: Option<HeapId>, evidence: &Evidence, sums: &mut Sums) -> u64 {
+        // Of heaps in this mapping: resident bytes, and live bytes of large blocks.
+        let mut heaps: BTreeMap<HeapId, (u64, u64)> = BTreeMap::new();
+        let mut unknown: BTreeMap<HeapId, f64> = BTreeMap::new();
+        for (heap, large) in by_heap(&held.large, evidence) {
+            let taken = self.take(large.iter().map(|block| block.pages()).collect());
+            let of_heap = heaps.entry(heap).or_default();
+            of_heap.0 += taken;
+            for block in large {
+                self.add_large(block, taken, &mut of_heap.1, sums.heaps.entry(heap).or_default());
+                if evidence.maps_blocks(heap) && block.weight() > 1.0 {
+                    let others = weighted(self.resident(&[self.clipped(block.pages())]), block.weight() - 1.0);
+                    *unknown.entry(heap).or_default() += others;
+                }
+            }
+        }
+        let stacks = self.take(self.overlapping(&evidence.stacks));
+        *sums.parts.entry((MemoryClass::Stacks, None)).or_default() += stacks;
+        for (heap, extents) in &evidence.extents {
+            let taken = self.take(self.overlapping(extents));
+            let strays = self.take(held.stray.get(heap).cloned().unwrap_or_default());
+            heaps.entry(*heap).or_default().0 += taken + strays;
+        }
+        if let Some(heap) = whole {
+            heaps.entry(heap).or_default().0 += self.take(vec![self.span.clone()]);
+        }
+        for (heap, mappings) in &held.mapped {
+            let taken = self.take(mappings.clone());
+            let of_heap = heaps.entry(*heap).or_default();
+            *of_heap = (of_heap.0 + taken, of_heap.1 + taken);
+        }
+        for (heap, bytes) in unknown {
+            let bytes = round(bytes).min(self.rest);
+            self.rest -= bytes;
+            heaps.entry(heap).or_default().0 += bytes;
+        }
+        for (heap, (bytes, large_bytes)) in heaps {
+            let small = held.small.get(&heap).copied().unwrap_or_default();
+            add_heap(sums.heaps.entry(heap).or_default(), bytes, large_bytes, small);
+        }
+        let variables = self.take(self.overlapping(&evidence.variables));
+        *sums.parts.entry((MemoryClass::Files, None)).or_default() += variables;
+        self.rest
+    }
+
+    /// Adds the live bytes of a large block: to those of the mapping, or, where it stands for others, to those of the heap.
+    fn add_large(&self, block: &BlockPlace, taken: u64, live: &mut u64, of_heap: &mut HeapSum) {
+        let resident = self.resident(&[self.clipped(block.span())]).min(taken);
+        if block.weight() > 1.0 {
+            of_heap.sampled_bytes += weighted(resident, block.weight());
+        } else {
+            *live = live.saturating_add(resident);
+        }
+    }
+
+    /// Makes an owner of those pages that have none. Returns their resident bytes.
+    fn take(&mut self, spans: Vec<Span>) -> u64 {
+        if spans.is_empty() || self.rest == 0 {
+            return 0;
+        }
+        let spans = joined(spans.into_iter().map(|span| self.clipped(span)).collect());
+        let spans = if self.owned.is_empty() { spans } else { without(spans, &self.owned) };
+        let bytes = self.resident(&spans).min(self.rest);
+        self.rest -= bytes;
+        self.owned =
+            if self.owned.is_empty() { spans } else { joined([std::mem::take(&mut self.owned), spans].concat()) };
+        bytes
+    }
+
+    /// Resident bytes of sorted spans without overlaps. Where pages are unknown, all may be resident.
+    fn resident(&self, spans: &[Span]) -> u64 {
+        let whole = || spans.iter().map(|span| span.end.0.saturating_sub(span.start.0)).fold(0, u64::saturating_add);
+        if self.is_full { whole() } else { self.pages.resident_bytes(spans).unwrap_or_else(whole) }
+    }
+
+    fn clipped(&self, span: Span) -> Span {
+        span.start.max(self.span.start)..span.end.min(self.span.end)
+    }
+
+    /// Those of sorted spans that are in the mapping.
+    fn overlapping(&self, spans: &[Span]) -> Vec<Span> {
+        let first = spans.partition_point(|span| span.end <= self.span.start);
+        spans[first..].iter().take_while(|span| span.start < self.span.end).cloned().collect()
+    }
+}
+
+/// Blocks of heaps that may have their memory from others come first.
+fn by_heap<'a>(blocks: &'a [BlockPlace], evidence: &Evidence) -> Vec<(HeapId, Vec<&'a BlockPlace>)> {
+    let mut by_heap: BTreeMap<HeapId, Vec<&BlockPlace>> = BTreeMap::new();
+    blocks.iter().for_each(|block| by_heap.entry(block.heap).or_default().push(block));
+    let mut by_heap: Vec<_> = by_heap.into_iter().collect();
+    by_heap.sort_by_key(|(heap, _)| evidence.is_allocator(*heap));
+    by_heap
+}
+
+#[expect(clippy::cast_precision_loss, reason = "an estimate")]
+fn weighted(bytes: u64, weight: f64) -> f64 {
+    bytes as f64 * weight
+}
+
+/// Live bytes of a mapping are not more than what is resident there, those of sampled blocks not more than the whole heap.
+fn add_heap(sum: &mut HeapSum, bytes: u64, large_bytes: u64, small: Small) {
+    let live = large_bytes.saturating_add(small.exact_bytes).min(bytes);
+    sum.bytes = sum.bytes.saturating_add(bytes);
+    sum.live_bytes = sum.live_bytes.saturating_add(live);
+    sum.sampled_bytes += small.sampled_bytes;
+}
+
+const HEAPBPF: &str = "heapbpf";
+/// Between the inline engine's code and its map.
+const COUNTDOWNS_BYTES_MAX: u64 = 1 << 20;
+
+/// Whether the inline engine has mapped this: code, countdowns behind it, and a map behind those.
+pub(crate) fn is_of_heapbpf(mapped: &[MappedMemory], at: usize) -> bool {
+    let region = &mapped[at].region;
+    let before = || mapped[..at].iter().rev().take(2).map(|memory| &memory.region);
+    if region.is_bpf_map() {
+        let reach = region.start.0.saturating_sub(COUNTDOWNS_BYTES_MAX);
+        return before().any(|before| before.is_stubs() && before.end.0 >= reach);
+    }
+    let follows = || before().next().is_some_and(|before| before.is_stubs() && before.end == region.start);
+    let is_followed =
+        || mapped.get(at + 1).is_some_and(|next| next.region.is_bpf_map() && next.region.start == region.end);
+    region.is_stubs()
+        || (region.is_anonymous() && region.size_bytes() <= COUNTDOWNS_BYTES_MAX && follows() && is_followed())
 }
 
 fn is_heap_like(region: &Region) -> bool {
     region.is_anonymous() && !region.shared && !region.executable
 }
 
-/// glibc's heap, if the mapping has the shape of `brk` or of an arena.
-fn glibc_heap(memory: &MappedMemory, next: Option<&Region>, evidence: &Evidence) -> Option<HeapId> {
-    let region = &memory.region;
-    // One without reserve cannot be distinguished from other mappings, unless it has known blocks.
-    let is_arena = || {
-        let end = region.start.0 + ARENA_BYTES;
-        let has_reserve =
-            next.is_some_and(|next| next.start == region.end && next.end.0 == end && !next.readable && !next.writable);
-        region.start.0.is_multiple_of(ARENA_BYTES) && region.writable && has_reserve
-    };
-    let is_named =
-        matches!(&region.kind, RegionKind::Anonymous { name: Some(name) } if name.starts_with("glibc: malloc"));
-    if region.kind != RegionKind::Brk && !is_named && !is_arena() {
-        return None;
-    }
-    let at = evidence.heaps.iter().position(|name| &**name == LIBC)?;
-    u8::try_from(at).ok().map(HeapId)
-}
-
 fn class(region: &Region, evidence: &Evidence) -> (MemoryClass, Option<Arc<str>>) {
     let has_stack = || {
-        let behind = evidence.stacks.partition_point(|&address| address < region.start);
-        evidence.stacks.get(behind).is_some_and(|&address| region.contains(address))
+        let behind = evidence.pointers.partition_point(|&address| address < region.start);
+        evidence.pointers.get(behind).is_some_and(|&address| region.contains(address))
     };
     match &region.kind {
         RegionKind::Stack => (MemoryClass::Stacks, None),
         _ if region.shared => (MemoryClass::Shared, None),
-        RegionKind::File { .. } if region.is_stubs() => (MemoryClass::Files, None),
         RegionKind::File { path } if is_shared_memory(path) => (MemoryClass::Shared, None),
         RegionKind::File { .. } | RegionKind::Kernel => (MemoryClass::Files, None),
         RegionKind::Anonymous { name: Some(name) } if name.starts_with("glibc: pthread stack") => {

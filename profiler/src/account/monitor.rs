@@ -1,46 +1,66 @@
 //! Samples where the resident memory of a process is.
 
 use std::cmp::Reverse;
-use std::collections::btree_map::Entry;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use profiler_common::interval::Interval;
 use tracing::debug;
 
-use super::classify::{BlockPlace, Evidence, classify};
+use super::classify::{classify, is_of_heapbpf};
+use super::contents::Contents;
+use super::evidence::{BlockPlace, Evidence};
+use super::pages::{ResidentPages, RunningMemory};
 use super::runtime::runtimes;
+use super::stacks::Stacks;
+use super::variables::Variables;
 use crate::address::TargetAddr;
-use crate::ids::{HeapId, Pid, Tid};
+use crate::ids::{HeapId, Pid};
 use crate::ledger::Ledger;
-use crate::linux::proc::maps::RegionKind;
-use crate::linux::proc::process::stack_pointer;
+use crate::linux::proc::maps::{Region, RegionKind};
 use crate::linux::proc::smaps::{MappedMemory, smaps};
-use crate::linux::proc::stat;
+use crate::memory::Span;
 use crate::model::{Inventory, MemoryAccount, MemoryFacts, MemoryMapping, MemoryPart, MemoryPoint};
 use crate::shown;
 use crate::units::MonotonicNanos;
+use crate::walk::Scene;
+use crate::walk::extents::Allocators;
 
 const PERIOD_MIN: Duration = Duration::from_millis(250);
 /// A later sample is taken after this part of the time since the first.
 const PERIOD_SHARE: u64 = 64;
 
-const THREADS_MAX: usize = 1024;
-/// Beyond it, the first sample is not divided again when more is known of the mappings.
+/// Beyond these numbers of mappings and of runs of pages, the first sample is not divided again when more is known of the mappings.
 const KEPT_MAX: usize = 4096;
+const KEPT_RUNS_MAX: usize = 1 << 16;
 
 /// Of one target.
 #[derive(Debug, Default)]
 pub(crate) struct MemoryMonitor {
     account: Arc<MemoryAccount>,
     evidence: Evidence,
-    stacks: BTreeMap<Tid, TargetAddr>,
+    stacks: Stacks,
+    variables: Variables,
+    allocators: Allocators,
     first: Option<First>,
     sampled: MonotonicNanos,
     began: MonotonicNanos,
     /// Time since then at which mappings are kept again.
     mappings_due_ns: u64,
+}
+
+/// What the session knows of a process.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Sampled<'a> {
+    pub(crate) pid: Pid,
+    pub(crate) ledger: &'a Ledger,
+    /// Names of heaps by id.
+    pub(crate) heaps: &'a [String],
+    /// Heaps of this process.
+    pub(crate) own: &'a [HeapId],
+    /// When a program that was recorded from its start had no memory yet.
+    pub(crate) began: Option<MonotonicNanos>,
 }
 
 /// When a sample is taken.
@@ -63,9 +83,13 @@ impl SampleTime {
 struct First {
     point: MemoryPoint,
     anonymous: Vec<MappedMemory>,
+    pages: ResidentPages,
+    /// Blocks of the inventory.
+    contents: Contents,
     /// Parts of all other mappings.
     others: Vec<MemoryPart>,
-    known: usize,
+    stacks: Vec<Span>,
+    pointers: Vec<TargetAddr>,
 }
 
 impl MemoryMonitor {
@@ -73,9 +97,16 @@ impl MemoryMonitor {
         &self.account
     }
 
-    /// Returns what was added.
-    pub(crate) fn set_inventory(&mut self, inventory: Inventory) -> MemoryFacts {
-        let facts = MemoryFacts { inventory: Some(inventory), ..MemoryFacts::default() };
+    /// Returns what was added or changed. The blocks of the inventory were live at the first sample.
+    pub(crate) fn set_inventory(&mut self, inventory: Inventory, ledger: &Ledger) -> MemoryFacts {
+        let mut points = Vec::new();
+        if let Some(first) = &mut self.first {
+            let earlier = places(ledger).filter(|block| !block.is_mapping && ledger.is_earlier(block.address));
+            // Evidence of blocks is of later mappings, too.
+            first.contents = Contents::of(&first.anonymous, earlier, &mut self.evidence);
+            points.extend(first.divide_again(&self.evidence));
+        }
+        let facts = MemoryFacts { points, inventory: Some(inventory), ..MemoryFacts::default() };
         Arc::make_mut(&mut self.account).extend(facts.clone());
         facts
     }
@@ -95,17 +126,10 @@ impl MemoryMonitor {
         !self.is_begun() || since(self.sampled) >= period
     }
 
-    /// Returns what was added or changed. `began` is when a program that was recorded from its start had no memory yet.
-    pub(crate) fn sample(
-        &mut self,
-        pid: Pid,
-        ledger: &Ledger,
-        heaps: &[String],
-        began: Option<MonotonicNanos>,
-        when: SampleTime,
-    ) -> MemoryFacts {
+    /// Returns what was added or changed.
+    pub(crate) fn sample(&mut self, of: Sampled<'_>, when: SampleTime) -> MemoryFacts {
         let now = when.time();
-        let mapped = smaps(pid).inspect_err(|error| debug!("{error}")).unwrap_or_default();
+        let mapped = smaps(of.pid).inspect_err(|error| debug!("{error}")).unwrap_or_default();
         // A process that exits has none.
         if mapped.is_empty() {
             return MemoryFacts::default();
@@ -114,16 +138,11 @@ impl MemoryMonitor {
             self.began = now;
         }
         self.sampled = now;
-        if self.evidence.heaps.len() != heaps.len() {
-            self.evidence.heaps = heaps.iter().map(|name| Arc::from(name.as_str())).collect();
-        }
-        self.find_stacks(pid);
-        let totals = ledger.heaps();
-        let live_bytes = |heap: HeapId| {
-            let own = totals.iter().find(|(id, _)| *id == heap);
-            own.map_or(0, |(_, totals)| totals.live_bytes().rounded())
-        };
-        let parts = classify(&mapped, places(ledger), live_bytes, &mut self.evidence);
+        let pages = ResidentPages::of(of.pid, &mapped);
+        self.find_evidence(of, &mapped, &pages);
+        let contents = Contents::of(&mapped, places(of.ledger), &mut self.evidence);
+        self.evidence.retain(&mapped);
+        let parts = classify(&mapped, &pages, &contents, &self.evidence);
         let sum = |bytes: fn(&MappedMemory) -> u64| mapped.iter().map(bytes).fold(0, u64::saturating_add);
         let point = MemoryPoint {
             time: now,
@@ -142,8 +161,8 @@ impl MemoryMonitor {
             Some(first) => facts.points.extend(first.divide_again(&self.evidence)),
             None => {
                 let empty = |time| MemoryPoint { time, pss_bytes: 0, swap_bytes: 0, parts: Vec::new() };
-                facts.points.extend(began.map(empty));
-                self.first = Some(First::new(point, mapped, &self.evidence));
+                facts.points.extend(of.began.map(empty));
+                self.first = Some(First::new(point, &mapped, &pages, &self.evidence));
             }
         }
         Arc::make_mut(&mut self.account).extend(facts.clone());
@@ -160,42 +179,66 @@ impl MemoryMonitor {
         is_due
     }
 
-    /// A thread's stack stays where it is, so each thread is asked once.
-    fn find_stacks(&mut self, pid: Pid) {
-        let Ok(threads) = stat::threads(pid) else { return };
-        let listed: BTreeSet<Tid> = threads.iter().copied().collect();
-        self.stacks.retain(|tid, _| listed.contains(tid));
-        for tid in threads.into_iter().take(THREADS_MAX) {
-            if let Entry::Vacant(unknown) = self.stacks.entry(tid)
-                && let Some(address) = stack_pointer(pid, tid)
-            {
-                unknown.insert(address);
+    fn find_evidence(&mut self, of: Sampled<'_>, mapped: &[MappedMemory], pages: &ResidentPages) {
+        if self.evidence.heaps.len() != of.heaps.len() {
+            self.evidence.heaps = of.heaps.iter().map(|name| Arc::from(name.as_str())).collect();
+        }
+        self.evidence.own = of.own.to_vec();
+        let memory = RunningMemory::new(of.pid, pages);
+        self.stacks.update(of.pid, mapped, &memory);
+        self.evidence.stacks = self.stacks.spans();
+        self.evidence.pointers = self.stacks.pointers();
+        self.evidence.variables = self.variables.spans(of.pid, mapped);
+        let regions: Vec<Region> = mapped.iter().map(|memory| memory.region.clone()).collect();
+        let scene = Scene::new(&memory, &regions, &[]);
+        for &heap in of.own {
+            let Some(name) = of.heaps.get(usize::from(heap.0)) else { continue };
+            let blocks = if Allocators::wants_blocks(name) { spread(of.ledger, heap) } else { Vec::new() };
+            // What was found last is right but for what has changed since.
+            if let Some(extents) = self.allocators.extents(&scene, name, &blocks) {
+                self.evidence.extents.insert(heap, extents);
             }
         }
-        self.evidence.stacks = self.stacks.values().copied().collect();
-        self.evidence.stacks.sort_unstable();
     }
 }
 
+/// Blocks of a heap, one of each part of the address space.
+fn spread(ledger: &Ledger, heap: HeapId) -> Vec<TargetAddr> {
+    const PART_BYTES: u64 = 1 << 20;
+    const PARTS_MAX: usize = 1 << 12;
+    let (mut blocks, mut last) = (BTreeMap::new(), None);
+    for block in ledger.live().filter(|block| block.heap == heap) {
+        let part = block.address.0 / PART_BYTES;
+        if last != Some(part) && blocks.len() < PARTS_MAX {
+            blocks.entry(part).or_insert(block.address);
+            last = Some(part);
+        }
+    }
+    blocks.into_values().collect()
+}
+
 impl First {
-    fn new(point: MemoryPoint, mapped: Vec<MappedMemory>, evidence: &Evidence) -> Self {
-        let known = evidence.known.len();
-        let is_anonymous =
-            |memory: &MappedMemory| matches!(memory.region.kind, RegionKind::Anonymous { .. } | RegionKind::Brk);
-        let (mut anonymous, others): (Vec<_>, Vec<_>) = mapped.into_iter().partition(is_anonymous);
-        if anonymous.len() > KEPT_MAX {
+    fn new(point: MemoryPoint, mapped: &[MappedMemory], pages: &ResidentPages, evidence: &Evidence) -> Self {
+        let is_divided = |at: &usize| mapped[*at].region.is_anonymous() && !is_of_heapbpf(mapped, *at);
+        let (anonymous, others): (Vec<usize>, Vec<usize>) = (0..mapped.len()).partition(is_divided);
+        let [mut anonymous, others] =
+            [anonymous, others].map(|all| all.into_iter().map(|at| mapped[at].clone()).collect::<Vec<_>>());
+        if anonymous.len() > KEPT_MAX || pages.count() > KEPT_RUNS_MAX {
             anonymous.clear();
         }
-        let others = classify(&others, std::iter::empty(), |_| 0, &mut evidence.clone());
-        Self { point, anonymous, others, known }
+        let others = classify(&others, pages, &Contents::default(), evidence);
+        let (stacks, pointers) = (evidence.stacks.clone(), evidence.pointers.clone());
+        let pages = pages.within(&anonymous);
+        Self { point, anonymous, pages, contents: Contents::default(), others, stacks, pointers }
     }
 
     fn divide_again(&mut self, evidence: &Evidence) -> Option<MemoryPoint> {
-        if self.anonymous.is_empty() || self.known == evidence.known.len() {
+        if self.anonymous.is_empty() {
             return None;
         }
-        self.known = evidence.known.len();
-        let mut parts = classify(&self.anonymous, std::iter::empty(), |_| 0, &mut evidence.clone());
+        let (stacks, pointers) = (self.stacks.clone(), self.pointers.clone());
+        let evidence = Evidence { stacks, pointers, ..evidence.clone() };
+        let mut parts = classify(&self.anonymous, &self.pages, &self.contents, &evidence);
         for part in &self.others {
             match parts.iter_mut().find(|known| (known.class, &known.name) == (part.class, &part.name)) {
                 Some(known) => known.bytes += part.bytes,
@@ -203,7 +246,11 @@ impl First {
             }
         }
         parts.sort_unstable_by(|a, b| (a.class, &a.name).cmp(&(b.class, &b.name)));
-        Some(MemoryPoint { parts, ..self.point.clone() })
+        if self.point.parts == parts {
+            return None;
+        }
+        self.point.parts = parts;
+        Some(self.point.clone())
     }
 }
 
@@ -261,6 +308,10 @@ fn places(ledger: &Ledger) -> impl Iterator<Item = BlockPlace> {
 mod tests {
     use super::*;
 
+    fn sampled(pid: Pid, ledger: &Ledger) -> Sampled<'_> {
+        Sampled { pid, ledger, heaps: &[], own: &[], began: None }
+    }
+
     /// Times of samples, in seconds since the first, at which the mappings of this process are kept.
     fn kept(seconds: &[u64]) -> Vec<u64> {
         const STARTED_NS: u64 = 9_000_000_000_000;
@@ -268,7 +319,7 @@ mod tests {
         let ledger = Ledger::new(pid);
         let mut has_mappings = |second: &u64| {
             let time = MonotonicNanos(STARTED_NS + second * 1_000_000_000);
-            !monitor.sample(pid, &ledger, &[], None, SampleTime::Periodic(time)).mappings.is_empty()
+            !monitor.sample(sampled(pid, &ledger), SampleTime::Periodic(time)).mappings.is_empty()
         };
         seconds.iter().copied().filter(|second| has_mappings(second)).collect()
     }
@@ -284,7 +335,7 @@ mod tests {
         let ledger = Ledger::new(pid);
         for second in 1..4 {
             let when = SampleTime::Report(MonotonicNanos(second * 1_000_000_000));
-            assert!(!monitor.sample(pid, &ledger, &[], None, when).mappings.is_empty(), "{second}");
+            assert!(!monitor.sample(sampled(pid, &ledger), when).mappings.is_empty(), "{second}");
         }
     }
 }

@@ -3,7 +3,6 @@
 use std::fs::File;
 use std::io;
 use std::ops::Range;
-use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use rustix::fs::SeekFrom;
@@ -74,7 +73,7 @@ impl Touched {
             self.unread_bytes = self.unread_bytes.saturating_add(region.size_bytes());
             return Ok(());
         }
-        entries(pagemap, range, pages, &mut |found| self.push(found))
+        process_memory::scan_entries(pagemap, range, pages, &mut |found| self.push(found))
     }
 
     fn push(&mut self, found: Range<u64>) {
@@ -167,46 +166,6 @@ fn shared_data(pid: Pid, region: &Region) -> Option<Vec<Range<u64>>> {
         at = hole;
     }
     Some(found)
-}
-
-/// See Documentation/admin-guide/mm/pagemap.rst.
-fn entries(pagemap: &File, range: Range<u64>, pages: Pages, found: &mut dyn FnMut(Range<u64>)) -> io::Result<()> {
-    let page_bytes = page_bytes();
-    let mut words = vec![0_u8; 1 << 19];
-    let mut page = range.start / page_bytes;
-    let end = range.end.div_ceil(page_bytes);
-    while page < end {
-        let count = usize::try_from(end - page).unwrap_or(usize::MAX).min(words.len() / 8);
-        let read = pagemap.read_at(&mut words[..count * 8], page.saturating_mul(8))?;
-        if read < 8 {
-            // After the last address of user processes.
-            return Ok(());
-        }
-        let mut start = None;
-        for (index, word) in (page..).zip(words[..read].as_chunks().0) {
-            match (start, is_wanted(u64::from_le_bytes(*word), pages)) {
-                (None, true) => start = Some(index),
-                (Some(first), false) => {
-                    found(first * page_bytes..index * page_bytes);
-                    start = None;
-                }
-                _ => {}
-            }
-        }
-        page += (read / 8) as u64;
-        if let Some(first) = start {
-            found(first * page_bytes..page * page_bytes);
-        }
-    }
-    Ok(())
-}
-
-fn is_wanted(entry: u64, pages: Pages) -> bool {
-    const PRESENT_OR_SWAPPED: u64 = 1 << 63 | 1 << 62;
-    const FILE_OR_SHARED: u64 = 1 << 61;
-    const GUARD: u64 = 1 << 58;
-    let own = pages == Pages::All || entry & FILE_OR_SHARED == 0;
-    entry & PRESENT_OR_SWAPPED != 0 && entry & GUARD == 0 && own
 }
 
 #[cfg(test)]

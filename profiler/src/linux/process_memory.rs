@@ -10,7 +10,7 @@ use std::os::unix::fs::FileExt;
 
 use super::proc::process::entry_path;
 use super::proc::stat;
-use crate::ids::Pid;
+use crate::ids::{Pid, Tid};
 
 /// Maximum number of ranges in one call (`UIO_MAXIOV`).
 pub(crate) const RANGES_MAX: usize = 1024;
@@ -91,6 +91,15 @@ fn pagemap_entry(pid: Pid, address: u64) -> io::Result<u64> {
     Ok(u64::from_ne_bytes(entry))
 }
 
+/// The list of robust mutexes that a thread has registered, a part of its control block in glibc. `None` where it has none, or
+/// where the kernel does not permit to read it.
+pub(crate) fn robust_list(tid: Tid) -> Option<u64> {
+    let (mut head, mut size) = (0_u64, 0_usize);
+    // SAFETY: the kernel writes a pointer and a size to the two variables, which outlive the call.
+    let result = unsafe { libc::syscall(libc::SYS_get_robust_list, tid.0, &raw mut head, &raw mut size) };
+    (result == 0 && head != 0).then_some(head)
+}
+
 fn remote_range(address: u64, length: usize) -> libc::iovec {
     // Addresses have 64 bits in both processes.
     let base = std::ptr::without_provenance_mut(usize::try_from(address).unwrap_or(usize::MAX));
@@ -104,6 +113,8 @@ pub(crate) enum Pages {
     All,
     /// Without pages that are unmodified file contents.
     Anonymous,
+    /// All pages in memory, without those that are swapped out.
+    Resident,
 }
 
 /// Passes all such pages to `found`, by rising address (`PAGEMAP_SCAN`, Linux 6.7). Memory never touched costs nothing.
@@ -140,7 +151,7 @@ fn scan_without(
             region_count: regions.len() as u64,
             inverted: unwanted,
             all_of: unwanted,
-            any_of: PRESENT | SWAPPED,
+            any_of: if pages == Pages::Resident { PRESENT } else { PRESENT | SWAPPED },
             reported: unwanted,
             ..ScanRequest::default()
         };
@@ -155,6 +166,54 @@ fn scan_without(
         start = request.walk_end;
     }
     Ok(())
+}
+
+/// Passes all such pages to `found`, by rising address, on kernels without `PAGEMAP_SCAN`: reads eight bytes for each mapped page.
+/// Pages that map the kernel's zero page are included. See Documentation/admin-guide/mm/pagemap.rst.
+pub(crate) fn scan_entries(
+    pagemap: &File,
+    range: Range<u64>,
+    pages: Pages,
+    found: &mut dyn FnMut(Range<u64>),
+) -> io::Result<()> {
+    let page_bytes = rustix::param::page_size() as u64;
+    let mut words = vec![0_u8; 1 << 19];
+    let mut page = range.start / page_bytes;
+    let end = range.end.div_ceil(page_bytes);
+    while page < end {
+        let count = usize::try_from(end - page).unwrap_or(usize::MAX).min(words.len() / 8);
+        let read = pagemap.read_at(&mut words[..count * 8], page.saturating_mul(8))?;
+        if read < 8 {
+            // After the last address of user processes.
+            return Ok(());
+        }
+        let mut start = None;
+        for (index, word) in (page..).zip(words[..read].as_chunks().0) {
+            match (start, is_wanted(u64::from_le_bytes(*word), pages)) {
+                (None, true) => start = Some(index),
+                (Some(first), false) => {
+                    found(first * page_bytes..index * page_bytes);
+                    start = None;
+                }
+                _ => {}
+            }
+        }
+        page += (read / 8) as u64;
+        if let Some(first) = start {
+            found(first * page_bytes..page * page_bytes);
+        }
+    }
+    Ok(())
+}
+
+fn is_wanted(entry: u64, pages: Pages) -> bool {
+    const IN_MEMORY: u64 = 1 << 63;
+    const IN_SWAP: u64 = 1 << 62;
+    const FILE_OR_SHARED: u64 = 1 << 61;
+    const GUARD: u64 = 1 << 58;
+    let is_there = entry & if pages == Pages::Resident { IN_MEMORY } else { IN_MEMORY | IN_SWAP } != 0;
+    let is_own = pages != Pages::Anonymous || entry & FILE_OR_SHARED == 0;
+    is_there && entry & GUARD == 0 && is_own
 }
 
 /// `struct pm_scan_arg` (<https://github.com/torvalds/linux/blob/v6.7/include/uapi/linux/fs.h#L350-L393>).

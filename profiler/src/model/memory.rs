@@ -100,12 +100,12 @@ pub enum MemoryClass {
     LiveBlocks,
     /// The rest of a hooked heap's mappings: free memory, bookkeeping, and blocks from before the recording.
     HeapOverhead,
-    /// Mappings with the name of an allocator that is not hooked.
+    /// Mappings with the name of an allocator that is not hooked, and what heapbpf has mapped.
     OtherAllocator,
     /// Anonymous executable memory.
     GeneratedCode,
     Stacks,
-    /// Private mappings of files: code and data.
+    /// Private mappings of files, and zero-initialised variables behind them: code and data.
     Files,
     /// Shared memory, and shared mappings of files.
     Shared,

@@ -105,7 +105,10 @@ fn class_advice(class: MemoryClass) -> Option<(&'static str, &'static [&'static 
             ("the program maps it itself, or an allocator that is not hooked", &[MAPPINGS])
         }
         MemoryClass::Shared => ("shared memory is not allocated on the heap", &[MAPPINGS]),
-        MemoryClass::Files => ("pages of mapped files, which the kernel can drop when memory is short", &[]),
+        MemoryClass::Files => (
+            "variables of programs and libraries, and pages of mapped files, which the kernel can drop when memory is short",
+            &[],
+        ),
         MemoryClass::Stacks => ("stacks of threads: look for threads that do not end", &[]),
         MemoryClass::GeneratedCode => ("code of a just-in-time compiler", &[]),
         MemoryClass::LiveBlocks | MemoryClass::HeapOverhead => return None,

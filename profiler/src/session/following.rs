@@ -180,7 +180,7 @@ impl Session {
         self.probes.unwinding.interpreters.forget_others(&self.probes.discovery.modules, || self.processes.pids());
         let now = clock::now().monotonic;
         self.processes.note(now, None);
-        self.memory.poll(&mut self.processes, self.probes.discovery.plan.heaps(), now);
+        self.memory.poll(&mut self.processes, &self.probes.discovery.plan, now);
         let mut pids = self.lifecycle.due_settling(true);
         // A third of the targets each time: polling takes about 20 µs per process.
         self.polls = self.polls.wrapping_add(1);

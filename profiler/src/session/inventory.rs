@@ -66,8 +66,9 @@ impl Session {
             return;
         };
         target.awaits_inventory = true;
-        let opened = target.opened;
-        self.inventories.pending = Some(Pending::new(pid, opened, clock::now().monotonic));
+        let (opened, now) = (target.opened, clock::now().monotonic);
+        self.memory.begin(&mut self.processes, pid, &self.probes.discovery.plan, now);
+        self.inventories.pending = Some(Pending::new(pid, opened, now));
         if !heaps.iter().any(|(name, _)| walk::is_walkable(name)) {
             return self.end_inventory(failed(walk::unsupported()));
         }
@@ -263,7 +264,7 @@ impl Session {
             None => info!("process {pid}: {} blocks are older than the recording", inventory.blocks),
         }
         self.processes.set_inventory(pid, inventory);
-        self.memory.poll(&mut self.processes, self.probes.discovery.plan.heaps(), clock::now().monotonic);
+        self.memory.poll(&mut self.processes, &self.probes.discovery.plan, clock::now().monotonic);
     }
 
     /// Enters the inventory of a process that has exited: the copy of its memory is complete.

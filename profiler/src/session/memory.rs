@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use super::process_table::ProcessTable;
 use crate::account::SampleTime;
 use crate::ids::Pid;
+use crate::probe::plan::Plan;
 use crate::units::MonotonicNanos;
 
 /// Share of a core for all samples after the first of each target.
@@ -32,7 +33,7 @@ impl MemorySampler {
     }
 
     /// Samples the targets that are due, the longest due first, and all new ones.
-    pub(super) fn poll(&mut self, processes: &mut ProcessTable, heaps: &[String], now: MonotonicNanos) {
+    pub(super) fn poll(&mut self, processes: &mut ProcessTable, plan: &Plan, now: MonotonicNanos) {
         let elapsed = std::mem::replace(&mut self.updated, Instant::now()).elapsed();
         self.saved_s = (self.saved_s + elapsed.as_secs_f64() * SHARE).min(SAVED_MAX.as_secs_f64());
         let mut due: Vec<(bool, MonotonicNanos, Pid)> = processes
@@ -45,24 +46,31 @@ impl MemorySampler {
             if is_begun && self.saved_s <= 0.0 {
                 break;
             }
-            self.sample(processes, pid, heaps, SampleTime::Periodic(now));
+            self.sample(processes, pid, plan, SampleTime::Periodic(now));
         }
     }
 
     /// Samples all targets, at the end or for a report.
-    pub(super) fn sample_all(&mut self, processes: &mut ProcessTable, heaps: &[String], now: MonotonicNanos) {
+    pub(super) fn sample_all(&mut self, processes: &mut ProcessTable, plan: &Plan, now: MonotonicNanos) {
         let began = Instant::now();
         let pids: Vec<Pid> = processes.running().filter(|target| target.was_recorded()).map(|it| it.pid).collect();
         for pid in pids {
             if began.elapsed() < LAST_MAX {
-                self.sample(processes, pid, heaps, SampleTime::Report(now));
+                self.sample(processes, pid, plan, SampleTime::Report(now));
             }
         }
     }
 
-    fn sample(&mut self, processes: &mut ProcessTable, pid: Pid, heaps: &[String], when: SampleTime) {
+    /// Takes the first sample of a target, before what it allocates is inspected.
+    pub(super) fn begin(&mut self, processes: &mut ProcessTable, pid: Pid, plan: &Plan, now: MonotonicNanos) {
+        if processes.get(pid).is_some_and(|target| target.was_recorded() && !target.memory.is_begun()) {
+            self.sample(processes, pid, plan, SampleTime::Periodic(now));
+        }
+    }
+
+    fn sample(&mut self, processes: &mut ProcessTable, pid: Pid, plan: &Plan, when: SampleTime) {
         let began = Instant::now();
-        processes.sample_memory(pid, heaps, when);
+        processes.sample_memory(pid, plan, when);
         let spent = began.elapsed();
         self.saved_s -= spent.as_secs_f64();
         self.spent += spent;

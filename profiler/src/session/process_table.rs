@@ -11,7 +11,7 @@ use tracing::warn;
 use super::config::{Engine, SessionConfig, Treatment};
 use super::discovery::Discovery;
 use super::target::{End, ForkedChild, Target};
-use crate::account::SampleTime;
+use crate::account::{SampleTime, Sampled};
 use crate::ids::{HeapId, Identity, LedgerId, Pid, StackId};
 use crate::ingest::event::{Event, Exec, Stack};
 use crate::ledger::timeline::{SampleTrigger, TimelinePoint};
@@ -220,11 +220,13 @@ impl ProcessTable {
         }
     }
 
-    pub(super) fn sample_memory(&mut self, pid: Pid, heaps: &[String], when: SampleTime) {
+    pub(super) fn sample_memory(&mut self, pid: Pid, plan: &Plan, when: SampleTime) {
         let Some(target) = self.running.get_mut(&pid).filter(|target| !target.is_gone()) else { return };
         target.files.narrow();
         let began = target.beginning.from_first_call.then_some(target.beginning.time);
-        let facts = target.memory.sample(pid, &target.ledger, heaps, began, when);
+        let own = target.hooks.heap_ids(&target.ledger.heaps(), plan);
+        let sampled = Sampled { pid, ledger: &target.ledger, heaps: plan.heaps(), own: &own, began };
+        let facts = target.memory.sample(sampled, when);
         if let Some(recorder) = self.recorder.as_mut().filter(|_| !facts.points.is_empty()) {
             recorder.memory(&target.ledger, facts);
         }
@@ -233,7 +235,7 @@ impl ProcessTable {
     pub(super) fn set_inventory(&mut self, pid: Pid, inventory: Inventory) {
         let Some(target) = self.running.get_mut(&pid) else { return };
         target.awaits_inventory = false;
-        let facts = target.memory.set_inventory(inventory);
+        let facts = target.memory.set_inventory(inventory, &target.ledger);
         if let Some(recorder) = &mut self.recorder {
             recorder.memory(&target.ledger, facts);
         }

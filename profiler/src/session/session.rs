@@ -196,7 +196,7 @@ impl Session {
             self.scan();
         }
         self.probes.check_foreign(false);
-        self.memory.poll(&mut self.processes, self.probes.discovery.plan.heaps(), clock::now().monotonic);
+        self.memory.poll(&mut self.processes, &self.probes.discovery.plan, clock::now().monotonic);
         Ok(())
     }
 
@@ -455,7 +455,7 @@ impl Session {
         self.poll_generated();
         let ended = (now, self.counters()?);
         self.resync_at_end();
-        self.memory.sample_all(&mut self.processes, self.probes.discovery.plan.heaps(), now.monotonic);
+        self.memory.sample_all(&mut self.processes, &self.probes.discovery.plan, now.monotonic);
         self.probes.check_foreign(true);
         self.close_replaced();
         self.verify_probes();

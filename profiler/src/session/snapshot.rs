@@ -78,7 +78,7 @@ impl Session {
 
     fn end_window(&mut self, reason: WindowReason, now: clock::Instant) -> Window {
         let window = self.windows.end(reason, now, &self.status());
-        self.memory.sample_all(&mut self.processes, self.probes.discovery.plan.heaps(), now.monotonic);
+        self.memory.sample_all(&mut self.processes, &self.probes.discovery.plan, now.monotonic);
         self.processes.note(now.monotonic, Some(SampleTrigger::Dump(self.windows.ended)));
         window
     }

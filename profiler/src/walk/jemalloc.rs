@@ -42,6 +42,26 @@ pub(super) fn walk(scene: &Scene<'_>) -> Option<Walk> {
     }
 }
 
+/// Blocks of metadata, and extents in any state: jemalloc keeps them when they are free. The tree stays where it is, and is found if
+/// it is not known. `None` if the structures are unknown.
+pub(super) fn extents(scene: &Scene<'_>, known: &mut Option<Tree>) -> Option<Vec<Span>> {
+    let bases = find_bases(scene);
+    let candidates = candidates(scene.memory, &bases);
+    let is_tree = |tree: &Tree| candidates.iter().any(|extent| extent.is_active() && tree.has(scene.memory, extent));
+    let tree = match known.filter(is_tree) {
+        Some(tree) => tree,
+        None => Tree::find(scene, &bases, &candidates)?,
+    };
+    *known = Some(tree);
+    let (extents, _) = confirmed(scene, &tree, candidates);
+    let whole = |base: &Span| {
+        let start = base.start.0 - HEADER_BYTES;
+        let size_bytes = scene.memory.word(TargetAddr(start))?;
+        Some(span(start, start.checked_add(size_bytes).filter(|end| *end <= ADDRESS_MAX)?))
+    };
+    Some(bases.iter().filter_map(whole).chain(extents.iter().map(Extent::span)).collect())
+}
+
 /// Extents that the page tree has at their first and last pages, by ascending address: former ones are not in the tree.
 /// Also returns the number of those in use that are left out.
 fn confirmed(scene: &Scene<'_>, tree: &Tree, candidates: Vec<Extent>) -> (Vec<Extent>, usize) {
@@ -356,7 +376,7 @@ const LEAVES_MAX: usize = 1 << 14;
 
 /// Address of the first level of the page tree, a variable of the module. The leaves are metadata, and lead to extents.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Tree(TargetAddr);
+pub(super) struct Tree(TargetAddr);
 
 impl Tree {
     /// By the pages of most of these extents.

@@ -2,8 +2,10 @@
 //! reads an immutable [`Memory`](crate::memory::Memory), whose contents may be anything: every walk is bounded, and
 //! fails if the bookkeeping is inconsistent.
 
+pub(crate) mod extents;
 pub(crate) mod glibc;
 mod jemalloc;
+mod mimalloc;
 mod musl;
 pub(crate) mod scene;
 

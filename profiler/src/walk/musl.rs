@@ -30,6 +30,22 @@ pub(super) fn walk(scene: &Scene<'_>) -> Option<Walk> {
     Some(heap.finish())
 }
 
+/// Groups that have pages of their own, which contain all others, and the pages of metas. The contexts stay where they are, and are
+/// found if they are not known. `None` if there is none.
+pub(super) fn extents(scene: &Scene<'_>, known: &mut Vec<Context>) -> Option<Vec<Span>> {
+    let is_there = |context: &Context| scene.memory.word(context.first_area) == Some(context.secret);
+    if known.is_empty() || !known.iter().all(is_there) {
+        *known = contexts(scene);
+    }
+    if known.is_empty() {
+        return None;
+    }
+    // Unused metas are zero. To read each group would be to read most pages of a heap.
+    let (metas, mut spans) = metas_where(scene.memory, known, |meta, _| meta.page_count > 0);
+    spans.extend(metas.iter().map(Meta::extent).filter(|extent| covered(scene.regions(), extent)));
+    Some(spans)
+}
+
 fn is_musl(region: &Region) -> bool {
     let RegionKind::File { path } = &region.kind else { return false };
     let name = shown::os_text(path.file_name().unwrap_or_default());
@@ -213,6 +229,14 @@ impl Meta {
 
 /// Metas whose groups refer back to them, and the pages of metas. Other metas are unused, or their groups are changing.
 fn metas(memory: &dyn Memory, contexts: &[Context]) -> (Vec<Meta>, Vec<Span>) {
+    metas_where(memory, contexts, |meta, address| memory.word(meta.memory) == Some(address))
+}
+
+fn metas_where(
+    memory: &dyn Memory,
+    contexts: &[Context],
+    is_wanted: impl Fn(&Meta, u64) -> bool,
+) -> (Vec<Meta>, Vec<Span>) {
     let mut metas = Vec::new();
     let mut seen = FxHashSet::default();
     for context in contexts {
@@ -222,9 +246,8 @@ fn metas(memory: &dyn Memory, contexts: &[Context]) -> (Vec<Meta>, Vec<Span>) {
             seen.insert(area);
             let slots = page[AREA_HEADER_WORDS..].as_chunks().0.iter().enumerate();
             metas.extend(slots.filter_map(|(nth, words)| {
-                let meta = Meta::parse(words).filter(|meta| meta.memory.0 != 0)?;
                 let address = area + WORD_BYTES * (AREA_HEADER_WORDS + nth * META_WORDS) as u64;
-                (memory.word(meta.memory) == Some(address)).then_some(meta)
+                Meta::parse(words).filter(|meta| meta.memory.0 != 0 && is_wanted(meta, address))
             }));
             area = page[1];
         }
@@ -249,7 +272,7 @@ const CONTEXT_WORDS: usize = ACTIVE + ACTIVE_COUNT;
 
 /// A variable of the program or of `libc.so`, usually without a symbol, identified by its secret.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Context {
+pub(super) struct Context {
     secret: u64,
     first_area: TargetAddr,
 }

@@ -40,7 +40,7 @@ const LAYERS: &[(&str, &str)] = &[
     ("ledger", "ingest"),
     ("walk", "collect memory object linux::proc"),
     ("model", "ledger linux::file_view linux::rights process::program"),
-    ("account", "ledger linux::proc model"),
+    ("account", "ledger linux::proc linux::process_memory memory model walk"),
     ("leak", "ledger linux::arch memory model"),
     ("snapshot", "leak ledger model object process"),
     (

@@ -134,6 +134,11 @@ impl Region {
         matches!(&self.kind, RegionKind::File { path } if is_stubs(path))
     }
 
+    /// Whether it is a map of the kernel side that a program shares, such as the inline engine's.
+    pub(crate) fn is_bpf_map(&self) -> bool {
+        matches!(&self.kind, RegionKind::File { path } if path.as_os_str() == "anon_inode:bpf-map")
+    }
+
     /// Whether it is of memfd_secret(2): the kernel refuses to read it for other processes.
     pub(crate) fn is_secret(&self) -> bool {
         matches!(&self.kind, RegionKind::File { path } if path.to_str().is_some_and(|path| path.starts_with("/secretmem")))
