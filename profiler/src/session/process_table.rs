@@ -287,7 +287,8 @@ impl ProcessTable {
         }
         if std::mem::take(&mut target.awaits_inventory) {
             let gaps = vec![ENDED_EARLY.to_owned()];
-            let facts = target.memory.set_inventory(Inventory { gaps, interval_bytes: 1, ..Inventory::default() });
+            let inventory = Inventory { gaps, interval_bytes: 1, ..Inventory::default() };
+            let facts = target.memory.set_inventory(inventory, &target.ledger);
             if let Some(recorder) = &mut self.recorder {
                 recorder.memory(&target.ledger, facts);
             }
