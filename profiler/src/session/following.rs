@@ -7,9 +7,9 @@ use tracing::{debug, info, warn};
 
 use super::config::Hold;
 use super::launching::log_release;
-use super::lifecycle::ProcessChange;
+use super::lifecycle::{ParentTarget, ProcessChange};
 use super::session::Session;
-use super::target::{ForkedChild, ParentTarget, Target};
+use super::target::{ForkedChild, Target};
 use crate::allocator::resolve::NoAllocator;
 use crate::ids::{Identity, Pid};
 use crate::ingest::event::Exec;

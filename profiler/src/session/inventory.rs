@@ -291,7 +291,17 @@ impl Session {
         if let Err(error) = self.probes.kernel.report_frees(pid, is_on) {
             debug!("process {pid}: {error}");
         }
-        self.resync.set_filter_open(is_on);
+        if is_on {
+            self.resync.set_filter_open(true);
+        }
+    }
+
+    /// Closes the filter in front of the live set unless an inventory needs it. That takes as long as entering many small processes, so
+    /// it is done after all of them.
+    pub(super) fn close_unused_filter(&self) {
+        if self.inventories.pending.is_none() {
+            self.resync.set_filter_open(false);
+        }
     }
 }
 

@@ -7,7 +7,7 @@ use tokio::time::Instant;
 
 use super::config::SessionConfig;
 use super::process_table::ProcessTable;
-use super::target::{ForkedChild, ParentTarget};
+use super::target::ForkedChild;
 use crate::ids::Pid;
 use crate::ingest::event::{Exec, Fork, ForkedMemory};
 use crate::ledger::Ledger;
@@ -15,6 +15,13 @@ use crate::model::Origin;
 
 /// Why a process is listed as skipped.
 pub(super) const UNREACHED: &str = "recording ended before heapbpf attached to it";
+
+/// The target that a process was forked from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct ParentTarget {
+    /// It was selected individually: its children are targets whatever they execute.
+    pub(super) requested: bool,
+}
 
 pub(super) enum ProcessChange {
     Forked(Box<ForkedChild>),

@@ -305,6 +305,7 @@ impl Session {
         let fill_bytes = self.ring.unread_bytes();
         let is_empty = self.take_records();
         self.balance(fill_bytes);
+        self.close_unused_filter();
         self.probes.unwinding.interpreters.read_pending(&self.probes.discovery.modules);
         if self.config.follow_forks {
             for pid in self.lifecycle.take_started() {
@@ -446,6 +447,7 @@ impl Session {
     fn stop(&mut self) -> Result<(clock::Instant, Counters)> {
         self.command.iter_mut().for_each(Command::record_no_execs);
         self.complete_inventory(true);
+        self.close_unused_filter();
         self.rates.stop(&mut self.probes.kernel)?;
         let now = clock::now();
         self.catch_up();

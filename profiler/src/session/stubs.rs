@@ -22,9 +22,9 @@ use profiler_common::target::OTHER_PROCESSES;
 use rustc_hash::{FxHashMap, FxHashSet};
 use tracing::{debug, info, warn};
 
-pub(super) use self::copies::CopiedStubs;
 use self::countdowns::Countdowns;
 use self::image::{Assembled, Layout, ReplaceableHook, assemble, hooks_of, place};
+pub(super) use self::installed::CopiedStubs;
 use self::installed::{Installed, Pace};
 use self::left::restore;
 pub(super) use self::left::{are_left, remove_left};

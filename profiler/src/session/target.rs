@@ -108,13 +108,6 @@ pub(super) enum End {
     Detached(MonotonicNanos),
 }
 
-/// The target that a process was forked from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct ParentTarget {
-    /// It was selected individually: its children are targets whatever they execute.
-    pub(super) requested: bool,
-}
-
 /// State that a forked child starts with: a copy of its parent's at the fork.
 pub(super) struct ForkedChild {
     pub(super) fork: Fork,

@@ -1,32 +1,25 @@
 //! Stubs that processes have copied from targets by a fork.
 
-use std::sync::Arc;
-
 use tracing::debug;
 
 use super::Stubs;
-use super::installed::Installed;
+use super::installed::{CopiedStubs, Installed};
 use crate::bpf::load::Kernel;
 use crate::ids::Pid;
 use crate::linux::proc::maps::executable_mappings;
 use crate::session::target::Target;
 
-/// Stubs that a process had when it forked a child. Their probes stay attached as long as this exists: the process may exit or execute
-/// another program before the child is a target.
-#[derive(Clone, Debug)]
-pub(in crate::session) struct CopiedStubs(Arc<Installed>);
-
 impl Stubs {
     /// The stubs of a process that forks a child now.
     pub(in crate::session) fn of(&self, pid: Pid) -> Option<CopiedStubs> {
         let installed = self.targets.get(&pid)?.installed()?;
-        Some(CopiedStubs(Arc::new(installed.clone())))
+        Some(CopiedStubs::of(installed))
     }
 
     /// The stubs that a process has copied, as those of its parent or of another target. The child's mappings are known as those of its
     /// parent, perhaps before that had stubs, so they are read.
     fn original<'a>(&'a self, target: &'a Target) -> Option<&'a Installed> {
-        let of_parent = target.stubs.as_ref().map(|stubs| &*stubs.0);
+        let of_parent = target.stubs.as_ref().map(CopiedStubs::installed);
         if of_parent.is_none() && !self.targets.values().any(|state| state.installed().is_some()) {
             return None;
         }

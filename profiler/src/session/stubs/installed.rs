@@ -112,6 +112,21 @@ struct Window {
     counts: Counts,
 }
 
+/// Stubs that a process had when it forked a child. Their probes stay attached as long as this exists: the process may exit or execute
+/// another program before the child is a target.
+#[derive(Clone, Debug)]
+pub(in crate::session) struct CopiedStubs(Arc<Installed>);
+
+impl CopiedStubs {
+    pub(super) fn of(installed: &Installed) -> Self {
+        Self(Arc::new(installed.clone()))
+    }
+
+    pub(super) fn installed(&self) -> &Installed {
+        &self.0
+    }
+}
+
 impl Installed {
     pub(super) fn new(
         link: Link,
