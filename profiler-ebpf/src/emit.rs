@@ -7,7 +7,7 @@ use aya_ebpf::helpers::{bpf_ktime_get_ns, bpf_ringbuf_output};
 use profiler_common::counter::Counter;
 
 use crate::config;
-use crate::maps::{EVENTS, FILLING, count};
+use crate::maps::{COUNTERS, EVENTS, FILLING, count};
 
 /// Maximum length of a record, so that a fill level which rises by records cannot skip a band of this width. (Raw stacks are
 /// longer; if they skip it, they wait for the agent's timer.)
@@ -45,22 +45,17 @@ fn note_unread(unread: u64) {
     if config::back_pressure_max() == 0 {
         return;
     }
-    let is_filling = u32::from(unread >= half_bytes());
-    if let Some(noted) = FILLING.get_ptr_mut(0) {
-        // SAFETY: the pointer comes from a successful lookup; CPUs race for a word that each of them may write.
-        unsafe {
-            if noted.read_volatile() != is_filling {
-                noted.write_volatile(is_filling);
-            }
-        }
+    if let Some(noted) = COUNTERS.get_ptr_mut(FILLING) {
+        // SAFETY: the pointer comes from a successful lookup. A program that preempts this one may write the word, too.
+        unsafe { noted.write_volatile(u64::from(unread >= half_bytes())) }
     }
 }
 
-/// Whether half of the ring buffer was unread at the last record. While it was, each sampled call has to look for itself: if none of them
+/// Whether half of the ring buffer was unread at this CPU's last record. While it was, each sampled call has to look for itself: if none of them
 /// is recorded, nothing is noted.
 #[inline(always)]
 pub(crate) fn is_filling() -> bool {
-    match FILLING.get_ptr(0) {
+    match COUNTERS.get_ptr(FILLING) {
         // SAFETY: as above.
         Some(noted) => unsafe { noted.read_volatile() != 0 },
         None => false,

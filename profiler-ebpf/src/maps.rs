@@ -27,10 +27,6 @@ use crate::layout::{InflightBucket, InflightCall, RawRecord, Scratch};
 #[map]
 pub(crate) static EVENTS: RingBuf = RingBuf::with_byte_size(1, 0);
 
-/// 1 if half of [`EVENTS`] or more was unread when a record was written last, else 0.
-#[map]
-pub(crate) static FILLING: Array<u32> = Array::with_max_entries(1, 0);
-
 /// The live set. Not preallocated: most sessions use a small part of its capacity.
 #[map]
 pub(crate) static LIVE: HashMap<LiveKey, LiveBlock> = HashMap::with_max_entries(1, BPF_F_NO_PREALLOC);
@@ -79,8 +75,12 @@ pub(crate) static STACKS: Array<[u64; STACK_WAYS]> = Array::with_max_entries(STA
 #[map]
 pub(crate) static RATES: Array<SamplingRate> = Array::with_max_entries(HEAPS_MAX, 0);
 
+/// Counters, and behind them [`FILLING`].
 #[map]
-pub(crate) static COUNTERS: PerCpuArray<u64> = PerCpuArray::with_max_entries(Counter::COUNT, 0);
+pub(crate) static COUNTERS: PerCpuArray<u64> = PerCpuArray::with_max_entries(Counter::COUNT + 1, 0);
+
+/// 1 if half of [`EVENTS`] or more was unread when this CPU wrote its last record, else 0.
+pub(crate) const FILLING: u32 = Counter::COUNT;
 
 #[map]
 pub(crate) static SCRATCH: Array<Scratch> = Array::with_max_entries(1, 0);
