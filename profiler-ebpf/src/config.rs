@@ -42,8 +42,6 @@ globals! {
     TASK_TGID_OFFSET: u32, task_tgid_offset -> u64 = |value| value as u64;
     /// Byte offset of `mm` in `struct task_struct`.
     TASK_MM_OFFSET: u32, task_mm_offset -> u64 = |value| value as u64;
-    /// Byte offset of `vfork_done` in `struct task_struct`; 0 if unknown.
-    TASK_VFORK_DONE_OFFSET: u32, task_vfork_done_offset -> u64 = |value| value as u64;
     /// Byte offset of `signal` in `struct task_struct`; 0 if unknown.
     TASK_SIGNAL_OFFSET: u32, task_signal_offset -> u64 = |value| value as u64;
     /// Byte offset of `live`, the number of threads that have not exited, in `struct signal_struct`.

@@ -17,9 +17,7 @@ use aya_ebpf::bindings::{BPF_ANY, BPF_EXIST};
 use aya_ebpf::helpers::generated::bpf_get_current_task;
 use aya_ebpf::helpers::{bpf_get_current_pid_tgid, bpf_probe_read_kernel};
 use profiler_common::counter::Counter;
-use profiler_common::record::{
-    ExecRecord, ForkRecord, MEMORY_BORROWED, MEMORY_COPIED, MEMORY_SHARED, RecordHeader, RecordKind,
-};
+use profiler_common::record::{ExecRecord, ForkRecord, MEMORY_BORROWED, MEMORY_COPIED, RecordHeader, RecordKind};
 use profiler_common::target::{BORROWS_MEMORY, FOLLOWS_FORKS, REPORTS_FREES};
 use profiler_common::unwind::ProcessMappings;
 
@@ -65,15 +63,6 @@ impl Task {
         unsafe { bpf_probe_read_kernel((self.0 + config::task_mm_offset()) as *const u64) }.ok()
     }
 
-    /// Whether a new task has a parent that waits for it. The kernel sets the pointer before it wakes the task (`kernel_clone` in
-    /// kernel/fork.c, 5.10 to 7.3). `true` if that is not known.
-    #[inline(always)]
-    fn is_awaited(&self) -> bool {
-        let offset = config::task_vfork_done_offset();
-        // SAFETY: the helper checks the address.
-        offset == 0 || unsafe { bpf_probe_read_kernel((self.0 + offset) as *const u64) } != Ok(0)
-    }
-
     /// Whether an exiting task is the last of its process. The kernel decrements the count before the tracepoint (`do_exit` in
     /// `kernel/exit.c`; since 6.16 the tracepoint is earlier, but still after that). If two exit at once, both may be last.
     #[inline(always)]
@@ -112,11 +101,7 @@ pub(crate) fn forked(arguments: &Arguments) {
         return;
     };
     if child_tgid != tgid {
-        let memory = match (memory == parent_memory, child.is_awaited()) {
-            (false, _) => MEMORY_COPIED,
-            (true, true) => MEMORY_BORROWED,
-            (true, false) => MEMORY_SHARED,
-        };
+        let memory = if memory == parent_memory { MEMORY_BORROWED } else { MEMORY_COPIED };
         follow(tgid, flags, child_tgid, memory);
     }
 }

@@ -42,19 +42,6 @@ fn a_process_that_shares_the_memory_of_a_target_is_counted() {
 }
 
 #[test]
-fn a_process_that_shares_the_memory_of_a_target_and_exits_at_once_is_counted() {
-    for engine in ["trap", "inline"] {
-        let mut target = Target::start("silenced.c");
-        let (heapbpf, session) = record(&target, &format!("--engine {engine}"));
-        target.work("share 50 20");
-        target.work("join");
-        let outcome = session.interrupt();
-        let report = heapbpf.report("out.json");
-        assert_counted(&report, &outcome, "memory_shared", "1 process sharing the memory of another");
-    }
-}
-
-#[test]
 fn a_child_of_vfork_is_none_that_shares_memory() {
     let mut target = Target::start("waiting_for_child.c");
     let (heapbpf, session) = record(&target, "");

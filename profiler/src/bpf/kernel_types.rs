@@ -21,8 +21,6 @@ use crate::linux::feature::KERNEL_BTF;
 pub(crate) struct TaskLayout {
     pub tgid: u32,
     pub mm: u32,
-    /// 0 if the kernel lacks it.
-    pub vfork_done: u32,
     pub signal: u32,
     /// In `struct signal_struct`: number of threads that have not exited.
     pub live: u32,
@@ -81,7 +79,6 @@ impl TaskLayout {
         Ok(Self {
             tgid: offset("task_struct", "tgid")?,
             mm: offset("task_struct", "mm")?,
-            vfork_done: offset("task_struct", "vfork_done").unwrap_or(0),
             signal: offset("task_struct", "signal")?,
             live: offset("signal_struct", "live")?,
             thread_pointer: thread_pointer(&offset).unwrap_or(0),
@@ -264,7 +261,6 @@ mod tests {
             .map(|(tgid, mm)| TaskLayout {
                 tgid,
                 mm,
-                vfork_done: 0,
                 signal: 256,
                 live: 4,
                 thread_pointer: 0,
@@ -323,7 +319,6 @@ mod tests {
         assert_eq!(layout.tgid, offset(b"pid") + 4, "adjacent");
         assert_eq!(offset(b"active_mm"), layout.mm + 8, "adjacent");
         assert_eq!((layout.mm % 8, layout.signal % 8), (0, 0), "pointers");
-        assert_eq!(layout.vfork_done, offset(b"vfork_done"));
         assert_eq!(offset(b"sighand"), layout.signal + 8, "adjacent");
         let signal = types.structure(b"signal_struct").expect("processes have one");
         let threads = types.member_offset(signal, b"nr_threads", DEPTH_MAX).expect("it counts them");

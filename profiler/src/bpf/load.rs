@@ -164,7 +164,6 @@ impl Kernel {
             .override_global("RAW_STACKS", &raw_stacks, true)
             .override_global("TASK_TGID_OFFSET", &task.tgid, true)
             .override_global("TASK_MM_OFFSET", &task.mm, true)
-            .override_global("TASK_VFORK_DONE_OFFSET", &task.vfork_done, true)
             .override_global("TASK_SIGNAL_OFFSET", &task.signal, true)
             .override_global("SIGNAL_LIVE_OFFSET", &task.live, true)
             .override_global("TASK_THREAD_POINTER_OFFSET", &task.thread_pointer, true)
