@@ -201,17 +201,9 @@ pub struct ForkRecord {
     /// In nanoseconds of `CLOCK_MONOTONIC`.
     pub time_ns: u64,
     pub child: u32,
-    /// One of [`MEMORY_COPIED`], [`MEMORY_BORROWED`] and [`MEMORY_SHARED`].
-    pub memory: u32,
+    /// 1 if the child runs in the parent's memory (`vfork`, `CLONE_VM`), 0 if it has a copy.
+    pub shares_memory: u32,
 }
-
-/// The child has a copy of its parent's memory (`fork`).
-pub const MEMORY_COPIED: u32 = 0;
-/// The child runs in its parent's memory, and the parent waits until it executes a program or exits (`vfork`, `posix_spawn`). Also where
-/// that is not known.
-pub const MEMORY_BORROWED: u32 = 1;
-/// The child runs in its parent's memory beside it, as a thread does (`CLONE_VM` without `CLONE_VFORK`).
-pub const MEMORY_SHARED: u32 = 2;
 
 /// A successful exec, written before the new program's first instruction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -5,6 +5,7 @@ use core::ffi::c_void;
 use aya_ebpf::bindings::{BPF_RB_AVAIL_DATA, BPF_RB_FORCE_WAKEUP, BPF_RB_NO_WAKEUP};
 use aya_ebpf::helpers::{bpf_ktime_get_ns, bpf_ringbuf_output};
 use profiler_common::counter::Counter;
+use profiler_common::sampling::back_pressure_exponent;
 
 use crate::config;
 use crate::maps::{COUNTERS, EVENTS, FILLING, count};
@@ -33,12 +34,6 @@ pub(crate) fn unread_bytes() -> u64 {
     EVENTS.query(u64::from(BPF_RB_AVAIL_DATA))
 }
 
-/// Half of the ring buffer, from which on calls are sampled again.
-#[inline(always)]
-fn half_bytes() -> u64 {
-    1 << (config::ring_shift() - 1)
-}
-
 /// Notes whether the ring buffer is filling, so that a sampled call need not query it once more.
 #[inline(always)]
 fn note_unread(unread: u64) {
@@ -47,12 +42,12 @@ fn note_unread(unread: u64) {
     }
     if let Some(noted) = COUNTERS.get_ptr_mut(FILLING) {
         // SAFETY: the pointer comes from a successful lookup. A program that preempts this one may write the word, too.
-        unsafe { noted.write_volatile(u64::from(unread >= half_bytes())) }
+        unsafe { noted.write_volatile(u64::from(back_pressure_exponent(unread, config::ring_shift()) != 0)) }
     }
 }
 
-/// Whether half of the ring buffer was unread at this CPU's last record. While it was, each sampled call has to look for itself: if none of them
-/// is recorded, nothing is noted.
+/// Whether half of the ring buffer was unread at this CPU's last record. While it was, each sampled call has to look for itself: if none
+/// of them is recorded, nothing is noted.
 #[inline(always)]
 pub(crate) fn is_filling() -> bool {
     match COUNTERS.get_ptr(FILLING) {

@@ -17,7 +17,7 @@ use aya_ebpf::bindings::{BPF_ANY, BPF_EXIST};
 use aya_ebpf::helpers::generated::bpf_get_current_task;
 use aya_ebpf::helpers::{bpf_get_current_pid_tgid, bpf_probe_read_kernel};
 use profiler_common::counter::Counter;
-use profiler_common::record::{ExecRecord, ForkRecord, MEMORY_BORROWED, MEMORY_COPIED, RecordHeader, RecordKind};
+use profiler_common::record::{ExecRecord, ForkRecord, RecordHeader, RecordKind};
 use profiler_common::target::{BORROWS_MEMORY, FOLLOWS_FORKS, REPORTS_FREES};
 use profiler_common::unwind::ProcessMappings;
 
@@ -101,23 +101,21 @@ pub(crate) fn forked(arguments: &Arguments) {
         return;
     };
     if child_tgid != tgid {
-        let memory = if memory == parent_memory { MEMORY_BORROWED } else { MEMORY_COPIED };
-        follow(tgid, flags, child_tgid, memory);
+        follow(tgid, flags, child_tgid, memory == parent_memory);
     }
 }
 
 /// Adds the child to the maps, then writes the record, so that the agent's own map updates, which follow the record, are kept.
 #[inline(always)]
-fn follow(tgid: u32, flags: u32, child: u32, memory: u32) {
-    let has_copy = memory == MEMORY_COPIED;
+fn follow(tgid: u32, flags: u32, child: u32, shares_memory: bool) {
     // The child may fork before the agent knows it.
-    let memory_flag = if has_copy { 0 } else { BORROWS_MEMORY };
+    let memory_flag = if shares_memory { BORROWS_MEMORY } else { 0 };
     if TARGETS.insert(&child, &(flags & !(BORROWS_MEMORY | REPORTS_FREES) | memory_flag), u64::from(BPF_ANY)).is_err() {
         count(Counter::TargetsFull);
     }
     // A child with a copy of the memory has its parent's code at the same addresses, so its stacks unwind from the first
     // call on. One that shares the memory calls exec soon. If the map is full, its stacks end with `MissingModule`.
-    if has_copy && let Some(mappings) = PROCESSES.get_ptr(&tgid) {
+    if !shares_memory && let Some(mappings) = PROCESSES.get_ptr(&tgid) {
         // SAFETY: the pointer comes from a successful lookup.
         let _ = PROCESSES.insert(&child, unsafe { &*mappings }, u64::from(BPF_ANY));
     }
@@ -125,7 +123,7 @@ fn follow(tgid: u32, flags: u32, child: u32, memory: u32) {
         header: RecordHeader::new(RecordKind::Fork, tgid),
         time_ns: emit::now_ns(),
         child,
-        memory,
+        shares_memory: u32::from(shares_memory),
     });
     if !sent {
         count(Counter::ForkMissed);

@@ -60,9 +60,6 @@ pub(crate) extern "C" fn probability(x: u64) -> u64 {
 #[inline(never)]
 pub(crate) extern "C" fn resample(size_bytes: u64, interval_code: u32) -> u32 {
     let exponent_max = config::back_pressure_max();
-    if exponent_max == 0 {
-        return interval_code;
-    }
     let exponent = sampling::back_pressure_exponent(emit::unread_bytes(), config::ring_shift());
     if exponent == 0 {
         return interval_code;

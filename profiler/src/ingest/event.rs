@@ -81,18 +81,8 @@ pub struct Fork {
     pub parent: Pid,
     pub child: Pid,
     pub time: MonotonicNanos,
-    pub memory: ForkedMemory,
-}
-
-/// The memory that a new process runs in.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ForkedMemory {
-    /// A copy of its parent's.
-    Copied,
-    /// Its parent's, which waits for it to execute a program or to exit (`vfork`). Also where the kernel side does not know.
-    Borrowed,
-    /// Its parent's, beside it (`CLONE_VM` without `CLONE_VFORK`).
-    Shared,
+    /// The child shares the parent's memory until it calls exec (`vfork`).
+    pub shares_memory: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -12,15 +12,15 @@ use profiler_common::limits::STACK_FRAMES_MAX;
 use profiler_common::live::LiveBlock;
 use profiler_common::php::{PHP_TEXT_BYTES, PhpCodeRecord, PhpText};
 use profiler_common::record::{
-    AllocRecord, ExecRecord, ForkRecord, FreeRecord, MEMORY_BORROWED, MEMORY_COPIED, RawStackHeader, RecordKind,
-    RemapRecord, StackHeader, StackPageRecord,
+    AllocRecord, ExecRecord, ForkRecord, FreeRecord, RawStackHeader, RecordKind, RemapRecord, StackHeader,
+    StackPageRecord,
 };
 use profiler_common::ruby::{IS_SINGLETON, NAMES_OWNERS, OWNER_BYTES, RubyCodeRecord};
 use profiler_common::stack::StackEnd;
 use profiler_common::step::Registers;
 use thiserror::Error;
 
-use self::event::{Allocation, Event, Exec, Fork, ForkedMemory, Free, RawStack, Remap, Stack, StackPage};
+use self::event::{Allocation, Event, Exec, Fork, Free, RawStack, Remap, Stack, StackPage};
 use crate::address::TargetAddr;
 use crate::ids::{HeapId, HookId, Pid, StackId, Tid};
 use crate::object::interpreted::labels;
@@ -108,11 +108,7 @@ fn fork(bytes: &[u8]) -> Result<Fork, DecodeError> {
         parent: Pid(field!(bytes, ForkRecord, header.tgid, u32)),
         child: Pid(field!(bytes, ForkRecord, child, u32)),
         time: MonotonicNanos(field!(bytes, ForkRecord, time_ns, u64)),
-        memory: match field!(bytes, ForkRecord, memory, u32) {
-            MEMORY_COPIED => ForkedMemory::Copied,
-            MEMORY_BORROWED => ForkedMemory::Borrowed,
-            _ => ForkedMemory::Shared,
-        },
+        shares_memory: field!(bytes, ForkRecord, shares_memory, u32) != 0,
     })
 }
 

@@ -104,7 +104,8 @@ impl Session {
             }
             Err(error) => return self.end_inventory(failed(error.to_string())),
         };
-        if is_idle(&collected) {
+        let may_last = self.config.inventory_stop_max >= HELD_WALK_MAX * 2;
+        if may_last && is_idle(&collected) {
             return self.begin_walk(pid, collected, Some(held));
         }
         match held.release() {

@@ -9,7 +9,7 @@ use super::config::SessionConfig;
 use super::process_table::ProcessTable;
 use super::target::ForkedChild;
 use crate::ids::Pid;
-use crate::ingest::event::{Exec, Fork, ForkedMemory};
+use crate::ingest::event::{Exec, Fork};
 use crate::ledger::Ledger;
 use crate::model::Origin;
 
@@ -43,16 +43,13 @@ impl ProcessChange {
 struct Borrower {
     of: Pid,
     since: Instant,
-    /// The kernel side has reported that its parent does not wait for it.
-    is_unawaited: bool,
     /// Its parent did not wait for it when that was last examined.
     shares: bool,
 }
 
 impl Borrower {
-    fn of(fork: &Fork) -> Self {
-        let is_unawaited = fork.memory == ForkedMemory::Shared;
-        Self { of: fork.parent, since: Instant::now(), is_unawaited, shares: false }
+    fn of(parent: Pid) -> Self {
+        Self { of: parent, since: Instant::now(), shares: false }
     }
 }
 
@@ -126,16 +123,14 @@ impl Lifecycle {
     ) -> Option<&mut ForkedChild> {
         if !config.follow_forks {
             self.unfollowed.push(fork.child);
-            // Whether it executes a program is not reported.
-            self.sharing_count += u64::from(fork.memory == ForkedMemory::Shared);
             self.created_count += u64::from(processes.get(fork.parent).is_some());
             return None;
         }
         self.created_count += 1;
-        // Such a child is expected to execute a program.
-        if fork.memory != ForkedMemory::Copied {
+        // A vfork child runs in its parent's memory until it calls exec.
+        if fork.shares_memory {
             self.vfork_children.insert(fork.child, self.parent_target(fork.parent, processes));
-            self.borrowers.insert(fork.child, Borrower::of(&fork));
+            self.borrowers.insert(fork.child, Borrower::of(fork.parent));
             return None;
         }
         let due = Instant::now() + config.grace();
@@ -175,7 +170,8 @@ impl Lifecycle {
             let pending = self.changes.iter().map(|(_, change)| change).find(|change| change.pid() == parent)?;
             match pending {
                 ProcessChange::Forked(forked) => Some(ParentTarget { requested: forked.requested }),
-                ProcessChange::Started(_, _, of) => *of,
+                // A program that matches the selection is followed as such a target is.
+                ProcessChange::Started(_, _, of) => Some(of.unwrap_or(ParentTarget { requested: false })),
                 ProcessChange::Executed(..) => None,
             }
         };
@@ -259,22 +255,18 @@ impl Lifecycle {
     pub(super) fn take_exited_vfork_children(&mut self, has_exited: impl Fn(Pid) -> bool) -> Vec<Pid> {
         let exited: Vec<Pid> = self.vfork_children.keys().copied().filter(|&pid| has_exited(pid)).collect();
         self.vfork_children.retain(|pid, _| !exited.contains(pid));
-        for pid in &exited {
-            let borrower = self.borrowers.remove(pid);
-            self.sharing_count += u64::from(borrower.is_some_and(|borrower| borrower.is_unawaited));
-        }
+        self.borrowers.retain(|pid, _| !exited.contains(pid));
         exited
     }
 
-    /// Returns children that share the memory of their parents, with these. Where the kernel side does not know, `is_sharing` returns
-    /// whether such a child is none of `vfork`, for which its parent waits; it has to return that twice, because a parent that is
-    /// preempted does not wait yet.
+    /// Returns children that share the memory of their parents, with these. `is_sharing` returns whether such a child is none of
+    /// `vfork`, for which its parent waits; it has to return that twice, because a parent that is preempted does not wait yet.
     pub(super) fn take_sharing(&mut self, is_sharing: impl Fn(Pid, Pid) -> bool) -> Vec<(Pid, Pid)> {
         let mut found = Vec::new();
         self.borrowers.retain(|&child, borrower| {
             let is_old = borrower.since.elapsed() >= BORROWED_MAX;
             let was_sharing = std::mem::replace(&mut borrower.shares, is_old && is_sharing(child, borrower.of));
-            let is_found = borrower.is_unawaited && is_old || was_sharing && borrower.shares;
+            let is_found = was_sharing && borrower.shares;
             found.extend(is_found.then_some((child, borrower.of)));
             !is_found
         });
@@ -292,10 +284,8 @@ impl Lifecycle {
         self.changes.remove(at).map(|(_, change)| change)
     }
 
-    /// Those that are due, at the end of the recording.
+    /// Those that are due.
     pub(super) fn take_remaining(&mut self) -> Vec<ProcessChange> {
-        let unawaited = std::mem::take(&mut self.borrowers).into_values().filter(|borrower| borrower.is_unawaited);
-        self.sharing_count += unawaited.count() as u64;
         let now = Instant::now();
         let changes = self.changes.drain(..).filter(|(due, _)| *due <= now);
         changes.map(|(_, change)| change).collect()

@@ -9,7 +9,7 @@ use std::time::Duration;
 use aya::Pod;
 use aya::maps::Array;
 use profiler_common::limits::{INFLIGHT_BUCKETS, INFLIGHT_WAYS};
-use profiler_common::record::{ExecRecord, ForkRecord, MEMORY_BORROWED, MEMORY_COPIED, RecordKind};
+use profiler_common::record::{ExecRecord, ForkRecord, RecordKind};
 use profiler_common::target::FOLLOWS_FORKS;
 
 use super::*;
@@ -20,7 +20,7 @@ use crate::bpf::ring::Ring;
 /// A decoded record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Record {
-    Fork { parent: u32, child: u32, memory: u32 },
+    Fork { parent: u32, child: u32, shares_memory: u32 },
     Exec(u32),
 }
 
@@ -31,7 +31,7 @@ fn decode(bytes: &[u8]) -> Record {
         Some(RecordKind::Fork) => Record::Fork {
             parent: word(4),
             child: word(std::mem::offset_of!(ForkRecord, child)),
-            memory: word(std::mem::offset_of!(ForkRecord, memory)),
+            shares_memory: word(std::mem::offset_of!(ForkRecord, shares_memory)),
         },
         Some(RecordKind::Exec) => {
             assert_eq!(bytes.len(), size_of::<ExecRecord>());
@@ -159,8 +159,8 @@ fn nested_forks_are_reported_and_wake_the_agent() {
         assert_eq!(shell.answer(), "in");
         let records = drain(&mut ring);
         let [
-            Record::Fork { parent, child, memory: MEMORY_COPIED },
-            Record::Fork { parent: middle, child: last, memory: MEMORY_COPIED },
+            Record::Fork { parent, child, shares_memory: 0 },
+            Record::Fork { parent: middle, child: last, shares_memory: 0 },
         ] = records[..]
         else {
             panic!("two forks expected: {records:?}");
@@ -277,9 +277,9 @@ fn children_that_share_memory_are_marked_and_threads_are_not_reported() {
                 |record: &&Record| matches!(record, Record::Fork { child, .. } | Record::Exec(child) if *child == pid);
             records.iter().filter(is_its).copied().collect::<Vec<_>>()
         };
-        let fork = |child, memory| Record::Fork { parent: me, child, memory };
-        assert_eq!(of(sharing), [fork(sharing, MEMORY_BORROWED), Record::Exec(sharing)]);
-        assert_eq!(of(copying), [fork(copying, MEMORY_COPIED), Record::Exec(copying)]);
+        let fork = |child, shares_memory| Record::Fork { parent: me, child, shares_memory };
+        assert_eq!(of(sharing), [fork(sharing, 1), Record::Exec(sharing)]);
+        assert_eq!(of(copying), [fork(copying, 0), Record::Exec(copying)]);
         assert_eq!((of(tid), of(me)), (vec![], vec![]), "a thread is no process");
     });
 }
@@ -348,7 +348,7 @@ sys.stdin.readline()
         shell.send();
         assert_eq!(shell.answer(), "none");
         let records = drain(&mut ring);
-        let [Record::Fork { child, memory: MEMORY_BORROWED, .. }] = records[..] else {
+        let [Record::Fork { child, shares_memory: 1, .. }] = records[..] else {
             panic!("a vfork expected: {records:?}");
         };
         assert_eq!(get::<u32, u32>(&kernel, TARGETS, child), None);

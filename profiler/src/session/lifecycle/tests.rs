@@ -75,15 +75,13 @@ fn exited_vfork_children_are_removed() {
 #[test]
 fn children_of_ended_targets_are_followed() {
     let (mut lifecycle, mut processes) = (Lifecycle::new(), ProcessTable::default());
-    let mut fork = |memory| {
-        let fork = Fork { parent: Pid(1), child: Pid(2), time: MonotonicNanos(5), memory };
+    let mut fork = |shares_memory| {
+        let fork = Fork { parent: Pid(1), child: Pid(2), time: MonotonicNanos(5), shares_memory };
         lifecycle.forked(fork, &mut processes, &SessionConfig::default());
         (lifecycle.take_due(|_| true), lifecycle.vfork_children.len())
     };
-    assert!(matches!(fork(ForkedMemory::Borrowed), (None, 1)), "it runs in its parent's memory");
-    let (Some(ProcessChange::Started(started, origin, parent)), _) = fork(ForkedMemory::Copied) else {
-        panic!("it is not followed")
-    };
+    assert!(matches!(fork(true), (None, 1)), "it runs in its parent's memory");
+    let (Some(ProcessChange::Started(started, origin, parent)), _) = fork(false) else { panic!("it is not followed") };
     assert_eq!((started.pid, started.time, origin), (Pid(2), MonotonicNanos(5), Origin::Forked(Pid(1))));
     assert!(parent.is_some_and(|parent| parent.requested));
 }
@@ -99,7 +97,7 @@ fn children_of_vfork_are_followed_while_their_parents_exec_is_pending() {
     let started = ProcessChange::Started(pending, Origin::Executed, Some(ParentTarget { requested: true }));
     lifecycle.changes.push_back((Instant::now() + grace, started));
     for (parent, child) in [(1, 2), (2, 3)] {
-        let fork = Fork { parent: Pid(parent), child: Pid(child), time, memory: ForkedMemory::Borrowed };
+        let fork = Fork { parent: Pid(parent), child: Pid(child), time, shares_memory: true };
         lifecycle.forked(fork, &mut processes, &config);
         lifecycle.executed(exec(child, 1), &mut processes, grace);
         let (_, change) = lifecycle.changes.back().expect("it is pending");
@@ -110,47 +108,25 @@ fn children_of_vfork_are_followed_while_their_parents_exec_is_pending() {
     }
 }
 
-/// A process that can be read, which has ended.
-fn ended_target() -> Target {
-    let mut child = Command::new("sleep").arg("100").spawn().expect("sleep starts");
-    let target = Target::open(Pid(child.id()), Origin::Running, None);
-    child.kill().expect("it is our child");
-    child.wait().expect("it is our child");
-    target.expect("it can be read")
-}
-
+/// A program that matches a pattern makes no target of what it executes, also while its own exec is pending.
 #[test]
-fn children_that_ran_beside_their_parent_are_counted_however_short() {
-    let (mut lifecycle, mut processes) = (Lifecycle::new(), ProcessTable::default());
-    let target = ended_target();
-    let fork = |child, memory| Fork { parent: target.pid, child: Pid(child), time: MonotonicNanos(0), memory };
-    let forks = [
-        fork(2, ForkedMemory::Shared),
-        fork(3, ForkedMemory::Borrowed),
-        fork(4, ForkedMemory::Shared),
-        fork(5, ForkedMemory::Shared),
-    ];
-    processes.add(target);
-    let config = SessionConfig::default();
-    for fork in forks {
-        let _ = lifecycle.forked(fork, &mut processes, &config);
-    }
-    assert_eq!(lifecycle.take_exited_vfork_children(|pid| pid.0 < 4), [Pid(2), Pid(3)]);
-    assert_eq!(lifecycle.sharing_count(), 1, "the parent of the other waited");
-    lifecycle.executed(exec(4, 1), &mut processes, Duration::ZERO);
-    assert_eq!(lifecycle.sharing_count(), 1, "it executes a program");
-    let _ = lifecycle.take_remaining();
-    assert_eq!(lifecycle.sharing_count(), 2, "it runs");
-    lifecycle.forked(forks[0], &mut processes, &SessionConfig { follow_forks: false, ..config });
-    assert_eq!(lifecycle.sharing_count(), 3);
+fn children_of_a_pending_match_are_not_requested() {
+    let (mut lifecycle, processes) = (Lifecycle::new(), ProcessTable::default());
+    let matched = Exec { pid: Pid(1), by_other_thread: false, time: MonotonicNanos(0) };
+    lifecycle.changes.push_back((Instant::now(), ProcessChange::Started(matched, Origin::Executed, None)));
+    assert_eq!(lifecycle.parent_target(Pid(1), &processes), ParentTarget { requested: false });
 }
 
 #[test]
 fn vfork_children_of_targets_are_kept_until_they_exec() {
-    let mut target = ended_target();
+    let mut child = Command::new("sleep").arg("100").spawn().expect("sleep starts");
+    let target = Target::open(Pid(child.id()), Origin::Running, None);
+    child.kill().expect("it is our child");
+    child.wait().expect("it is our child");
+    let mut target = target.expect("it can be read");
     target.requested = true;
     let (mut lifecycle, mut processes) = (Lifecycle::new(), ProcessTable::default());
-    let fork = Fork { parent: target.pid, child: Pid(2), time: MonotonicNanos(0), memory: ForkedMemory::Borrowed };
+    let fork = Fork { parent: target.pid, child: Pid(2), time: MonotonicNanos(0), shares_memory: true };
     processes.add(target);
     lifecycle.forked(fork, &mut processes, &SessionConfig { follow_forks: false, ..SessionConfig::default() });
     assert_eq!(lifecycle.vfork_children, BTreeMap::new());
@@ -196,8 +172,7 @@ fn children_that_share_memory_are_found_once() {
     let long_ago = Instant::now().checked_sub(2 * BORROWED_MAX).expect("this machine has run for longer");
     let later = Instant::now() + Duration::from_secs(3600);
     for (child, of, since) in [(4, 1, long_ago), (5, 1, later), (6, 2, long_ago)] {
-        let fork = Fork { parent: Pid(of), child: Pid(child), time: MonotonicNanos(0), memory: ForkedMemory::Borrowed };
-        lifecycle.borrowers.insert(Pid(child), Borrower { since, ..Borrower::of(&fork) });
+        lifecycle.borrowers.insert(Pid(child), Borrower { since, ..Borrower::of(Pid(of)) });
     }
     let parent_of_6_waits = |_: Pid, of: Pid| of == Pid(1);
     assert_eq!(lifecycle.take_sharing(parent_of_6_waits), [], "seen once");
