@@ -182,8 +182,7 @@ impl Replay {
     }
 
     fn event(&mut self, event: Event) {
-        // A completed stack is entered into the ledgers of all processes that have it, and was one event.
-        self.events += u64::from(!matches!(event, Event::Stack(..)));
+        self.events += 1;
         if let Some(&id) = self.open.get(&event.pid()) {
             self.change(id, |account| account.ledger.enter(event));
         }
@@ -324,10 +323,17 @@ impl Replay {
         }
     }
 
+    /// As the kernel side counted them, or at least those of a recording that ends before that is known. A completed stack is entered into
+    /// the ledgers of all processes that have it, so there may be more entries than events.
+    fn event_count(&self) -> u64 {
+        let counted = self.health.health.events;
+        if self.health.monotonic_ns >= self.time.0 { counted } else { counted.max(self.events) }
+    }
+
     pub fn snapshot(&self, window: Option<(&Start, Window)>, modules: Modules, now: MonotonicNanos) -> Snapshot {
         let start = window.map(|(start, _)| start);
         let targets = self.targets().into_iter().filter_map(|id| self.state(id, start, &modules, now)).collect();
-        let health = Health { events: self.health.health.events.max(self.events), ..self.health.health.clone() };
+        let health = Health { events: self.event_count(), ..self.health.health.clone() };
         Snapshot {
             interval_bytes: self.session.interval_bytes,
             started_unix_ns: self.session.started_unix_ns,
