@@ -130,7 +130,7 @@ fn sessions(transcript: &Transcript) -> Vec<Check> {
     for session in SESSIONS.iter().chain(tagged).chain(soak) {
         checks.extend(session_checks(transcript, session, kernel, machine));
     }
-    let is_locked = transcript.value("lockdown").is_some_and(|modes| modes.contains("[confidentiality]"));
+    let is_locked = is_locked(transcript);
     for name in ["forks", "execs"] {
         let mut add = |what: &str, outcome| {
             let check = Check::new(Feature::Forks, format!("{name}: {what}"), outcome);
@@ -158,6 +158,10 @@ fn sessions(transcript: &Transcript) -> Vec<Check> {
     checks
 }
 
+fn is_locked(transcript: &Transcript) -> bool {
+    transcript.value("lockdown").is_some_and(|modes| modes.contains("[confidentiality]"))
+}
+
 const ENDED_CODE: &str = "heapbpf exits with 0, or with 3 if nearly all processes ended before they could be recorded";
 
 fn ended(transcript: &Transcript, session: &str) -> Outcome {
@@ -166,11 +170,12 @@ fn ended(transcript: &Transcript, session: &str) -> Outcome {
     exited_with(transcript, session, if report.others.short_lived_count > 9 * recorded { "3" } else { "0" })
 }
 
-const LOCKED: &str = "not followed, with a warning: BPF programs must not read the kernel's memory";
+const LOCKED: &str = "not followed, with a warning and exit code 3 (0 with `--no-follow-fork`): BPF programs must not read the kernel's memory";
 
 fn unfollowed(transcript: &Transcript, session: &str) -> Outcome {
     let log = transcript.text(&format!("{session}.log")).unwrap_or_default();
     let warned = log.lines().find(|line| line.contains("cannot follow forks") && line.contains("locked down"));
+    exited(transcript, session)?;
     let report = report(transcript, session)?;
     match warned {
         Some(line) if report.targets.len() == 1 => Ok(line.to_owned()),
@@ -247,7 +252,9 @@ fn exited(transcript: &Transcript, session: &str) -> Outcome {
     exited_with(transcript, session, "0")
 }
 
+/// Expects this exit code, or 3 in place of 0 where the kernel does not report forks.
 fn exited_with(transcript: &Transcript, session: &str, code: &str) -> Outcome {
+    let code = if code == "0" && is_locked(transcript) { "3" } else { code };
     expect(transcript, &format!("{session}.code"), code, "exit code {}").map_err(|reason| {
         let texts = ["log", "summary"].map(|kind| transcript.text(&format!("{session}.{kind}")).unwrap_or_default());
         format!("{reason}\n{}\n{}", texts[0].trim(), texts[1].trim())

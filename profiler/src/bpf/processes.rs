@@ -36,16 +36,39 @@ pub struct StubCalls {
     pub sampled: u64,
 }
 
+/// What the kernel reports of processes by tracepoints.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ProcessEvents {
+    Exits,
+    Execs,
+    Forks,
+}
+
+impl std::fmt::Display for ProcessEvents {
+    fn fmt(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Exits => "monitor exits",
+            Self::Execs => "monitor execs",
+            Self::Forks => "follow forks",
+        })
+    }
+}
+
+/// The first events that are not monitored; those before them in [`ProcessEvents`] are.
 #[derive(Debug, Error)]
-pub enum TracepointError {
-    /// Only execs and exits are monitored.
-    #[error("cannot follow forks: {0}")]
-    NoForks(#[from] LayoutError),
-    #[error("cannot monitor processes: {0}")]
+#[error("cannot {events}: {reason}")]
+pub struct TracepointError {
+    pub events: ProcessEvents,
+    pub reason: TracepointReason,
+}
+
+#[derive(Debug, Error)]
+pub enum TracepointReason {
+    #[error(transparent)]
+    Layout(#[from] LayoutError),
+    #[error(transparent)]
     Load(#[from] LoadError),
-    #[error(
-        "cannot monitor processes: tracepoint `{tracepoint}`: {reason}; run `uname -r` and see docs/kernel-support.md"
-    )]
+    #[error("tracepoint `{tracepoint}`: {reason}; run `uname -r` and see docs/kernel-support.md")]
     Attach { tracepoint: &'static str, reason: String },
 }
 
@@ -64,26 +87,28 @@ impl Kernel {
     /// Attaches the tracepoints: from now on targets report forks and execs, and calls interrupted by a thread's exit are
     /// removed. Must be called once, before targets are set and probes attached. If it fails, everything else still works.
     pub fn attach_tracepoints(&mut self) -> Result<(), TracepointError> {
+        let failed = |events| move |reason| TracepointError { events, reason };
         let layout = self.task_layout.clone();
-        self.attach_copies(EXIT)?;
+        self.attach_copies(EXIT).map_err(failed(ProcessEvents::Exits))?;
         // A copy recognises an exec that another has handled by the process's `mm`.
         let (programs, tracepoint) = EXEC;
-        self.attach_copies(if layout.is_ok() { EXEC } else { (&programs[..1], tracepoint) })?;
+        let execs = if layout.is_ok() { EXEC } else { (&programs[..1], tracepoint) };
+        self.attach_copies(execs).map_err(failed(ProcessEvents::Execs))?;
         // Without the layout the fork program would read at wrong offsets.
-        layout?;
-        self.attach_copies(FORK)
+        let forks = layout.map_err(TracepointReason::from).and_then(|_| self.attach_copies(FORK));
+        forks.map_err(failed(ProcessEvents::Forks))
     }
 
     fn attach_copies(
         &mut self,
         (names, tracepoint): (&'static [&'static str], &'static str),
-    ) -> Result<(), TracepointError> {
+    ) -> Result<(), TracepointReason> {
         for name in names {
             let program: &mut RawTracePoint = self.program(name)?;
             load(program).map_err(|error| LoadError::program(name, &error.to_string()))?;
             refuse_private_stack(name, loaded(name, program.fd())?)?;
             let attached = program.attach(tracepoint);
-            attached.map_err(|error| TracepointError::Attach { tracepoint, reason: error.to_string() })?;
+            attached.map_err(|error| TracepointReason::Attach { tracepoint, reason: error.to_string() })?;
         }
         Ok(())
     }

@@ -17,7 +17,7 @@ use self::facts::{Answer, Facts, source};
 use self::refusal::{Refusal, refusals, selected_word};
 use self::trial::{Trial, TrialKind};
 use crate::bpf::load::{BackendChoice, Kernel, KernelConfig, LinkKind, LoadError};
-use crate::bpf::processes::TracepointError;
+use crate::bpf::processes::{TracepointError, TracepointReason};
 use crate::guardrail::CallCosts;
 use crate::ids::Pid;
 use crate::keeper::Keeper;
@@ -382,7 +382,11 @@ fn probes(subject: &Subject) -> (Trial, Support, Option<Costs>) {
     };
     // Verifies the tracepoint programs too. Profiling works without them, except for following forks.
     let attached = kernel.attach_tracepoints();
-    let stacks = if let Err(TracepointError::Load(error @ LoadError::PrivateStack(_))) = attached {
+    let stacks = if let Err(TracepointError {
+        reason: TracepointReason::Load(error @ LoadError::PrivateStack(_)),
+        ..
+    }) = attached
+    {
         return unloaded(&error);
     } else if kernel.stacks_verified() {
         "no private stacks"

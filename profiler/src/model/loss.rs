@@ -89,6 +89,13 @@ pub enum Loss {
     )]
     #[strum(detailed_message = "their live amounts are wrong; raise `--live-blocks`")]
     NotInherited,
+    #[strum(
+        message = "forks and execs that the kernel does not report to heapbpf, so processes that these start are missing"
+    )]
+    #[strum(
+        detailed_message = "`heapbpf doctor` has the reason; `--no-follow-fork` records the selected processes alone"
+    )]
+    Unmonitored,
     #[strum(message = "blocks whose stack was dropped")]
     #[strum(detailed_message = "they are counted, under `[stack lost]`; raise `--ring-size` or `--interval`")]
     StackLost,
@@ -108,7 +115,7 @@ impl Loss {
         let are_processes = matches!(self, Self::ForkMissed | Self::ExecMissed | Self::TargetsFull);
         self.is_of_others()
             || are_processes
-            || matches!(self, Self::MemoryShared | Self::Unobserved | Self::NotInherited)
+            || matches!(self, Self::MemoryShared | Self::Unobserved | Self::NotInherited | Self::Unmonitored)
     }
 
     /// Counts processes or programs that the recorded ones do not lack.

@@ -53,7 +53,7 @@ impl Defect {
         match self {
             Self::NoTarget => any("no process was profiled"),
             Self::MissedProcesses => any(
-                "forks, execs and programs that were missed, processes of `--pid` that could not be recorded, processes beyond the maximum, processes that share the memory of others, processes whose calls were not observed, forked processes without inherited blocks",
+                "forks, execs and programs that were missed, processes of `--pid` that could not be recorded, processes beyond the maximum, processes that share the memory of others, processes whose calls were not observed, forked processes without inherited blocks, forks and execs that the kernel does not report",
             ),
             // A program may start others that end at once.
             Self::EndedProcesses => {

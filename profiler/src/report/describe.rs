@@ -220,7 +220,8 @@ fn missing(profile: &Profile, finding: &Finding) -> Vec<String> {
             let [missed, unsupported] = programs.map(|loss| health.lost_by(&loss));
             let processes = [Loss::ProcessSkipped, Loss::MemoryShared, Loss::Unobserved, Loss::NotInherited];
             let [skipped, sharing, unobserved, without] = processes.map(|loss| health.lost_by(&loss));
-            let others = [missed, unsupported, skipped, sharing, unobserved, without].iter().sum();
+            let unmonitored = health.lost_by(&Loss::Unmonitored);
+            let others = [missed, unsupported, skipped, sharing, unobserved, without, unmonitored].iter().sum();
             let words = [
                 some(skipped, "process", "not recorded"),
                 some(finding.count.saturating_sub(others), "process", "missed"),
@@ -229,6 +230,7 @@ fn missing(profile: &Profile, finding: &Finding) -> Vec<String> {
                 some(sharing, "process", "sharing the memory of another"),
                 some(unobserved, "process", "not observed"),
                 some(without, "process", "without inherited blocks"),
+                (unmonitored > 0).then(|| "children of processes not monitored".to_owned()),
             ];
             return words.into_iter().flatten().collect();
         }

@@ -83,6 +83,8 @@ pub(super) struct Lifecycle {
     /// Number of processes that targets have created; with followed forks, also their descendants.
     created_count: u64,
     unprobed: UnprobedPrograms,
+    /// Forks and execs that may lead to a target are reported by the kernel.
+    pub(super) monitors_all: bool,
     polled: Instant,
     next_scan: Instant,
 }
@@ -109,6 +111,7 @@ impl Lifecycle {
             unfollowed: Vec::new(),
             created_count: 0,
             unprobed: UnprobedPrograms::default(),
+            monitors_all: true,
             polled: Instant::now(),
             next_scan: Instant::now() + Duration::from_secs(1),
         }

@@ -34,6 +34,7 @@ use super::view::ViewCache;
 use super::windows::Windows;
 use crate::bpf::counters::Counters;
 use crate::bpf::load::{LinkKind, LoadError};
+use crate::bpf::processes::ProcessEvents;
 use crate::bpf::ring::Ring;
 use crate::ids::Pid;
 use crate::ingest::decode;
@@ -154,6 +155,8 @@ impl Session {
             let is_open = self.config.selection.is_open();
             let missed = if is_open { "processes that start later are not recorded" } else { "forks are not followed" };
             warn!("{missed}: {error}");
+            let are_due = self.config.follow_forks || is_open || error.events != ProcessEvents::Forks;
+            self.lifecycle.monitors_all = !are_due;
         }
         if let Some(own) = self.own.take() {
             self.probes.learn_from(&own.hooks);

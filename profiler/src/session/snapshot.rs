@@ -225,6 +225,7 @@ impl Session {
         health.add_loss(Loss::MemoryShared, self.lifecycle.sharing_count());
         health.add_loss(Loss::Unobserved, self.probes.unobserved_count());
         health.add_loss(Loss::NotInherited, self.processes.others.not_inherited_count);
+        health.add_loss(Loss::Unmonitored, u64::from(!self.lifecycle.monitors_all));
         if self.config.counts_programs || self.command.is_some() {
             health.add_loss(Loss::ProgramMissed, programs.missed);
         }

@@ -246,6 +246,8 @@ fn faults_of_reports() {
 #[test]
 fn a_locked_down_kernel_follows_no_forks_and_no_interpreters() {
     let mut locked = transcript("kernel 6.1.0-56", "lockdown none integrity [confidentiality]\nvalue kernel 6.1.0-56");
+    let codes = locked.values.iter_mut().filter(|(name, _)| name.ends_with(".code"));
+    codes.for_each(|(_, code)| *code = code.replace('0', "3"));
     let alone = report("main", "null").into_bytes();
     let warning = "heapbpf: warning: cannot follow forks: the kernel is locked down for confidentiality";
     for name in ["forks", "execs"] {

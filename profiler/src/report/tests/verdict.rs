@@ -52,6 +52,7 @@ fn few_dropped_events_are_tolerated() {
     check(&lossy(9_989, Loss::RingFull, 11), "incomplete: 11 events dropped (0.1%)");
     check(&lossy(1_000_000, Loss::ForkMissed, 1), "incomplete: 1 process missed");
     check(&lossy(1_000_000, Loss::ProcessSkipped, 2), "incomplete: 2 processes not recorded");
+    check(&lossy(1_000_000, Loss::Unmonitored, 1), "incomplete: children of processes not monitored");
 }
 
 /// They are no reason to call a profile incomplete, but "complete" alone would hide them.
