@@ -8,12 +8,12 @@ use std::time::Duration;
 use rustc_hash::{FxHashMap, FxHashSet};
 use serde::{Deserialize, Serialize};
 
-use crate::ids::{HeapId, Pid, Tid};
+use crate::ids::{HeapId, Tid};
 use crate::ledger::curve::CurvePoint;
 use crate::ledger::snapshot::TargetSnapshot;
 use crate::ledger::timeline::Timeline;
-pub(crate) use crate::model::TargetFacts;
 use crate::model::{Health, HookStatus, Leaks, MemoryAccount, Others, Window, WindowReason};
+pub(crate) use crate::model::{TargetFacts, TargetId};
 use crate::object::module::Modules;
 use crate::process::address_space::AddressSpace;
 use crate::units::{Amounts, MonotonicNanos};
@@ -90,18 +90,7 @@ pub enum Base {
     Ended,
 }
 
-type TargetKey = (Pid, MonotonicNanos);
-
 impl TargetState {
-    /// A pid can be used again, and a process can execute another program.
-    fn key(&self) -> TargetKey {
-        (self.facts.pid, self.facts.beginning.time)
-    }
-
-    fn has_ended(&self) -> bool {
-        self.facts.exited || self.facts.replaced || self.facts.detached.is_some()
-    }
-
     /// The ledger for this scope; `None` if the target is not in it.
     pub fn ledger_of(&self, scope: Scope) -> Option<Cow<'_, TargetSnapshot>> {
         match (scope, &self.base) {
@@ -118,13 +107,14 @@ impl Snapshot {
     /// Targets of another recording start in the window.
     pub(crate) fn since(&self, base: &Self) -> Self {
         let mut window = self.clone();
-        let before: FxHashMap<TargetKey, &TargetState> =
-            base.targets.iter().map(|target| (target.key(), target)).collect();
+        let before: FxHashMap<TargetId, &TargetState> =
+            base.targets.iter().map(|target| (target.facts.id(), target)).collect();
         for target in &mut window.targets {
-            target.base = before.get(&target.key()).map_or(Base::Beginning, |earlier| match earlier.has_ended() {
-                true => Base::Ended,
-                false => Base::At(Arc::clone(&earlier.ledger)),
-            });
+            target.base =
+                before.get(&target.facts.id()).map_or(Base::Beginning, |earlier| match earlier.facts.end.is_some() {
+                    true => Base::Ended,
+                    false => Base::At(Arc::clone(&earlier.ledger)),
+                });
         }
         let start = MonotonicNanos(
             base.started_monotonic_ns.saturating_add(base.ended_unix_ns.saturating_sub(base.started_unix_ns)),
@@ -147,9 +137,9 @@ impl Snapshot {
     }
 
     fn others_since(&self, base: &Self) -> Others {
-        let kept: FxHashSet<TargetKey> = self.targets.iter().map(TargetState::key).collect();
+        let kept: FxHashSet<TargetId> = self.targets.iter().map(|target| target.facts.id()).collect();
         let mut folded = base.others.folded_totals;
-        for target in base.targets.iter().filter(|target| !kept.contains(&target.key())) {
+        for target in base.targets.iter().filter(|target| !kept.contains(&target.facts.id())) {
             folded.add(&target.ledger.totals);
         }
         let mut others = self.others.since(&base.others);
@@ -192,8 +182,9 @@ const _: fn() = || {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ids::Pid;
     use crate::ledger::totals::Totals;
-    use crate::model::Beginning;
+    use crate::model::{Beginning, End};
     use profiler_common::interval::Interval;
 
     const SECOND_NS: u64 = 1_000_000_000;
@@ -237,7 +228,7 @@ mod tests {
     #[test]
     fn a_window_contains_what_was_allocated_since() {
         let mut ended = target(2, 1, 7);
-        ended.facts.exited = true;
+        ended.facts.end = Some(End::Exited { code: None });
         let base = recording(10, vec![target(1, 1, 100), ended.clone()]);
         // A pid that is used again is another target.
         let end = recording(25, vec![target(1, 1, 130), ended, target(1, 2, 5), target(3, 3, 9)]);

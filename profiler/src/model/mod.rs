@@ -19,7 +19,7 @@ pub(crate) use loss::Loss;
 pub(crate) use memory::{
     Inventory, MemoryAccount, MemoryClass, MemoryFacts, MemoryGrowth, MemoryMapping, MemoryPart, MemoryPoint, Runtime,
 };
-pub(crate) use process::{Beginning, HookKind, HookStatus, Origin, Others, Skipped, TargetFacts};
+pub(crate) use process::{Beginning, End, HookKind, HookStatus, Origin, Others, Skipped, TargetFacts, TargetId};
 pub(crate) use profile::{
     CallsiteProfile, Change, Frame, FrameId, FrameKind, HeapProfile, History, LeakCandidate, Leaks, MappingProfile,
     ModuleProfile, SourcePiece, ThreadProfile, TimelinePoint, TypeEvidence, TypeName, base_name,

@@ -12,7 +12,28 @@ use crate::linux::file_view::FileView;
 use crate::process::program::Program;
 use crate::units::MonotonicNanos;
 
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+/// Identifies a program in a process of a recording: the kernel reuses process ids, and a process can execute another program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct TargetId {
+    pub pid: Pid,
+    /// [`Beginning::time`].
+    pub began: MonotonicNanos,
+}
+
+/// Why a target is not recorded any more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    Exited {
+        /// Exit code, or 128 plus the signal that killed the process; `None` if the kernel did not report it.
+        code: Option<i32>,
+    },
+    /// The process executed another program, which is a target of its own.
+    Replaced,
+    /// Its probes were detached at this time because they exceeded a limit; the process runs on.
+    Detached(MonotonicNanos),
+}
+
+#[derive(Clone, Debug, PartialEq)]
 pub struct TargetFacts {
     pub pid: Pid,
     /// `argv[0]`.
@@ -20,25 +41,16 @@ pub struct TargetFacts {
     /// The kernel's name for the process (`/proc/PID/comm`), at most 15 bytes.
     pub comm: String,
     /// Control group, as a path from the hierarchy's root; `None` where the kernel did not report one.
-    #[serde(default)]
     pub cgroup: Option<Arc<str>>,
     /// The link that the program was started by, whose name reports show; `None` where it was none.
-    #[serde(default, with = "in_json")]
     pub program: Option<Program>,
     /// With which files of this machine are read that the process names.
-    #[serde(default, with = "in_json")]
     pub rights: Option<Rights>,
-    /// What the process itself reads, which recordings and reports cannot have: it is of running processes.
-    #[serde(skip)]
+    /// What the process itself reads; `None` in recordings and reports, whose processes may not run.
     pub files: Option<Box<FileView>>,
     pub beginning: Beginning,
-    pub exited: bool,
-    /// The process executed another program, which is a target of its own.
-    pub replaced: bool,
-    /// Exit status, where the kernel reports it.
-    pub exit_code: Option<i32>,
-    /// When its probes were detached because they exceeded a limit. The profile is as of then.
-    pub detached: Option<MonotonicNanos>,
+    /// `None` while the target is recorded.
+    pub end: Option<End>,
     pub overhead: Option<Overhead>,
 }
 
@@ -53,32 +65,41 @@ impl TargetFacts {
             rights: None,
             files: None,
             beginning,
-            exited: false,
-            replaced: false,
-            exit_code: None,
-            detached: None,
+            end: None,
             overhead: None,
         }
     }
-}
 
-/// A field that folds of recordings, whose layout is fixed, have elsewhere.
-mod in_json {
-    use serde::{Deserialize, Deserializer, Serialize, Serializer};
-
-    pub(super) fn serialize<T: Serialize, S: Serializer>(fact: &Option<T>, serializer: S) -> Result<S::Ok, S::Error> {
-        if serializer.is_human_readable() { fact.serialize(serializer) } else { serializer.serialize_unit() }
+    pub fn id(&self) -> TargetId {
+        TargetId { pid: self.pid, began: self.beginning.time }
     }
 
-    pub(super) fn deserialize<'de, T, D>(deserializer: D) -> Result<Option<T>, D::Error>
-    where
-        T: Deserialize<'de>,
-        D: Deserializer<'de>,
-    {
-        if deserializer.is_human_readable() {
-            Option::deserialize(deserializer)
-        } else {
-            <()>::deserialize(deserializer).map(|()| None)
+    /// Whether the program still runs; probes may have been detached from it.
+    pub fn is_running(&self) -> bool {
+        matches!(self.end, None | Some(End::Detached(_)))
+    }
+
+    pub fn has_exited(&self) -> bool {
+        matches!(self.end, Some(End::Exited { .. }))
+    }
+
+    /// See [`End::Exited`].
+    pub fn exit_code(&self) -> Option<i32> {
+        match self.end {
+            Some(End::Exited { code }) => code,
+            _ => None,
+        }
+    }
+
+    pub fn is_replaced(&self) -> bool {
+        self.end == Some(End::Replaced)
+    }
+
+    /// When the probes were detached because they exceeded a limit.
+    pub fn detached(&self) -> Option<MonotonicNanos> {
+        match self.end {
+            Some(End::Detached(time)) => Some(time),
+            _ => None,
         }
     }
 }

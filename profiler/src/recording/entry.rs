@@ -85,6 +85,7 @@ pub struct ThreadFacts {
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TargetRecord {
+    #[serde(with = "super::target")]
     pub facts: TargetFacts,
     /// Its probes have been attached.
     pub begun: bool,

@@ -13,6 +13,7 @@ pub(crate) mod read;
 pub(crate) mod recorder;
 pub(crate) mod replay;
 pub(crate) mod span;
+mod target;
 pub(crate) mod write;
 
 #[cfg(test)]

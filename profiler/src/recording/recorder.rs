@@ -19,7 +19,7 @@ use crate::ids::{LedgerId, Pid};
 use crate::ingest::event::Event;
 use crate::ledger::Ledger;
 use crate::ledger::timeline::TimelinePoint;
-use crate::model::MemoryFacts;
+use crate::model::{End, MemoryFacts};
 use crate::object::module::ModuleStore;
 use crate::process::address_space::AddressSpace;
 use crate::shown::Shown;
@@ -194,8 +194,7 @@ impl Recorder {
 
     pub(crate) fn is_complete(&self, ledger: &Ledger) -> bool {
         ledger.id().and_then(|id| self.targets.get(&id)).is_some_and(|written| {
-            let facts = &written.record.facts;
-            facts.replaced || facts.exited && facts.exit_code.is_some()
+            matches!(written.record.facts.end, Some(End::Replaced | End::Exited { code: Some(_) }))
         })
     }
 

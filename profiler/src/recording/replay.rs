@@ -384,8 +384,8 @@ impl Replay {
         }
         let mut facts = known.facts.clone();
         // Facts that a recording has later than their events: in this window, the process may not have ended yet.
-        if start.is_some() && !self.ended.contains(&id) {
-            (facts.exited, facts.replaced, facts.exit_code) = (false, false, None);
+        if start.is_some() && !self.ended.contains(&id) && !facts.is_running() {
+            facts.end = None;
         }
         Some(TargetState {
             facts,

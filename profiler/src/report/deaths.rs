@@ -9,7 +9,7 @@ const FUNCTIONS_MAX: usize = 5;
 
 /// Explains the death of a target whose user-defined hooks replace return addresses; `None` without evidence for that.
 pub(super) fn of_return(profile: &Profile, target: &TargetProfile) -> Option<String> {
-    let signal = target.facts.exit_code?.checked_sub(KILLED).filter(|_| target.facts.exited)?;
+    let signal = target.facts.exit_code()?.checked_sub(KILLED)?;
     let missed: u64 = profile.health.lost.iter().filter(|(loss, _)| *loss == Loss::MissedReturn).map(|(_, n)| n).sum();
     // A return on another stack executes at an address of the kernel's that does not belong to the thread: SIGILL.
     let is_suspect = signal == libc::SIGILL || (signal == libc::SIGSEGV && missed > 0);

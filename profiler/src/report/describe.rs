@@ -244,7 +244,7 @@ fn missing(profile: &Profile, finding: &Finding) -> Vec<String> {
             return words.into_iter().flatten().collect();
         }
         Defect::Limits => {
-            let detached = profile.targets.iter().filter(|target| target.facts.detached.is_some()).count();
+            let detached = profile.targets.iter().filter(|target| target.facts.detached().is_some()).count();
             let stopped = health.guardrails.stopped().then(|| "stopped by a limit".to_owned());
             let words = [stopped, some(detached as u64, "process", "detached by a limit")];
             return words.into_iter().flatten().collect();

@@ -14,7 +14,7 @@ use super::{describe, text};
 use crate::ids::Pid;
 use crate::ledger::details::Ages;
 use crate::ledger::totals::Totals;
-use crate::model::{HeapProfile, LeakCandidate, Leaks, Profile, TargetProfile};
+use crate::model::{End, HeapProfile, LeakCandidate, Leaks, Profile, TargetProfile};
 use crate::units::{Amounts, EstimatedBytes, EstimatedCount};
 
 pub(super) mod health;
@@ -180,12 +180,12 @@ pub fn grower(profile: &Profile) -> String {
 }
 
 fn exit(target: &TargetProfile) -> String {
-    match (target.facts.exited, target.facts.exit_code) {
-        (false, _) if target.facts.detached.is_some() => ", detached".to_owned(),
-        (false, _) if target.facts.replaced => ", replaced by exec".to_owned(),
-        (false, _) => String::new(),
-        (true, None) => ", exited".to_owned(),
-        (true, Some(status)) => format!(", exited with {status}"),
+    match target.facts.end {
+        None => String::new(),
+        Some(End::Detached(_)) => ", detached".to_owned(),
+        Some(End::Replaced) => ", replaced by exec".to_owned(),
+        Some(End::Exited { code: None }) => ", exited".to_owned(),
+        Some(End::Exited { code: Some(code) }) => format!(", exited with {code}"),
     }
 }
 

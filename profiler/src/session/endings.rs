@@ -4,14 +4,14 @@ use tracing::debug;
 
 use super::lifecycle::{ProcessChange, UNREACHED};
 use super::session::Session;
-use super::target::{End, Target};
+use super::target::Target;
 use crate::ids::Pid;
 use crate::ingest::event::Exec;
 use crate::ledger::Ledger;
 use crate::linux::clock;
-use crate::model::Origin;
+use crate::model::{End, Origin};
 use crate::process::selection;
-use crate::process::target::{Exit, Process};
+use crate::process::target::Process;
 use crate::units::MonotonicNanos;
 
 impl Session {
@@ -89,8 +89,8 @@ impl Session {
         target.poll_generated(&mut self.probes.discovery.modules);
         let was_missed = target.was_missed(self.config.counts_programs);
         let unprofilable = target.starting().and_then(|starting| starting.unprofilable.take());
-        let exit = target.process.as_ref().and_then(Process::exit_now).unwrap_or(Exit { code: None });
-        target.set_end(End::Exited(exit));
+        let code = target.process.as_ref().and_then(Process::exit_now).and_then(|exit| exit.code);
+        target.set_end(End::Exited { code });
         self.settle_drops_of(&mut target);
         self.discard_at(&mut target, ended);
         match unprofilable {

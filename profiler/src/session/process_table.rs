@@ -10,7 +10,7 @@ use tracing::warn;
 
 use super::config::{Engine, SessionConfig, Treatment};
 use super::discovery::Discovery;
-use super::target::{End, ForkedChild, Target};
+use super::target::{ForkedChild, Target};
 use crate::account::{SampleTime, Sampled};
 use crate::ids::{HeapId, Identity, LedgerId, Pid, StackId};
 use crate::ingest::event::{Event, Exec, Stack};
@@ -18,10 +18,10 @@ use crate::ledger::timeline::{SampleTrigger, TimelinePoint};
 use crate::ledger::totals::Totals;
 use crate::ledger::{CallsiteLimit, Ledger};
 use crate::linux::proc::stat::Stat;
-use crate::model::{Inventory, Others, Skipped};
+use crate::model::{End, Inventory, Others, Skipped};
 use crate::probe::plan::Plan;
 use crate::process::selection::ProcessFacts;
-use crate::process::target::{Exit, Exits, Process};
+use crate::process::target::{Exits, Process};
 use crate::recording::recorder::Recorder;
 use crate::snapshot::{Base, TargetState};
 use crate::units::{EstimatedBytes, MonotonicNanos};
@@ -167,7 +167,7 @@ impl ProcessTable {
             Self::enter_into(&mut target, self.recorder.as_mut(), stack);
         }
         let mut before = self.running.insert(pid, target)?;
-        before.set_end(End::Exited(Exit { code: None }));
+        before.set_end(End::Exited { code: None });
         Some(before)
     }
 

@@ -342,7 +342,7 @@ impl Session {
         })?;
         let counters = self.counters()?;
         let mut snapshot = self.snapshot(now, &counters, None);
-        snapshot.targets.retain(|state| state.facts.pid == pid && !state.facts.replaced);
+        snapshot.targets.retain(|state| state.facts.pid == pid && !state.facts.is_replaced());
         if snapshot.targets.is_empty() {
             bail!(
                 "cannot check process `{pid}` for leaks: no function of an allocator could be probed in it (is it \

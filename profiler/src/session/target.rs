@@ -24,12 +24,12 @@ use crate::ledger::totals::Totals;
 use crate::linux::file_view::FileView;
 use crate::linux::proc::maps::FileIdentity;
 use crate::linux::proc::process;
-use crate::model::{Beginning, Leaks, Origin, Overhead};
+use crate::model::{Beginning, End, Leaks, Origin, Overhead};
 use crate::object::module::ModuleStore;
 use crate::probe::plan::Plan;
 use crate::process::address_space::AddressSpace;
 use crate::process::program::Program;
-use crate::process::target::{Exit, Process, TargetError};
+use crate::process::target::{Process, TargetError};
 use crate::recording::recorder::Recorder;
 use crate::report::text::printable;
 use crate::snapshot::{Base, HeapFacts, TargetFacts, TargetState, ThreadNames};
@@ -98,14 +98,6 @@ pub(super) struct Starting {
     pub(super) is_superseded: bool,
     /// Why no probe can be attached. The process remains a target because it may execute another program.
     pub(super) unprofilable: Option<String>,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum End {
-    Exited(Exit),
-    Replaced,
-    /// Continues to run without probes since this time, because they exceeded the overhead limit.
-    Detached(MonotonicNanos),
 }
 
 /// State that a forked child starts with: a copy of its parent's at the fork.
@@ -307,10 +299,10 @@ impl Target {
     }
 
     pub(super) fn update_exit_code(&mut self) {
-        if let Phase::Ended { end: End::Exited(exit @ Exit { code: None }), .. } = &mut self.phase
-            && let Some(known) = self.process.as_ref().and_then(Process::exit_now)
+        if let Phase::Ended { end: End::Exited { code: code @ None }, .. } = &mut self.phase
+            && let Some(exit) = self.process.as_ref().and_then(Process::exit_now)
         {
-            *exit = known;
+            *code = exit.code;
             self.process = None;
         }
     }
@@ -421,11 +413,6 @@ impl Target {
 
     pub(super) fn facts(&self) -> TargetFacts {
         let files = self.files.narrowed();
-        let (exit, detached) = match self.end() {
-            Some(End::Exited(exit)) => (Some(exit), None),
-            Some(End::Detached(time)) => (None, Some(time)),
-            Some(End::Replaced) | None => (None, None),
-        };
         TargetFacts {
             pid: self.pid,
             command: self.command.clone(),
@@ -435,10 +422,7 @@ impl Target {
             rights: Some(files.rights_here()),
             files: Some(Box::new(files)),
             beginning: self.counted_beginning(),
-            exited: exit.is_some(),
-            exit_code: exit.and_then(|exit| exit.code),
-            replaced: self.end() == Some(End::Replaced),
-            detached,
+            end: self.end(),
             overhead: self.overhead.whole.map(|whole| Overhead {
                 percent: whole.percent(),
                 percent_highest: self.overhead.highest.map(|share| share.percent()),

@@ -6,26 +6,11 @@ use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
 
-use crate::ids::Pid;
 use crate::ledger::totals::Totals;
-use crate::model::{CallsiteProfile, MemoryPart, Profile, TargetProfile};
-use crate::units::MonotonicNanos;
+use crate::model::{CallsiteProfile, MemoryPart, Profile, TargetId, TargetProfile};
 
 /// Number of refreshes that the trend shows.
 const TREND_MAX: usize = 120;
-
-/// A program in a process: an exec starts another one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) struct TargetKey {
-    pub(crate) pid: Pid,
-    began: MonotonicNanos,
-}
-
-impl TargetKey {
-    pub(crate) fn of(target: &TargetProfile) -> Self {
-        Self { pid: target.facts.pid, began: target.facts.beginning.time }
-    }
-}
 
 /// Estimates in bytes: live, and allocated since the recording started.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -48,7 +33,7 @@ impl Held {
 #[derive(Debug, Default)]
 struct Sample {
     unix_ns: u64,
-    targets: FxHashMap<TargetKey, TargetSample>,
+    targets: FxHashMap<TargetId, TargetSample>,
 }
 
 #[derive(Debug, Default)]
@@ -66,7 +51,7 @@ impl Sample {
             callsites.sort_unstable_by_key(|(index, _)| *index);
             TargetSample { held: Held::of(&target.totals), callsites }
         };
-        let targets = profile.targets.iter().map(|target| (TargetKey::of(target), sample(target)));
+        let targets = profile.targets.iter().map(|target| (target.facts.id(), sample(target)));
         Self { unix_ns: profile.ended_unix_ns, targets: targets.collect() }
     }
 }
@@ -81,7 +66,7 @@ impl TargetSample {
 /// A process. Amounts are estimates in bytes.
 #[derive(Clone, Debug)]
 pub(crate) struct TargetRow {
-    pub(crate) key: TargetKey,
+    pub(crate) key: TargetId,
     /// Position in the profile.
     pub(crate) at: usize,
     pub(crate) live: f64,
@@ -122,7 +107,7 @@ pub(crate) struct Model {
     pub(crate) profile: Arc<Profile>,
     previous: Sample,
     mark: Option<Sample>,
-    trends: FxHashMap<TargetKey, VecDeque<f64>>,
+    trends: FxHashMap<TargetId, VecDeque<f64>>,
 }
 
 impl Model {
@@ -154,14 +139,14 @@ impl Model {
         self.profile.ended_unix_ns.saturating_sub(self.profile.started_unix_ns)
     }
 
-    pub(crate) fn target(&self, key: TargetKey) -> Option<&TargetProfile> {
-        self.profile.targets.iter().find(|target| TargetKey::of(target) == key)
+    pub(crate) fn target(&self, key: TargetId) -> Option<&TargetProfile> {
+        self.profile.targets.iter().find(|target| target.facts.id() == key)
     }
 
     fn extend_trends(&mut self) {
-        self.trends.retain(|key, _| self.profile.targets.iter().any(|target| TargetKey::of(target) == *key));
+        self.trends.retain(|key, _| self.profile.targets.iter().any(|target| target.facts.id() == *key));
         for target in &self.profile.targets {
-            let trend = self.trends.entry(TargetKey::of(target)).or_default();
+            let trend = self.trends.entry(target.facts.id()).or_default();
             trend.push_back(target.totals.live_bytes().to_f64());
             if trend.len() > TREND_MAX {
                 trend.pop_front();
@@ -171,12 +156,12 @@ impl Model {
 
     pub(crate) fn target_rows(&self) -> Vec<TargetRow> {
         let row = |(at, target): (usize, &TargetProfile)| {
-            let key = TargetKey::of(target);
+            let key = target.facts.id();
             let held = Held::of(&target.totals);
             let before = self.previous.targets.get(&key);
             let previous = before.map_or(Held::at_start(&target.totals), |sample| sample.held);
             let seconds = self.seconds(target, before.is_some());
-            let is_running = !target.facts.exited && !target.facts.replaced;
+            let is_running = target.facts.is_running();
             let point = target.memory.points().last();
             TargetRow {
                 key,
@@ -200,10 +185,10 @@ impl Model {
         target: &TargetProfile,
         keeps: impl Fn(&CallsiteProfile) -> bool,
     ) -> Vec<CallsiteRow> {
-        let key = TargetKey::of(target);
+        let key = target.facts.id();
         let before = self.previous.targets.get(&key);
         let seconds = self.seconds(target, before.is_some());
-        let is_running = !target.facts.exited && !target.facts.replaced;
+        let is_running = target.facts.is_running();
         let row = |(at, callsite): (usize, &CallsiteProfile)| {
             let held = Held::of(&callsite.totals);
             let previous = before.map_or(Held::default(), |sample| sample.callsite(callsite.index));
@@ -224,7 +209,7 @@ impl Model {
         kept.map(row).collect()
     }
 
-    fn live_at_mark(&self, key: TargetKey, totals: &Totals, held: impl Fn(&TargetSample) -> Held) -> f64 {
+    fn live_at_mark(&self, key: TargetId, totals: &Totals, held: impl Fn(&TargetSample) -> Held) -> f64 {
         match &self.mark {
             None => Held::at_start(totals).live,
             // A process that is newer than the mark had nothing then.

@@ -10,8 +10,8 @@ use regex::{Regex, RegexBuilder};
 use super::columns::{CallsiteColumn, Column, Order, TargetColumn};
 use super::flame::{Flame, Path};
 use super::input::{self, Action, Edit, Line};
-use super::model::{CallsiteRow, Model, TargetKey, TargetRow};
-use crate::model::{CallsiteProfile, Frame, FrameId, Profile, TargetProfile};
+use super::model::{CallsiteRow, Model, TargetRow};
+use crate::model::{CallsiteProfile, Frame, FrameId, Profile, TargetId, TargetProfile};
 use crate::report::text;
 
 mod navigate;
@@ -106,7 +106,7 @@ pub(crate) struct State {
     pub(crate) pane: Pane,
     pub(crate) body: Body,
     pub(crate) targets: Vec<TargetRow>,
-    pub(crate) target: Option<TargetKey>,
+    pub(crate) target: Option<TargetId>,
     /// The user has selected it, so that it stays selected wherever it moves. Otherwise, the first line is selected.
     is_target_kept: bool,
     pub(crate) target_order: Order<TargetColumn>,

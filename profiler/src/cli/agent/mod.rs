@@ -304,7 +304,7 @@ impl Agent {
     fn finish(&mut self, outcome: &Outcome) {
         let Outcome { snapshot, cpu } = outcome;
         let duration = Duration::from_nanos(snapshot.ended_unix_ns.saturating_sub(snapshot.started_unix_ns));
-        let detached: Vec<_> = snapshot.targets.iter().filter(|target| target.facts.detached.is_some()).collect();
+        let detached: Vec<_> = snapshot.targets.iter().filter(|target| target.facts.detached().is_some()).collect();
         let pids: Vec<_> = detached.iter().map(|target| target.facts.pid).collect();
         for (pid, pause) in self.history.note(&pids, self.config.budget.retry_after, Instant::now()) {
             let comm = detached.iter().find(|target| target.facts.pid == pid).map(|target| target.facts.comm.as_str());

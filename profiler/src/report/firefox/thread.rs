@@ -243,7 +243,7 @@ impl ThreadFields {
         // The sort is stable: an allocation and its free at the same time stay in order.
         events.sort_by_key(|event| event.time_ns);
         let (start, end) = (millis(context.since(target.facts.beginning.time)), millis(duration_ns));
-        let end = target.facts.exited.then_some(end);
+        let end = target.facts.has_exited().then_some(end);
         let weight_type = if presentation.view.is_bytes() { "bytes" } else { "samples" };
         let header = json!({
             "name": name(target, part, is_first),

@@ -12,7 +12,7 @@ use crate::ids::Pid;
 use crate::ledger::details::{Ages, Details, Histogram};
 use crate::ledger::totals::Totals;
 use crate::model::{
-    Beginning, CallsiteProfile, CurvePoint, Frame, FrameId, HeapProfile, HeapUsage, History, LeakCandidate, Leaks,
+    Beginning, CallsiteProfile, CurvePoint, End, Frame, FrameId, HeapProfile, HeapUsage, History, LeakCandidate, Leaks,
     MappingProfile, ModuleProfile, Origin, Others, Profile, TargetFacts, TargetProfile,
 };
 use crate::report::tables::{Intern, Interner};
@@ -111,6 +111,11 @@ fn target(target: schema::Target<'_>, modules: usize, names: &mut Names) -> Resu
     let callsites = callsites.map(|(index, callsite)| self::callsite(index, callsite, &heaps, threads, names));
     let callsites = callsites.collect::<Result<Vec<_>, _>>()?;
     let leaks = target.leak_candidates.map(|leaks| self::leaks(leaks, &heaps, &callsites, names));
+    let end = match (target.exited, target.replaced) {
+        (true, _) => Some(End::Exited { code: target.exit_code }),
+        (false, true) => Some(End::Replaced),
+        (false, false) => target.detached_unix_ns.map(MonotonicNanos).map(End::Detached),
+    };
     Ok(TargetProfile {
         facts: TargetFacts {
             pid: Pid(target.pid),
@@ -122,10 +127,7 @@ fn target(target: schema::Target<'_>, modules: usize, names: &mut Names) -> Resu
             rights: target.rights.map(Cow::into_owned),
             files: None,
             beginning: beginning(&target.beginning)?,
-            exited: target.exited,
-            replaced: target.replaced,
-            exit_code: target.exit_code,
-            detached: target.detached_unix_ns.map(MonotonicNanos),
+            end,
             overhead: target.overhead,
         },
         mappings: mappings.collect::<Result<_, _>>()?,

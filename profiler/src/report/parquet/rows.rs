@@ -108,7 +108,7 @@ impl Group {
             times: code.times,
             numbers,
             variances: [live.variance.bytes.to_f64(), totals.alloc_variance.bytes.to_f64()],
-            flags: [callsite.inherited, code.incomplete, target.facts.exited || target.facts.replaced],
+            flags: [callsite.inherited, code.incomplete, !target.facts.is_running()],
             stack,
         });
     }

@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use super::profiles;
 use crate::ids::Pid;
-use crate::model::{Action, Excess, Guardrails, Overhead, ProbeScope, Profile, Reached, ScopeKind};
+use crate::model::{Action, End, Excess, Guardrails, Overhead, ProbeScope, Profile, Reached, ScopeKind};
 
 use crate::report::{Format, View, describe, summary};
 use crate::units::MonotonicNanos;
@@ -34,7 +34,7 @@ pub(super) fn limited() -> Profile {
         foreign_calls: 1_234,
         foreign_probes: Some(5),
     });
-    profile.targets[0].facts.detached = Some(MonotonicNanos(profile.started_monotonic_ns + 4_000_000_000));
+    profile.targets[0].facts.end = Some(End::Detached(MonotonicNanos(profile.started_monotonic_ns + 4_000_000_000)));
     let overhead = Overhead { percent: 60.0, percent_highest: Some(61.0), probe_ns: 2.4e9, cpu_ns: 4_000_000_000 };
     profile.targets[0].facts.overhead = Some(overhead);
     profile

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use proptest::prelude::*;
 
 use super::{check_golden, out_of_range, profiles, properties, written};
-use crate::model::{CallsiteProfile, Change, FrameId, HeapUsage, Profile, SampleTrigger, TimelinePoint};
+use crate::model::{CallsiteProfile, Change, End, FrameId, HeapUsage, Profile, SampleTrigger, TimelinePoint};
 use crate::report::{Format, Group, Presentation, View};
 use crate::units::{EstimatedBytes, EstimatedCount, MonotonicNanos};
 use trace::Message;
@@ -22,7 +22,7 @@ fn shared() -> Profile {
     let again = CallsiteProfile { heap: 1, ..profile.targets[0].callsites[0].clone() };
     profile.targets[0].callsites.push(again);
     profile.targets[1].facts.pid = profile.targets[0].facts.pid;
-    profile.targets[0].facts.replaced = true;
+    profile.targets[0].facts.end = Some(End::Replaced);
     profile
 }
 

@@ -11,11 +11,11 @@ use crate::ids::Pid;
 use crate::ledger::details::Details;
 use crate::ledger::totals::Totals;
 use crate::model::{
-    Beginning, CallsiteProfile, ChangeReason, Download, Frame, FrameId, FrameKind, Guardrails, Health, HeapProfile,
-    History, HookKind, HookStatus, InlineEngine, InlinedHeap, InterpreterFrames, IntervalChange, Inventory,
-    LanguageFunctions, Loss, MemoryAccount, MemoryClass, MemoryFacts, MemoryMapping, MemoryPart, MemoryPoint,
-    NamesFrom, Origin, Others, Profile, Rights, Runtime, Skipped, SymbolSource, Symbolization, SymbolizationFailure,
-    TargetFacts, TargetProfile, Unaccounted, UnfoundHook, UnnamedModule,
+    Beginning, CallsiteProfile, ChangeReason, Download, End, Frame, FrameId, FrameKind, Guardrails, Health,
+    HeapProfile, History, HookKind, HookStatus, InlineEngine, InlinedHeap, InterpreterFrames, IntervalChange,
+    Inventory, LanguageFunctions, Loss, MemoryAccount, MemoryClass, MemoryFacts, MemoryMapping, MemoryPart,
+    MemoryPoint, NamesFrom, Origin, Others, Profile, Rights, Runtime, Skipped, SymbolSource, Symbolization,
+    SymbolizationFailure, TargetFacts, TargetProfile, Unaccounted, UnfoundHook, UnnamedModule,
 };
 use crate::units::{Amounts, MappedAmounts, MonotonicNanos, Rounding};
 
@@ -146,7 +146,7 @@ pub(crate) fn sampled() -> Profile {
         ..Health::default()
     };
     let mut gone = target(901, "#work;er <&>", "/opt/app/bin/app", vec![heap("libc", &[("malloc", None)])], second);
-    (gone.facts.exited, gone.facts.exit_code) = (true, Some(137));
+    gone.facts.end = Some(End::Exited { code: Some(137) });
     gone.facts.beginning = Beginning {
         origin: Origin::Forked(Pid(900)),
         time: MonotonicNanos(STARTED_MONOTONIC_NS + 12_000_000),

@@ -2,6 +2,7 @@
 
 use super::{check_golden, profiles};
 use crate::ledger::totals::Totals;
+use crate::model::End;
 use crate::report::View;
 use crate::report::summary::{Top, summary};
 use crate::report::usage::TopBy;
@@ -49,7 +50,7 @@ fn no_line_begins_with_a_name() {
 fn a_long_command_is_shortened() {
     let mut profile = profiles::exact();
     profile.targets[0].facts.command = "x".repeat(1 << 17);
-    profile.targets[0].facts.exited = true;
+    profile.targets[0].facts.end = Some(End::Exited { code: None });
     let text = summary(&profile, View::LiveBytes, 10, None, false);
     let line = text.lines().find(|line| line.starts_with("command: xxx")).expect("it is listed");
     assert!(line.len() < 400 && line.contains("x…"), "{line}");

@@ -18,7 +18,7 @@ use crate::report::text::printable;
 use crate::snapshot::{Snapshot, TargetState};
 pub(super) use exposition::CONTENT_TYPE;
 use exposition::{Exposition, Kind};
-use series::{Row, Series, is_alive};
+use series::{Row, Series};
 
 /// Label of the sum of all targets without series of their own.
 const OTHERS: &str = "other";
@@ -97,7 +97,7 @@ impl Metrics {
                 overheads.value(&[("pid", pid), ("comm", comm), ("cgroup", cgroup)], overhead.percent / 100.0);
             }
         }
-        let targets = snapshot.targets.iter().filter(|target| is_alive(target)).count();
+        let targets = snapshot.targets.iter().filter(|target| target.facts.is_running()).count();
         text.metric("heapbpf_targets", Kind::Gauge, "Processes that are being recorded.")
             .value(&[], number(targets as u64));
     }

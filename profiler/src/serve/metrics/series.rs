@@ -2,18 +2,15 @@
 
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use crate::ids::Pid;
 use crate::ledger::totals::Totals;
+use crate::model::TargetId;
 use crate::snapshot::{Snapshot, TargetState};
-use crate::units::MonotonicNanos;
 
 /// Targets with series of their own.
 pub(super) const TARGETS_MAX: usize = 50;
 
 /// A target with a series keeps it until others have this many times its live bytes.
 const KEEP_FACTOR: f64 = 2.0;
-
-type Key = (Pid, MonotonicNanos);
 
 /// Values that only grow.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -37,8 +34,8 @@ pub(super) struct Row {
 #[derive(Default)]
 pub(super) struct Series {
     recording: u64,
-    shown: FxHashSet<Key>,
-    known: FxHashMap<Key, Counters>,
+    shown: FxHashSet<TargetId>,
+    known: FxHashMap<TargetId, Counters>,
     folded: Counters,
     shared: Counters,
 }
@@ -55,13 +52,13 @@ impl Series {
         let mut known = FxHashMap::default();
         for target in &snapshot.targets {
             let row = Row::of(&target.ledger.totals);
-            let key = key(target);
+            let key = target.facts.id();
             let before = self.known.remove(&key).unwrap_or_default();
             if self.shown.contains(&key) {
                 rows.push((target, row));
             } else {
                 self.shared.add(row.counters.since(before));
-                if is_alive(target) {
+                if target.facts.is_running() {
                     shared.live_bytes += row.live_bytes;
                     shared.live_count += row.live_count;
                 }
@@ -77,24 +74,16 @@ impl Series {
         (rows, Row { counters: self.shared, ..shared })
     }
 
-    fn choose(&self, snapshot: &Snapshot) -> FxHashSet<Key> {
+    fn choose(&self, snapshot: &Snapshot) -> FxHashSet<TargetId> {
         let rank = |target: &TargetState| {
             let bytes = target.ledger.totals.live_bytes().to_f64();
-            if self.shown.contains(&key(target)) { bytes * KEEP_FACTOR } else { bytes }
+            if self.shown.contains(&target.facts.id()) { bytes * KEEP_FACTOR } else { bytes }
         };
-        let alive = snapshot.targets.iter().filter(|target| is_alive(target));
-        let mut ranked: Vec<_> = alive.map(|target| (rank(target), key(target))).collect();
+        let alive = snapshot.targets.iter().filter(|target| target.facts.is_running());
+        let mut ranked: Vec<_> = alive.map(|target| (rank(target), target.facts.id())).collect();
         ranked.sort_by(|(a, _), (b, _)| b.total_cmp(a));
         ranked.into_iter().take(TARGETS_MAX).map(|(_, key)| key).collect()
     }
-}
-
-fn key(target: &TargetState) -> Key {
-    (target.facts.pid, target.facts.beginning.time)
-}
-
-pub(super) fn is_alive(target: &TargetState) -> bool {
-    !target.facts.exited && !target.facts.replaced
 }
 
 impl Row {
@@ -136,11 +125,12 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
+    use crate::ids::Pid;
     use crate::ledger::snapshot::TargetSnapshot;
-    use crate::model::{Beginning, MemoryAccount, TargetFacts};
+    use crate::model::{Beginning, End, MemoryAccount, TargetFacts};
     use crate::process::address_space::AddressSpace;
     use crate::snapshot::Base;
-    use crate::units::{EstimatedBytes, EstimatedCount};
+    use crate::units::{EstimatedBytes, EstimatedCount, MonotonicNanos};
 
     /// Allocated and freed bytes, of blocks of 10.
     fn totals(allocated: u64, freed: u64) -> Totals {
@@ -157,7 +147,10 @@ mod tests {
         let pid = Pid(pid);
         let beginning = Beginning::running(MonotonicNanos(1));
         TargetState {
-            facts: TargetFacts { exited, ..TargetFacts::running(pid, "program", "program", beginning) },
+            facts: TargetFacts {
+                end: exited.then_some(End::Exited { code: None }),
+                ..TargetFacts::running(pid, "program", "program", beginning)
+            },
             space: Arc::new(AddressSpace::new(pid)),
             threads: Arc::default(),
             heaps: Vec::new(),
