@@ -63,7 +63,8 @@ pub mod internals {
     pub use crate::guardrail::Limits;
     pub use crate::ids::{HeapId, HookId, ModuleId, Pid, Tid};
     pub use crate::ingest::decode;
-    pub use crate::ingest::event::{Allocation, Event, RawStack};
+    pub use crate::ingest::event::{Allocation, Event};
+    pub use crate::ingest::record::{RawStack, Record};
     pub use crate::keeper::{COMMAND as KEEPER_COMMAND, serve as serve_keeper};
     pub use crate::leak::blocks::{Block, Blocks};
     pub use crate::leak::fold::fold;

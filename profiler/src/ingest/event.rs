@@ -1,51 +1,34 @@
-//! Events of targets. From here on a recording can replace the kernel.
+//! Events of targets: what ledgers are made of. From here on a recording can replace the kernel.
 
 use std::sync::Arc;
 
 use profiler_common::interval::Interval;
 use profiler_common::stack::StackEnd;
-use profiler_common::step::Registers;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::address::TargetAddr;
 use crate::ids::{HeapId, HookId, Pid, StackId, Tid};
-use crate::object::interpreted::{Code, PlacedCode, PseudoModule};
 use crate::units::MonotonicNanos;
 
+/// A change of a ledger; a recording contains all of them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
     Alloc(Allocation),
     Free(Free),
-    /// A block that is not in the kernel's live set was freed.
-    UnknownFree(Free),
     /// Undoes the preceding free, which was part of a failed realloc.
     Restore(Allocation),
     /// The frames of a stack. May arrive after events that refer to it.
     Stack(Pid, StackId, Stack),
-    /// A target forked; the child does not run yet.
-    Fork(Fork),
-    Exec(Exec),
     Remap(Remap),
-    /// The memory that a stack was unwound from. Sent on request only, and possibly before the frames.
-    RawStack(Pid, StackId, RawStack),
-    /// A page of a stack that the kernel side did not unwind completely; all pages precede the frames.
-    StackPage(Pid, StackId, StackPage),
-    /// Interpreted code that a stack contains.
-    Code(Pid, PseudoModule, Arc<Code>),
-    /// Code of HotSpot that a stack contains.
-    CodePlace(Pid, PlacedCode),
 }
 
 impl Event {
     pub fn pid(&self) -> Pid {
         match self {
             Self::Alloc(allocation) | Self::Restore(allocation) => allocation.pid,
-            Self::Free(free) | Self::UnknownFree(free) => free.pid,
-            Self::Fork(fork) => fork.parent,
-            Self::Exec(exec) => exec.pid,
+            Self::Free(free) => free.pid,
             Self::Remap(remap) => remap.pid,
-            Self::Stack(pid, ..) | Self::RawStack(pid, ..) | Self::StackPage(pid, ..) | Self::Code(pid, ..) => *pid,
-            Self::CodePlace(pid, _) => *pid,
+            Self::Stack(pid, ..) => *pid,
         }
     }
 }
@@ -74,23 +57,6 @@ pub struct Free {
     pub time: MonotonicNanos,
     /// Age of the block in microseconds by the kernel side; `u32::MAX` means 71 minutes or more.
     pub age_us: u32,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Fork {
-    pub parent: Pid,
-    pub child: Pid,
-    pub time: MonotonicNanos,
-    /// The child shares the parent's memory until it calls exec (`vfork`).
-    pub shares_memory: bool,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Exec {
-    pub pid: Pid,
-    /// Not the main thread called: per-process links, which the kernel ties to the main thread, are lost.
-    pub by_other_thread: bool,
-    pub time: MonotonicNanos,
 }
 
 /// A change of mappings: one range is unmapped, another one mapped. Either may be empty.
@@ -125,33 +91,4 @@ fn write_end<S: Serializer>(end: &StackEnd, serializer: S) -> Result<S::Ok, S::E
 fn read_end<'de, D: Deserializer<'de>>(deserializer: D) -> Result<StackEnd, D::Error> {
     let end = u8::deserialize(deserializer)?;
     StackEnd::from_wire(end).ok_or_else(|| serde::de::Error::custom("unknown stack end"))
-}
-
-/// A copy of a stack, with the registers at the entry of the hooked function.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct RawStack {
-    /// Stack pointer, at the function's entry.
-    pub sp: TargetAddr,
-    pub bp: u64,
-    /// Return address. 0 if it could not be read.
-    pub caller: TargetAddr,
-    /// Address of the first byte: the start of the page of `sp`.
-    pub start: TargetAddr,
-    pub bytes: Arc<[u8]>,
-}
-
-impl RawStack {
-    pub fn word(&self, address: u64) -> Option<u64> {
-        let offset = usize::try_from(address.checked_sub(self.start.0)?).ok()?;
-        self.bytes.get(offset..)?.first_chunk().map(|word| u64::from_ne_bytes(*word))
-    }
-}
-
-/// A page of a stack, with the registers of the last frame that was unwound.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct StackPage {
-    pub registers: Registers,
-    /// Address of the first byte.
-    pub start: TargetAddr,
-    pub bytes: Arc<[u8]>,
 }

@@ -1,6 +1,7 @@
-//! Decodes ring buffer records to [`Event`]s. Pure; any bytes give an event or an error, never a panic.
+//! Decodes the bytes of ring buffer records. Pure; any bytes give a [`Record`] or an error, never a panic.
 
 pub(crate) mod event;
+pub(crate) mod record;
 
 use std::mem::offset_of;
 use std::sync::Arc;
@@ -20,7 +21,8 @@ use profiler_common::stack::StackEnd;
 use profiler_common::step::Registers;
 use thiserror::Error;
 
-use self::event::{Allocation, Event, Exec, Fork, Free, RawStack, Remap, Stack, StackPage};
+use self::event::{Allocation, Event, Free, Remap, Stack};
+use self::record::{CodeRecord, Exec, Fork, RawStack, Record, StackPage};
 use crate::address::TargetAddr;
 use crate::ids::{HeapId, HookId, Pid, StackId, Tid};
 use crate::object::interpreted::labels;
@@ -44,23 +46,23 @@ pub enum DecodeError {
     UnknownCode(u32),
 }
 
-pub fn decode(bytes: &[u8]) -> Result<Event, DecodeError> {
+pub fn decode(bytes: &[u8]) -> Result<Record, DecodeError> {
     let kind = *bytes.first().ok_or(DecodeError::Short)?;
     match RecordKind::from_wire(kind).ok_or(DecodeError::UnknownKind(kind))? {
-        RecordKind::Alloc => allocation(bytes).map(Event::Alloc),
-        RecordKind::Restore => allocation(bytes).map(Event::Restore),
-        RecordKind::Free => free(bytes).map(Event::Free),
-        RecordKind::UnknownFree => free(bytes).map(Event::UnknownFree),
-        RecordKind::Stack => stack(bytes),
+        RecordKind::Alloc => allocation(bytes).map(Event::Alloc).map(Record::Event),
+        RecordKind::Restore => allocation(bytes).map(Event::Restore).map(Record::Event),
+        RecordKind::Free => free(bytes).map(Event::Free).map(Record::Event),
+        RecordKind::Stack => stack(bytes).map(Record::Event),
+        RecordKind::Remap => remap(bytes).map(Event::Remap).map(Record::Event),
+        RecordKind::UnknownFree => free(bytes).map(Record::UnknownFree),
+        RecordKind::Fork => fork(bytes).map(Record::Fork),
+        RecordKind::Exec => exec(bytes).map(Record::Exec),
         RecordKind::RawStack => raw_stack(bytes),
-        RecordKind::Fork => fork(bytes).map(Event::Fork),
-        RecordKind::Exec => exec(bytes).map(Event::Exec),
-        RecordKind::Remap => remap(bytes).map(Event::Remap),
         RecordKind::StackPage => stack_page(bytes),
-        RecordKind::Code => code(bytes),
-        RecordKind::CodePlace => code_place(bytes),
-        RecordKind::RubyCode => ruby_code(bytes),
-        RecordKind::PhpCode => php_code(bytes),
+        RecordKind::Code => code(bytes).map(Record::Code),
+        RecordKind::CodePlace => code_place(bytes).map(Record::Code),
+        RecordKind::RubyCode => ruby_code(bytes).map(Record::Code),
+        RecordKind::PhpCode => php_code(bytes).map(Record::Code),
     }
 }
 
@@ -151,7 +153,7 @@ fn stack(bytes: &[u8]) -> Result<Event, DecodeError> {
     Ok(Event::Stack(pid, StackId(field!(bytes, StackHeader, stack_id, u64)), Stack { frames, end }))
 }
 
-fn raw_stack(bytes: &[u8]) -> Result<Event, DecodeError> {
+fn raw_stack(bytes: &[u8]) -> Result<Record, DecodeError> {
     let length = usize::try_from(field!(bytes, RawStackHeader, length, u64)).map_err(|_| DecodeError::Short)?;
     let memory = bytes.get(size_of::<RawStackHeader>()..).and_then(|rest| rest.get(..length));
     let raw = RawStack {
@@ -162,10 +164,10 @@ fn raw_stack(bytes: &[u8]) -> Result<Event, DecodeError> {
         bytes: memory.ok_or(DecodeError::Short)?.into(),
     };
     let pid = Pid(field!(bytes, RawStackHeader, header.tgid, u32));
-    Ok(Event::RawStack(pid, StackId(field!(bytes, RawStackHeader, stack_id, u64)), raw))
+    Ok(Record::RawStack(pid, StackId(field!(bytes, RawStackHeader, stack_id, u64)), raw))
 }
 
-fn stack_page(bytes: &[u8]) -> Result<Event, DecodeError> {
+fn stack_page(bytes: &[u8]) -> Result<Record, DecodeError> {
     const PAGE: std::ops::Range<usize> = offset_of!(StackPageRecord, page)..size_of::<StackPageRecord>();
     let page = StackPage {
         registers: Registers {
@@ -179,11 +181,11 @@ fn stack_page(bytes: &[u8]) -> Result<Event, DecodeError> {
         bytes: bytes.get(PAGE).ok_or(DecodeError::Short)?.into(),
     };
     let pid = Pid(field!(bytes, StackPageRecord, header.tgid, u32));
-    Ok(Event::StackPage(pid, StackId(field!(bytes, StackPageRecord, stack_id, u64)), page))
+    Ok(Record::StackPage(pid, StackId(field!(bytes, StackPageRecord, stack_id, u64)), page))
 }
 
 /// The parts of short and long records are at the same offsets, except the end.
-fn code(bytes: &[u8]) -> Result<Event, DecodeError> {
+fn code(bytes: &[u8]) -> Result<CodeRecord, DecodeError> {
     let text = |at: usize| -> Result<CodeText, DecodeError> {
         Ok(CodeText {
             characters: u64::from_ne_bytes(word(bytes, at + offset_of!(CodeText, characters))?),
@@ -211,10 +213,10 @@ fn code(bytes: &[u8]) -> Result<Event, DecodeError> {
     };
     let id = CodeId(field!(bytes, ShortCodeRecord, code_id, u64)).in_frames();
     let code = Code { id, body: CodeBody::Function(function) };
-    Ok(Event::Code(Pid(field!(bytes, ShortCodeRecord, header.tgid, u32)), PseudoModule::Python, Arc::new(code)))
+    Ok(CodeRecord::Read(Pid(field!(bytes, ShortCodeRecord, header.tgid, u32)), PseudoModule::Python, Arc::new(code)))
 }
 
-fn ruby_code(bytes: &[u8]) -> Result<Event, DecodeError> {
+fn ruby_code(bytes: &[u8]) -> Result<CodeRecord, DecodeError> {
     let label: [u8; CODE_NAME_BYTES] = word(bytes, offset_of!(RubyCodeRecord, label))?;
     let path: [u8; CODE_NAME_BYTES] = word(bytes, offset_of!(RubyCodeRecord, path))?;
     let owner: [u8; OWNER_BYTES] = word(bytes, offset_of!(RubyCodeRecord, owner))?;
@@ -229,10 +231,10 @@ fn ruby_code(bytes: &[u8]) -> Result<Event, DecodeError> {
     let function = Function { name, file, lines: CodeLines::Numbers };
     let id = CodeId(field!(bytes, RubyCodeRecord, code_id, u64)).in_frames();
     let code = Code { id, body: CodeBody::Function(function) };
-    Ok(Event::Code(Pid(field!(bytes, RubyCodeRecord, header.tgid, u32)), PseudoModule::Ruby, Arc::new(code)))
+    Ok(CodeRecord::Read(Pid(field!(bytes, RubyCodeRecord, header.tgid, u32)), PseudoModule::Ruby, Arc::new(code)))
 }
 
-fn code_place(bytes: &[u8]) -> Result<Event, DecodeError> {
+fn code_place(bytes: &[u8]) -> Result<CodeRecord, DecodeError> {
     let kind = field!(bytes, CodePlaceRecord, kind, u32);
     let code = PlacedCode {
         id: CodeId(field!(bytes, CodePlaceRecord, code_id, u64)).in_frames(),
@@ -243,10 +245,10 @@ fn code_place(bytes: &[u8]) -> Result<Event, DecodeError> {
             detail: field!(bytes, CodePlaceRecord, place.detail, u64),
         },
     };
-    Ok(Event::CodePlace(Pid(field!(bytes, CodePlaceRecord, header.tgid, u32)), code))
+    Ok(CodeRecord::Placed(Pid(field!(bytes, CodePlaceRecord, header.tgid, u32)), code))
 }
 
-fn php_code(bytes: &[u8]) -> Result<Event, DecodeError> {
+fn php_code(bytes: &[u8]) -> Result<CodeRecord, DecodeError> {
     let part = |head: usize, content: usize| -> Result<Option<Part<'_>>, DecodeError> {
         let length = u64::from_ne_bytes(word(bytes, head + offset_of!(PhpText, length))?);
         let copied = u32::from_ne_bytes(word(bytes, head + offset_of!(PhpText, bytes))?) as usize;
@@ -260,7 +262,7 @@ fn php_code(bytes: &[u8]) -> Result<Event, DecodeError> {
     let file = part(offset_of!(PhpCodeRecord, file), offset_of!(PhpCodeRecord, file_bytes))?;
     let id = CodeId(field!(bytes, PhpCodeRecord, code_id, u64)).in_frames();
     let code = Code { id, body: CodeBody::Function(interpreted::php::function(name, class, file)) };
-    Ok(Event::Code(Pid(field!(bytes, PhpCodeRecord, header.tgid, u32)), PseudoModule::Php, Arc::new(code)))
+    Ok(CodeRecord::Read(Pid(field!(bytes, PhpCodeRecord, header.tgid, u32)), PseudoModule::Php, Arc::new(code)))
 }
 
 #[cfg(test)]
@@ -300,8 +302,8 @@ mod tests {
 
     #[test]
     fn allocations_decode() {
-        assert_eq!(decode(&alloc_bytes(1)), Ok(Event::Alloc(allocation())));
-        assert_eq!(decode(&alloc_bytes(3)), Ok(Event::Restore(allocation())));
+        assert_eq!(decode(&alloc_bytes(1)), Ok(Record::Event(Event::Alloc(allocation()))));
+        assert_eq!(decode(&alloc_bytes(3)), Ok(Record::Event(Event::Restore(allocation()))));
     }
 
     #[test]
@@ -314,7 +316,7 @@ mod tests {
         bytes.extend(1_000_000u32.to_ne_bytes());
         let address = TargetAddr(0x10);
         let free = Free { pid: Pid(42), tid: Tid(44), address, time: MonotonicNanos(88), age_us: 1_000_000 };
-        assert_eq!(decode(&bytes), Ok(Event::Free(free)));
+        assert_eq!(decode(&bytes), Ok(Record::Event(Event::Free(free))));
     }
 
     fn stack_bytes(depth: u16, end: u8, frames: &[u64]) -> Vec<u8> {
@@ -330,7 +332,8 @@ mod tests {
     #[test]
     fn stacks_decode() {
         let stack = Stack { frames: Arc::from([TargetAddr(1), TargetAddr(2)]), end: StackEnd::BrokenChain };
-        assert_eq!(decode(&stack_bytes(2, 3, &[1, 2])), Ok(Event::Stack(Pid(42), StackId(7), stack)));
+        let event = Event::Stack(Pid(42), StackId(7), stack);
+        assert_eq!(decode(&stack_bytes(2, 3, &[1, 2])), Ok(Record::Event(event)));
     }
 
     fn raw_stack_bytes(length: u64, memory: &[u64]) -> Vec<u8> {
@@ -344,7 +347,7 @@ mod tests {
 
     #[test]
     fn raw_stacks_decode() {
-        let Ok(Event::RawStack(Pid(42), StackId(7), raw)) = decode(&raw_stack_bytes(24, &[1, 2, 3])) else {
+        let Ok(Record::RawStack(Pid(42), StackId(7), raw)) = decode(&raw_stack_bytes(24, &[1, 2, 3])) else {
             panic!("not a raw stack");
         };
         assert_eq!((raw.sp, raw.bp, raw.caller), (TargetAddr(0x7ffc_1010), 9, TargetAddr(8)));
@@ -367,7 +370,7 @@ mod tests {
 
     #[test]
     fn stack_pages_decode() {
-        let Ok(Event::StackPage(Pid(42), StackId(7), page)) = decode(&page_bytes()) else {
+        let Ok(Record::StackPage(Pid(42), StackId(7), page)) = decode(&page_bytes()) else {
             panic!("not a page");
         };
         let registers = Registers { ip: 0x7f00_5678, sp: 0x7ffc_1010, bp: 9, link: 8, is_return_address: true };

@@ -172,14 +172,6 @@ impl Ledger {
                 }
             }
             Event::Remap(remap) => self.remap(&remap),
-            // The session acts on these.
-            Event::Fork(_)
-            | Event::Exec(_)
-            | Event::RawStack(..)
-            | Event::StackPage(..)
-            | Event::UnknownFree(_)
-            | Event::Code(..)
-            | Event::CodePlace(..) => {}
         }
     }
 

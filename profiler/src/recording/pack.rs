@@ -105,7 +105,7 @@ impl Packer {
         std::mem::take(self).bytes
     }
 
-    /// Adds an event, step or fact. Events that the session itself acts on are left out: forks, execs and raw stacks.
+    /// Adds an event, step or fact.
     pub(crate) fn add(&mut self, entry: &Entry) {
         let packed = match entry {
             Entry::Event(Event::Alloc(allocation)) => Packed::Alloc(self.allocation(allocation)),
@@ -130,15 +130,6 @@ impl Packer {
                 let payload = serde_json::to_vec(fact).expect("facts can be written");
                 Packed::Other { kind: FACT, payload }
             }
-            Entry::Event(
-                Event::Fork(_)
-                | Event::Exec(_)
-                | Event::RawStack(..)
-                | Event::StackPage(..)
-                | Event::UnknownFree(_)
-                | Event::Code(..)
-                | Event::CodePlace(..),
-            ) => return,
             // These have blocks of their own.
             Entry::Fold(_) | Entry::Names(_) | Entry::Symbolization(_) | Entry::End(_) => return,
         };

@@ -51,10 +51,8 @@ impl Entry {
             Self::Event(Event::Alloc(allocation)) => allocation.time,
             Self::Event(Event::Free(free)) => free.time,
             Self::Event(Event::Remap(remap)) => remap.ended,
-            Self::Event(Event::Fork(fork)) => fork.time,
-            Self::Event(Event::Exec(exec)) => exec.time,
             // The time of a restored block is that of its allocation.
-            Self::Event(Event::Restore(_) | Event::Stack(..) | Event::RawStack(..)) => return None,
+            Self::Event(Event::Restore(_) | Event::Stack(..)) => return None,
             Self::Fact(fact) => match &**fact {
                 Fact::Health(health) => MonotonicNanos(health.monotonic_ns),
                 Fact::Mark(mark) => MonotonicNanos(mark.monotonic_ns),
@@ -64,9 +62,6 @@ impl Entry {
                 }
             },
             Self::End(time) => *time,
-            Self::Event(Event::StackPage(..) | Event::UnknownFree(_) | Event::Code(..) | Event::CodePlace(..)) => {
-                return None;
-            }
             Self::Step(_) | Self::Fold(_) | Self::Names(_) | Self::Symbolization(_) => return None,
         })
     }

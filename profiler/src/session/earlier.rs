@@ -133,11 +133,7 @@ pub(super) struct LastFrees {
 impl LastFrees {
     fn note(&mut self, event: &Event) {
         match event {
-            Event::Free(free) | Event::UnknownFree(free) => {
-                self.forget_thread(free.tid);
-                self.by_thread.insert(free.tid, free.address);
-                self.threads.insert(free.address, free.tid);
-            }
+            Event::Free(free) => self.note_free(free),
             Event::Alloc(allocation) => {
                 self.forget_thread(allocation.tid);
                 if let Some(thread) = self.threads.remove(&allocation.address) {
@@ -146,6 +142,12 @@ impl LastFrees {
             }
             _ => {}
         }
+    }
+
+    fn note_free(&mut self, free: &Free) {
+        self.forget_thread(free.tid);
+        self.by_thread.insert(free.tid, free.address);
+        self.threads.insert(free.address, free.tid);
     }
 
     fn forget_thread(&mut self, tid: Tid) {
@@ -186,11 +188,17 @@ impl Inventories {
         self.pending.as_ref().is_some_and(|pending| pending.freed.len() >= pending.freed_max)
     }
 
-    /// Notes a free of a block that is not in the live set: returns the event to enter if the ledger has the block. Other
-    /// events are returned as they are, except frees that have met a stale block.
+    /// Notes a free of a block that is not in the live set. Returns the free if the ledger has the block.
+    pub(super) fn observe_unknown(&mut self, free: Free, processes: &ProcessTable) -> Option<Free> {
+        let pending = self.pending.as_mut().filter(|pending| pending.pid == free.pid)?;
+        pending.last_frees.note_free(&free);
+        pending.observe_unknown(free, processes)
+    }
+
+    /// Returns the event to enter: all except frees that have met a stale block.
     pub(super) fn observe(&mut self, event: Event, processes: &ProcessTable) -> Option<Event> {
         let Some(pending) = self.pending.as_mut().filter(|pending| pending.pid == event.pid()) else {
-            return (!matches!(event, Event::UnknownFree(_))).then_some(event);
+            return Some(event);
         };
         pending.last_frees.note(&event);
         match event {
@@ -205,7 +213,6 @@ impl Inventories {
                 }
                 (is_live || !pending.stale.is_met_by_free(&free)).then_some(event)
             }
-            Event::UnknownFree(free) => pending.observe_unknown(free, processes).map(Event::Free),
             _ => Some(event),
         }
     }
@@ -408,9 +415,8 @@ mod tests {
     #[test]
     fn frees_in_progress_are_the_last_of_their_threads() {
         let (pid, time) = (Pid(1), MonotonicNanos(1));
-        let free = |tid, address| {
-            Event::UnknownFree(Free { pid, tid: Tid(tid), address: TargetAddr(address), time, age_us: 0 })
-        };
+        let free =
+            |tid, address| Event::Free(Free { pid, tid: Tid(tid), address: TargetAddr(address), time, age_us: 0 });
         let alloc = |tid, address| {
             Event::Alloc(Allocation {
                 pid,

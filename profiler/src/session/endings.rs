@@ -6,7 +6,7 @@ use super::lifecycle::{ProcessChange, UNREACHED};
 use super::session::Session;
 use super::target::Target;
 use crate::ids::Pid;
-use crate::ingest::event::Exec;
+use crate::ingest::record::Exec;
 use crate::ledger::Ledger;
 use crate::linux::clock;
 use crate::model::{End, Origin};

@@ -12,7 +12,7 @@ use super::session::Session;
 use super::target::{ForkedChild, Target};
 use crate::allocator::resolve::NoAllocator;
 use crate::ids::{Identity, Pid};
-use crate::ingest::event::Exec;
+use crate::ingest::record::Exec;
 use crate::keeper::Launch;
 use crate::ledger::Ledger;
 use crate::linux::clock;

@@ -12,7 +12,7 @@ use tracing::{debug, info};
 
 use crate::bpf::counters::Counters;
 use crate::ids::{ModuleId, Pid};
-use crate::ingest::event::Event;
+use crate::ingest::record::CodeRecord;
 use crate::interpreter::{CodeMapping, Entered, Process, Reader, Runtime, control_block, may_define_threads};
 use crate::linux::patience::within_a_second;
 use crate::linux::process_memory;
@@ -265,27 +265,24 @@ impl Interpreters {
         })
     }
 
-    /// Returns the event unless it is code.
-    pub(super) fn enter(&mut self, event: Event, modules: &ModuleStore) -> Option<Event> {
-        let (pid, language, code) = match event {
-            Event::Code(pid, language, code) if is_cut(&code) && !self.waiting.contains(&pid) => {
+    pub(super) fn enter(&mut self, code: CodeRecord, modules: &ModuleStore) {
+        let (pid, language, code) = match code {
+            CodeRecord::Read(pid, language, code) if is_cut(&code) && !self.waiting.contains(&pid) => {
                 let cut = Arc::clone(&code);
                 let read = self.read(pid, move || Ok::<_, String>(completed(pid, cut)));
                 (pid, language, read.unwrap_or(code))
             }
-            Event::Code(pid, language, code) => (pid, language, code),
-            Event::CodePlace(pid, code) => {
+            CodeRecord::Read(pid, language, code) => (pid, language, code),
+            CodeRecord::Placed(pid, code) => {
                 if self.pending.len() < PENDING_MAX {
                     self.pending.push_back((pid, code));
                 } else {
                     self.count(PseudoModule::of_kind(code.kind), Some(Unnamed::TooMany));
                 }
-                return None;
+                return;
             }
-            other => return Some(other),
         };
         self.add(pid, language, code, modules);
-        None
     }
 
     /// Reads the code that waits for it. Targets can make this slow: no process should be stopped meanwhile.

@@ -9,7 +9,7 @@ use super::config::SessionConfig;
 use super::process_table::ProcessTable;
 use super::target::ForkedChild;
 use crate::ids::Pid;
-use crate::ingest::event::{Exec, Fork};
+use crate::ingest::record::{Exec, Fork};
 use crate::ledger::Ledger;
 use crate::model::Origin;
 

@@ -137,8 +137,11 @@ impl Rates {
         (0u8..).zip(&self.heaps).try_for_each(|(id, _)| kernel.set_rate(HeapId(id), SamplingRate::STOPPED))
     }
 
-    pub(super) fn count(&mut self, record_bytes: usize, event: &Event) {
+    pub(super) fn count_record(&mut self, record_bytes: usize) {
         self.overload.count_record(record_bytes);
+    }
+
+    pub(super) fn observe(&mut self, event: &Event) {
         if let Event::Alloc(allocation) = event {
             self.overload.count_block(allocation.heap, allocation.size_bytes);
             if let Some(change) = self.overload.note_back_pressure(allocation) {

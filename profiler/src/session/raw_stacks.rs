@@ -3,7 +3,8 @@
 use rustc_hash::FxHashMap;
 
 use crate::ids::{Pid, StackId};
-use crate::ingest::event::{Event, RawStack, Stack};
+use crate::ingest::event::{Event, Stack};
+use crate::ingest::record::RawStack;
 
 #[derive(Clone, Debug)]
 pub struct RawSample {
@@ -20,15 +21,18 @@ pub(super) struct RawStacks {
 }
 
 impl RawStacks {
-    pub(super) fn enter(&mut self, event: &Event, copies_max: usize) {
-        match event {
-            Event::RawStack(pid, id, raw) if self.copies.len() < copies_max => {
-                self.copies.push((*pid, *id, raw.clone()));
-            }
-            Event::Stack(_, id, stack) if copies_max > 0 => {
-                self.stacks.insert(*id, stack.clone());
-            }
-            _ => {}
+    pub(super) fn add(&mut self, pid: Pid, id: StackId, raw: RawStack, copies_max: usize) {
+        if self.copies.len() < copies_max {
+            self.copies.push((pid, id, raw));
+        }
+    }
+
+    /// Notes the frames of a stack.
+    pub(super) fn observe(&mut self, event: &Event, copies_max: usize) {
+        if let Event::Stack(_, id, stack) = event
+            && copies_max > 0
+        {
+            self.stacks.insert(*id, stack.clone());
         }
     }
 
@@ -53,15 +57,22 @@ mod tests {
     use super::*;
     use crate::address::TargetAddr;
 
-    fn copy(id: u64) -> Event {
-        let raw = RawStack {
-            sp: TargetAddr(id),
-            bp: 0,
-            caller: TargetAddr(0),
-            start: TargetAddr(0),
-            bytes: Arc::from([0; 8]),
-        };
-        Event::RawStack(Pid(1), StackId(id), raw)
+    enum Arrival {
+        Copy(u64),
+        Frames(u64),
+    }
+
+    use Arrival::{Copy, Frames};
+
+    fn enter(stacks: &mut RawStacks, arrival: &Arrival, max: usize) {
+        match *arrival {
+            Copy(id) => stacks.add(Pid(1), StackId(id), raw(id), max),
+            Frames(id) => stacks.observe(&frames(id), max),
+        }
+    }
+
+    fn raw(id: u64) -> RawStack {
+        RawStack { sp: TargetAddr(id), bp: 0, caller: TargetAddr(0), start: TargetAddr(0), bytes: Arc::from([0; 8]) }
     }
 
     fn frames(id: u64) -> Event {
@@ -69,9 +80,9 @@ mod tests {
         Event::Stack(Pid(1), StackId(id), stack)
     }
 
-    fn check(max: usize, events: &[Event], expected: &[u64]) -> RawStacks {
+    fn check(max: usize, arrivals: &[Arrival], expected: &[u64]) -> RawStacks {
         let mut raw = RawStacks::default();
-        events.iter().for_each(|event| raw.enter(event, max));
+        arrivals.iter().for_each(|arrival| enter(&mut raw, arrival, max));
         let taken = raw.take();
         assert_eq!(taken.iter().map(|sample| sample.id.0).collect::<Vec<_>>(), expected);
         assert!(taken.iter().all(|sample| sample.stack.frames[0] == sample.raw.sp), "paired by id: {taken:?}");
@@ -80,22 +91,22 @@ mod tests {
 
     #[test]
     fn every_copy_is_returned_once_with_its_frames() {
-        let mut raw = check(9, &[frames(1), copy(1), copy(2), frames(2), copy(1)], &[1, 2, 1]);
+        let mut raw = check(9, &[Frames(1), Copy(1), Copy(2), Frames(2), Copy(1)], &[1, 2, 1]);
         assert_eq!(raw.take().len(), 0);
-        raw.enter(&copy(2), 9);
+        enter(&mut raw, &Copy(2), 9);
         assert_eq!(raw.take().len(), 1, "frames are kept");
     }
 
     #[test]
     fn a_copy_waits_for_its_frames() {
-        let mut raw = check(9, &[copy(1)], &[]);
-        raw.enter(&frames(1), 9);
+        let mut raw = check(9, &[Copy(1)], &[]);
+        enter(&mut raw, &Frames(1), 9);
         assert_eq!(raw.take().len(), 1);
     }
 
     #[test]
     fn at_most_the_requested_number_is_kept() {
-        check(2, &[frames(1), copy(1), copy(1), copy(1)], &[1, 1]);
-        assert_eq!(check(0, &[frames(1), copy(1)], &[]).stacks.len(), 0);
+        check(2, &[Frames(1), Copy(1), Copy(1), Copy(1)], &[1, 1]);
+        assert_eq!(check(0, &[Frames(1), Copy(1)], &[]).stacks.len(), 0);
     }
 }

@@ -9,7 +9,8 @@ use profiler_common::step::{ReadMemory, Registers, Step, step};
 use profiler_common::unwind::Rule;
 
 use crate::address::TargetAddr;
-use crate::ingest::event::{Stack, StackPage};
+use crate::ingest::event::Stack;
+use crate::ingest::record::StackPage;
 use crate::unwind::store::NoRule;
 
 /// A copy of the innermost pages of a stack, and the registers of the last frame that was unwound.

@@ -39,6 +39,7 @@ use crate::bpf::ring::Ring;
 use crate::ids::Pid;
 use crate::ingest::decode;
 use crate::ingest::event::Event;
+use crate::ingest::record::Record;
 use crate::linux::{clock, memory};
 use crate::process::selection::Selection;
 use crate::recording::recorder::Recorder;
@@ -352,28 +353,39 @@ impl Session {
             ..
         } = self;
         processes.record_corrections();
-        let count = ring.drain(BATCH_MAX, |record| match decode(record) {
-            Ok(Event::Fork(fork)) => probes.copy_stubs(lifecycle.forked(fork, processes, config)),
-            Ok(Event::Exec(exec)) => {
-                if processes.get(exec.pid).is_some() {
-                    probes.begin_stacks(exec.pid, processes);
+        let count = ring.drain(BATCH_MAX, |bytes| {
+            let event = match decode(bytes) {
+                Ok(Record::Event(event)) => inventories.observe(event, processes),
+                Ok(Record::UnknownFree(free)) => inventories.observe_unknown(free, processes).map(Event::Free),
+                Ok(Record::Fork(fork)) => return probes.copy_stubs(lifecycle.forked(fork, processes, config)),
+                Ok(Record::Exec(exec)) => {
+                    if processes.get(exec.pid).is_some() {
+                        probes.begin_stacks(exec.pid, processes);
+                    }
+                    inventories.give_up(exec.pid);
+                    return lifecycle.executed(exec, processes, config.grace());
                 }
-                inventories.give_up(exec.pid);
-                lifecycle.executed(exec, processes, config.grace());
-            }
-            Ok(event) => {
-                let Some(event) = probes.unwinding.interpreters.enter(event, &probes.discovery.modules) else { return };
-                let Some(event) = inventories.observe(event, processes) else { return };
-                rates.count(record.len(), &event);
-                let Some(mut event) = probes.copies.enter(event) else { return };
-                resync.observe(&mut event, processes);
-                raw_stacks.enter(&event, config.raw_stacks_max);
-                processes.enter(event);
-            }
-            Err(error) => {
-                *records_unreadable += 1;
-                debug!("{error}");
-            }
+                Ok(Record::Code(code)) => return probes.unwinding.interpreters.enter(code, &probes.discovery.modules),
+                Ok(Record::RawStack(pid, id, raw)) => {
+                    rates.count_record(bytes.len());
+                    return raw_stacks.add(pid, id, raw, config.raw_stacks_max);
+                }
+                Ok(Record::StackPage(pid, id, page)) => {
+                    rates.count_record(bytes.len());
+                    return probes.copies.add(pid, id, &page);
+                }
+                Err(error) => {
+                    *records_unreadable += 1;
+                    return debug!("{error}");
+                }
+            };
+            let Some(mut event) = event else { return };
+            rates.count_record(bytes.len());
+            rates.observe(&event);
+            probes.copies.observe(&event);
+            resync.observe(&mut event, processes);
+            raw_stacks.observe(&event, config.raw_stacks_max);
+            processes.enter(event);
         });
         count < BATCH_MAX
     }

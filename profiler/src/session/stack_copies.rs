@@ -13,7 +13,8 @@ use super::resume::{Resumed, StackCopy};
 use crate::address::TargetAddr;
 use crate::bpf::counters::Counters;
 use crate::ids::{Pid, StackId};
-use crate::ingest::event::{Event, Stack, StackPage};
+use crate::ingest::event::{Event, Stack};
+use crate::ingest::record::StackPage;
 
 /// Bounds the memory of copies; further ones are dropped, and their stacks stay cut.
 const BYTES_MAX: usize = 64 << 20;
@@ -44,25 +45,17 @@ pub(super) struct Continued {
 }
 
 impl StackCopies {
-    /// Returns the event unless it is part of a copy.
-    pub(super) fn enter(&mut self, event: Event) -> Option<Event> {
-        match event {
-            Event::StackPage(pid, id, page) => {
-                self.add(pid, id, &page);
-                None
-            }
-            Event::Stack(pid, id, stack) => {
-                if let Some((_, copy)) = self.incomplete.remove(&id) {
-                    let frames = Arc::clone(&stack.frames);
-                    self.cut.entry(pid).or_default().push(CutStack { id, frames, copy });
-                }
-                Some(Event::Stack(pid, id, stack))
-            }
-            event => Some(event),
+    /// Notes the frames of a stack, which follow all pages of its copy.
+    pub(super) fn observe(&mut self, event: &Event) {
+        if let Event::Stack(pid, id, stack) = event
+            && let Some((_, copy)) = self.incomplete.remove(id)
+        {
+            let frames = Arc::clone(&stack.frames);
+            self.cut.entry(*pid).or_default().push(CutStack { id: *id, frames, copy });
         }
     }
 
-    fn add(&mut self, pid: Pid, id: StackId, page: &StackPage) {
+    pub(super) fn add(&mut self, pid: Pid, id: StackId, page: &StackPage) {
         if self.bytes + page.bytes.len() > BYTES_MAX {
             // The frames of these were probably dropped.
             self.forget_incomplete(|_| true);

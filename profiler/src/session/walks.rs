@@ -20,7 +20,7 @@ use super::interpreters::Interpreters;
 use crate::address::{LinkAddr, TargetAddr};
 use crate::ids::{ModuleId, Pid, Tid};
 use crate::ingest::decode;
-use crate::ingest::event::Event;
+use crate::ingest::record::{CodeRecord, Record};
 use crate::interpreter::{self, Reader};
 use crate::linux::process_memory;
 use crate::linux::ptrace::{Options, Stop, Tracee};
@@ -133,9 +133,11 @@ fn functions(walked: &mut Walked, mut reader: Option<&mut Reader>) -> Vec<(Strin
     let memory = Copied(RefCell::new(&mut walked.memory));
     for record in &walked.records {
         match decode(record) {
-            Ok(Event::Code(pid, _, code)) => assert!(codes.add(pid, code)),
-            Ok(Event::CodePlace(_, placed)) if placed.kind == CodeKind::JavaStub => stubs.push(placed.id),
-            Ok(Event::CodePlace(pid, placed)) => {
+            Ok(Record::Code(CodeRecord::Read(pid, _, code))) => assert!(codes.add(pid, code)),
+            Ok(Record::Code(CodeRecord::Placed(_, placed))) if placed.kind == CodeKind::JavaStub => {
+                stubs.push(placed.id)
+            }
+            Ok(Record::Code(CodeRecord::Placed(pid, placed))) => {
                 let reader = reader.as_mut().expect("what sends places has a reader");
                 let code = reader.read(&memory, &placed).unwrap_or_else(|| panic!("{placed:?} is not read"));
                 assert!(codes.add(pid, Arc::new(code)));
@@ -205,8 +207,10 @@ fn walks_through_damaged_memory_end_and_send_what_can_be_decoded() {
             let memory = Copied(RefCell::new(&mut walked.memory));
             for record in &walked.records {
                 match (decode(record), &mut snapshot.reader) {
-                    (Ok(Event::Code(..)), _) => {}
-                    (Ok(Event::CodePlace(_, placed)), Some(reader)) => drop(reader.read(&memory, &placed)),
+                    (Ok(Record::Code(CodeRecord::Read(..))), _) => {}
+                    (Ok(Record::Code(CodeRecord::Placed(_, placed))), Some(reader)) => {
+                        drop(reader.read(&memory, &placed))
+                    }
                     (other, _) => panic!("{}: {other:?}", path.display()),
                 }
             }

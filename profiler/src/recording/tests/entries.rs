@@ -209,6 +209,5 @@ fn of_seven(event: Event) -> Event {
         Event::Free(free) => Event::Free(Free { pid, ..free }),
         Event::Remap(remap) => Event::Remap(Remap { pid, ..remap }),
         Event::Stack(_, id, stack) => Event::Stack(pid, id, stack),
-        event => event,
     }
 }

@@ -6,15 +6,20 @@ use super::*;
 
 const PAGE_BYTES: usize = 4096;
 
-fn page(pid: u32, id: u64, number: u64) -> Event {
-    let registers = Registers { ip: id, sp: 0x1000, bp: 0, link: 0, is_return_address: true };
-    let page = StackPage { registers, start: TargetAddr(0x1000 * (number + 1)), bytes: Arc::from([0; PAGE_BYTES]) };
-    Event::StackPage(Pid(pid), StackId(id), page)
+enum Arrival {
+    Page(Pid, StackId, StackPage),
+    Frames(Event),
 }
 
-fn frames(pid: u32, id: u64) -> Event {
+fn page(pid: u32, id: u64, number: u64) -> Arrival {
+    let registers = Registers { ip: id, sp: 0x1000, bp: 0, link: 0, is_return_address: true };
+    let page = StackPage { registers, start: TargetAddr(0x1000 * (number + 1)), bytes: Arc::from([0; PAGE_BYTES]) };
+    Arrival::Page(Pid(pid), StackId(id), page)
+}
+
+fn frames(pid: u32, id: u64) -> Arrival {
     let frames = Arc::from([TargetAddr(id)]);
-    Event::Stack(Pid(pid), StackId(id), Stack { frames, end: StackEnd::MissingModule })
+    Arrival::Frames(Event::Stack(Pid(pid), StackId(id), Stack { frames, end: StackEnd::MissingModule }))
 }
 
 /// A copy that is to be resumed: first frame and bytes.
@@ -37,10 +42,12 @@ fn resume(
     (seen, continued)
 }
 
-fn enter(copies: &mut StackCopies, events: impl IntoIterator<Item = Event>) {
-    for event in events {
-        let is_page = matches!(event, Event::StackPage(..));
-        assert_eq!(copies.enter(event.clone()), (!is_page).then_some(event), "all but pages are passed on");
+fn enter(copies: &mut StackCopies, arrivals: impl IntoIterator<Item = Arrival>) {
+    for arrival in arrivals {
+        match arrival {
+            Arrival::Page(pid, id, page) => copies.add(pid, id, &page),
+            Arrival::Frames(event) => copies.observe(&event),
+        }
     }
 }
 
