@@ -1,10 +1,7 @@
 //! Kernel side shared by all targets; the session decides when to attach and detach.
 
-mod inline;
-mod observed;
-
 use std::collections::{BTreeSet, HashMap};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 use profiler_common::counter::Counter;
@@ -21,23 +18,28 @@ use super::overload::random_seed;
 use super::rates::Rates;
 use super::scope::Scope;
 use super::stack_copies::StackCopies;
-use super::stubs::{self, Stubs};
-use super::target::Target;
+use super::stubs;
+use super::stubs::Stubs;
+use super::target::{ForkedChild, Target};
 use super::unwinding::{Tables, Unwinding};
 use crate::bpf::counters::Counters;
 use crate::bpf::load::{Kernel, KernelConfig, LinkKind};
+use crate::guardrail::CallCosts;
 use crate::ids::{HookId, Pid};
 use crate::keeper::Keeper;
 use crate::ledger::LiveAllocation;
-use crate::linux::proc::maps::{self, FileIdentity};
+use crate::linux::proc::maps::FileIdentity;
 use crate::linux::proc::stat::first_thread_has_exited;
+use crate::linux::proc::{maps, process};
 use crate::linux::{clock, memory};
-use crate::model::ProbeScope;
-use crate::probe::cost::{self, CostError, Costs};
-use crate::probe::foreign;
-use crate::probe::leftover::{self, CodeLocation};
+use crate::model::{InlineEngine, ProbeScope};
+use crate::probe::cost::{CostError, Costs};
+use crate::probe::leftover::CodeLocation;
 use crate::probe::plan::{Plan, PlannedHook};
+use crate::probe::{cost, foreign, leftover};
 use crate::report::text::printable;
+
+const FIRST_THREADS_PERIOD: Duration = Duration::from_millis(5);
 
 pub(super) struct Probes {
     pub(super) kernel: Kernel,
@@ -444,6 +446,166 @@ impl Probes {
             }
         }
         Ok(())
+    }
+
+    /// Keeps a target recorded whose first thread has exited before others. The kernel finds the memory of a process by that thread
+    /// (`uprobe_multi_link_filter` in kernel/trace/bpf_trace.c, `uprobe_perf_filter` in kernel/trace/trace_uprobe.c, up to 7.3), so
+    /// links of the process reach no code that is mapped later, and with events of perf none at all. If another link of a function is
+    /// detached meanwhile, the kernel removes the breakpoint from the process.
+    pub(in crate::session) fn outlive_first_thread(&mut self, target: &mut Target) {
+        if target.hooks.are_shared() || !target.was_recorded() || !first_thread_has_exited(target.pid) {
+            return;
+        }
+        // Links of sessions compare processes at a hit, and have left its breakpoints in place.
+        let mut is_observed = self.kernel.link_kind() == LinkKind::Session && self.count_missing(target) == 0;
+        match self.share_with(target) {
+            Ok(()) if is_observed => {
+                info!("process {}: its main thread has exited, so its probes are shared", target.pid);
+            }
+            Ok(()) => warn!(
+                "process {}: its main thread has exited, so its probes are shared; calls in between may be missing",
+                target.pid
+            ),
+            Err(error) => {
+                is_observed = false;
+                warn!("process {} is not recorded any more: its main thread has exited: {error:#}", target.pid);
+            }
+        }
+        if !is_observed {
+            self.note_unobserved(target);
+        }
+    }
+
+    /// Whether to inspect all targets' first threads before probes are detached: not for each of many processes that exit at once. What is
+    /// missed in between is noticed when such a target shares probes.
+    pub(in crate::session) fn are_first_threads_due(&mut self) -> bool {
+        let is_due = self.first_threads.is_none_or(|last| last.elapsed() >= FIRST_THREADS_PERIOD);
+        if is_due {
+            self.first_threads = Some(Instant::now());
+        }
+        is_due
+    }
+
+    pub(in crate::session) fn unobserved_count(&self) -> u64 {
+        self.unobserved.len() as u64
+    }
+
+    /// Verifies that the code of a target has the breakpoints of its probes: without them, a silent probe does not mean that the
+    /// program is silent.
+    pub(in crate::session) fn verify(&mut self, target: &mut Target) {
+        if self.unobserved.contains(&target.pid) || target.is_gone() || self.count_missing(target) == 0 {
+            return;
+        }
+        // It may have unmapped a module.
+        target.refresh_mappings(&mut self.discovery.modules);
+        let missing = self.count_missing(target);
+        if missing > 0 && !target.is_gone() {
+            let attached = target.hooks.attached_count();
+            warn!(
+                "process {} is not observed: {missing} of {attached} breakpoints are missing from its code",
+                target.pid
+            );
+            self.note_unobserved(target);
+        }
+    }
+
+    fn note_unobserved(&mut self, target: &mut Target) {
+        self.unobserved.insert(target.pid);
+        target.beginning.from_first_call = false;
+    }
+
+    fn count_missing(&self, target: &Target) -> usize {
+        let (space, modules) = (&target.mappings.space, &self.discovery.modules);
+        let places = target.hooks.attached_places(&self.discovery.plan);
+        places.filter(|&place| leftover::lacks_breakpoint(space, modules, place)).count()
+    }
+
+    pub(in crate::session) fn install_stubs(&mut self, target: &Target, rates: &Rates) {
+        self.stubs.install(target, &mut self.kernel, &self.links.keeper, &self.discovery, rates);
+    }
+
+    /// Takes over the stubs that a forked child has copied.
+    pub(in crate::session) fn adopt_stubs(&mut self, child: &Target, rates: &Rates) {
+        if self.stubs.are_copied_by(child) {
+            self.install_stubs(child, rates);
+        }
+    }
+
+    /// Gives a child the stubs that it has copied, in the order of events: its parent may execute another program before the child is a
+    /// target. Its sampled calls are counted from here on.
+    pub(in crate::session) fn copy_stubs(&mut self, child: Option<&mut ForkedChild>) {
+        let Some(child) = child else { return };
+        child.stubs = child.stubs.take().or_else(|| self.stubs.of(child.fork.parent));
+        if child.stubs.is_some()
+            && let Err(error) = self.kernel.count_stub_calls(child.fork.child)
+        {
+            debug!("process {}: {error}", child.fork.child);
+        }
+    }
+
+    /// Returns whether targets are to have stubs.
+    pub(in crate::session) fn has_stubs(&self) -> bool {
+        self.stubs.is_enabled()
+    }
+
+    /// Changes a process with stubs if something is to be changed by now.
+    pub(in crate::session) fn poll_stubs(&mut self, target: &Target, rates: &Rates) {
+        self.stubs.poll(target, &mut self.kernel, &self.links.keeper, &self.discovery, rates);
+    }
+
+    /// Why a target has no stubs although it is to have them.
+    pub(in crate::session) fn stubs_refused(&self, target: &Target) -> Option<&str> {
+        self.stubs.refused(target.pid).filter(|_| !target.traps_only)
+    }
+
+    /// Costs of the unsampled calls of one of this number of targets. `None` when nothing is attached.
+    pub(in crate::session) fn call_costs(&self, target: &Target, costs: &Costs, targets: usize) -> Option<CallCosts> {
+        let alone = target.hooks.call_costs(&self.discovery.plan, costs)?;
+        let trapped = self.links.scope.costs_among(targets, alone);
+        Some(match self.stubs.trapped_share(target.pid) {
+            Some(share) => CallCosts::STUBS.with_trapped(trapped, share),
+            None => trapped,
+        })
+    }
+
+    pub(in crate::session) fn count_pointers(&mut self, target: &Target) -> usize {
+        self.stubs.count_pointers(target, &self.discovery)
+    }
+
+    pub(in crate::session) fn inline_engine(&self) -> Option<InlineEngine> {
+        self.stubs.facts()
+    }
+
+    /// Number of calls that stubs have sampled and no probe has met.
+    pub(in crate::session) fn stub_calls_missed(&self) -> u64 {
+        self.stubs.missed(&self.kernel)
+    }
+
+    pub(in crate::session) fn update_intervals(&mut self, rates: &Rates) {
+        self.stubs.update(rates);
+    }
+
+    /// Restores pointers of children that have copied stubs and were not followed, because the user did not want it, or because they
+    /// were created at the end of the recording; and of targets that could not be stopped before.
+    pub(in crate::session) fn restore_copies(&mut self) {
+        if !self.stubs.has_installed_any() {
+            return;
+        }
+        for pid in process::all().unwrap_or_default() {
+            if !self.stubs.are_mapped_in(pid) {
+                continue;
+            }
+            let Ok(opened) = self.discovery.open(pid) else { continue };
+            if !stubs::are_left(&opened) {
+                continue;
+            }
+            match stubs::remove_left(&opened, &self.discovery, &self.links.keeper) {
+                Ok(restored) => debug!("process {pid}: restored {restored} pointers that it has copied"),
+                Err(error) => warn!(
+                    "stubs of heapbpf remain in process {pid}, and slow its calls down by 2 ns: {error:#}; the next recording or `heapbpf doctor` removes them"
+                ),
+            }
+        }
     }
 }
 
