@@ -1,5 +1,13 @@
 //! One recording, from attaching to the last snapshot: the loop over the owners of its parts.
 
+mod cut_stacks;
+mod following;
+mod inventory;
+mod launching;
+mod observation;
+mod progress;
+mod snapshot;
+
 use std::collections::VecDeque;
 use std::time::Duration;
 
@@ -47,33 +55,33 @@ use crate::snapshot::Snapshot;
 use crate::units::MonotonicNanos;
 
 pub struct Session {
-    pub(super) config: SessionConfig,
-    pub(super) probes: Probes,
-    pub(super) rates: Rates,
-    pub(super) ring: Ring,
+    config: SessionConfig,
+    probes: Probes,
+    rates: Rates,
+    ring: Ring,
     raw_stacks: RawStacks,
-    pub(super) records_unreadable: u64,
-    pub(super) resync: Resync,
-    pub(super) processes: ProcessTable,
-    pub(super) lifecycle: Lifecycle,
-    pub(super) windows: Windows,
-    pub(super) views: ViewCache,
-    pub(super) guard: Guard,
+    records_unreadable: u64,
+    resync: Resync,
+    processes: ProcessTable,
+    lifecycle: Lifecycle,
+    windows: Windows,
+    views: ViewCache,
+    guard: Guard,
     keeper: KeeperMonitor,
-    pub(super) followed: Option<Followed>,
-    pub(super) command: Option<Command>,
-    pub(super) held: Option<Held>,
-    pub(super) polls: u32,
-    pub(super) stubs_polled: Pid,
-    pub(super) hint: Hint,
-    pub(super) jvm_maps: JvmMaps,
-    pub(super) memory: MemorySampler,
-    pub(super) inventories: Inventories,
+    followed: Option<Followed>,
+    command: Option<Command>,
+    held: Option<Held>,
+    polls: u32,
+    stubs_polled: Pid,
+    hint: Hint,
+    jvm_maps: JvmMaps,
+    memory: MemorySampler,
+    inventories: Inventories,
     found: VecDeque<Target>,
-    pub(super) unrecorded: Unrecorded,
+    unrecorded: Unrecorded,
     own: Option<Own>,
     /// The part of the selection that no process matched at the start.
-    pub(super) unmatched: Selection,
+    unmatched: Selection,
     first_attached: Option<Instant>,
     drops_logged: (MonotonicNanos, u64),
 }

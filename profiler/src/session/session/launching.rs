@@ -9,11 +9,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::Instant;
 use tracing::{debug, warn};
 
-use super::command::{Command, FOLLOW_PERIOD, Held, Launched};
-use super::config::{Hold, Listener};
-use super::followed::Followed;
-use super::session::Session;
-use super::target::Target;
+use super::Session;
 use crate::check::heap_snapshot::HeapSnapshot;
 use crate::collect::Method;
 use crate::ids::{Pid, Tid};
@@ -27,6 +23,10 @@ use crate::model::Origin;
 use crate::process::launch::{LaunchError, ProgramStop, candidates};
 use crate::process::link_map;
 use crate::report::text::printable;
+use crate::session::command::{Command, FOLLOW_PERIOD, Held, Launched};
+use crate::session::config::{Hold, Listener};
+use crate::session::followed::Followed;
+use crate::session::target::Target;
 use crate::{reader, shown};
 
 impl Session {

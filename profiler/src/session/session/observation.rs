@@ -3,15 +3,15 @@
 
 use tracing::{debug, warn};
 
-use super::config::Engine;
+use super::Session;
 use super::following::POLL_TURNS;
-use super::session::Session;
-use super::target::Target;
 use crate::bpf::load::LinkKind;
 use crate::ids::Pid;
 use crate::linux::proc::stat::waiting_threads;
 use crate::linux::process_memory::share_memory;
 use crate::model::Origin;
+use crate::session::config::Engine;
+use crate::session::target::Target;
 
 impl Session {
     /// Inspects a part of the targets at each turn.

@@ -5,16 +5,16 @@ use std::sync::Arc;
 
 use tokio::time::Instant;
 
-use super::config::Progress;
-use super::meter::ProgressMeter;
-use super::session::Session;
-use super::target::Target;
+use super::Session;
 use crate::bpf::counters::Counters;
 use crate::ledger::snapshot::TargetSnapshot;
 use crate::ledger::timeline::Timeline;
 use crate::linux::clock;
 use crate::model::{Leaks, MemoryAccount};
 use crate::report::text::{counted, printable};
+use crate::session::config::Progress;
+use crate::session::meter::ProgressMeter;
+use crate::session::target::Target;
 use crate::snapshot::{Base, Snapshot, TargetState};
 
 impl Session {

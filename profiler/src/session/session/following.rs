@@ -6,11 +6,8 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 use tracing::{debug, info, warn};
 
-use super::config::Hold;
+use super::Session;
 use super::launching::log_release;
-use super::lifecycle::{ParentTarget, ProcessChange, UNREACHED};
-use super::session::Session;
-use super::target::{ForkedChild, Target};
 use crate::allocator::resolve::NoAllocator;
 use crate::ids::{Identity, Pid};
 use crate::ingest::record::Exec;
@@ -23,6 +20,9 @@ use crate::model::{End, Origin};
 use crate::object::ObjectError;
 use crate::process::selection;
 use crate::process::target::{Process, TargetError};
+use crate::session::config::Hold;
+use crate::session::lifecycle::{ParentTarget, ProcessChange, UNREACHED};
+use crate::session::target::{ForkedChild, Target};
 use crate::units::MonotonicNanos;
 
 /// Polls until every target has been polled once, so that modules mapped later are hooked within a second.
@@ -118,7 +118,7 @@ impl Session {
         }
     }
 
-    /// Changes that remain after the time limit are [due](super::lifecycle::Lifecycle::next_due) at once.
+    /// Changes that remain after the time limit are [due](crate::session::lifecycle::Lifecycle::next_due) at once.
     pub(super) fn handle_changes(&mut self) {
         let end = Instant::now() + CHANGES_TIME_MAX;
         for pid in self.lifecycle.take_unfollowed() {

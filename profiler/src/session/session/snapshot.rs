@@ -7,12 +7,7 @@ use profiler_common::counter::Counter;
 use profiler_common::interval::Interval;
 use tracing::debug;
 
-use super::command::Command;
-use super::config::{Listener, Request};
-use super::followed::Followed;
-use super::session::Session;
-use super::target::Target;
-use super::windows::Status;
+use super::Session;
 use crate::bpf::counters::Counters;
 use crate::check::heap_snapshot::{Coverage, HeapSnapshot, RecordedBlock, TRIES_MAX, collect_at_rest};
 use crate::collect::{CollectError, Collected, Method, ThreadState, collect};
@@ -23,6 +18,11 @@ use crate::linux::clock;
 use crate::model::{Health, HookStatus, InlinedHeap, Loss, Others, Symbolization, Unaccounted, Window, WindowReason};
 use crate::recording::entry::{HealthFacts, SessionFacts, TargetRecord};
 use crate::recording::recorder::Recorder;
+use crate::session::command::Command;
+use crate::session::config::{Listener, Request};
+use crate::session::followed::Followed;
+use crate::session::target::Target;
+use crate::session::windows::Status;
 use crate::shown;
 use crate::snapshot::{Snapshot, TargetState};
 

@@ -21,9 +21,7 @@ use profiler_common::live::LiveBlock;
 use rustc_hash::FxHashSet;
 use tracing::{debug, info};
 
-use super::earlier::{Earlier, Pending, Walked, aside, walk_heaps};
-use super::session::Session;
-use super::target::Target;
+use super::Session;
 use crate::address::TargetAddr;
 use crate::allocator::selection::MMAP;
 use crate::bpf::counters::Counters;
@@ -37,6 +35,8 @@ use crate::linux::proc::stat::Stat;
 use crate::linux::{bpf, clock, signals};
 use crate::model::Inventory;
 use crate::report::text;
+use crate::session::earlier::{Earlier, Pending, Walked, aside, walk_heaps};
+use crate::session::target::Target;
 use crate::units::{Amounts, EstimatedBytes};
 use crate::{keeper, walk};
 
