@@ -131,8 +131,9 @@ impl Keeper {
         let _ = companion.channel().map(|channel| channel.send_value(&Request::Remove(pid), &[]));
     }
 
-    pub(crate) fn settle(&self) -> Result<(), KeeperError> {
-        self.request(&Request::Settle, &[]).map(drop)
+    /// Waits until all links that were detached are closed.
+    pub(crate) fn finish_closing(&self) -> Result<(), KeeperError> {
+        self.request(&Request::FinishClosing, &[]).map(drop)
     }
 
     pub(super) fn request(&self, request: &Request, descriptors: &[BorrowedFd<'_>]) -> Result<Reply, KeeperError> {

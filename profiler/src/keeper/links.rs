@@ -66,7 +66,7 @@ impl Links {
         self.close(links);
     }
 
-    pub(super) fn settle(&mut self) {
+    pub(super) fn finish_closing(&mut self) {
         for closer in self.closing.drain(..) {
             // A thread that only closes descriptors does not panic.
             let _ = closer.join();
@@ -76,7 +76,7 @@ impl Links {
     pub(super) fn detach_all(&mut self) {
         let all = std::mem::take(&mut self.attached);
         self.close(all.into_values().flatten().collect());
-        self.settle();
+        self.finish_closing();
     }
 
     /// Each on its own thread: a close waits up to 100 ms until no CPU runs the probe handler, and the waits overlap.

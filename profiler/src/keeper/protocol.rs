@@ -121,20 +121,20 @@ pub(super) enum Request {
     Adopt(Installation),
     /// Find the offset of `struct rseq` from the thread pointer; the reply is [`Reply::Rseq`].
     FindRseq(Pid),
-    /// Restore slots that lead to stubs of another heapbpf, which was killed; the reply is [`Reply::Settled`].
+    /// Restore slots that lead to stubs of another heapbpf, which was killed; the reply is [`Reply::Done`].
     RemoveLeft(Installation),
     /// Restore the slots of a process. Has no reply.
     Remove(Pid),
-    /// The same for a process whose recording goes on; the reply is [`Reply::Settled`].
+    /// The same for a process whose recording goes on; the reply is [`Reply::Done`].
     HandBack(Pid),
     /// Wait until all links to be detached are closed.
-    Settle,
-    /// Start a tracing thread; the reply is [`Reply::Settled`]. The descriptor is its channel.
+    FinishClosing,
+    /// Start a tracing thread; the reply is [`Reply::Done`]. The descriptor is its channel.
     Trace,
-    /// Own a program of the kernel side that stops a process at its execs; the reply is [`Reply::Settled`]. The descriptors are its
+    /// Own a program of the kernel side that stops a process at its execs; the reply is [`Reply::Done`]. The descriptors are its
     /// link and its note.
     StopAtExecs(Pid),
-    /// End that, and resume the process if it is stopped so; the reply is [`Reply::Settled`].
+    /// End that, and resume the process if it is stopped so; the reply is [`Reply::Done`].
     RunAtExecs(Pid),
 }
 
@@ -146,7 +146,7 @@ pub(super) enum Reply {
     Refused(String),
     /// Addresses for an installation that were free are not any more.
     Occupied,
-    Settled,
+    Done,
 }
 
 /// Maximum size of a command: a process has at most 65,530 mappings by default.

@@ -56,21 +56,21 @@ pub fn serve() -> io::Result<()> {
                 continue;
             }
             Request::FindRseq(pid) => stubs::rseq_offset(pid).map(Reply::Rseq),
-            Request::RemoveLeft(plan) => stubs::remove_left(&plan).map(|()| Reply::Settled).map_err(io::Error::other),
-            Request::HandBack(pid) => stubs.hand_back(pid).map(|()| Reply::Settled).map_err(io::Error::other),
+            Request::RemoveLeft(plan) => stubs::remove_left(&plan).map(|()| Reply::Done).map_err(io::Error::other),
+            Request::HandBack(pid) => stubs.hand_back(pid).map(|()| Reply::Done).map_err(io::Error::other),
             Request::Remove(pid) => {
                 stubs.remove(pid);
                 continue;
             }
-            Request::Settle => {
-                links.settle();
-                Ok(Reply::Settled)
+            Request::FinishClosing => {
+                links.finish_closing();
+                Ok(Reply::Done)
             }
-            Request::Trace => start_tracer(&agent, &mut tracers, descriptors).map(|()| Reply::Settled),
-            Request::StopAtExecs(pid) => exec_stops.add(pid, descriptors).map(|()| Reply::Settled),
+            Request::Trace => start_tracer(&agent, &mut tracers, descriptors).map(|()| Reply::Done),
+            Request::StopAtExecs(pid) => exec_stops.add(pid, descriptors).map(|()| Reply::Done),
             Request::RunAtExecs(pid) => {
                 exec_stops.remove(pid);
-                Ok(Reply::Settled)
+                Ok(Reply::Done)
             }
         };
         if !agent.send(&reply.unwrap_or_else(|error| Reply::Refused(error.to_string()))) {

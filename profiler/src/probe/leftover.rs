@@ -94,5 +94,5 @@ pub(crate) fn remove_from(
     // The kernel finds the memory of a process by its first thread.
     let of = (!first_thread_has_exited(pid)).then_some(pid);
     drop(keeper.attach(kind, &[program, program], file, sites, of)?);
-    keeper.settle()
+    keeper.finish_closing()
 }

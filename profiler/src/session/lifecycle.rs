@@ -77,7 +77,7 @@ pub(super) struct Lifecycle {
     /// Since the last [`take_started`](Self::take_started). Their forks matter before they are targets.
     started: Vec<Pid>,
     /// New processes whose allocator is not mapped yet, and since when.
-    settling: BTreeMap<Pid, Instant>,
+    unhooked: BTreeMap<Pid, Instant>,
     /// Children of targets that do not become targets, since the last [`take_unfollowed`](Self::take_unfollowed).
     unfollowed: Vec<Pid>,
     /// Number of processes that targets have created; with followed forks, also their descendants.
@@ -90,14 +90,14 @@ pub(super) struct Lifecycle {
 }
 
 /// Period and duration of polling new processes often. A dynamic linker takes about a millisecond.
-const SETTLE_PERIOD: Duration = Duration::from_millis(1);
-const SETTLE_OFTEN: Duration = Duration::from_millis(50);
+const HOOK_PERIOD: Duration = Duration::from_millis(1);
+const HOOK_OFTEN: Duration = Duration::from_millis(50);
 
 /// Time in the memory of its parent after which a child is not expected to execute a program.
 const BORROWED_MAX: Duration = Duration::from_millis(30);
 
 /// A process without an allocator after this time has none.
-const SETTLE_MAX: Duration = Duration::from_secs(2);
+const UNHOOKED_MAX: Duration = Duration::from_secs(2);
 
 impl Lifecycle {
     pub(super) fn new() -> Self {
@@ -107,7 +107,7 @@ impl Lifecycle {
             borrowers: BTreeMap::new(),
             sharing_count: 0,
             started: Vec::new(),
-            settling: BTreeMap::new(),
+            unhooked: BTreeMap::new(),
             unfollowed: Vec::new(),
             created_count: 0,
             unprobed: UnprobedPrograms::default(),
@@ -287,44 +287,46 @@ impl Lifecycle {
         self.changes.remove(at).map(|(_, change)| change)
     }
 
-    /// Those that are due.
+    /// Takes all changes that are due, and drops the others.
     pub(super) fn take_remaining(&mut self) -> Vec<ProcessChange> {
         let now = Instant::now();
         let changes = self.changes.drain(..).filter(|(due, _)| *due <= now);
         changes.map(|(_, change)| change).collect()
     }
 
-    pub(super) fn settle(&mut self, pid: Pid) {
-        self.settling.insert(pid, Instant::now());
+    /// Has a process [polled](Self::due_for_hooks) until it has an allocator.
+    pub(super) fn poll_for_hooks(&mut self, pid: Pid) {
+        self.unhooked.insert(pid, Instant::now());
     }
 
-    pub(super) fn settled(&mut self, pid: Pid) {
-        self.settling.remove(&pid);
+    /// Ends what [`poll_for_hooks`](Self::poll_for_hooks) has begun.
+    pub(super) fn stop_polling(&mut self, pid: Pid) {
+        self.unhooked.remove(&pid);
     }
 
     /// Returns the new processes to poll now. `all` includes those that are not polled often any more.
-    pub(super) fn due_settling(&mut self, all: bool) -> Vec<Pid> {
+    pub(super) fn due_for_hooks(&mut self, all: bool) -> Vec<Pid> {
         let now = Instant::now();
-        if !all && now < self.polled + SETTLE_PERIOD {
+        if !all && now < self.polled + HOOK_PERIOD {
             return Vec::new();
         }
         self.polled = now;
-        let young = |since: &Instant| all || now.duration_since(*since) < SETTLE_OFTEN;
-        self.settling.iter().filter(|(_, since)| young(since)).map(|(&pid, _)| pid).collect()
+        let young = |since: &Instant| all || now.duration_since(*since) < HOOK_OFTEN;
+        self.unhooked.iter().filter(|(_, since)| young(since)).map(|(&pid, _)| pid).collect()
     }
 
     pub(super) fn is_overdue(&self, pid: Pid) -> bool {
-        self.settling.get(&pid).is_none_or(|since| since.elapsed() > SETTLE_MAX)
+        self.unhooked.get(&pid).is_none_or(|since| since.elapsed() > UNHOOKED_MAX)
     }
 
     pub(super) fn is_waiting(&self) -> bool {
-        !self.changes.is_empty() || !self.settling.is_empty()
+        !self.changes.is_empty() || !self.unhooked.is_empty()
     }
 
     pub(super) fn next_due(&self) -> Option<Instant> {
         let change = self.changes.iter().map(|(due, _)| *due).min();
-        let often = self.settling.values().any(|since| since.elapsed() < SETTLE_OFTEN);
-        let poll = often.then(|| self.polled + SETTLE_PERIOD);
+        let often = self.unhooked.values().any(|since| since.elapsed() < HOOK_OFTEN);
+        let poll = often.then(|| self.polled + HOOK_PERIOD);
         change.into_iter().chain(poll).min()
     }
 

@@ -23,7 +23,8 @@ pub(super) struct Mappings {
     /// Version of the address space that the kernel side knows.
     registered: u64,
     read: Instant,
-    settled: Instant,
+    /// When allocators were last searched in it.
+    searched: Instant,
     /// Between searches for allocators due to stale stacks.
     period: Duration,
     /// Time that the last read for cut stacks took.
@@ -49,7 +50,7 @@ impl Mappings {
             is_unsearched: false,
             registered: 0,
             read: Instant::now(),
-            settled: Instant::now(),
+            searched: Instant::now(),
             period: READ_PERIOD,
             reload: Duration::ZERO,
         }
@@ -60,7 +61,7 @@ impl Mappings {
     }
 
     pub(super) fn is_due(&self) -> bool {
-        (self.is_stale || self.is_unsearched) && self.settled.elapsed() >= self.period
+        (self.is_stale || self.is_unsearched) && self.searched.elapsed() >= self.period
     }
 
     /// Whether to reload for stacks that wait for it.
@@ -81,8 +82,8 @@ impl Mappings {
         self.registered = self.space.version();
     }
 
-    pub(super) fn note_settled(&mut self) {
-        self.settled = Instant::now();
+    pub(super) fn note_search(&mut self) {
+        self.searched = Instant::now();
     }
 
     pub(super) fn has_changed(&self) -> bool {

@@ -97,10 +97,11 @@ impl Probes {
         })
     }
 
-    /// `is_stopped` if no thread of the target runs meanwhile. Fails if the target cannot be profiled as it is now.
-    pub(super) fn settle(&mut self, target: &mut Target, is_stopped: bool, rates: &mut Rates) -> Result<()> {
+    /// Searches for allocators in what a target has mapped since the last search, and attaches their hooks. `is_stopped` if no thread
+    /// of the target runs meanwhile. Fails if the target cannot be profiled as it is now.
+    pub(super) fn hook(&mut self, target: &mut Target, is_stopped: bool, rates: &mut Rates) -> Result<()> {
         let attached_before = target.hooks.attached_ids();
-        target.mappings.note_settled();
+        target.mappings.note_search();
         target.refresh_mappings(&mut self.discovery.modules);
         // Includes modules that were added by earlier reads for other reasons.
         let has_mapped = target.mappings.is_unsearched;
@@ -419,7 +420,7 @@ impl Probes {
     /// If the keeper was killed, removes what it left in these targets.
     pub(super) fn finish_detaching<'a>(&mut self, targets: impl Iterator<Item = &'a Target>) {
         self.links.replaced.clear();
-        if self.keeper().settle().is_ok() {
+        if self.keeper().finish_closing().is_ok() {
             return self.restore_copies();
         }
         if let Err(error) = self.recover(targets) {

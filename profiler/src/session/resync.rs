@@ -242,7 +242,7 @@ impl Resync {
     }
 
     /// [Drops](Self::note_drops) must be up to date.
-    pub(super) fn settle_exit(&mut self, target: &mut Target, kernel: &mut Kernel) {
+    pub(super) fn correct_at_exit(&mut self, target: &mut Target, kernel: &mut Kernel) {
         if self.schedule.drops == 0 {
             return;
         }

@@ -142,14 +142,14 @@ fn vfork_children_of_targets_are_kept_until_they_exec() {
 }
 
 #[test]
-fn new_processes_are_polled_until_they_are_settled() {
+fn new_processes_are_polled_until_they_are_hooked() {
     let mut lifecycle = Lifecycle::new();
-    lifecycle.settle(Pid(5));
+    lifecycle.poll_for_hooks(Pid(5));
     assert!(!lifecycle.is_overdue(Pid(5)) && lifecycle.is_overdue(Pid(6)));
     assert!(lifecycle.next_due().is_some());
-    assert_eq!(lifecycle.due_settling(true), [Pid(5)]);
-    lifecycle.settled(Pid(5));
-    assert_eq!(lifecycle.due_settling(true), []);
+    assert_eq!(lifecycle.due_for_hooks(true), [Pid(5)]);
+    lifecycle.stop_polling(Pid(5));
+    assert_eq!(lifecycle.due_for_hooks(true), []);
     assert_eq!(lifecycle.next_due(), None);
 }
 

@@ -47,7 +47,7 @@ impl Session {
         let stale = self.processes.running().filter(|target| target.mappings.is_due());
         let stale: Vec<Pid> = stale.map(|target| target.pid).collect();
         for pid in stale {
-            self.settle(pid);
+            self.hook(pid);
             self.probes.unwinding.try_copies(pid);
         }
     }

@@ -71,7 +71,7 @@ impl Session {
         // From here on, the kernel side reports its execs.
         target.refresh_names();
         self.probes.register(&mut target);
-        if let Err(error) = self.probes.settle(&mut target, false, &mut self.rates) {
+        if let Err(error) = self.probes.hook(&mut target, false, &mut self.rates) {
             let error = target.explain(error);
             self.discard(&mut target);
             return Err(error);
@@ -149,8 +149,8 @@ impl Session {
                 self.processes.others.not_inherited_count += 1;
             }
         }
-        for pid in self.lifecycle.due_settling(false) {
-            self.settle(pid);
+        for pid in self.lifecycle.due_for_hooks(false) {
+            self.hook(pid);
         }
     }
 
@@ -182,7 +182,7 @@ impl Session {
         let now = clock::now().monotonic;
         self.processes.note(now, None);
         self.memory.poll(&mut self.processes, &self.probes.discovery.plan, now);
-        let mut pids = self.lifecycle.due_settling(true);
+        let mut pids = self.lifecycle.due_for_hooks(true);
         // A third of the targets each time: polling takes about 20 µs per process.
         self.polls = self.polls.wrapping_add(1);
         let turn = self.polls;
@@ -192,7 +192,7 @@ impl Session {
         pids.sort_unstable();
         pids.dedup();
         for pid in pids {
-            self.settle(pid);
+            self.hook(pid);
         }
         self.observe(turn);
         for pid in
@@ -239,7 +239,7 @@ impl Session {
         let refused: Vec<_> = self.processes.running().filter_map(refused).collect();
         for (pid, reason) in refused {
             let Some(mut target) = self.processes.remove(pid) else { continue };
-            self.lifecycle.settled(pid);
+            self.lifecycle.stop_polling(pid);
             self.discard(&mut target);
             if let Some(identity) = target.identity() {
                 self.processes.ignore(identity);
@@ -248,29 +248,30 @@ impl Session {
         }
     }
 
-    pub(super) fn settle(&mut self, pid: Pid) {
+    /// Attaches the hooks of a target, or tries again later if its allocator may not be mapped yet.
+    pub(super) fn hook(&mut self, pid: Pid) {
         let is_stopped = self.held.is_some_and(|held| held.pid == pid && held.is_alone);
         let running = self.processes.get_mut(pid).filter(|target| !target.is_gone());
-        let Some(target) = running else { return self.lifecycle.settled(pid) };
+        let Some(target) = running else { return self.lifecycle.stop_polling(pid) };
         let was_recorded = target.was_recorded();
         let is_superseded = target.starting().is_some_and(|starting| starting.is_superseded);
-        let settled = self.probes.settle(target, is_stopped, &mut self.rates);
+        let hooked = self.probes.hook(target, is_stopped, &mut self.rates);
         if !was_recorded && target.was_recorded() {
             self.lifecycle.count_begun(is_superseded, target.is_late(self.config.counts_programs));
         }
-        let Err(error) = settled else { return self.lifecycle.settled(pid) };
+        let Err(error) = hooked else { return self.lifecycle.stop_polling(pid) };
         let is_early = matches!(error.downcast_ref(), Some(NoAllocator::None(_) | NoAllocator::NotSelected { .. }));
         let is_gone = target.is_gone();
         let requested = target.requested;
         let was_missed = target.was_missed(self.config.counts_programs);
         let Some(starting) = target.starting() else {
             debug!("{error:#}");
-            return self.lifecycle.settled(pid);
+            return self.lifecycle.stop_polling(pid);
         };
         if is_early && !self.lifecycle.is_overdue(pid) {
             return;
         }
-        self.lifecycle.settled(pid);
+        self.lifecycle.stop_polling(pid);
         if requested && !is_gone {
             // It may execute or fork a program with an allocator: a wrapper, or a shell without a heap of its own.
             let before = starting.unprofilable.replace(format!("{error:#}"));
@@ -407,15 +408,15 @@ impl Session {
         }
         self.mark(pid, target.hooks.are_shared());
         self.add_target(target);
-        self.lifecycle.settle(pid);
+        self.lifecycle.poll_for_hooks(pid);
         match held {
             Some(held) => return self.step_and_release(held),
             None if stepped.is_some() => return,
-            None => self.settle(pid),
+            None => self.hook(pid),
         }
         if let Some(target) = self.processes.get_mut(pid).filter(|target| !target.was_recorded()) {
             self.probes.probe_ahead(target, &mut self.rates);
-            self.settle(pid);
+            self.hook(pid);
         }
     }
 
@@ -535,7 +536,7 @@ impl Session {
 
     /// Closes a target that has exited. `ended` is the time of its last totals.
     pub(super) fn close(&mut self, pid: Pid, ended: MonotonicNanos) {
-        self.lifecycle.settled(pid);
+        self.lifecycle.stop_polling(pid);
         self.complete_inventory_of(pid);
         self.complete_pass_for(pid);
         self.probes.continue_stacks(pid, true, &mut self.processes);
@@ -545,7 +546,7 @@ impl Session {
         let unprofilable = target.starting().and_then(|starting| starting.unprofilable.take());
         let code = target.process.as_ref().and_then(Process::exit_now).and_then(|exit| exit.code);
         target.set_end(End::Exited { code });
-        self.settle_drops_of(&mut target);
+        self.correct_drops_of(&mut target);
         self.discard_at(&mut target, ended);
         match unprofilable {
             _ if target.was_recorded() => self.processes.keep(target, &self.probes.discovery.plan),
@@ -577,8 +578,8 @@ impl Session {
         }
         self.complete_pass_for(pid);
         let Some(mut target) = self.processes.remove(pid) else { return false };
-        self.settle_drops_of(&mut target);
-        self.lifecycle.settled(pid);
+        self.correct_drops_of(&mut target);
+        self.lifecycle.stop_polling(pid);
         if let Some(identity) = target.identity() {
             self.processes.ignore(identity);
         }
@@ -618,9 +619,9 @@ impl Session {
         }
     }
 
-    pub(super) fn settle_drops_of(&mut self, target: &mut Target) {
+    pub(super) fn correct_drops_of(&mut self, target: &mut Target) {
         self.note_drops();
-        self.resync.settle_exit(target, &mut self.probes.kernel);
+        self.resync.correct_at_exit(target, &mut self.probes.kernel);
     }
 
     pub(super) fn resync_at_end(&mut self) {

@@ -82,7 +82,7 @@ impl Session {
         }
         self.mark(pid, false);
         self.add_target(target);
-        self.lifecycle.settle(pid);
+        self.lifecycle.poll_for_hooks(pid);
         self.step(&mut command.launch)?;
         Ok(self.let_run(command)?)
     }
@@ -170,7 +170,7 @@ impl Session {
                 }
             }
             self.empty_ring();
-            self.settle(pid);
+            self.hook(pid);
             Ok::<(), LaunchError>(())
         });
         self.held = None;
