@@ -12,6 +12,7 @@ mod guard;
 mod hint;
 mod hooks;
 mod inspection;
+mod intake;
 mod interpreters;
 mod jvm_maps;
 mod keeper_monitor;

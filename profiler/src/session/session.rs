@@ -8,22 +8,22 @@ mod observation;
 mod progress;
 mod snapshot;
 
-use std::collections::VecDeque;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
 use profiler_common::counter::Counter;
 use profiler_common::unwind::RowCell;
 use tokio::time::{Instant, Interval, MissedTickBehavior, interval_at};
-use tracing::{debug, info, warn};
+use tracing::{debug, warn};
 
 use super::command::{Command, Held, Launched};
 use super::config::{Control, Engine, Listener, SessionConfig};
-use super::discovery::{Discovery, Own};
+use super::discovery::Discovery;
 use super::earlier::Inventories;
 use super::followed::Followed;
 use super::guard::{GROUP_PERIOD, GUARD_PERIOD, Guard};
 use super::hint::Hint;
+use super::intake::{Intake, Owners};
 use super::jvm_maps::JvmMaps;
 use super::keeper_monitor::KeeperMonitor;
 use super::lifecycle::{Lifecycle, UNREACHED};
@@ -33,23 +33,17 @@ use super::overload::{LiveSizes, Load};
 use super::probes::Probes;
 use super::process_table::ProcessTable;
 use super::rates::Rates;
-use super::raw_stacks::{RawSample, RawStacks};
+use super::raw_stacks::RawSample;
 use super::resync::Resync;
-use super::selected::{Selected, Unrecorded};
-use super::target::Target;
+use super::selected::Selected;
 use super::unwinding::Tables;
 use super::view::ViewCache;
 use super::windows::Windows;
 use crate::bpf::counters::Counters;
 use crate::bpf::load::{LinkKind, LoadError};
 use crate::bpf::processes::ProcessEvents;
-use crate::bpf::ring::Ring;
 use crate::ids::Pid;
-use crate::ingest::decode;
-use crate::ingest::event::Event;
-use crate::ingest::record::Record;
 use crate::linux::{clock, memory};
-use crate::process::selection::Selection;
 use crate::recording::recorder::Recorder;
 use crate::snapshot::Snapshot;
 use crate::units::MonotonicNanos;
@@ -58,9 +52,7 @@ pub struct Session {
     config: SessionConfig,
     probes: Probes,
     rates: Rates,
-    ring: Ring,
-    raw_stacks: RawStacks,
-    records_unreadable: u64,
+    intake: Intake,
     resync: Resync,
     processes: ProcessTable,
     lifecycle: Lifecycle,
@@ -77,17 +69,9 @@ pub struct Session {
     jvm_maps: JvmMaps,
     memory: MemorySampler,
     inventories: Inventories,
-    found: VecDeque<Target>,
-    unrecorded: Unrecorded,
-    own: Option<Own>,
-    /// The part of the selection that no process matched at the start.
-    unmatched: Selection,
+    selected: Selected,
     first_attached: Option<Instant>,
-    drops_logged: (MonotonicNanos, u64),
 }
-
-/// Maximum number of records per drain, so that timers and signals are handled in between.
-const BATCH_MAX: usize = 65_536;
 
 /// Period of draining the ring buffer unless it fills: the longest that an event waits.
 const DRAIN_PERIOD: Duration = Duration::from_millis(20);
@@ -95,24 +79,26 @@ const PROGRESS_PERIOD: Duration = Duration::from_millis(500);
 
 /// Period of polling targets for allocators that they have mapped meanwhile.
 const POLL_PERIOD: Duration = Duration::from_millis(250);
-const DROPS_LOG_PERIOD: Duration = Duration::from_millis(200);
 
 impl Session {
     /// [`attach`](Self::attach) is next. Fails if only individual processes are selected, and none can be profiled.
     pub fn start(mut config: SessionConfig) -> Result<Self> {
         let mut discovery = Discovery::new(config.placement, config.functions.clone(), config.heaps.clone());
         let mut processes = ProcessTable::new(config.callsite_limit())?;
-        let Selected { found, unrecorded, unmatched } = Selected::find(&config, &mut discovery, &mut processes)?;
+        let selected = Selected::find(&config, &mut discovery, &mut processes)?;
         let own = (config.follow_forks || config.selection.is_open()).then(|| discovery.own()).flatten();
         let mut tables = Tables::new(config.unwind, config.unwind_bytes_max);
         let own_space = own.iter().map(|own| &own.space);
-        for space in found.iter().map(|target| &*target.mappings.space).chain(own_space) {
+        for space in selected.found.iter().map(|target| &*target.mappings.space).chain(own_space) {
             tables.build_all(space, &discovery.modules);
         }
         let row_cells = tables.bytes_wanted() / size_of::<RowCell>() as u64;
         let maps = config.kernel_maps(row_cells)?;
         let mut guard = Guard::new(config.limits, maps, memory::resident_bytes())?;
         let mut probes = Probes::load(&config, u32::try_from(maps.row_cells).unwrap_or(u32::MAX), discovery, tables)?;
+        if let Some(own) = &own {
+            probes.learn_from(&own.hooks);
+        }
         // What loading has needed: the parsed object and types of the kernel.
         memory::release_freed();
         let keeper = KeeperMonitor::new(probes.keeper())?;
@@ -125,9 +111,7 @@ impl Session {
         let is_hint_due = config.hints && config.engine == Engine::Trap && can_inline;
         Ok(Self {
             rates: Rates::new(&config),
-            ring: probes.kernel.take_ring()?,
-            raw_stacks: RawStacks::default(),
-            records_unreadable: 0,
+            intake: Intake::new(probes.kernel.take_ring()?),
             resync: Resync::new(&probes.kernel)?,
             processes,
             lifecycle: Lifecycle::new(),
@@ -144,14 +128,10 @@ impl Session {
             polls: 0,
             stubs_polled: Pid(0),
             hint: Hint::new(is_hint_due),
-            found,
-            unrecorded,
+            selected,
             memory: MemorySampler::new(),
             inventories: Inventories::default(),
-            own,
-            unmatched,
             first_attached: None,
-            drops_logged: (MonotonicNanos(0), 0),
         })
     }
 
@@ -167,16 +147,13 @@ impl Session {
             let are_due = self.config.follow_forks || is_open || error.events != ProcessEvents::Forks;
             self.lifecycle.monitors_all = !are_due;
         }
-        if let Some(own) = self.own.take() {
-            self.probes.learn_from(&own.hooks);
-        }
         self.windows.started = clock::now();
         self.start_recorder()?;
         self.prepare_to_hold();
-        while let Some(target) = self.found.pop_front() {
+        while let Some(target) = self.selected.found.pop_front() {
             self.take_records();
             if self.keeper.has_exited() || self.is_over() || is_to_stop().await {
-                for target in std::iter::once(target).chain(std::mem::take(&mut self.found)) {
+                for target in std::iter::once(target).chain(std::mem::take(&mut self.selected.found)) {
                     self.processes.skip(target.pid, target.command, UNREACHED.to_owned());
                 }
                 return Ok(());
@@ -187,7 +164,7 @@ impl Session {
                 if let Err(error) = self.begin_target(target)
                     && !self.keeper.has_exited()
                 {
-                    self.unrecorded.add(pid, command, error, &mut self.processes);
+                    self.selected.unrecorded.add(pid, command, error, &mut self.processes);
                 }
             } else if let Some(identity) = target.identity() {
                 self.begin_found(target, identity);
@@ -196,12 +173,12 @@ impl Session {
             if self.guard.is_overhead_due() {
                 self.detach_expensive();
             }
-            let pending = self.found.iter().map(|target| target.pid);
+            let pending = self.selected.found.iter().map(|target| target.pid);
             self.probes.choose_scope(self.processes.running_mut(), pending);
             self.first_attached = self.first_attached.or_else(|| (self.processes.count() > 0).then(Instant::now));
         }
         if !self.has_begun() && !self.config.selection.is_open() {
-            self.unrecorded.check()?;
+            self.selected.unrecorded.check()?;
         }
         // Processes that started after the scan and before they were monitored.
         if self.config.selection.is_open() {
@@ -266,7 +243,7 @@ impl Session {
                 () = &mut stop => break,
                 result = self.keeper.exited() => { result?; break }
                 pids = self.processes.exited() => self.handle_exits(pids),
-                result = self.ring.filled() => {
+                result = self.intake.ring().filled() => {
                     result.context("cannot wait for the ring buffer")?;
                     is_empty = self.drain();
                 }
@@ -314,7 +291,7 @@ impl Session {
 
     /// Enters a batch of records and handles process changes. Returns whether the ring buffer is empty.
     pub(super) fn drain(&mut self) -> bool {
-        let fill_bytes = self.ring.unread_bytes();
+        let fill_bytes = self.intake.ring().unread_bytes();
         let is_empty = self.take_records();
         self.balance(fill_bytes);
         self.close_unused_filter();
@@ -335,67 +312,21 @@ impl Session {
     /// Enters the records that the ring buffer has now, and handles process changes. Later records may remain: a target
     /// may allocate faster than its records are entered.
     pub(super) fn empty_ring(&mut self) {
-        let end = self.ring.written_bytes();
-        while !self.drain() && self.ring.read_bytes() < end {}
+        let end = self.intake.ring().written_bytes();
+        while !self.drain() && self.intake.ring().read_bytes() < end {}
     }
 
     /// The same without handling process changes.
     pub(super) fn catch_up(&mut self) {
-        let end = self.ring.written_bytes();
-        while !self.take_records() && self.ring.read_bytes() < end {}
+        let end = self.intake.ring().written_bytes();
+        while !self.take_records() && self.intake.ring().read_bytes() < end {}
     }
 
     /// Enters a batch of records. Returns whether it emptied the ring buffer.
-    pub(super) fn take_records(&mut self) -> bool {
-        let Self {
-            ring,
-            raw_stacks,
-            records_unreadable,
-            probes,
-            processes,
-            lifecycle,
-            rates,
-            resync,
-            config,
-            inventories,
-            ..
-        } = self;
+    fn take_records(&mut self) -> bool {
+        let Self { intake, config, probes, processes, lifecycle, rates, resync, inventories, .. } = self;
         processes.record_corrections();
-        let count = ring.drain(BATCH_MAX, |bytes| {
-            let event = match decode(bytes) {
-                Ok(Record::Event(event)) => inventories.observe(event, processes),
-                Ok(Record::UnknownFree(free)) => inventories.observe_unknown(free, processes).map(Event::Free),
-                Ok(Record::Fork(fork)) => return probes.copy_stubs(lifecycle.forked(fork, processes, config)),
-                Ok(Record::Exec(exec)) => {
-                    if processes.get(exec.pid).is_some() {
-                        probes.begin_stacks(exec.pid, processes);
-                    }
-                    inventories.give_up(exec.pid);
-                    return lifecycle.executed(exec, processes, config.grace());
-                }
-                Ok(Record::Code(code)) => return probes.unwinding.interpreters.enter(code, &probes.discovery.modules),
-                Ok(Record::RawStack(pid, id, raw)) => {
-                    rates.count_record(bytes.len());
-                    return raw_stacks.add(pid, id, raw, config.raw_stacks_max);
-                }
-                Ok(Record::StackPage(pid, id, page)) => {
-                    rates.count_record(bytes.len());
-                    return probes.copies.add(pid, id, &page);
-                }
-                Err(error) => {
-                    *records_unreadable += 1;
-                    return debug!("{error}");
-                }
-            };
-            let Some(mut event) = event else { return };
-            rates.count_record(bytes.len());
-            rates.observe(&event);
-            probes.copies.observe(&event);
-            resync.observe(&mut event, processes);
-            raw_stacks.observe(&event, config.raw_stacks_max);
-            processes.enter(event);
-        });
-        count < BATCH_MAX
+        intake.take(&mut Owners { config, probes, processes, lifecycle, rates, resync, inventories })
     }
 
     /// `fill_bytes` were in the ring buffer before the drain.
@@ -429,7 +360,7 @@ impl Session {
         let Some(ring_dropped) = self.note_drops() else { return Ok(()) };
         let live_dropped = Counters::read_one(&self.probes.kernel, Counter::LiveSetFull)?;
         let live_blocks = self.resync.live_blocks(now, self.config.live_blocks_max);
-        self.log_drops(now, ring_dropped);
+        self.intake.log_drops(now, self.windows.started.monotonic, ring_dropped);
         let load = Load { time: now, fill_bytes, ring_dropped, live_blocks, live_dropped };
         self.rates.adapt(&load, &mut self.probes.kernel)?;
         if self.rates.wants_thinning(&load) && !self.resync.is_running() {
@@ -449,21 +380,12 @@ impl Session {
     pub(super) fn note_drops(&mut self) -> Option<u64> {
         let read = Counters::read_one(&self.probes.kernel, Counter::RingFull);
         let ring_dropped = read.inspect_err(|error| debug!("{error}")).ok()?;
-        self.resync.note_drops(ring_dropped + self.records_unreadable);
+        self.resync.note_drops(ring_dropped + self.intake.unreadable());
         Some(ring_dropped)
     }
 
-    fn log_drops(&mut self, now: MonotonicNanos, ring_dropped: u64) {
-        let (logged, before) = self.drops_logged;
-        if ring_dropped > before && now.since(logged) >= DROPS_LOG_PERIOD {
-            let elapsed = now.since(self.windows.started.monotonic);
-            info!("after {elapsed:.1?}: ring buffer full: {ring_dropped} records dropped");
-            self.drops_logged = (now, ring_dropped);
-        }
-    }
-
     pub fn take_raw_stacks(&mut self) -> Vec<RawSample> {
-        self.raw_stacks.take()
+        self.intake.take_raw_stacks()
     }
 
     /// Reads counters before it detaches: a call whose return probe is removed first would count as not returning.

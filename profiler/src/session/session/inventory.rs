@@ -326,11 +326,11 @@ impl Session {
         if may_improve || walked.chosen.len() > HELD_BLOCKS_MAX || self.resync.is_running() {
             return None;
         }
-        let end = self.ring.written_bytes();
+        let end = self.intake.ring().written_bytes();
         self.catch_up();
         let pending = self.inventories.pending.as_ref()?;
         let (pid, taken) = (pending.pid, pending.taken);
-        if self.ring.read_bytes() < end || !pending.freed.is_empty() || self.inventory_target().is_none() {
+        if self.intake.ring().read_bytes() < end || !pending.freed.is_empty() || self.inventory_target().is_none() {
             return None;
         }
         let mut inventory = walked.inventory();
@@ -404,12 +404,12 @@ impl Session {
     /// Enters live blocks, some at a time: a block that is freed between the check of its reported frees and the insertion
     /// is removed when that free is read. Returns what is missing.
     fn enter_live(&mut self, pid: Pid, blocks: &[LiveAllocation]) -> Result<Option<String>, LoadError> {
-        let begun = self.ring.read_bytes();
+        let begun = self.intake.ring().read_bytes();
         let mut gone: Vec<LiveAllocation> = Vec::new();
         let mut gap = None;
         let mut left = blocks;
         while !left.is_empty() {
-            let filled = (self.ring.read_bytes() - begun) / u64::from(self.config.ring_bytes).max(1);
+            let filled = (self.intake.ring().read_bytes() - begun) / u64::from(self.config.ring_bytes).max(1);
             let reason = if signals::is_interrupted_again() {
                 Some("the user has interrupted again")
             } else {

@@ -29,7 +29,7 @@ use crate::snapshot::{Snapshot, TargetState};
 impl Session {
     /// The part of the selection that no process matched at the start, if others did.
     pub fn unmatched(&self) -> Option<String> {
-        let unmatched = &self.unmatched;
+        let unmatched = &self.selected.unmatched;
         (unmatched.is_open() && self.processes.count() > 0).then(|| unmatched.to_string())
     }
 
@@ -193,7 +193,7 @@ impl Session {
     fn health(&self, counters: &Counters) -> Health {
         let mut lost: Vec<_> = counters.losses().map(|(counter, count)| (Loss::of(counter), count)).collect();
         let own =
-            [(Loss::UnreadableRecord, self.records_unreadable), (Loss::UnknownFree, self.processes.frees_unknown())];
+            [(Loss::UnreadableRecord, self.intake.unreadable()), (Loss::UnknownFree, self.processes.frees_unknown())];
         lost.extend(own.into_iter().filter(|(_, count)| *count > 0));
         let inline_engine = self.probes.inline_engine();
         let mut health = Health {
@@ -220,7 +220,7 @@ impl Session {
         health.add_loss(Loss::ProbeMissed, self.probes.kernel.probes_missed());
         health.add_loss(Loss::StubMissed, self.probes.stub_calls_missed());
         let programs = self.lifecycle.unprobed();
-        health.add_loss(Loss::ProcessSkipped, self.unrecorded.count());
+        health.add_loss(Loss::ProcessSkipped, self.selected.unrecorded.count());
         health.add_loss(Loss::Program32Bit, programs.of_32_bits);
         health.add_loss(Loss::MemoryShared, self.lifecycle.sharing_count());
         health.add_loss(Loss::Unobserved, self.probes.unobserved_count());

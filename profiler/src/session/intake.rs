@@ -1,0 +1,132 @@
+//! The way of records from the ring buffer to the parts of a session that own what they change.
+
+use std::time::Duration;
+
+use tracing::{debug, info};
+
+use super::config::SessionConfig;
+use super::earlier::Inventories;
+use super::lifecycle::Lifecycle;
+use super::probes::Probes;
+use super::process_table::ProcessTable;
+use super::rates::Rates;
+use super::raw_stacks::{RawSample, RawStacks};
+use super::resync::Resync;
+use crate::bpf::ring::Ring;
+use crate::ingest::decode;
+use crate::ingest::event::Event;
+use crate::ingest::record::Record;
+use crate::units::MonotonicNanos;
+
+/// Maximum number of records per batch, so that timers and signals are handled in between.
+const BATCH_MAX: usize = 65_536;
+/// Minimum time between two lines of the log about dropped records.
+const DROPS_LOG_PERIOD: Duration = Duration::from_millis(200);
+
+pub(super) struct Intake {
+    ring: Ring,
+    raw_stacks: RawStacks,
+    /// Number of records that could not be decoded.
+    unreadable: u64,
+    /// When dropped records were last logged, and their number then.
+    drops_logged: (MonotonicNanos, u64),
+}
+
+/// The parts of a session that records are passed to.
+pub(super) struct Owners<'session> {
+    pub(super) config: &'session SessionConfig,
+    pub(super) probes: &'session mut Probes,
+    pub(super) processes: &'session mut ProcessTable,
+    pub(super) lifecycle: &'session mut Lifecycle,
+    pub(super) rates: &'session mut Rates,
+    pub(super) resync: &'session mut Resync,
+    pub(super) inventories: &'session mut Inventories,
+}
+
+impl Intake {
+    pub(super) fn new(ring: Ring) -> Self {
+        Self { ring, raw_stacks: RawStacks::default(), unreadable: 0, drops_logged: (MonotonicNanos(0), 0) }
+    }
+
+    pub(super) fn ring(&self) -> &Ring {
+        &self.ring
+    }
+
+    pub(super) fn unreadable(&self) -> u64 {
+        self.unreadable
+    }
+
+    pub(super) fn take_raw_stacks(&mut self) -> Vec<RawSample> {
+        self.raw_stacks.take()
+    }
+
+    /// Passes a batch of records to their owners, oldest first. Returns whether it emptied the ring buffer.
+    pub(super) fn take(&mut self, owners: &mut Owners<'_>) -> bool {
+        let Self { ring, raw_stacks, unreadable, .. } = self;
+        let count = ring.drain(BATCH_MAX, |bytes| {
+            let event = match decode(bytes) {
+                Ok(Record::Event(event)) => owners.inventories.observe(event, owners.processes),
+                Ok(Record::UnknownFree(free)) => {
+                    owners.inventories.observe_unknown(free, owners.processes).map(Event::Free)
+                }
+                Ok(record) => return owners.enter(record, bytes.len(), raw_stacks),
+                Err(error) => {
+                    *unreadable += 1;
+                    return debug!("{error}");
+                }
+            };
+            if let Some(event) = event {
+                owners.enter_event(event, bytes.len(), raw_stacks);
+            }
+        });
+        count < BATCH_MAX
+    }
+
+    /// Logs that records were dropped, if more were than at the last time.
+    pub(super) fn log_drops(&mut self, now: MonotonicNanos, started: MonotonicNanos, dropped: u64) {
+        let (logged, before) = self.drops_logged;
+        if dropped > before && now.since(logged) >= DROPS_LOG_PERIOD {
+            let elapsed = now.since(started);
+            info!("after {elapsed:.1?}: ring buffer full: {dropped} records dropped");
+            self.drops_logged = (now, dropped);
+        }
+    }
+}
+
+impl Owners<'_> {
+    fn enter_event(&mut self, mut event: Event, record_bytes: usize, raw_stacks: &mut RawStacks) {
+        self.rates.count_record(record_bytes);
+        self.rates.observe(&event);
+        self.probes.copies.observe(&event);
+        self.resync.observe(&mut event, self.processes);
+        raw_stacks.observe(&event, self.config.raw_stacks_max);
+        self.processes.enter(event);
+    }
+
+    /// Enters what changes no ledger.
+    fn enter(&mut self, record: Record, record_bytes: usize, raw_stacks: &mut RawStacks) {
+        match record {
+            Record::Event(_) | Record::UnknownFree(_) => {}
+            Record::Fork(fork) => {
+                let child = self.lifecycle.forked(fork, self.processes, self.config);
+                self.probes.copy_stubs(child);
+            }
+            Record::Exec(exec) => {
+                if self.processes.get(exec.pid).is_some() {
+                    self.probes.begin_stacks(exec.pid, self.processes);
+                }
+                self.inventories.give_up(exec.pid);
+                self.lifecycle.executed(exec, self.processes, self.config.grace());
+            }
+            Record::Code(code) => self.probes.unwinding.interpreters.enter(code, &self.probes.discovery.modules),
+            Record::RawStack(pid, id, raw) => {
+                self.rates.count_record(record_bytes);
+                raw_stacks.add(pid, id, raw, self.config.raw_stacks_max);
+            }
+            Record::StackPage(pid, id, page) => {
+                self.rates.count_record(record_bytes);
+                self.probes.copies.add(pid, id, &page);
+            }
+        }
+    }
+}
