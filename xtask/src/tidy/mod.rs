@@ -2,7 +2,6 @@
 
 mod docs;
 mod imports;
-mod language;
 mod rules;
 mod source;
 mod writing;
@@ -23,7 +22,6 @@ use source::Source;
 #[command(after_help = "The rules:
   length     functions of at most 70 lines; files of more than 1,000 lines (tests excluded) are noted
   opening    a Rust file begins with a `//!` comment: what it does and what it leaves to others
-  language   standard terms in comments, strings, docs and scripts: see xtask/src/tidy/language.rs
   layers     which folder of profiler/src may use which: see xtask/src/tidy/imports.rs
   cycles     imports form no cycle: neither between folders of profiler/src nor between the files of one folder
   unsafe     only in profiler-ebpf, profiler/src/linux, test targets, and `unsafe impl` in profiler-common
@@ -70,7 +68,7 @@ impl Findings<'_> {
 
 type Rule = fn(&Source, &mut Findings<'_>);
 
-const RULES: [Rule; 9] = [
+const RULES: [Rule; 8] = [
     rules::length,
     rules::unsafe_code,
     rules::terminal,
@@ -78,7 +76,6 @@ const RULES: [Rule; 9] = [
     rules::opening,
     rules::links,
     rules::leftovers,
-    language::check,
     imports::check,
 ];
 
