@@ -2,6 +2,7 @@
 
 mod docs;
 mod imports;
+mod names;
 mod rules;
 mod source;
 mod writing;
@@ -29,7 +30,7 @@ use source::Source;
   writing    files are created, replaced, removed and listened at by modules of profiler/src/linux: see xtask/src/tidy/writing.rs
   names      names that others choose become text through profiler/src/shown.rs, which escapes what is not UTF-8
   links      a link to a kernel's source names a version or a commit; a relative link leads to a file and a heading
-  options    commands of heapbpf in README.md and docs have options that exist
+  names in pages  a path, `Type::function`, `Type::Variant` or `module::function` in *.md is in the tree: see xtask/src/tidy/names.rs
   markers    no leftovers of merges or of unfinished work
   paths      no private folders of one machine
   commits    subjects of at most 72 characters
@@ -103,6 +104,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     findings.extend(imports::cycles(&sources));
     findings.extend(writing::check(&sources));
     findings.extend(docs::check(&files, &|path| root.join(path).exists()));
+    findings.extend(names::check(&files));
     findings.extend(commits(&root));
     let in_quarantine = flaky::overdue(&root)?.into_iter();
     findings.extend(in_quarantine.map(|message| Finding { path: flaky::QUARANTINE.to_owned(), line: 1, message }));
