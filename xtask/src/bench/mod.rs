@@ -3,20 +3,17 @@
 mod agent;
 mod attach;
 mod calls;
-mod chart;
 mod compared;
 pub(crate) mod figures;
+mod formats;
 mod functions;
 mod launched;
 mod leaks;
-mod live;
 mod many;
-mod names;
 mod overhead;
 mod programs;
-mod synthetic;
+mod push;
 mod tool;
-mod top;
 mod unwind;
 mod workload;
 
@@ -46,17 +43,10 @@ enum Subject {
     Unwind(unwind::Arguments),
     Overhead(overhead::Arguments),
     Soak(overhead::SoakArguments),
-    /// Measures writing 10,000 callsites of 40 frames each, in each format. The page is docs/formats.md.
-    Formats(synthetic::Arguments),
+    Formats(formats::Arguments),
     Leaks(leaks::Arguments),
     Agent(agent::Arguments),
-    Top(top::Arguments),
-    Live(live::Arguments),
-    Names(names::Arguments),
-    /// Measures marking and folding of synthetic heaps of 1 GiB and of 10 million blocks. The page is docs/leaks.md.
-    Mark(synthetic::Arguments),
-    /// Measures Parquet files of a simulated fleet: 1,000 files, 100 million rows, queries in DuckDB. The page is docs/parquet.md.
-    Parquet(synthetic::FleetArguments),
+    Push(push::Arguments),
 }
 
 impl Subject {
@@ -65,14 +55,10 @@ impl Subject {
             Self::Unwind(arguments) => unwind::run(arguments),
             Self::Overhead(arguments) => overhead::run(arguments),
             Self::Soak(arguments) => overhead::soak(arguments),
-            Self::Formats(arguments) => synthetic::formats(arguments),
+            Self::Formats(arguments) => formats::run(arguments),
             Self::Leaks(arguments) => leaks::run(arguments),
             Self::Agent(arguments) => agent::run(arguments),
-            Self::Top(arguments) => top::run(arguments),
-            Self::Live(arguments) => live::run(arguments),
-            Self::Names(arguments) => names::run(arguments),
-            Self::Mark(arguments) => synthetic::mark(arguments),
-            Self::Parquet(arguments) => synthetic::fleet(arguments),
+            Self::Push(arguments) => push::run(arguments),
         }
     }
 }
