@@ -26,11 +26,9 @@ use source::Source;
   layers     which folder of profiler/src may use which: see xtask/src/tidy/imports.rs
   cycles     imports form no cycle: neither between folders of profiler/src nor between the files of one folder
   unsafe     only in profiler-ebpf, profiler/src/linux, test targets, and `unsafe impl` in profiler-common
-  terminal   standard output and standard error are written through profiler/src/cli/terminal.rs
   writing    files are created, replaced, removed and listened at by modules of profiler/src/linux: see xtask/src/tidy/writing.rs
-  names      names that others choose become text through profiler/src/shown.rs, which escapes what is not UTF-8
   links      a link to a kernel's source names a version or a commit; a relative link leads to a file and a heading
-  names in pages  a path, `Type::function`, `Type::Variant` or `module::function` in *.md is in the tree: see xtask/src/tidy/names.rs
+  names      a path, `Type::function`, `Type::Variant` or `module::function` in *.md is in the tree: see xtask/src/tidy/names.rs
   markers    no leftovers of merges or of unfinished work
   paths      no private folders of one machine
   commits    subjects of at most 72 characters
@@ -69,16 +67,8 @@ impl Findings<'_> {
 
 type Rule = fn(&Source, &mut Findings<'_>);
 
-const RULES: [Rule; 8] = [
-    rules::length,
-    rules::unsafe_code,
-    rules::terminal,
-    rules::names,
-    rules::opening,
-    rules::links,
-    rules::leftovers,
-    imports::check,
-];
+const RULES: [Rule; 6] =
+    [rules::length, rules::unsafe_code, rules::opening, rules::links, rules::leftovers, imports::check];
 
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let root = command::root()?;

@@ -1,9 +1,8 @@
-//! Rules about Rust code (length, `unsafe`, access to the terminal; tokens are inspected, so that code in macros counts),
-//! and about lines of text (how a file opens, links, unfinished work, paths of one machine).
+//! Rules about Rust code (length, `unsafe`; tokens are inspected, so that code in macros counts), and about lines of text (how a file opens, links, unfinished work, paths of one machine).
 
 use std::sync::LazyLock;
 
-use proc_macro2::{Delimiter, Ident, TokenStream, TokenTree};
+use proc_macro2::{Ident, TokenStream, TokenTree};
 use regex::Regex;
 use syn::spanned::Spanned as _;
 use syn::visit::{self, Visit};
@@ -76,62 +75,6 @@ pub(super) fn unsafe_code(source: &Source, findings: &mut Findings<'_>) {
             findings.add(word.span().start().line, "`unsafe` is not allowed here: see `cargo xtask tidy --help`");
         }
     });
-}
-
-const AGENT_FOLDER: &str = "profiler/src/";
-const TERMINAL_FILE: &str = "profiler/src/cli/terminal.rs";
-
-/// Only one file of the agent may use standard output and error: it keeps control characters of targets off terminals.
-pub(super) fn terminal(source: &Source, findings: &mut Findings<'_>) {
-    let Some(rust) = &source.rust else { return };
-    if !source.path.starts_with(AGENT_FOLDER) || source.path == TERMINAL_FILE || source.is_test() {
-        return;
-    }
-    words(rust.tokens.clone(), &mut |word, next| {
-        let is_call = matches!(next, Some(TokenTree::Group(next))
-            if next.delimiter() == Delimiter::Parenthesis && next.stream().is_empty());
-        if is_call && (word == "stdout" || word == "stderr") {
-            findings.add(word.span().start().line, format!("`{word}()` belongs in `{TERMINAL_FILE}`"));
-        }
-    });
-}
-
-/// Their paths and texts are the user's own, or they are tests.
-const OWN_PATHS: [&str; 6] = [
-    "profiler/src/cli/output.rs",
-    "profiler/src/debuginfod/cache.rs",
-    "profiler/src/linux/place.rs",
-    "profiler/src/reader/mod.rs",
-    "profiler/src/serve/socket.rs",
-    "profiler/src/session/walks.rs",
-];
-
-/// Names that are not UTF-8 are escaped, not replaced.
-pub(super) fn names(source: &Source, findings: &mut Findings<'_>) {
-    let Some(rust) = &source.rust else { return };
-    if !source.path.starts_with(AGENT_FOLDER) || OWN_PATHS.contains(&source.path) || source.is_test() {
-        return;
-    }
-    lossy(&source::without_tests(rust.tokens.clone()), findings);
-}
-
-fn lossy(trees: &[TokenTree], findings: &mut Findings<'_>) {
-    for (at, tree) in trees.iter().enumerate() {
-        match tree {
-            TokenTree::Group(group) => lossy(&group.stream().into_iter().collect::<Vec<_>>(), findings),
-            TokenTree::Ident(word) => {
-                let is_call = matches!(trees.get(at + 1), Some(TokenTree::Group(next)) if next.stream().is_empty());
-                // A size's has a unit.
-                let is_of_size = matches!(trees.get(at + 2), Some(TokenTree::Punct(next)) if next.as_char() == '.');
-                let is_path = word == "display" && is_call && !is_of_size;
-                if is_path || word == "from_utf8_lossy" || word == "to_string_lossy" {
-                    let advice = "replaces what is not UTF-8: use `Shown`, or `text` of profiler/src/shown.rs";
-                    findings.add(word.span().start().line, format!("`{word}` {advice}"));
-                }
-            }
-            TokenTree::Punct(_) | TokenTree::Literal(_) => {}
-        }
-    }
 }
 
 /// Visits each word and the token after it, also in macros.
@@ -254,32 +197,6 @@ mod tests {
             }
         }
         assert_eq!(found(unsafe_code, "profiler/src/bpf/load.rs", IMPLEMENTATION).len(), 1);
-    }
-
-    #[test]
-    fn one_file_writes_to_the_terminal() {
-        let print = "fn f() {\n    let _ = write!(std::io::stdout(), \"x\");\n}\n";
-        assert_eq!(
-            found(terminal, "profiler/src/cli/diff.rs", print),
-            ["2: `stdout()` belongs in `profiler/src/cli/terminal.rs`"]
-        );
-        assert_eq!(found(terminal, TERMINAL_FILE, print), [""; 0]);
-        assert_eq!(found(terminal, "xtask/src/demo.rs", print), [""; 0]);
-        // A builder's method, and a field.
-        let others = "fn f() {\n    command.stdout(Stdio::piped());\n    drop(child.stdout);\n}\n";
-        assert_eq!(found(terminal, "profiler/src/cli/diff.rs", others), [""; 0]);
-    }
-
-    #[test]
-    fn names_are_escaped() {
-        let lines = |text: &str| found(names, "profiler/src/cli/diff.rs", text).len();
-        assert_eq!(lines("fn f() {\n    format!(\"{}\", path.display());\n}\n"), 1);
-        assert_eq!(lines("fn f() {\n    String::from_utf8_lossy(x);\n    y.to_string_lossy();\n}\n"), 2);
-        assert_eq!(lines("fn f() {\n    ByteSize(x).display().iec();\n    bar.display(x);\n}\n"), 0);
-        assert_eq!(lines("#[cfg(test)]\nmod tests {\n    fn f() { path.display(); }\n}\n"), 0);
-        for other in ["xtask/src/demo.rs", "profiler/src/session/tests.rs", OWN_PATHS[0]] {
-            assert_eq!(found(names, other, "fn f() { path.display(); }\n"), [""; 0]);
-        }
     }
 
     #[test]
