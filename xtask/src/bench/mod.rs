@@ -22,20 +22,20 @@ use std::process::Command;
 
 use anyhow::{Result, bail, ensure};
 use clap::builder::PossibleValue;
-use clap::{FromArgMatches as _, Subcommand, ValueEnum};
+use clap::{Subcommand, ValueEnum};
 
 use crate::command::{self, Repository};
 use crate::packages;
 use crate::process::bound;
 
-/// Measures heapbpf on this machine: all subjects, unless one is specified.
+/// Measures heapbpf on this machine.
 ///
 /// Builds heapbpf in release mode, starts real programs under load, and prints tables. Figures are medians of several rounds,
 /// in which all compared variants alternate. Other work of the machine affects them, so the tables describe the machine.
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
     #[command(subcommand)]
-    subject: Option<Subject>,
+    subject: Subject,
 }
 
 #[derive(Subcommand)]
@@ -49,31 +49,15 @@ enum Subject {
     Push(push::Arguments),
 }
 
-impl Subject {
-    fn run(&self) -> Result<()> {
-        match self {
-            Self::Unwind(arguments) => unwind::run(arguments),
-            Self::Overhead(arguments) => overhead::run(arguments),
-            Self::Soak(arguments) => overhead::soak(arguments),
-            Self::Formats(arguments) => formats::run(arguments),
-            Self::Leaks(arguments) => leaks::run(arguments),
-            Self::Agent(arguments) => agent::run(arguments),
-            Self::Push(arguments) => push::run(arguments),
-        }
-    }
-}
-
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     match &arguments.subject {
-        Some(subject) => subject.run(),
-        None => {
-            let mut all = Subject::augment_subcommands(clap::Command::new("bench"));
-            let names: Vec<_> = all.get_subcommands().map(|subject| subject.get_name().to_owned()).collect();
-            names.iter().try_for_each(|name| {
-                let matches = all.try_get_matches_from_mut(["bench", name])?;
-                Subject::from_arg_matches(&matches)?.run()
-            })
-        }
+        Subject::Unwind(arguments) => unwind::run(arguments),
+        Subject::Overhead(arguments) => overhead::run(arguments),
+        Subject::Soak(arguments) => overhead::soak(arguments),
+        Subject::Formats(arguments) => formats::run(arguments),
+        Subject::Leaks(arguments) => leaks::run(arguments),
+        Subject::Agent(arguments) => agent::run(arguments),
+        Subject::Push(arguments) => push::run(arguments),
     }
 }
 
@@ -138,21 +122,19 @@ struct Page<'a> {
     repository: &'a Repository,
     /// From the repository's root; `None` for printing alone.
     path: Option<&'a str>,
-    prefix: &'a str,
 }
 
 impl<'a> Page<'a> {
     fn new(repository: &'a Repository, path: &'a str, write: bool) -> Self {
-        Self { repository, path: write.then_some(path), prefix: "" }
+        Self { repository, path: write.then_some(path) }
     }
 
     fn publish(&self, section: &str, measured: impl Into<Measured>) -> Result<Vec<String>> {
         let Measured { text, missed } = measured.into();
-        let section = format!("{}{section}", self.prefix);
         let text = format!("{}\n\n{}\n", text.trim_end(), figures::provenance()?);
         println!("\n{section}\n\n{text}");
         if let Some(path) = self.path {
-            figures::write(&self.repository.root.join(path), &section, &text)?;
+            figures::write(&self.repository.root.join(path), section, &text)?;
         }
         Ok(missed)
     }

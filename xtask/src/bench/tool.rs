@@ -10,6 +10,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
+use heapbpf_tests::kernel;
 use heapbpf_tests::report::{Callsite, Hook, Report};
 use serde::de::DeserializeOwned;
 
@@ -232,23 +233,10 @@ pub(super) fn hooks(setup: &Setup, pid: u32) -> Result<Vec<Hook>> {
     Ok(heaps.flat_map(|heap| std::mem::take(&mut heap.hooks)).filter(|hook| hook.attached).collect())
 }
 
-/// Number of breakpoints in the code of a process that its files do not have.
+/// Number of bytes in the code of a process that its files do not have: breakpoints.
 fn breakpoints(pid: u32) -> Result<usize> {
-    let memory = memory(pid)?;
-    let mut count = 0;
-    // The inline engine maps its stubs from a file without a name.
-    for mapping in mappings(pid)?.into_iter().filter(|mapping| !mapping.path.starts_with("/memfd:")) {
-        let mut current = vec![0; mapping.bytes];
-        memory.read_exact_at(&mut current, mapping.start)?;
-        let mut original = vec![0; mapping.bytes];
-        let file = File::open(&mapping.path)?;
-        let available = file.metadata()?.len().saturating_sub(mapping.file_offset);
-        let available = usize::try_from(available)?.min(mapping.bytes);
-        file.read_exact_at(&mut original[..available], mapping.file_offset)?;
-        let is_breakpoint = |(current, original): &(&u8, &u8)| **current == BREAKPOINT && **original != BREAKPOINT;
-        count += current.iter().zip(&original).filter(is_breakpoint).count();
-    }
-    Ok(count)
+    let changed = kernel::changed_code_in(pid, |_| true);
+    Ok(changed.with_context(|| format!("reading the code of process {pid} requires root"))?.len())
 }
 
 fn memory(pid: u32) -> Result<File> {
