@@ -9,8 +9,9 @@ use regex::Regex;
 use super::{Finding, docs};
 
 static CODE: LazyLock<Regex> = LazyLock::new(|| docs::compile("`([^`]+)`"));
+/// A file with a folder, a folder, and a file of Rust.
 static PATH: LazyLock<Regex> =
-    LazyLock::new(|| docs::compile(r"^[\w.-]+(/[\w.-]+)*(/|/[\w.-]+\.(rs|md|toml|json|c|cpp|h|sh|py|ts|tsx|js))$"));
+    LazyLock::new(|| docs::compile(r"^(([\w.-]+/)+([\w.-]+\.(rs|md|toml|json|c|cpp|h|sh|py|ts|tsx|js))?|[\w-]+\.rs)$"));
 static ITEM: LazyLock<Regex> = LazyLock::new(|| docs::compile(r"^(?:\w+::)*(\w+)::(\w+)(?:\(.*\))?$"));
 /// A name to be chosen by the reader, as in recipes.
 static PLACEHOLDER: LazyLock<Regex> = LazyLock::new(|| docs::compile(r"\b(NAME|TARGET)\b"));
@@ -90,6 +91,7 @@ mod tests {
             "a\n`ort/json.rs`\n",
             &["docs/a.md:2: `ort/json.rs` is not in the tree: see xtask/src/tidy/names.rs"],
         );
+        check_page("`jso.rs`, `a.toml`\n", &["docs/a.md:1: `jso.rs` is not in the tree: see xtask/src/tidy/names.rs"]);
         check_page("`repor/`\n", &["docs/a.md:1: `repor/` is not in the tree: see xtask/src/tidy/names.rs"]);
     }
 
