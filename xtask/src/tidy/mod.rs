@@ -28,7 +28,7 @@ use source::Source;
   unsafe     only in profiler-ebpf, profiler/src/linux, test targets, and `unsafe impl` in profiler-common
   writing    files are created, replaced, removed and listened at by modules of profiler/src/linux: see xtask/src/tidy/writing.rs
   links      a link to a kernel's source names a version or a commit; a relative link leads to a file and a heading
-  names      a path, `Type::function`, `Type::Variant` or `module::function` in *.md is in the tree: see xtask/src/tidy/names.rs
+  names      a path, `Type::function`, `Type::Variant` or `module::function` in *.md is in the tree, and so are types in ARCHITECTURE.md: see xtask/src/tidy/names.rs
   markers    no leftovers of merges or of unfinished work
   paths      no private folders of one machine
   commits    subjects of at most 72 characters

@@ -1,4 +1,5 @@
-//! Names of this repository in the documentation: paths, `Type::function`, `Type::Variant` and `module::function` exist.
+//! Names of this repository in the documentation: paths, `Type::function`, `Type::Variant`, `module::function` and, on the pages
+//! for developers, `TypeOfTwoWords` exist.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -13,6 +14,9 @@ static CODE: LazyLock<Regex> = LazyLock::new(|| docs::compile("`([^`]+)`"));
 static PATH: LazyLock<Regex> =
     LazyLock::new(|| docs::compile(r"^(([\w.-]+/)+([\w.-]+\.(rs|md|toml|json|c|cpp|h|sh|py|ts|tsx|js))?|[\w-]+\.rs)$"));
 static ITEM: LazyLock<Regex> = LazyLock::new(|| docs::compile(r"^(?:\w+::)*(\w+)::(\w+)(?:\(.*\))?$"));
+/// Other pages name types of other programs.
+static TYPE: LazyLock<Regex> = LazyLock::new(|| docs::compile(r"^([A-Z][a-z]+){2,}$"));
+const PAGES_WITH_TYPES: [&str; 2] = ["ARCHITECTURE.md", "CONTRIBUTING.md"];
 /// A name to be chosen by the reader, as in recipes.
 static PLACEHOLDER: LazyLock<Regex> = LazyLock::new(|| docs::compile(r"\b(NAME|TARGET)\b"));
 
@@ -34,7 +38,8 @@ pub(super) fn check(files: &[(String, String)]) -> Vec<Finding> {
         for (line, text, _) in docs::lines(text).filter(|(.., is_code)| !is_code) {
             for name in CODE.captures_iter(text).filter_map(|found| found.get(1)).map(|name| name.as_str()) {
                 let is_other = PLACEHOLDER.is_match(name) || EXCEPTIONS.contains(&(page, name));
-                if !is_other && !exists(name, &paths, files) {
+                let is_type = PAGES_WITH_TYPES.contains(&&**page) && TYPE.is_match(name);
+                if !is_other && !exists(name, is_type, &paths, files) {
                     let message = format!("`{name}` is not in the tree: see xtask/src/tidy/names.rs");
                     findings.push(Finding { path: page.clone(), line, message });
                 }
@@ -45,16 +50,19 @@ pub(super) fn check(files: &[(String, String)]) -> Vec<Finding> {
 }
 
 /// Returns whether code in a page is the name of something in the tree, or is no such name. A path may lack its first folders.
-fn exists(name: &str, paths: &BTreeSet<&str>, files: &[(String, String)]) -> bool {
+fn exists(name: &str, is_type: bool, paths: &BTreeSet<&str>, files: &[(String, String)]) -> bool {
     if PATH.is_match(name) {
         return paths.iter().any(|path| Path::new(path).ends_with(name));
     }
-    let Some(item) = ITEM.captures(name) else { return true };
+    let mut sources =
+        files.iter().filter(|(path, _)| [".rs", ".ts", ".tsx"].iter().any(|ending| path.ends_with(ending)));
+    let Some(item) = ITEM.captures(name) else {
+        return !is_type || sources.any(|(_, text)| docs::compile(&format!(r"\b{name}\b")).is_match(text));
+    };
     let (owner, member) = (&item[1], &item[2]);
     let is_function = owner.starts_with(char::is_uppercase) && member.starts_with(char::is_lowercase);
     let definition = if is_function { format!(r"\bfn {member}\b|\b{member}: ") } else { format!(r"\b{member}\b") };
     let definition = docs::compile(&definition);
-    let mut sources = files.iter().filter(|(path, _)| path.ends_with(".rs"));
     if owner.starts_with(char::is_uppercase) {
         return sources.any(|(_, text)| text.contains(owner) && definition.is_match(text));
     }
@@ -71,11 +79,15 @@ mod tests {
     use super::*;
 
     fn check_page(text: &str, expected: &[&str]) {
+        check_named("docs/a.md", text, expected);
+    }
+
+    fn check_named(page: &str, text: &str, expected: &[&str]) {
         let files = [
-            ("docs/a.md", text),
+            (page, text),
             (
                 "profiler/src/report/json.rs",
-                "struct Names { count: u8 }\nenum Kind { Short }\nimpl Names {\n    fn first() {}\n}\n",
+                "struct LongNames;\nstruct Names { count: u8 }\nenum Kind { Short }\nimpl Names {\n    fn first() {}\n}\n",
             ),
             ("profiler/src/mounts.rs", "fn is_local() {}\n"),
         ];
@@ -93,6 +105,14 @@ mod tests {
         );
         check_page("`jso.rs`, `a.toml`\n", &["docs/a.md:1: `jso.rs` is not in the tree: see xtask/src/tidy/names.rs"]);
         check_page("`repor/`\n", &["docs/a.md:1: `repor/` is not in the tree: see xtask/src/tidy/names.rs"]);
+    }
+
+    #[test]
+    fn pages_for_developers_name_types_that_exist() {
+        check_named("ARCHITECTURE.md", "`Names`, `LongNames`, `Foreign`, `JSON`\n", &[]);
+        let finding = "ARCHITECTURE.md:1: `LongName` is not in the tree: see xtask/src/tidy/names.rs";
+        check_named("ARCHITECTURE.md", "`LongName`\n", &[finding]);
+        check_page("`LongName`\n", &[]);
     }
 
     #[test]
