@@ -1,6 +1,10 @@
 //! heapbpf's agent. ARCHITECTURE.md lists the modules in the order of the pipeline.
 
 #![expect(missing_docs, reason = "no stable interface: `internals` re-exports internal items")]
+#![cfg_attr(
+    test,
+    allow(clippy::disallowed_methods, reason = "tests choose their names, and print to nobody's terminal")
+)]
 
 mod account;
 mod address;

@@ -61,6 +61,11 @@ impl Nginx {
         *worker
     }
 
+    /// Address of its page.
+    pub fn url(&self) -> String {
+        format!("http://127.0.0.1:{}/page.html", self.port)
+    }
+
     /// Requests the page, plain and compressed, and fails unless the answers are correct.
     #[track_caller]
     pub fn request(&self) {

@@ -105,7 +105,8 @@ impl Postgres {
         fs::read_to_string(self.directory.path().join("log")).expect("the directory is ours")
     }
 
-    fn client(&self, program: &str) -> Command {
+    /// Returns a command that starts one of PostgreSQL's own clients with this server.
+    pub fn client(&self, program: &str) -> Command {
         let mut command = Command::new(self.programs.join(program));
         command.arg("-h").arg(self.directory.path()).args(["-U", ROLE]);
         command

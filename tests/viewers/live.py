@@ -2,8 +2,7 @@
 
     live.py states PAGE FOLDER           a small server makes a live page of a page in a file: what the reader has chosen
                                          stays as documents follow each other; pause, reconnection and end
-    live.py follow ADDRESS UPDATES [SECONDS]
-                                         a page of `heapbpf --serve`: counts updates, and measures its memory
+    live.py follow ADDRESS UPDATES       a page of `heapbpf --serve`: follows it for this many updates
 """
 
 import copy
@@ -241,30 +240,17 @@ def states(path, folder):
     return answer
 
 
-def follow(address, count, seconds="0"):
-    """Follows a page for this many updates, or seconds, with a selection; memory after each tenth of them, in bytes."""
-    answer = {"heap": [], "nodes": []}
-    started = time.monotonic()
+def follow(address, count):
+    """Follows a page for this many updates, with a selection."""
+    answer = {}
     with browser.page(1280, 900, offline=False) as page:
         watch(page)
-        session = page.context.new_cdp_session(page)
         page.goto(address)
         wait_updates(page, 1)
         page.locator("#flame-scroller").click(position=box(page, 2, 0.1))
         page.locator("#table-body .where").first.click()
         answer["zoomed"] = [chosen(page)]
-        for tenth in range(10):
-            if int(seconds):
-                # Polling, as `wait_updates` does, would itself add to the heap.
-                page.wait_for_timeout(max(0, 1000 * (started + int(seconds) * (tenth + 1) / 10 - time.monotonic())))
-            else:
-                wait_updates(page, max(1, int(count) // 10))
-            # What the first collection finalizes is freed by the second.
-            session.send("HeapProfiler.collectGarbage")
-            session.send("HeapProfiler.collectGarbage")
-            used = session.send("Runtime.getHeapUsage")
-            answer["heap"].append(used["usedSize"])
-            answer["nodes"].append(session.send("Memory.getDOMCounters")["nodes"])
+        wait_updates(page, int(count))
         answer["zoomed"].append(chosen(page))
         answer["updates"] = updates(page)
         answer["state"] = text(page, "#live-state")

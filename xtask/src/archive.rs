@@ -23,15 +23,6 @@ impl Archive {
     /// Writes the configuration of an apt that knows only these suites, on the mirrors of this machine, and regards no
     /// package as installed.
     pub(crate) fn open(folder: &Path, architecture: Architecture, suites: &[Suites<'_>]) -> Result<Self> {
-        Self::open_with(folder, architecture, suites, &["deb"])
-    }
-
-    /// As [`open`](Self::open), for `apt-get source`.
-    pub(crate) fn open_sources(folder: &Path, suites: &[Suites<'_>]) -> Result<Self> {
-        Self::open_with(folder, Architecture::HOST, suites, &["deb-src"])
-    }
-
-    fn open_with(folder: &Path, architecture: Architecture, suites: &[Suites<'_>], kinds: &[&str]) -> Result<Self> {
         if command::find("apt-get").is_none() {
             bail!("this machine has no apt-get");
         }
@@ -41,7 +32,7 @@ impl Archive {
             "$(LABEL) $(REPO_URI)",
             "Created-By: Packages",
         ]))?;
-        let sources = sources(&mirrors, suites, kinds);
+        let sources = sources(&mirrors, suites);
         if sources.is_empty() {
             bail!("this machine's apt has no Debian mirror");
         }
@@ -142,16 +133,14 @@ fn release_of(text: &str) -> Option<String> {
     Some(value("VERSION_CODENAME")?.trim_matches('"').to_owned())
 }
 
-/// Lines for `sources.list(5)` of all suites and types, from `LABEL URI` lines of the machine's sources.
-fn sources(mirrors: &str, suites: &[Suites<'_>], kinds: &[&str]) -> String {
+/// Lines for `sources.list(5)` of all suites, from `LABEL URI` lines of the machine's sources.
+fn sources(mirrors: &str, suites: &[Suites<'_>]) -> String {
     let mut lines = String::new();
     for (label, suites) in suites {
         let uri = mirrors.lines().filter_map(|line| line.split_once(' ')).find(|(its, _)| its == label);
         let Some((_, uri)) = uri else { continue };
         for suite in *suites {
-            for kind in kinds {
-                lines.push_str(&format!("{kind} {uri} {suite} main\n"));
-            }
+            lines.push_str(&format!("deb {uri} {suite} main\n"));
         }
     }
     lines
@@ -167,14 +156,11 @@ mod tests {
     fn every_suite_comes_from_the_machines_mirrors() {
         let mirrors = "Node m://node/\nDebian m://one/debian/\nDebian m://two/\nDebian-Security m://three/\n";
         assert_eq!(
-            sources(mirrors, &SUITES, &["deb"]),
+            sources(mirrors, &SUITES),
             "deb m://one/debian/ bullseye main\ndeb m://one/debian/ sid main\ndeb m://three/ trixie-security main\n"
         );
-        assert_eq!(
-            sources(mirrors, &SUITES[1..], &["deb", "deb-src"]),
-            "deb m://three/ trixie-security main\ndeb-src m://three/ trixie-security main\n"
-        );
-        assert_eq!(sources("Node m://node/\n", &SUITES, &["deb"]), "");
+        assert_eq!(sources(mirrors, &SUITES[1..]), "deb m://three/ trixie-security main\n");
+        assert_eq!(sources("Node m://node/\n", &SUITES), "");
     }
 
     #[test]

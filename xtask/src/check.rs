@@ -1,5 +1,5 @@
 //! `cargo xtask check`: what fails in minutes, before the gate takes longer: tests that needed a second
-//! try, formatting, lints, tidy, whether what is committed was built from its source, and unit tests.
+//! try, formatting, spelling, lints, tidy, whether what is committed was built from its source, and unit tests.
 
 use std::collections::BTreeSet;
 use std::process::Command;
@@ -8,7 +8,7 @@ use std::time::Instant;
 use anyhow::{Result, bail};
 
 use crate::command::{self, Repository};
-use crate::flaky;
+use crate::{flaky, typos};
 
 /// Packages outside of the workspace, which `cargo fmt --all` does not format.
 const OTHERS: [&str; 2] = ["profiler-ebpf/Cargo.toml", "fuzz/Cargo.toml"];
@@ -21,14 +21,14 @@ const PACKAGES: [(&str, &str, &str); 5] = [
     ("xtask/", "xtask", "--bins"),
 ];
 
-/// Checks formatting, lints, rules and committed objects, and runs the unit tests of what has changed.
+/// Checks formatting, spelling, lints, rules and committed objects, and runs the unit tests of what has changed.
 ///
 /// `.ci/run` begins with the same, and all unit tests are a part of it. Run this before each commit.
 #[derive(clap::Args)]
 #[command(after_help = "Examples:
   cargo xtask check                       before a commit
   cargo xtask check --since origin/main   before a branch is merged
-  cargo xtask check --no-tests            formatting, lints, rules and committed objects alone")]
+  cargo xtask check --no-tests            formatting, spelling, lints, rules and committed objects alone")]
 pub(crate) struct Arguments {
     /// Run the unit tests of packages that differ from this commit. Changes that are not committed count.
     #[arg(long, value_name = "COMMIT", default_value = "HEAD")]
@@ -46,6 +46,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     for manifest in OTHERS {
         command::run(repository.cargo().args(["fmt", "--check", "--manifest-path", manifest]))?;
     }
+    typos::check(&repository)?;
     let own = std::env::current_exe()?;
     for words in [
         &["tidy"][..],

@@ -28,8 +28,7 @@ and with either: a C++ compiler (Debian: g++, installed if it is missing)
 
 Examples:
   cargo xtask fuzz                                  20 seconds for each target
-  cargo xtask fuzz --target walks --seconds 3600    one target for an hour
-  cargo xtask fuzz --if-possible                    for CI: succeeds where no compiler is suitable")]
+  cargo xtask fuzz --target walks --seconds 3600    one target for an hour")]
 pub(crate) struct Arguments {
     /// Seconds that each target runs.
     #[arg(long, default_value_t = 20)]
@@ -40,20 +39,10 @@ pub(crate) struct Arguments {
     /// Number of targets that run at the same time.
     #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u8).range(1..))]
     jobs: u8,
-    /// Succeed without fuzzing where no compiler is suitable.
-    #[arg(long)]
-    if_possible: bool,
 }
 
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
-    let toolchain = match Toolchain::find() {
-        Ok(toolchain) => toolchain,
-        Err(error) if arguments.if_possible => {
-            println!("fuzz: no target was run: {error:#}");
-            return Ok(());
-        }
-        Err(error) => return Err(error),
-    };
+    let toolchain = Toolchain::find()?;
     packages::install(packages::FUZZ)?;
     let repository = Repository::find()?;
     let targets = chosen(&all(&repository.root.join(FOLDER))?, &arguments.target)?;

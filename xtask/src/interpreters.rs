@@ -116,11 +116,7 @@ fn install_node(viewers: &Path, interpreters: &Path, version: &str) -> Result<()
     if !command::is_executable(&content.join("bin/node")) {
         bail!("{package} does not contain `bin/node`");
     }
-    fs::write(content.join(STAMP), &package).context("cannot write the stamp")?;
-    if target.exists() {
-        fs::remove_dir_all(&target).with_context(|| format!("cannot remove `{}`", target.display()))?;
-    }
-    fs::rename(&content, &target).with_context(|| format!("cannot make `{}`", target.display()))?;
+    complete(&content, &target, &package)?;
     fs::remove_dir_all(&unfinished).with_context(|| format!("cannot remove `{}`", unfinished.display()))
 }
 
@@ -140,11 +136,16 @@ fn install_java(viewers: &Path, interpreters: &Path) -> Result<()> {
         fs::set_permissions(&path, fs::Permissions::from_mode(0o755))
             .with_context(|| format!("{JAVA} does not contain `{}`", path.display()))?;
     }
-    fs::write(unfinished.join(STAMP), JAVA).context("cannot write the stamp")?;
+    complete(&unfinished, &target, JAVA)
+}
+
+/// Writes the stamp into a folder, and moves it to `target`: never is one there in part.
+fn complete(folder: &Path, target: &Path, stamp: &str) -> Result<()> {
+    fs::write(folder.join(STAMP), stamp).context("cannot write the stamp")?;
     if target.exists() {
-        fs::remove_dir_all(&target).with_context(|| format!("cannot remove `{}`", target.display()))?;
+        fs::remove_dir_all(target).with_context(|| format!("cannot remove `{}`", target.display()))?;
     }
-    fs::rename(&unfinished, &target).with_context(|| format!("cannot make `{}`", target.display()))
+    fs::rename(folder, target).with_context(|| format!("cannot move `{}` to `{}`", folder.display(), target.display()))
 }
 
 fn folder(repository: &Repository) -> PathBuf {
@@ -167,7 +168,7 @@ impl Python {
         [format!("{minimal}-minimal"), format!("{library}-stdlib"), library, "libstdc++6".to_owned()]
     }
 
-    /// Makes the root directory in the folder `unfinished`, then moves it to `target`: never is one there in part.
+    /// Makes the root directory in the folder `unfinished`, then moves it to `target`.
     fn install(&self, viewers: &Path, unfinished: &Path, target: &Path) -> Result<()> {
         // One suite at a time, so that no library comes from another one.
         let archive = Archive::open(&unfinished.join("apt"), Architecture::HOST, &[("Debian", &[self.suite])])
@@ -185,11 +186,7 @@ impl Python {
             bail!("the packages do not contain `{}`", program.display());
         }
         self.install_memray(viewers, &root)?;
-        fs::write(root.join(STAMP), stamp.join("\n") + "\n").context("cannot write the stamp")?;
-        if target.exists() {
-            fs::remove_dir_all(target).with_context(|| format!("cannot remove `{}`", target.display()))?;
-        }
-        fs::rename(&root, target).with_context(|| format!("cannot move `{}` to `{}`", root.display(), target.display()))
+        complete(&root, target, &(stamp.join("\n") + "\n"))
     }
 
     fn download(&self, archive: &Archive) -> Result<()> {

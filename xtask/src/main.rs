@@ -26,6 +26,7 @@ mod screenshots;
 mod snapshot;
 mod test;
 mod tidy;
+mod typos;
 mod viewers;
 mod vm;
 

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::command::{self, Repository};
 use crate::packages;
+use crate::process::{Output, Program, bound};
 
 pub(crate) const LEDGER: &str = "tests/ledger.toml";
 /// Random values of tests are the same in each run of the gate (`.cargo/config.toml`), and new ones here.
@@ -201,7 +202,7 @@ fn run_suite(repository: &Repository, suite: Suite, repeat: u32, seed: u64) -> R
     let commands = suite.commands(repeat);
     let count = commands.len();
     for (index, words) in commands.into_iter().enumerate() {
-        let _load = (suite == Suite::Repeat && index % 2 == 1).then(Load::start).transpose()?;
+        let _load = (suite == Suite::Repeat && index % 2 == 1).then(load).transpose()?;
         let mut cargo = repository.cargo();
         cargo.envs(suite.variable().map(|name| (name, "1")));
         let outcome = command::run(cargo.args(&words).env(SEED, (seed + index as u64).to_string()));
@@ -210,28 +211,10 @@ fn run_suite(repository: &Repository, suite: Suite, repeat: u32, seed: u64) -> R
     if failures.is_empty() { Ok(()) } else { bail!("{}", failures.join("\n")) }
 }
 
-/// Two busy processes, which are killed when this is dropped.
-struct Load(Vec<Child>);
-
-impl Load {
-    fn start() -> Result<Self> {
-        let mut load = Self(Vec::new());
-        for _ in 0..2 {
-            let mut busy = Command::new("sh");
-            busy.args(["-c", "while :; do :; done"]).stdin(Stdio::null());
-            load.0.push(busy.spawn().context("cannot start `sh`")?);
-        }
-        Ok(load)
-    }
-}
-
-impl Drop for Load {
-    fn drop(&mut self) {
-        for child in &mut self.0 {
-            let _ = child.kill();
-            let _ = child.wait();
-        }
-    }
+/// Two busy processes, which are killed when they are dropped.
+fn load() -> Result<[Program; 2]> {
+    let busy = || Program::start(bound("sh").args(["-c", "while :; do :; done"]), Output::None);
+    Ok([busy()?, busy()?])
 }
 
 /// Ages beyond which an entry is worth a warning, and beyond which it is an error.

@@ -39,10 +39,6 @@ const PACKAGES: &[Package] = &[
     ("sqlite3", "sqlite3", "a target: a database in one process"),
     ("memcached", "memcached", "a target: a stripped server"),
     ("debuginfod", "debuginfod", "serves debug files"),
-    ("liblzf-dev", "/usr/include/liblzf/lzf.h", "builds redis"),
-    ("libatomic1", "/usr/lib/x86_64-linux-gnu/libatomic.so.1", "builds redis"),
-    ("dpkg-dev", "dpkg-source", "unpacks sources of programs to profile"),
-    ("make", "make", "builds them"),
     ("dwz", "dwz", "makes debug files share a third one"),
     ("xz-utils", "xz", "compresses MiniDebugInfo"),
     ("git", "git", "a target: reads a repository's history"),
@@ -72,7 +68,6 @@ const PACKAGES: &[Package] = &[
     ("xvfb", "Xvfb", "a screen for programs with windows"),
     ("xdotool", "xdotool", "presses keys there"),
     ("tmux", "tmux", "a terminal whose screen can be read"),
-    ("bpftrace", "bpftrace", "a tool to compare with"),
     ("systemd", "systemd-analyze", "verifies the units of the packages"),
     ("python3-venv", "/usr/lib/python3.11/ensurepip", "makes room for readers from PyPI"),
     ("qemu-system-x86", "qemu-system-x86_64", "emulates a machine"),
@@ -100,12 +95,9 @@ pub(crate) const BENCH_UNWIND: &str =
     "gcc libc6-dev redis-server redis-tools nginx-light wrk postgresql python3 git sqlite3 ffmpeg";
 pub(crate) const BENCH_FUNCTIONS: &str = "gcc libc6-dev default-jdk-headless php-cli ruby";
 pub(crate) const BENCH_OVERHEAD: &str = "gcc libc6-dev g++ python3 redis-server redis-tools sqlite3 git libjemalloc2 \
-    libgoogle-perftools-dev heaptrack bpftrace valgrind";
+    libgoogle-perftools-dev heaptrack";
 pub(crate) const BENCH_AGENT: &str = "gcc libc6-dev redis-server redis-tools python3 perl";
-pub(crate) const BENCH_TOP: &str = "gcc libc6-dev tmux";
-pub(crate) const BENCH_NAMES: &str = "gcc libc6-dev binutils liblzf-dev libatomic1 libjemalloc-dev make dpkg-dev debuginfod redis-tools \
-    git";
-pub(crate) const BENCH_LIVE: &str = "redis-server redis-tools nginx-light wrk postgresql";
+pub(crate) const BENCH_PUSH: &str = "redis-server redis-tools nginx-light wrk postgresql";
 pub(crate) const BENCH_C: &str = "gcc libc6-dev";
 pub(crate) const VM_X86_64: &str = "qemu-system-x86 busybox-static cpio gcc libc6-dev libjemalloc2 libtcmalloc-minimal4 \
     libmimalloc2.0 musl-tools musl-dev";
@@ -206,7 +198,6 @@ mod tests {
             DESKTOP,
             BENCH_UNWIND,
             BENCH_OVERHEAD,
-            BENCH_NAMES,
             BENCH_C,
             VM_X86_64,
             VM_AARCH64,

@@ -18,7 +18,6 @@ use crate::command;
 
 /// Timeout for the next output of a program: it may fill a gibibyte first, on a busy machine.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(300);
-const EXIT_WITHIN: Duration = Duration::from_secs(5);
 const POLL_PERIOD: Duration = Duration::from_millis(20);
 
 /// A command for a program that the kernel kills when this process exits. Without input and output.
@@ -43,7 +42,6 @@ pub(crate) struct Program {
     name: String,
     input: Option<ChildStdin>,
     lines: Receiver<String>,
-    stop: Option<Signal>,
 }
 
 impl Program {
@@ -67,7 +65,7 @@ impl Program {
             });
         }
         let input = child.stdin.take();
-        Ok(Self { child, name, input, lines, stop: None })
+        Ok(Self { child, name, input, lines })
     }
 
     /// Starts a command, and waits until it prints `ready`. Returns the rest of that line, too.
@@ -75,12 +73,6 @@ impl Program {
         let program = Self::start(command, Output::Standard)?;
         let rest = program.line_after("ready")?.trim().to_owned();
         Ok((program, rest))
-    }
-
-    /// Sends this signal before the program is killed, for programs whose children leave the process group.
-    pub(crate) fn stopped_by(mut self, signal: Signal) -> Self {
-        self.stop = Some(signal);
-        self
     }
 
     pub(crate) fn pid(&self) -> u32 {
@@ -187,10 +179,6 @@ impl Drop for Program {
             && matches!(self.child.try_wait(), Ok(None))
         {
             // The program may exit by itself at any time; then there is nothing to signal.
-            if let Some(signal) = self.stop {
-                let _ = kill_process(pid, signal);
-                let _ = self.wait_for(EXIT_WITHIN);
-            }
             let _ = kill_process_group(pid, Signal::KILL);
         }
         let _ = self.child.wait();

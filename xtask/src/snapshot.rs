@@ -1,7 +1,6 @@
 //! `cargo xtask snapshot`: copies a thread that waits in nested functions of an interpreter, for a test of the kernel side's walkers.
 
-use std::io::{BufRead as _, BufReader};
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 use std::{fs, io};
@@ -9,6 +8,7 @@ use std::{fs, io};
 use anyhow::{Context as _, Result, bail, ensure};
 
 use crate::command::{self, Repository};
+use crate::process::{Output, Program};
 
 const FOLDER: &str = "profiler/src/session/testdata/walks";
 /// The interpreter may be an emulated one.
@@ -46,28 +46,27 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     command::run(build.args(["test", "--package", "heapbpf", "--lib", "--no-run"]))?;
 
     let (program, rest) = arguments.command.split_first().context("no command")?;
-    let started = Command::new(program).args(rest).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();
-    let mut child = started.with_context(|| format!("cannot start `{program}`"))?;
-    let made = describe(&mut child).and_then(|(stack, tid)| {
-        let mut test = repository.cargo();
-        test.args([
-            "test",
-            "--quiet",
-            "--package",
-            "heapbpf",
-            "--lib",
-            "--",
-            "--ignored",
-            "--exact",
-            "session::walks::make",
-        ]);
-        test.env("HEAPBPF_SNAPSHOT_PID", child.id().to_string()).env("HEAPBPF_SNAPSHOT_TID", tid.to_string());
-        test.env("HEAPBPF_SNAPSHOT_STACK", stack);
-        command::run(test.env("HEAPBPF_SNAPSHOT_FILE", &file))
-    });
-    child.kill()?;
-    child.wait()?;
-    made?;
+    let mut command = Command::new(program);
+    command.args(rest);
+    let program = Program::start(&mut command, Output::Standard)?;
+    let stack = program.line()?;
+    ensure!(stack.starts_with('['), "the program prints no list: `{stack}`");
+    let tid = waiting_thread(program.pid())?;
+    let mut test = repository.cargo();
+    test.args([
+        "test",
+        "--quiet",
+        "--package",
+        "heapbpf",
+        "--lib",
+        "--",
+        "--ignored",
+        "--exact",
+        "session::walks::make",
+    ]);
+    test.env("HEAPBPF_SNAPSHOT_PID", program.pid().to_string()).env("HEAPBPF_SNAPSHOT_TID", tid.to_string());
+    test.env("HEAPBPF_SNAPSHOT_STACK", stack);
+    command::run(test.env("HEAPBPF_SNAPSHOT_FILE", &file))?;
     println!("{} ({} bytes)", file.display(), fs::metadata(&file)?.len());
     Ok(())
 }
@@ -75,15 +74,12 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
 /// The beginning of what procfs has of a thread that reads its standard input, on x86-64.
 const READS_INPUT: &str = "0 0x0 ";
 
-/// Returns the line that the program prints, once a thread waits for input, and that thread: of Java, it is not the first.
-fn describe(child: &mut Child) -> Result<(String, u32)> {
-    let mut line = String::new();
-    BufReader::new(child.stdout.take().context("it is piped")?).read_line(&mut line)?;
-    ensure!(line.starts_with('['), "the program prints no list: `{line}`");
+/// Returns the thread that waits for input, once it does: of Java, it is not the first.
+fn waiting_thread(pid: u32) -> Result<u32> {
     let deadline = Instant::now() + WAITS_WITHIN;
     while Instant::now() < deadline {
-        if let Some(tid) = reader_of_input(child.id())? {
-            return Ok((line, tid));
+        if let Some(tid) = reader_of_input(pid)? {
+            return Ok(tid);
         }
         thread::sleep(Duration::from_millis(100));
     }

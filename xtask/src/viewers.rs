@@ -1,6 +1,7 @@
 //! `cargo xtask viewers`: installs third-party readers of heapbpf's formats, in exact versions. The registries are
 //! those of pip's and npm's configuration. Debian packages are in `packages`.
 
+use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -56,7 +57,7 @@ pub(crate) fn install(repository: &Repository) -> Result<PathBuf> {
     }
     eprintln!("installing readers of profiles into {}", viewers.display());
     command::empty_folder(&viewers)?;
-    install_python(&lists, &viewers)?;
+    install_python(&viewers.join("venv"), ["--requirement".into(), lists.join(PYTHON_LIST)])?;
     install_node(&lists, &viewers)?;
     fs::write(viewers.join(STAMP), wanted)?;
     Ok(viewers)
@@ -66,12 +67,15 @@ fn folder(repository: &Repository) -> PathBuf {
     repository.target.join("viewers")
 }
 
-fn install_python(lists: &Path, viewers: &Path) -> Result<()> {
-    let environment = viewers.join("venv");
-    command::run(Command::new("/usr/bin/python3").args(["-m", "venv"]).arg(&environment))?;
+/// Makes a Python environment. `requirements` are arguments of `pip install`.
+pub(crate) fn install_python(
+    environment: &Path,
+    requirements: impl IntoIterator<Item = impl AsRef<OsStr>>,
+) -> Result<()> {
+    command::run(Command::new("/usr/bin/python3").args(["-m", "venv"]).arg(environment))?;
     let mut pip = Command::new(environment.join("bin/python"));
-    pip.args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--requirement"]);
-    command::run(pip.arg(lists.join(PYTHON_LIST)))
+    pip.args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check"]);
+    command::run(pip.args(requirements))
 }
 
 /// Returns npm of the Python environment, with its node: a distribution's may be too old.

@@ -1,5 +1,7 @@
 //! Output files. They are opened before anything is attached, so that a mistyped path is reported at once.
 
+#![expect(clippy::disallowed_methods, reason = "the user's own paths")]
+
 use std::collections::HashSet;
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};

@@ -2,6 +2,8 @@
 //! terminal's cursor or type into it, even from a log file printed later. Colours pass only in what [`Page`](crate::report::page::Page)
 //! and the log have coloured.
 
+#![expect(clippy::disallowed_methods, reason = "the only file that writes there")]
+
 use std::borrow::Cow;
 use std::collections::VecDeque;
 use std::fmt;

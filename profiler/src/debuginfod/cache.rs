@@ -1,6 +1,8 @@
 //! The cache that elfutils' client has too: `BUILD-ID/debuginfo` below its directory. An empty file stands for one that no server
 //! has. Accessed with the rights of the invoking user, whose directory it is.
 
+#![expect(clippy::disallowed_methods, reason = "the user's own paths")]
+
 use std::fs::File;
 use std::io::{self, Read};
 use std::path::PathBuf;

@@ -1,5 +1,7 @@
 //! Listening sockets.
 
+#![expect(clippy::disallowed_methods, reason = "the user's own paths")]
+
 use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::os::unix::net::UnixListener;

@@ -3,6 +3,8 @@
 //!
 //! Unlike all other tests, these record through the library, which alone returns raw stacks. So does `attaching`, which acts in between.
 
+#![expect(clippy::disallowed_methods, reason = "a test, with paths and output of its own")]
+
 mod attaching;
 mod oracle;
 mod program;

@@ -4,11 +4,10 @@
 use anyhow::{Context as _, Result, bail, ensure};
 use heapbpf_tests::report::{Heap, Hook, Report};
 
-use super::chart::{self, Panel};
 use super::figures::{self, Spread, verdict};
 use super::launched::{Allocated, Launcher};
 use super::tool::{self, Setup, Tool};
-use super::workload::{self, Expense, Prepared, Work, Workload, Wrapper};
+use super::workload::{self, Expense, Prepared, Work, Workload};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Method {
@@ -20,14 +19,10 @@ struct Row {
     name: &'static str,
     method: Method,
     expense: Expense,
-    /// Measured in one of this number of rounds.
-    every: usize,
-    /// Name in the picture, and the row that the picture compares with.
-    bar: Option<(&'static str, usize)>,
 }
 
 const fn row(name: &'static str, method: Method, expense: Expense) -> Row {
-    Row { name, method, expense, every: 1, bar: None }
+    Row { name, method, expense }
 }
 
 /// With the interval as given, also under overload.
@@ -47,51 +42,28 @@ const fn launched(name: &'static str, launcher: Launcher, expense: Expense) -> R
     row(name, Method::Launched(launcher), expense)
 }
 
-impl Row {
-    const fn bar(mut self, name: &'static str, to: usize) -> Self {
-        self.bar = Some((name, to));
-        self
-    }
-
-    const fn every(mut self, rounds: usize) -> Self {
-        self.every = rounds;
-        self
-    }
-}
-
 const NOTHING: usize = 0;
 const INLINE: usize = 1;
 const INLINE_64_KIB: usize = 2;
 const INLINE_4_KIB: usize = 3;
-const HEAPTRACK: usize = 10;
-const TCMALLOC: usize = 11;
-const TCMALLOC_SAMPLING: usize = 12;
-const JEMALLOC: usize = 13;
-const ROUNDS_OF_SLOW: usize = 3;
+const HEAPTRACK: usize = 8;
+const TCMALLOC: usize = 9;
+const TCMALLOC_SAMPLING: usize = 10;
 
-const TOOLS: [Row; 17] = [
+const TOOLS: [Row; 13] = [
     row("nothing attached", Method::Attached(Tool::Nothing), Expense::Low),
-    inline("`--engine inline`, 512 KiB", &options("inline", "512KiB"), Expense::Low)
-        .bar("heapbpf inline, 512 KiB", NOTHING),
+    inline("`--engine inline`, 512 KiB", &options("inline", "512KiB"), Expense::Low),
     inline("`--engine inline`, 64 KiB", &options("inline", "64KiB"), Expense::Low),
     inline("`--engine inline`, 4 KiB", &options("inline", "4KiB"), Expense::High),
-    inline("`--engine inline`, every block", &options("inline", "1"), Expense::High).every(ROUNDS_OF_SLOW),
     row("empty probes, the floor of `trap`", Method::Attached(Tool::Floor), Expense::High),
-    trap("`--engine trap`, 512 KiB", &options("trap", "512KiB")).bar("heapbpf trap, 512 KiB", NOTHING),
+    trap("`--engine trap`, 512 KiB", &options("trap", "512KiB")),
     trap("`--engine trap`, 64 KiB", &options("trap", "64KiB")),
     trap("`--engine trap`, 4 KiB", &options("trap", "4KiB")),
-    trap("`--engine trap`, every block", &options("trap", "1")).every(ROUNDS_OF_SLOW),
-    launched("heaptrack", Launcher::Heaptrack, Expense::High).bar("heaptrack", NOTHING),
+    launched("heaptrack", Launcher::Heaptrack, Expense::High),
     launched("tcmalloc, not sampling", Launcher::Tcmalloc { sampling: false }, Expense::Low),
-    launched("tcmalloc sampling, 512 KiB", Launcher::Tcmalloc { sampling: true }, Expense::Low)
-        .bar("tcmalloc sampling, 512 KiB", TCMALLOC),
+    launched("tcmalloc sampling, 512 KiB", Launcher::Tcmalloc { sampling: true }, Expense::Low),
     launched("jemalloc, not sampling", Launcher::Jemalloc { sampling: false }, Expense::Low),
-    launched("jemalloc sampling, 512 KiB", Launcher::Jemalloc { sampling: true }, Expense::Low)
-        .bar("jemalloc sampling, 512 KiB", JEMALLOC),
-    row("bpftrace, counting `malloc`, its return and `free`", Method::Attached(Tool::Bpftrace), Expense::High)
-        .every(ROUNDS_OF_SLOW)
-        .bar("bpftrace, counting", NOTHING),
-    launched("DHAT (valgrind)", Launcher::Dhat, Expense::High).every(ROUNDS_OF_SLOW).bar("DHAT", NOTHING),
+    launched("jemalloc sampling, 512 KiB", Launcher::Jemalloc { sampling: true }, Expense::Low),
 ];
 
 /// Maximum difference of recorded bytes from the exact ones, besides 5 standard deviations.
@@ -138,37 +110,12 @@ struct Census {
     allocated: Allocated,
 }
 
-/// Which tools are compared.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Extent {
-    All,
-    /// Not the slowest.
-    Short,
-    /// The inline engine alone, with sampling.
-    Inline,
-}
-
-impl Extent {
-    /// The option by which a tool is left out.
-    fn without(self, index: usize, row: &Row) -> Option<&'static str> {
-        match self {
-            Self::All => None,
-            Self::Short => (row.every > 1).then_some("--short"),
-            Self::Inline => (index > INLINE_4_KIB).then_some("--inline"),
-        }
-    }
-}
-
-pub(super) struct Compared {
-    pub(super) text: String,
-    pub(super) picture: String,
-}
-
-pub(super) fn measure(setup: &Setup, only: &[String], extent: Extent) -> Result<Compared> {
+/// Measures all programs or `only` some, under all tools or the inline engine alone.
+pub(super) fn measure(setup: &Setup, only: &[String], is_inline: bool) -> Result<String> {
     let is_requested = |workload: &&Workload| only.is_empty() || only.iter().any(|name| name == workload.name);
     let (mut columns, mut failures) = (Vec::new(), Vec::new());
     for workload in workload::ALL.iter().filter(is_requested) {
-        match column(setup, workload, extent) {
+        match column(setup, workload, is_inline) {
             Ok(column) => columns.push(column),
             Err(error) => {
                 eprintln!("{}: {error:#}", workload.name);
@@ -177,21 +124,19 @@ pub(super) fn measure(setup: &Setup, only: &[String], extent: Extent) -> Result<
         }
     }
     ensure!(!columns.is_empty(), "no program could be measured: {}", failures.concat());
-    let text = format!("{}{}", text(&columns, setup.bench.rounds), failures.concat());
-    Ok(Compared { text, picture: picture(&columns, &figures::provenance()?) })
+    Ok(format!("{}{}", text(&columns, setup.bench.rounds), failures.concat()))
 }
 
-fn column(setup: &Setup, workload: &'static Workload, extent: Extent) -> Result<Column> {
+fn column(setup: &Setup, workload: &'static Workload, is_inline: bool) -> Result<Column> {
     let prepared = workload.prepare(&setup.bench).with_context(|| format!("preparing {}", workload.name))?;
     let census = census(setup, &prepared).with_context(|| format!("recording every block of {}", workload.name))?;
     eprintln!("{}: {:?} per round", workload.name, census.allocated);
     let mut cells = vec![Cell::default(); TOOLS.len()];
     for round in 0..setup.bench.rounds {
-        let tools = TOOLS.iter().zip(&mut cells).enumerate();
-        for (index, (row, cell)) in tools.filter(|(_, (row, _))| round % row.every == 0) {
+        for (index, (row, cell)) in TOOLS.iter().zip(&mut cells).enumerate() {
             cell.runs.resize(round, None);
-            if let Some(option) = extent.without(index, row) {
-                cell.failure = Some(format!("left out (`{option}`)"));
+            if is_inline && index > INLINE_4_KIB {
+                cell.failure = Some("left out (`--inline`)".to_owned());
                 continue;
             }
             match run(setup, &prepared, &census, row) {
@@ -248,7 +193,7 @@ fn attached(
     hooks: &[Hook],
     rounds: u32,
 ) -> Result<(Work, u32, Option<Report>)> {
-    let mut held = prepared.start(&Wrapper::default())?;
+    let mut held = prepared.start(&[])?;
     let attached = tool.attach(setup, held.pid(), hooks)?;
     let seen = held.warm_up()? + rounds;
     let work = held.work(rounds)?;
@@ -271,17 +216,14 @@ fn run(setup: &Setup, prepared: &Prepared<'_>, census: &Census, row: &Row) -> Re
                 dropped = tool::dropped(&report);
                 trapped = if options.contains(&"inline") { Some(trapped_part(&report)?) } else { None };
             }
-            if tool == Tool::Bpftrace {
-                ensure!(tool::bpftrace_calls(setup)? > 0, "bpftrace has counted nothing");
-            }
             work
         }
         Method::Launched(launcher) => {
             if let Some(reason) = launcher.missing() {
                 bail!("{reason}");
             }
-            let (wrapper, profile) = launcher.prepare(setup)?;
-            let mut held = prepared.start(&wrapper)?;
+            let (environment, profile) = launcher.prepare(setup)?;
+            let mut held = prepared.start(&environment)?;
             let seen = held.warm_up()? + rounds;
             let work = held.work(rounds)?;
             held.end()?;
@@ -349,8 +291,7 @@ fn text(columns: &[Column], rounds: usize) -> String {
     let mut text = table("CPU time", vec![rates], columns, |work| work.cpu, &mut notes);
     text.push_str(&format!(
         "\nThe program's CPU time for the same work, as a multiple of that with nothing attached. Medians; rounds, in \
-         which all tools alternate: {rounds}; of every block, bpftrace and DHAT: {}.\n\n",
-        rounds.div_ceil(ROUNDS_OF_SLOW)
+         which all tools alternate: {rounds}.\n\n",
     ));
     text.push_str(&table("wall-clock time", Vec::new(), columns, |work| work.wall, &mut notes));
     text.push_str("\nThe same for the elapsed time, on a machine where the tool's own processes share the CPUs.\n\n");
@@ -446,21 +387,6 @@ fn limits(columns: &[Column]) -> String {
     text
 }
 
-fn picture(columns: &[Column], provenance: &str) -> String {
-    let is_left_out = |index: usize| columns.iter().all(|column| column.cells[index].runs.is_empty());
-    let bars = |column: &Column| {
-        let bars = TOOLS.iter().enumerate().filter(|(index, _)| !is_left_out(*index));
-        let bars = bars.filter_map(|(index, row)| Some((row.bar?, index)));
-        bars.map(|((name, to), index)| (name, column.ratio(index, to))).collect()
-    };
-    let panel = |column: &Column| Panel {
-        title: column.workload.name.to_owned(),
-        description: column.workload.description.replace('`', ""),
-        bars: bars(column),
-    };
-    chart::svg(&columns.iter().map(panel).collect::<Vec<_>>(), provenance)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -475,8 +401,8 @@ mod tests {
         cells[NOTHING] = runs(&[1.0, 2.0, 4.0]);
         cells[HEAPTRACK] = runs(&[20.0, 40.0, 80.0]);
         let failure = Some("has\nfailed | here".to_owned());
-        cells[JEMALLOC] = Cell { runs: vec![None], failure: failure.clone() };
-        cells[16] = Cell { runs: Vec::new(), failure };
+        cells[TCMALLOC] = Cell { runs: vec![None], failure: failure.clone() };
+        cells[TOOLS.len() - 1] = Cell { runs: Vec::new(), failure };
         Column { workload: &workload::ALL[0], rate: 5e6, cells }
     }
 
@@ -489,7 +415,6 @@ mod tests {
         assert!(TOOLS[HEAPTRACK].method == Method::Launched(Launcher::Heaptrack));
         assert!(TOOLS[TCMALLOC].method == Method::Launched(Launcher::Tcmalloc { sampling: false }));
         assert!(TOOLS[TCMALLOC_SAMPLING].method == Method::Launched(Launcher::Tcmalloc { sampling: true }));
-        assert!(TOOLS[JEMALLOC].method == Method::Launched(Launcher::Jemalloc { sampling: false }));
     }
 
     #[test]
@@ -503,17 +428,17 @@ mod tests {
     fn ratios_are_taken_within_rounds() {
         assert_eq!(column().ratio(HEAPTRACK, NOTHING), Some(20.0));
         assert_eq!(column().ratio(INLINE, NOTHING), Some(1.0));
-        assert_eq!(column().ratio(JEMALLOC, NOTHING), None);
+        assert_eq!(column().ratio(TCMALLOC, NOTHING), None);
     }
 
     #[test]
     fn missing_figures_have_a_reason() {
         let text = text(&[column()], 3);
         assert!(text.contains("| heaptrack | 20.0 |\n"), "{text}");
-        assert!(text.contains("| jemalloc, not sampling | – (1) |\n"), "{text}");
-        assert!(text.contains("- (1) jemalloc, not sampling: has failed / here.\n"), "{text}");
+        assert!(text.contains("| tcmalloc, not sampling | – (1) |\n"), "{text}");
+        assert!(text.contains("- (1) tcmalloc, not sampling: has failed / here.\n"), "{text}");
         assert!(text.contains("- `--engine inline`, 512 KiB, `pairs`: 1.00, limit 1.5: met.\n"), "{text}");
         assert!(text.contains("cheaper than heaptrack: everywhere: met"), "{text}");
-        assert_eq!(text.matches("(2) DHAT (valgrind): has failed / here.").count(), 1, "{text}");
+        assert_eq!(text.matches("(2) jemalloc sampling, 512 KiB: has failed / here.").count(), 1, "{text}");
     }
 }

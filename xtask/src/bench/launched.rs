@@ -1,15 +1,14 @@
-//! Tools that a program has to be started with: allocators with their own sampling, heaptrack and DHAT. Each one proves
-//! that it has recorded.
+//! Tools that a program has to be started with: allocators with their own sampling, and heaptrack. Each one proves that it
+//! has recorded.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context as _, Result, bail, ensure};
-use serde::Deserialize;
 
-use super::tool::{self, Setup};
-use super::workload::{LIBRARIES, Wrapper};
+use super::tool::Setup;
+use super::workload::LIBRARIES;
 use crate::command;
 use crate::process::{Output, Program, bound};
 
@@ -27,7 +26,6 @@ pub(super) enum Launcher {
     Tcmalloc { sampling: bool },
     Jemalloc { sampling: bool },
     Heaptrack,
-    Dhat,
 }
 
 /// What a tool writes while the program runs, and as it exits.
@@ -51,18 +49,17 @@ impl Launcher {
             Self::Tcmalloc { .. } => tcmalloc(),
             Self::Jemalloc { .. } => jemalloc(),
             Self::Heaptrack => HEAPTRACK.into(),
-            Self::Dhat => return command::find("valgrind").is_none().then(|| "valgrind is not installed".to_owned()),
         };
         (!needed.exists()).then(|| format!("`{}` is not installed", needed.display()))
     }
 
-    /// What the command of the program needs, and what the tool will have written.
-    pub(super) fn prepare(self, setup: &Setup) -> Result<(Wrapper, Profile)> {
+    /// Variables that the program needs, and what the tool will have written.
+    pub(super) fn prepare(self, setup: &Setup) -> Result<(Vec<String>, Profile)> {
         let folder = setup.bench.empty_folder("launched")?;
         let path = folder.join("profile");
         let file = path.display();
         let preload = |library: &Path| format!("LD_PRELOAD={}", library.display());
-        let (mut environment, mut command, mut reader) = (Vec::new(), Vec::new(), None);
+        let (mut environment, mut reader) = (Vec::new(), None);
         match self {
             Self::Tcmalloc { sampling: false } => {
                 environment.extend([preload(&tcmalloc()), "TCMALLOC_SAMPLE_PARAMETER=0".to_owned()]);
@@ -87,12 +84,8 @@ impl Launcher {
                 let count = format!("{HEAPTRACK_INTERPRET} <{file} | grep -c '^+'");
                 reader = Some(Program::start(bound("sh").args(["-c", &count]), Output::Standard)?);
             }
-            Self::Dhat => {
-                let options = ["valgrind".to_owned(), "--tool=dhat".to_owned(), format!("--dhat-out-file={file}")];
-                command.extend(options.map(PathBuf::from));
-            }
         }
-        Ok((Wrapper { environment, command }, Profile { launcher: self, path, reader }))
+        Ok((environment, Profile { launcher: self, path, reader }))
     }
 }
 
@@ -132,7 +125,6 @@ impl Profile {
                 let count = self.reader.context("heaptrack has a reader")?.line()?.trim().parse()?;
                 complete("heaptrack", count, expected)?;
             }
-            Launcher::Dhat => complete("DHAT", dhat_blocks(&tool::read(&self.path)?), expected)?,
         }
         Ok(())
     }
@@ -163,21 +155,6 @@ fn jemalloc_samples(profile: &str) -> Result<u64> {
     all.and_then(|(count, _)| count.trim().parse().ok()).context("jemalloc's profile has no total")
 }
 
-#[derive(Deserialize)]
-struct Dhat {
-    pps: Vec<DhatPoint>,
-}
-
-#[derive(Deserialize)]
-struct DhatPoint {
-    /// Total of blocks.
-    tbk: u64,
-}
-
-fn dhat_blocks(profile: &Dhat) -> u64 {
-    profile.pps.iter().map(|point| point.tbk).sum()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -194,9 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn allocations_of_all_points_are_counted() {
-        let text = r#"{"dhatFileVersion": 2, "pps": [{"tb": 9, "tbk": 2, "fs": [1]}, {"tb": 1, "tbk": 5, "fs": []}]}"#;
-        assert_eq!(dhat_blocks(&serde_json::from_str(text).expect("a profile")), 7);
+    fn nine_in_ten_allocations_are_required() {
         let expected = Allocated { count: 10.0, bytes: 100.0 };
         assert!(complete("x", 9, expected).is_ok() && complete("x", 8, expected).is_err());
     }

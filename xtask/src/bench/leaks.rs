@@ -54,7 +54,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<()> {
     let bench = Bench::new(packages::BENCH_C, arguments.rounds)?;
     let hoard = programs::build(&bench, "hoard")?;
     let setup = Setup { bench, hoard };
-    let page = Page { prefix: "leaks-", ..Page::new(&setup.bench.repository, "docs/leaks.md", arguments.write) };
+    let page = Page::new(&setup.bench.repository, "docs/leaks.md", arguments.write);
     page.run(&arguments.part, |part| match part {
         Part::Pause => pause(&setup),
         Part::Small => small(&setup),

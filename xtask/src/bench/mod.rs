@@ -3,20 +3,17 @@
 mod agent;
 mod attach;
 mod calls;
-mod chart;
 mod compared;
 pub(crate) mod figures;
+mod formats;
 mod functions;
 mod launched;
 mod leaks;
-mod live;
 mod many;
-mod names;
 mod overhead;
 mod programs;
-mod synthetic;
+mod push;
 mod tool;
-mod top;
 mod unwind;
 mod workload;
 
@@ -25,20 +22,20 @@ use std::process::Command;
 
 use anyhow::{Result, bail, ensure};
 use clap::builder::PossibleValue;
-use clap::{FromArgMatches as _, Subcommand, ValueEnum};
+use clap::{Subcommand, ValueEnum};
 
 use crate::command::{self, Repository};
 use crate::packages;
 use crate::process::bound;
 
-/// Measures heapbpf on this machine: all subjects, unless one is specified.
+/// Measures heapbpf on this machine.
 ///
 /// Builds heapbpf in release mode, starts real programs under load, and prints tables. Figures are medians of several rounds,
 /// in which all compared variants alternate. Other work of the machine affects them, so the tables describe the machine.
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
     #[command(subcommand)]
-    subject: Option<Subject>,
+    subject: Subject,
 }
 
 #[derive(Subcommand)]
@@ -46,48 +43,21 @@ enum Subject {
     Unwind(unwind::Arguments),
     Overhead(overhead::Arguments),
     Soak(overhead::SoakArguments),
-    /// Measures writing 10,000 callsites of 40 frames each, in each format. The page is docs/formats.md.
-    Formats(synthetic::Arguments),
+    Formats(formats::Arguments),
     Leaks(leaks::Arguments),
     Agent(agent::Arguments),
-    Top(top::Arguments),
-    Live(live::Arguments),
-    Names(names::Arguments),
-    /// Measures marking and folding of synthetic heaps of 1 GiB and of 10 million blocks. The page is docs/leaks.md.
-    Mark(synthetic::Arguments),
-    /// Measures Parquet files of a simulated fleet: 1,000 files, 100 million rows, queries in DuckDB. The page is docs/parquet.md.
-    Parquet(synthetic::FleetArguments),
-}
-
-impl Subject {
-    fn run(&self) -> Result<()> {
-        match self {
-            Self::Unwind(arguments) => unwind::run(arguments),
-            Self::Overhead(arguments) => overhead::run(arguments),
-            Self::Soak(arguments) => overhead::soak(arguments),
-            Self::Formats(arguments) => synthetic::formats(arguments),
-            Self::Leaks(arguments) => leaks::run(arguments),
-            Self::Agent(arguments) => agent::run(arguments),
-            Self::Top(arguments) => top::run(arguments),
-            Self::Live(arguments) => live::run(arguments),
-            Self::Names(arguments) => names::run(arguments),
-            Self::Mark(arguments) => synthetic::mark(arguments),
-            Self::Parquet(arguments) => synthetic::fleet(arguments),
-        }
-    }
+    Push(push::Arguments),
 }
 
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     match &arguments.subject {
-        Some(subject) => subject.run(),
-        None => {
-            let mut all = Subject::augment_subcommands(clap::Command::new("bench"));
-            let names: Vec<_> = all.get_subcommands().map(|subject| subject.get_name().to_owned()).collect();
-            names.iter().try_for_each(|name| {
-                let matches = all.try_get_matches_from_mut(["bench", name])?;
-                Subject::from_arg_matches(&matches)?.run()
-            })
-        }
+        Subject::Unwind(arguments) => unwind::run(arguments),
+        Subject::Overhead(arguments) => overhead::run(arguments),
+        Subject::Soak(arguments) => overhead::soak(arguments),
+        Subject::Formats(arguments) => formats::run(arguments),
+        Subject::Leaks(arguments) => leaks::run(arguments),
+        Subject::Agent(arguments) => agent::run(arguments),
+        Subject::Push(arguments) => push::run(arguments),
     }
 }
 
@@ -152,21 +122,19 @@ struct Page<'a> {
     repository: &'a Repository,
     /// From the repository's root; `None` for printing alone.
     path: Option<&'a str>,
-    prefix: &'a str,
 }
 
 impl<'a> Page<'a> {
     fn new(repository: &'a Repository, path: &'a str, write: bool) -> Self {
-        Self { repository, path: write.then_some(path), prefix: "" }
+        Self { repository, path: write.then_some(path) }
     }
 
     fn publish(&self, section: &str, measured: impl Into<Measured>) -> Result<Vec<String>> {
         let Measured { text, missed } = measured.into();
-        let section = format!("{}{section}", self.prefix);
         let text = format!("{}\n\n{}\n", text.trim_end(), figures::provenance()?);
         println!("\n{section}\n\n{text}");
         if let Some(path) = self.path {
-            figures::write(&self.repository.root.join(path), &section, &text)?;
+            figures::write(&self.repository.root.join(path), section, &text)?;
         }
         Ok(missed)
     }

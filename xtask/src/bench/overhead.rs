@@ -1,9 +1,8 @@
 //! `cargo xtask bench overhead` and `bench soak`: the command lines, and the parts that need no file of their own.
 
-use std::ops::Range;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
+use std::thread;
 use std::time::{Duration, Instant};
-use std::{fs, thread};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use clap::ValueEnum;
@@ -11,16 +10,15 @@ use clap::builder::PossibleValuesParser;
 use heapbpf_tests::report::Report;
 use procfs::Current as _;
 
-use super::compared::Extent;
 use super::figures::{self, Spread, mib, verdict};
 use super::programs::{self, Churn};
 use super::tool::{self, Agent, Setup, Tool};
 use super::{Bench, Page, attach, calls, compared, functions, many, workload};
-use crate::process::{self, PATIENCE, Program, bound, cpu_seconds};
+use crate::process::{self, PATIENCE, cpu_seconds};
 use crate::{command, packages};
 
 /// Compares the cost of heapbpf with that of other tools, for a call and for real programs; shows how many events can be
-/// processed, and how long attaching and symbolizing take.
+/// processed, and how long attaching takes.
 ///
 /// Requires root. All compared tools alternate in one run, round by round, and figures are medians of rounds. bcc's memleak
 /// is measured where it is installed.
@@ -29,7 +27,7 @@ use crate::{command, packages};
   cargo xtask bench overhead                                everything: several hours
   cargo xtask bench overhead --write                        and into docs/overhead.md
   cargo xtask bench overhead --part calls --memleak libbpf-tools/memleak
-  cargo xtask bench overhead --part programs --only sqlite3 git --rounds 3 --short
+  cargo xtask bench overhead --part programs --only sqlite3 git --rounds 3
   cargo xtask bench overhead --part programs --only pairs redis sqlite3 --rounds 5 --inline
   cargo xtask bench overhead --part sustained --seconds 5
   cargo xtask bench overhead --part hot-path --against ./heapbpf-before
@@ -58,19 +56,13 @@ pub(super) struct Arguments {
     #[arg(long, num_args = 1.., value_name = "PROGRAM", conflicts_with = "write",
         value_parser = PossibleValuesParser::new(workload::ALL.map(|workload| workload.name)))]
     only: Vec<String>,
-    /// Leave out the slowest tools of the part `programs`: every block, bpftrace and DHAT.
-    #[arg(long)]
-    short: bool,
     /// Measure only the inline engine in the part `programs`: a few minutes.
-    #[arg(long, conflicts_with_all = ["short", "write"])]
+    #[arg(long, conflicts_with = "write")]
     inline: bool,
-    /// Write the tables into docs/overhead.md, and the picture of the programs.
+    /// Write the tables into docs/overhead.md.
     #[arg(long)]
     write: bool,
 }
-
-/// Shown in README.md.
-const PICTURE: &str = "docs/cost.svg";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Part {
@@ -92,16 +84,6 @@ enum Part {
     Memory,
     /// Attaching and detaching.
     Attach,
-    /// From the end of a recording to its flame graph.
-    Naming,
-}
-
-fn extent(arguments: &Arguments) -> Extent {
-    match (arguments.inline, arguments.short) {
-        (true, _) => Extent::Inline,
-        (false, true) => Extent::Short,
-        (false, false) => Extent::All,
-    }
 }
 
 pub(super) fn run(arguments: &Arguments) -> Result<()> {
@@ -121,17 +103,10 @@ pub(super) fn run(arguments: &Arguments) -> Result<()> {
             Part::HotPath => calls::measure_hot_path(&setup),
             Part::Python => functions::measure(&setup, functions::PYTHON),
             Part::Runtimes => functions::measure(&setup, functions::RUNTIMES),
-            Part::Programs => {
-                let compared = compared::measure(&setup, &arguments.only, extent(arguments))?;
-                if arguments.write {
-                    fs::write(setup.bench.repository.root.join(PICTURE), &compared.picture)?;
-                }
-                Ok(compared.text)
-            }
+            Part::Programs => compared::measure(&setup, &arguments.only, arguments.inline),
             Part::Sustained => sustained(&setup),
             Part::Memory => memory(&setup),
             Part::Attach => attach::measure(&setup),
-            Part::Naming => naming(&setup),
         };
         Ok(text?.into())
     })
@@ -232,68 +207,6 @@ fn settled_memory_of(agent: u32) -> Result<Memory> {
         last = now;
     }
     Ok(last)
-}
-
-/// Functions that call malloc, and how many of them another function calls.
-const SITES: usize = 10_000;
-const SITES_PER_GROUP: usize = 100;
-
-const NAMING_SECONDS_MAX: f64 = 2.0;
-
-fn naming(setup: &Setup) -> Result<String> {
-    let [source, program] = ["sites.c", "sites"].map(|name| setup.bench.folder.join(name));
-    fs::write(&source, sites_source())?;
-    command::compile("gcc", "-O1 -g -fno-builtin -fno-optimize-sibling-calls", &source, &program)?;
-    let mut seconds = Vec::new();
-    for _ in 0..setup.bench.rounds {
-        seconds.push(record_sites(setup, &program, "svg")?);
-    }
-    // Checks the content, in a recording whose duration does not count.
-    record_sites(setup, &program, "json")?;
-    let report: Report = tool::read(&setup.bench.folder.join("sites.json"))?;
-    let callsites = tool::callsites(&report).filter(|callsite| tool::alloc_count(callsite) > 0.0).count();
-    ensure!(callsites >= SITES, "only {callsites} callsites");
-    let spread = Spread::of(seconds);
-    let rows = [vec![format!("{callsites} callsites of {SITES} functions"), format!("{spread:.2}")]];
-    let head = ["from SIGINT until heapbpf exits, flame graph written", "s, median (extremes)"];
-    let met = verdict(spread.median(), NAMING_SECONDS_MAX);
-    Ok(format!("{}\nLimit {NAMING_SECONDS_MAX} s: {met}.\n", figures::table(&head, &rows)))
-}
-
-fn record_sites(setup: &Setup, program: &Path, extension: &str) -> Result<f64> {
-    let (mut target, _) = Program::ready(&mut bound(program))?;
-    let output = setup.bench.folder.join("sites").with_extension(extension);
-    let mut agent = Agent::start(setup.bench.record(target.pid()).args(["--interval", "1"]), &output)?;
-    target.order("go")?;
-    let stopped = Instant::now();
-    agent.interrupt()?;
-    agent.wait()?;
-    let seconds = stopped.elapsed().as_secs_f64();
-    ensure!(output.exists(), "heapbpf did not write `{}`", output.display());
-    Ok(seconds)
-}
-
-fn sites_source() -> String {
-    let site = |site: usize| {
-        format!("__attribute__((noinline)) static void site_{site}(void) {{ kept = malloc({}); }}\n", site + 1)
-    };
-    let calls = |name: &str, numbers: Range<usize>| {
-        numbers.map(|number| format!("    {name}_{number}();\n")).collect::<String>()
-    };
-    let groups = SITES.div_ceil(SITES_PER_GROUP);
-    let group = |group: usize| {
-        let first = group * SITES_PER_GROUP;
-        let calls = calls("site", first..SITES.min(first + SITES_PER_GROUP));
-        format!("__attribute__((noinline)) static void group_{group}(void) {{\n{calls}}}\n")
-    };
-    format!(
-        "#include <stdio.h>\n#include <stdlib.h>\nstatic void *volatile kept;\n{}{}int main(void) {{\n    static char \
-         line[64];\n    puts(\"ready\");\n    fflush(stdout);\n    while (fgets(line, sizeof line, stdin)) {{\n{}        \
-         puts(\"done\");\n        fflush(stdout);\n    }}\n}}\n",
-        (0..SITES).map(site).collect::<String>(),
-        (0..groups).map(group).collect::<String>(),
-        calls("group", 0..groups)
-    )
 }
 
 const SAMPLES_MIN: usize = 10;

@@ -1,16 +1,18 @@
 //! Programs under measurement: test programs of tests/targets, which allocate as commanded and report what they did, and
 //! real programs under load, whose stacks `bench unwind` records.
 
+use std::any::Any;
 use std::fs::{self, File};
 use std::io::{BufWriter, Write};
-use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::thread;
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, bail, ensure};
-use rustix::process::Signal;
+use anyhow::{Result, bail, ensure};
+use heapbpf_tests::nginx::Nginx;
+use heapbpf_tests::postgres::Postgres;
+use heapbpf_tests::redis::Redis;
 use rustix::time::{ClockId, clock_gettime};
 
 use super::Bench;
@@ -29,7 +31,7 @@ pub(super) fn build(bench: &Bench, name: &str) -> Result<PathBuf> {
     Ok(program)
 }
 
-/// Compiles and starts a C target, and waits until it is ready: steps.c, turnover.c or nested.c.
+/// Compiles and starts a C target, and waits until it is ready: steps.c or turnover.c.
 pub(super) fn start(bench: &Bench, name: &str, arguments: &[u32]) -> Result<Program> {
     let mut command = bound(build(bench, name)?);
     Ok(Program::ready(command.args(arguments.iter().map(u32::to_string)))?.0)
@@ -166,15 +168,16 @@ pub(super) struct Workload {
 
 pub(super) struct Running {
     pub(super) pids: Vec<u32>,
-    /// The load and the program, in the order in which they are killed.
+    /// The program, or the load of a server. Killed first.
     #[expect(dead_code, reason = "held until dropped")]
-    programs: Vec<Program>,
+    load: Program,
+    _server: Option<Box<dyn Any>>,
 }
 
 impl Running {
     fn start(command: &mut Command) -> Result<Self> {
         let program = Program::start(command, Output::None)?;
-        Ok(Self { pids: vec![program.pid()], programs: vec![program] })
+        Ok(Self { pids: vec![program.pid()], load: program, _server: None })
     }
 }
 
@@ -188,12 +191,10 @@ const fn workload(
     Workload { name, load, interval_bytes, seconds, start }
 }
 
-pub(super) const POSTGRES: Workload = workload("postgres", "4 backends under pgbench", 1, 6, postgres);
-
 pub(super) const ALL: &[Workload] = &[
     workload("redis-server", "redis-benchmark", 64, 4, redis),
     workload("nginx", "wrk over gzip'd pages", 1, 6, nginx),
-    POSTGRES,
+    workload("postgres", "4 backends under pgbench", 1, 6, postgres),
     workload("python3", "a script, PYTHONMALLOC=malloc", 64, 4, python),
     workload("git", "git log -p --stat -M -C", 64, 4, git),
     workload("cc1", "gcc -O2 of a big C file", 128, 4, cc1),
@@ -202,82 +203,39 @@ pub(super) const ALL: &[Workload] = &[
     workload("rustc", "a big Rust file, optimised", 128, 4, rustc),
 ];
 
-fn redis(folder: &Path) -> Result<Running> {
-    let socket = folder.join("redis.sock");
-    let mut server = bound("redis-server");
-    server.args(["--port", "0", "--save", "", "--appendonly", "no", "--maxmemory", "256mb", "--maxmemory-policy"]);
-    server.args(["allkeys-random", "--dir"]).arg(folder).arg("--unixsocket").arg(&socket);
-    let mut server = Program::start(&mut server, Output::None)?;
-    server.until(|_| socket.exists().then_some(()))?;
+fn redis(_: &Path) -> Result<Running> {
+    let server = Redis::start();
+    let limits = ["config", "set", "maxmemory", "256mb", "maxmemory-policy", "allkeys-random"];
+    command::output(Command::new("redis-cli").arg("-s").arg(server.socket()).args(limits))?;
     let mut load = bound("redis-benchmark");
-    load.arg("-s").arg(&socket).args(["-t", "set,get,lpush,lrange_100,hset,sadd,zadd,mset", "-l", "-q", "-c", "20"]);
-    load.args(["-n", "20000", "-r", "100000", "-d", "100"]);
-    Ok(Running { pids: vec![server.pid()], programs: vec![Program::start(&mut load, Output::None)?, server] })
+    load.arg("-s").arg(server.socket()).args(["-t", "set,get,lpush,lrange_100,hset,sadd,zadd,mset", "-l", "-q"]);
+    let load = Program::start(load.args(["-c", "20", "-n", "20000", "-r", "100000", "-d", "100"]), Output::None)?;
+    Ok(Running { pids: vec![server.pid()], load, _server: Some(Box::new(server)) })
 }
 
-fn nginx(folder: &Path) -> Result<Running> {
-    let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
-    let page: String = (0..800).map(|i| format!("<p>Paragraph {i} of a page worth compressing.</p>\n")).collect();
-    fs::write(folder.join("page.html"), page)?;
-    let configuration = folder.join("nginx.conf");
-    let template = include_str!("../../../tests/targets/nginx.conf");
-    let text = template.replace("FOLDER", &folder.display().to_string()).replace("PORT", &port.to_string());
-    fs::write(&configuration, text)?;
-    let mut server = Program::start(bound("/usr/sbin/nginx").arg("-c").arg(&configuration), Output::None)?;
-    let worker = server.until(|pid| {
-        TcpStream::connect(("127.0.0.1", port)).ok()?;
-        descendant(pid, |line| line.contains("worker process"))
-    })?;
-    let url = format!("http://127.0.0.1:{port}/page.html");
+fn nginx(_: &Path) -> Result<Running> {
+    let server = Nginx::start();
     let mut load = bound("wrk");
-    load.args(["-t", "1", "-c", "16", "-d", "120s", "-H", "Accept-Encoding: gzip", &url]);
-    Ok(Running { pids: vec![worker], programs: vec![Program::start(&mut load, Output::None)?, server] })
+    load.args(["-t", "1", "-c", "16", "-d", "120s", "-H", "Accept-Encoding: gzip", &server.url()]);
+    let load = Program::start(&mut load, Output::None)?;
+    Ok(Running { pids: vec![server.worker()], load, _server: Some(Box::new(server)) })
 }
 
 const BACKENDS: usize = 4;
-const ROLE: &str = "bench";
 
-fn postgres(folder: &Path) -> Result<Running> {
-    let versions = fs::read_dir("/usr/lib/postgresql").context("postgres is not installed as Debian does")?;
-    let version = |path: &PathBuf| path.file_name()?.to_str()?.parse::<u32>().ok();
-    let newest = versions.flatten().map(|entry| entry.path()).max_by_key(version);
-    let programs = newest.context("no version of postgres is installed")?.join("bin");
-    let data = folder.join("data");
-    fs::create_dir(&data)?;
-    command::output(Command::new("chown").args(["-R", "postgres"]).arg(folder))?;
-    // It refuses to run as root.
-    let unprivileged = |name: &str| {
-        let mut command = bound("setpriv");
-        command.args(["--reuid", "postgres", "--regid", "postgres", "--clear-groups", "--pdeathsig", "KILL", "--"]);
-        command.arg(programs.join(name));
-        command
-    };
-    let mut initdb = unprivileged("initdb");
-    command::output(initdb.args(["--no-sync", "--auth", "trust", "--username", ROLE, "-D"]).arg(&data))?;
-    let mut server = unprivileged("postgres");
-    server.arg("-D").arg(&data).arg("-k").arg(folder);
-    server.args(["-c", "listen_addresses=", "-c", "fsync=off", "-c", "autovacuum=off"]);
-    // Its processes leave the process group, but exit at SIGQUIT.
-    let mut server = Program::start(&mut server, Output::None)?.stopped_by(Signal::QUIT);
-    let socket = folder.join(".s.PGSQL.5432");
-    let pgbench = |arguments: &[&str]| {
-        let mut pgbench = bound(programs.join("pgbench"));
-        pgbench.arg("-h").arg(folder).args(["-U", ROLE]).args(arguments).arg("postgres");
-        pgbench
-    };
-    let mut prepared = false;
-    server.until(|_| {
-        prepared = prepared || socket.exists() && command::output(&mut pgbench(&["-i", "-q", "-s", "2"])).is_ok();
-        prepared.then_some(())
-    })?;
-    let load = Program::start(&mut pgbench(&["-n", "-c", &BACKENDS.to_string(), "-T", "120"]), Output::None)?;
-    // Backends name themselves after their client.
-    let is_backend = |pid: &u32| command_line(*pid).starts_with(&format!("postgres: {ROLE} "));
-    let pids = server.until(|pid| {
-        let backends: Vec<u32> = descendants(pid).into_iter().filter(is_backend).collect();
+fn postgres(_: &Path) -> Result<Running> {
+    let server = Postgres::start();
+    let mut load = server.client("pgbench");
+    load.args(["-n", "-c", &BACKENDS.to_string(), "-T", "120", "postgres"]);
+    load.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    let mut load = Program::start(&mut load, Output::None)?;
+    // Backends name themselves after their client; others are idle.
+    let is_backend = |pid: &u32| command_line(*pid).starts_with("postgres: tests ");
+    let pids = load.until(|_| {
+        let backends: Vec<u32> = descendants(server.postmaster()).into_iter().filter(is_backend).collect();
         (backends.len() == BACKENDS).then_some(backends)
     })?;
-    Ok(Running { pids, programs: vec![load, server] })
+    Ok(Running { pids, load, _server: Some(Box::new(server)) })
 }
 
 fn python(folder: &Path) -> Result<Running> {
@@ -354,7 +312,7 @@ fn cc1(folder: &Path) -> Result<Running> {
     gcc.args(["-O2", "-g", "-c", "-o"]).arg(folder.join("big.o")).arg(&source);
     let mut gcc = Program::start(&mut gcc, Output::None)?;
     let compiler = gcc.until(|pid| descendant(pid, |line| line.contains("/cc1 ")))?;
-    Ok(Running { pids: vec![compiler], programs: vec![gcc] })
+    Ok(Running { pids: vec![compiler], load: gcc, _server: None })
 }
 
 fn rustc(folder: &Path) -> Result<Running> {

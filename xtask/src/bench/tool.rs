@@ -1,7 +1,7 @@
 //! Profilers under measurement, attached to a running process: heapbpf, empty probes, and other tools. Breakpoints in
 //! the process's code show when a tool is attached and detached.
 
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::BufReader;
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
@@ -10,12 +10,12 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
+use heapbpf_tests::kernel;
 use heapbpf_tests::report::{Callsite, Hook, Report};
 use serde::de::DeserializeOwned;
 
 use super::Bench;
 use super::figures::alternate;
-use crate::command;
 use crate::process::{Output, PATIENCE, Program, bound, mappings};
 
 const POLL_PERIOD: Duration = Duration::from_millis(50);
@@ -31,8 +31,6 @@ pub(super) struct Agent {
     report: PathBuf,
     /// From the start until it recorded.
     pub(super) attached_after: Duration,
-    /// Lines of standard error until then.
-    pub(super) log: Vec<String>,
 }
 
 impl Agent {
@@ -40,8 +38,8 @@ impl Agent {
     pub(super) fn start(command: &mut Command, report: &Path) -> Result<Self> {
         let started = Instant::now();
         let program = Program::start(command.arg("-o").arg(report), Output::Errors)?;
-        let log = program.lines_until(RECORDING)?;
-        Ok(Self { program, report: report.to_owned(), attached_after: started.elapsed(), log })
+        program.line_after(RECORDING)?;
+        Ok(Self { program, report: report.to_owned(), attached_after: started.elapsed() })
     }
 
     pub(super) fn pid(&self) -> u32 {
@@ -111,8 +109,6 @@ pub(super) enum Tool {
     /// The heapbpf of `--against` with these options.
     Against(&'static [&'static str]),
     Memleak(&'static [&'static str]),
-    /// bpftrace, counting calls and returns of malloc, and calls of free.
-    Bpftrace,
 }
 
 pub(super) type Variant = (&'static str, Tool);
@@ -122,7 +118,7 @@ pub(super) enum Attached {
     Agent(Agent),
     /// Detaches when its input is closed.
     Floor(Program),
-    Other(Program),
+    Memleak(Program),
 }
 
 impl Tool {
@@ -130,7 +126,6 @@ impl Tool {
         match self {
             Self::Against(_) if setup.against.is_none() => Some("no other heapbpf is specified (`--against PATH`)"),
             Self::Memleak(_) if setup.memleak.is_none() => Some("memleak of bcc's libbpf-tools is not installed"),
-            Self::Bpftrace if command::find("bpftrace").is_none() => Some("bpftrace is not installed"),
             _ => None,
         }
     }
@@ -155,22 +150,11 @@ impl Tool {
                 let mut command = bound(setup.memleak.as_ref().context("the tool is missing")?);
                 // The last argument is the interval of its reports in seconds: longer than the measurement.
                 command.args(["-p", &pid.to_string()]).args(options).arg("3600");
-                Attached::Other(Program::start(&mut command, Output::Errors)?)
-            }
-            Self::Bpftrace => {
-                let module = &hooks.first().context("heapbpf has attached no hook")?.module;
-                let program = format!(
-                    "uprobe:{module}:malloc {{ @calls = count(); }} uretprobe:{module}:malloc {{ @returns = count(); }} \
-                     uprobe:{module}:free {{ @frees = count(); }}"
-                );
-                let mut command = bound("bpftrace");
-                command.arg("-o").arg(bpftrace_output(setup)).args(["-p", &pid.to_string(), "-e", &program]);
-                Attached::Other(Program::start(&mut command, Output::Errors)?)
+                let memleak = Program::start(&mut command, Output::Errors)?;
+                wait_until_attached(pid)?;
+                Attached::Memleak(memleak)
             }
         };
-        if matches!(attached, Attached::Other(_)) {
-            wait_until_attached(pid)?;
-        }
         Ok(attached)
     }
 
@@ -219,23 +203,12 @@ impl Attached {
                 program.close_input();
                 program.wait().map(|_| None)
             }
-            Self::Other(mut program) => {
+            Self::Memleak(mut program) => {
                 program.interrupt()?;
                 program.wait().map(|_| None)
             }
         }
     }
-}
-
-fn bpftrace_output(setup: &Setup) -> PathBuf {
-    setup.bench.folder.join("bpftrace.txt")
-}
-
-/// Calls of malloc that bpftrace has counted, once it has finished.
-pub(super) fn bpftrace_calls(setup: &Setup) -> Result<u64> {
-    let text = fs::read_to_string(bpftrace_output(setup)).context("bpftrace has written nothing")?;
-    let calls = text.lines().find_map(|line| line.strip_prefix("@calls:")?.trim().parse().ok());
-    calls.with_context(|| format!("bpftrace has not counted calls: {}", text.trim()))
 }
 
 /// Measures a running process under each tool, in alternation. `measure` detaches the tool.
@@ -260,23 +233,10 @@ pub(super) fn hooks(setup: &Setup, pid: u32) -> Result<Vec<Hook>> {
     Ok(heaps.flat_map(|heap| std::mem::take(&mut heap.hooks)).filter(|hook| hook.attached).collect())
 }
 
-/// Number of breakpoints in the code of a process that its files do not have.
+/// Number of bytes in the code of a process that its files do not have: breakpoints.
 fn breakpoints(pid: u32) -> Result<usize> {
-    let memory = memory(pid)?;
-    let mut count = 0;
-    // The inline engine maps its stubs from a file without a name.
-    for mapping in mappings(pid)?.into_iter().filter(|mapping| !mapping.path.starts_with("/memfd:")) {
-        let mut current = vec![0; mapping.bytes];
-        memory.read_exact_at(&mut current, mapping.start)?;
-        let mut original = vec![0; mapping.bytes];
-        let file = File::open(&mapping.path)?;
-        let available = file.metadata()?.len().saturating_sub(mapping.file_offset);
-        let available = usize::try_from(available)?.min(mapping.bytes);
-        file.read_exact_at(&mut original[..available], mapping.file_offset)?;
-        let is_breakpoint = |(current, original): &(&u8, &u8)| **current == BREAKPOINT && **original != BREAKPOINT;
-        count += current.iter().zip(&original).filter(is_breakpoint).count();
-    }
-    Ok(count)
+    let changed = kernel::changed_code_in(pid, |_| true);
+    Ok(changed.with_context(|| format!("reading the code of process {pid} requires root"))?.len())
 }
 
 fn memory(pid: u32) -> Result<File> {

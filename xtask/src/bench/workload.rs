@@ -75,13 +75,6 @@ enum Drive {
     Redis(String, &'static [&'static str]),
 }
 
-/// What a tool adds to the command of a program: variables, and a program that runs it.
-#[derive(Default)]
-pub(super) struct Wrapper {
-    pub(super) environment: Vec<String>,
-    pub(super) command: Vec<PathBuf>,
-}
-
 /// A workload whose files exist.
 pub(super) struct Prepared<'a> {
     pub(super) workload: &'a Workload,
@@ -121,13 +114,13 @@ pub(super) struct Held<'a> {
 }
 
 impl Prepared<'_> {
-    /// Starts the program, and waits until it waits for its work.
-    pub(super) fn start(&self, wrapper: &Wrapper) -> Result<Held<'_>> {
+    /// Starts the program with variables of the tool, and waits until it waits for its work.
+    pub(super) fn start(&self, environment: &[String]) -> Result<Held<'_>> {
         // Variables of the tool apply to the program alone, not to those that start it.
         let mut command = bound("/usr/bin/env");
         command.arg(format!("LD_LIBRARY_PATH={}", self.library.display()));
-        command.args(self.job.environment.iter().chain(&wrapper.environment));
-        command.args(wrapper.command.iter().chain(&self.job.command));
+        command.args(self.job.environment.iter().chain(environment));
+        command.args(&self.job.command);
         let drive = &self.job.drive;
         let program = match drive {
             Drive::Rounds => Program::ready(&mut command)?.0,

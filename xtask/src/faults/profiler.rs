@@ -5,12 +5,14 @@ use std::fs::{self, File};
 use std::os::unix::process::ExitStatusExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::thread;
 use std::time::{Duration, Instant};
+use std::{iter, thread};
 
 use anyhow::{Context as _, Result, bail};
 use heapbpf_tests::stubs::slots_to_stubs;
 use rustix::process::{Pid, Signal, kill_process};
+
+use crate::process::descendants;
 
 const READY: &str = "heapbpf: recording";
 const READY_WITHIN: Duration = Duration::from_secs(60);
@@ -136,12 +138,12 @@ impl Drop for Profiler {
     }
 }
 
-/// Where the kernel has put the threads of a process and of its children to sleep (`/proc/PID/task/TID/wchan`; 0: nowhere).
+/// Where the kernel has put the threads of a process and of its descendants to sleep (`/proc/PID/task/TID/wchan`; 0: nowhere).
 fn waits(pid: u32) -> Vec<String> {
-    let tasks = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
     let text = |path: PathBuf| fs::read_to_string(path).unwrap_or_default().trim_end().to_owned();
     let wait = |task: fs::DirEntry| format!("{}: {}", text(task.path().join("comm")), text(task.path().join("wchan")));
-    tasks.map(wait).chain(children(pid).into_iter().flat_map(waits)).collect()
+    let tasks = |pid: u32| fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    iter::once(pid).chain(descendants(pid)).flat_map(tasks).map(wait).collect()
 }
 
 /// Sends a signal to a process, which may have exited.
@@ -153,15 +155,6 @@ pub(super) fn send(pid: u32, signal: Signal) {
 
 /// Number of pointers in the processes and their descendants that lead to stubs. Processes may have exited.
 pub(super) fn slots_left(pids: &[u32]) -> usize {
-    let of = |pid: u32| slots_to_stubs(pid).map_or(0, |slots| slots.len()) + slots_left(&children(pid));
-    pids.iter().map(|&pid| of(pid)).sum()
-}
-
-/// Children of a process, which may have exited.
-fn children(pid: u32) -> Vec<u32> {
-    let tasks = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
-    let lists = tasks.filter_map(|task| fs::read_to_string(task.path().join("children")).ok());
-    let numbers =
-        |text: String| text.split_ascii_whitespace().filter_map(|word| word.parse().ok()).collect::<Vec<u32>>();
-    lists.flat_map(numbers).collect()
+    let all = pids.iter().flat_map(|&pid| iter::once(pid).chain(descendants(pid)));
+    all.map(|pid| slots_to_stubs(pid).map_or(0, |slots| slots.len())).sum()
 }

@@ -1,16 +1,15 @@
 //! Programs that follow the protocol of `tests/targets/attacked.h`.
 
 use std::fmt;
-use std::io::{BufRead as _, BufReader, Write as _};
-use std::process::{Child, ChildStdin, Command, Stdio};
-use std::sync::mpsc::{self, Receiver};
-use std::thread;
-use std::time::{Duration, Instant};
+use std::process::{Command, Stdio};
+use std::time::Duration;
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Result, bail};
 
-/// Timeout of an answer: a round of work takes milliseconds.
-const ANSWERS_WITHIN: Duration = Duration::from_secs(60);
+use crate::process::{Output, Program};
+
+/// Timeout of the end: a round of work takes milliseconds.
+const ENDS_WITHIN: Duration = Duration::from_secs(60);
 
 /// A running program. Killed when dropped.
 pub(super) trait Subject {
@@ -26,11 +25,7 @@ pub(super) trait Subject {
 }
 
 /// A program that does rounds of work and reads commands.
-pub(super) struct Worker {
-    child: Child,
-    stdin: Option<ChildStdin>,
-    lines: Receiver<String>,
-}
+pub(super) struct Worker(Program);
 
 /// Reports that a program has exited, and how.
 #[derive(Debug)]
@@ -47,61 +42,40 @@ impl std::error::Error for Died {}
 impl Worker {
     /// Starts it, and waits until it works.
     pub(super) fn spawn(command: &mut Command) -> Result<Self> {
-        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
-        let mut child = command.spawn().with_context(|| format!("`{}`", crate::command::line(command)))?;
-        let stdout = BufReader::new(child.stdout.take().context("stdout is piped")?);
-        let (sender, lines) = mpsc::channel();
-        thread::spawn(move || stdout.lines().map_while(Result::ok).try_for_each(|line| sender.send(line)));
-        let stdin = child.stdin.take();
-        let mut worker = Self { child, stdin, lines };
+        let mut worker = Self(Program::start(command.stderr(Stdio::null()), Output::Standard)?);
         worker.expect("ready")?;
         Ok(worker)
     }
 
     /// Waits for a line that starts so.
     fn expect(&mut self, start: &str) -> Result<String> {
-        let deadline = Instant::now() + ANSWERS_WITHIN;
         loop {
-            match self.lines.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+            match self.0.line() {
                 Ok(line) if line.starts_with(start) => return Ok(line),
                 Ok(line) if line.starts_with("skipped: ") || line.starts_with("failed: ") => bail!("{line}"),
                 Ok(_) => {}
-                Err(mpsc::RecvTimeoutError::Timeout) => bail!("it does not answer `{start}`"),
-                Err(mpsc::RecvTimeoutError::Disconnected) => {
-                    return Err(Died(self.child.wait()?.to_string()).into());
+                Err(error) => {
+                    let status = self.0.wait_for(ENDS_WITHIN)?;
+                    return Err(status.map_or(error, |status| Died(status.to_string()).into()));
                 }
             }
         }
     }
 
-    fn send(&mut self, line: &str) -> Result<()> {
-        let stdin = self.stdin.as_mut().context("it was asked to end")?;
-        writeln!(stdin, "{line}").context("it does not read")
-    }
-
-    /// Waits until it, or the heapbpf that has started it, has exited with one of these codes.
-    fn expect_exit(&mut self, codes: &[i32]) -> Result<()> {
-        let deadline = Instant::now() + ANSWERS_WITHIN;
-        loop {
-            if let Some(status) = self.child.try_wait()? {
-                if status.code().is_some_and(|code| codes.contains(&code)) {
-                    return Ok(());
-                }
-                return Err(Died(status.to_string()).into());
-            }
-            if Instant::now() > deadline {
-                bail!("it does not exit");
-            }
-            thread::sleep(Duration::from_millis(2));
+    /// Ends it, and fails unless it, or the heapbpf that has started it, exits with one of these codes.
+    fn end(&mut self, codes: &[i32]) -> Result<String> {
+        self.0.send("stop")?;
+        let result = result(&self.expect("result ")?)?;
+        match self.0.wait_for(ENDS_WITHIN)? {
+            Some(status) if status.code().is_some_and(|code| codes.contains(&code)) => Ok(result),
+            Some(status) => Err(Died(status.to_string()).into()),
+            None => bail!("it does not exit"),
         }
     }
 
     /// Ends it when heapbpf has started it.
     pub(super) fn finish_launched(&mut self) -> Result<String> {
-        self.send("stop")?;
-        let result = result(&self.expect("result ")?)?;
-        self.expect_exit(&[0, 3])?;
-        Ok(result)
+        self.end(&[0, 3])
     }
 }
 
@@ -117,39 +91,28 @@ fn result(line: &str) -> Result<String> {
 
 impl Subject for Worker {
     fn pids(&self) -> Vec<u32> {
-        vec![self.child.id()]
+        vec![self.0.pid()]
     }
 
     fn check(&mut self) -> Result<()> {
-        if let Some(status) = self.child.try_wait()? {
-            let last = self.lines.try_iter().last().unwrap_or_default();
+        if let Some(status) = self.0.wait_for(Duration::ZERO)? {
+            let last = self.0.lines_so_far().pop().unwrap_or_default();
             return Err(Died(format!("{status}, after `{last}`")).into());
         }
         Ok(())
     }
 
     fn pause(&mut self) -> Result<()> {
-        self.send("idle")?;
+        self.0.send("idle")?;
         self.expect("idle").map(drop)
     }
 
     fn resume(&mut self) -> Result<()> {
-        self.send("go")
+        self.0.send("go")
     }
 
     fn finish(&mut self) -> Result<String> {
-        self.send("stop")?;
-        let result = result(&self.expect("result ")?)?;
-        self.expect_exit(&[0])?;
-        Ok(result)
-    }
-}
-
-impl Drop for Worker {
-    fn drop(&mut self) {
-        // It may have exited.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        self.end(&[0])
     }
 }
 

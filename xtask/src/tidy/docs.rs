@@ -13,7 +13,7 @@ use crate::vm::matrix::{Matrix, PAGE, RESULTS};
 static LINK: LazyLock<Regex> = LazyLock::new(|| compile(r"\]\(([^()\s]+)\)"));
 static ID: LazyLock<Regex> = LazyLock::new(|| compile(r#"<a id="([^"]+)"></a>"#));
 
-fn compile(pattern: &str) -> Regex {
+pub(super) fn compile(pattern: &str) -> Regex {
     Regex::new(pattern).expect("the pattern is valid")
 }
 
@@ -48,7 +48,7 @@ fn stale(results: &str, page: &str) -> Option<String> {
 }
 
 /// Lines of a page, counted from 1, and whether they are code.
-fn lines(text: &str) -> impl Iterator<Item = (usize, &str, bool)> {
+pub(super) fn lines(text: &str) -> impl Iterator<Item = (usize, &str, bool)> {
     let mut is_code = false;
     (1..).zip(text.lines()).filter_map(move |(number, line)| {
         let is_fence = line.trim_start().starts_with("```");
