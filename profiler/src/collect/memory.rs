@@ -242,6 +242,15 @@ fn skip(ranges: &mut [(u64, usize)], first: &mut usize, mut bytes: usize) {
     }
 }
 
+impl Copy {
+    /// Returns bytes that are known to be in one span.
+    fn within_span(&self, address: TargetAddr, length: usize) -> Option<&[u8]> {
+        let piece = &self.pieces[self.pieces.partition_point(|piece| piece.end <= address.0)];
+        let start = piece.offset + usize::try_from(address.0 - piece.start).ok()?;
+        self.buffer.get(start..start + length)
+    }
+}
+
 impl Memory for Copy {
     fn present(&self, range: Span) -> Vec<Span> {
         present(&self.spans, &range)
@@ -252,7 +261,7 @@ impl Memory for Copy {
         let Some(span) = around(&self.spans, address) else { return 0 };
         let rest = usize::try_from(span.end.0 - address.0).unwrap_or(usize::MAX);
         let count = rest.min(buffer.len());
-        let bytes = self.slice(address, count).unwrap_or_default();
+        let bytes = self.within_span(address, count).unwrap_or_default();
         buffer[..bytes.len()].copy_from_slice(bytes);
         bytes.len()
     }
@@ -260,9 +269,7 @@ impl Memory for Copy {
     fn slice(&self, address: TargetAddr, length: usize) -> Option<&[u8]> {
         let end = address.0.checked_add(length as u64)?;
         around(&self.spans, address).filter(|span| end <= span.end.0)?;
-        let piece = &self.pieces[self.pieces.partition_point(|piece| piece.end <= address.0)];
-        let start = piece.offset + usize::try_from(address.0 - piece.start).ok()?;
-        self.buffer.get(start..start + length)
+        self.within_span(address, length)
     }
 }
 

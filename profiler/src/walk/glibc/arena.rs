@@ -128,12 +128,18 @@ pub(super) fn find(scene: &Scene<'_>) -> Vec<Circle> {
     let mut arenas_left = ARENAS_MAX;
     for region in scene.module_data().filter(|region| !region.is_anonymous()) {
         for (start, words) in parts(scene.memory, region.start..region.end) {
-            for (address, pair) in (start..).step_by(size_of::<u64>()).zip(words.windows(2)) {
+            let is_empty_list = |address: u64, words: &[u64]| match words {
+                [first, last, ..] => first == last && first.checked_add(BINS_AT) == Some(address),
+                _ => false,
+            };
+            for (address, at) in (start..).step_by(size_of::<u64>()).zip(0..words.len()) {
                 if circles.len() == LIBRARIES_MAX {
                     return circles;
                 }
-                let is_empty_list = pair[0] == pair[1] && pair[0].checked_add(BINS_AT) == Some(address);
-                let top_at = address.checked_sub(BINS * 16).filter(|_| is_empty_list);
+                // All other lists may be empty, too, but only the last is followed by something else.
+                let next = words.get(at + 2..).unwrap_or_default();
+                let is_last = is_empty_list(address, &words[at..]) && !is_empty_list(address.saturating_add(16), next);
+                let top_at = address.checked_sub(BINS * 16).filter(|_| is_last);
                 circles.extend(top_at.and_then(|top_at| Circle::read(scene.memory, top_at, &mut arenas_left)));
             }
         }
