@@ -3,13 +3,13 @@
 use std::sync::Arc;
 
 use profiler_common::interval::Interval;
+use profiler_common::record::RecordKind;
 use profiler_common::stack::StackEnd;
 use profiler_common::step::Registers;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::address::TargetAddr;
 use crate::ids::{HeapId, HookId, Pid, StackId, Tid};
-use crate::object::interpreted::{Code, PlacedCode, PseudoModule};
 use crate::units::MonotonicNanos;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -30,10 +30,8 @@ pub enum Event {
     RawStack(Pid, StackId, RawStack),
     /// A page of a stack that the kernel side did not unwind completely; all pages precede the frames.
     StackPage(Pid, StackId, StackPage),
-    /// Interpreted code that a stack contains.
-    Code(Pid, PseudoModule, Arc<Code>),
-    /// Code of HotSpot that a stack contains.
-    CodePlace(Pid, PlacedCode),
+    /// Code of an interpreter or a virtual machine that a stack contains.
+    Code(CodeRecord),
 }
 
 impl Event {
@@ -44,8 +42,8 @@ impl Event {
             Self::Fork(fork) => fork.parent,
             Self::Exec(exec) => exec.pid,
             Self::Remap(remap) => remap.pid,
-            Self::Stack(pid, ..) | Self::RawStack(pid, ..) | Self::StackPage(pid, ..) | Self::Code(pid, ..) => *pid,
-            Self::CodePlace(pid, _) => *pid,
+            Self::Stack(pid, ..) | Self::RawStack(pid, ..) | Self::StackPage(pid, ..) => *pid,
+            Self::Code(record) => record.pid,
         }
     }
 }
@@ -125,6 +123,14 @@ fn write_end<S: Serializer>(end: &StackEnd, serializer: S) -> Result<S::Ok, S::E
 fn read_end<'de, D: Deserializer<'de>>(deserializer: D) -> Result<StackEnd, D::Error> {
     let end = u8::deserialize(deserializer)?;
     StackEnd::from_wire(end).ok_or_else(|| serde::de::Error::custom("unknown stack end"))
+}
+
+/// A record of code, which its language decodes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CodeRecord {
+    pub(crate) pid: Pid,
+    pub(crate) kind: RecordKind,
+    pub(crate) bytes: Arc<[u8]>,
 }
 
 /// A copy of a stack, with the registers at the entry of the hooked function.

@@ -178,8 +178,7 @@ impl Ledger {
             | Event::RawStack(..)
             | Event::StackPage(..)
             | Event::UnknownFree(_)
-            | Event::Code(..)
-            | Event::CodePlace(..) => {}
+            | Event::Code(_) => {}
         }
     }
 

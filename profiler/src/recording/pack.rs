@@ -136,8 +136,7 @@ impl Packer {
                 | Event::RawStack(..)
                 | Event::StackPage(..)
                 | Event::UnknownFree(_)
-                | Event::Code(..)
-                | Event::CodePlace(..),
+                | Event::Code(_),
             ) => return,
             // These have blocks of their own.
             Entry::Fold(_) | Entry::Names(_) | Entry::Symbolization(_) | Entry::End(_) => return,

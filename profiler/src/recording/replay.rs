@@ -64,7 +64,7 @@ impl Entry {
                 }
             },
             Self::End(time) => *time,
-            Self::Event(Event::StackPage(..) | Event::UnknownFree(_) | Event::Code(..) | Event::CodePlace(..)) => {
+            Self::Event(Event::StackPage(..) | Event::UnknownFree(_) | Event::Code(_)) => {
                 return None;
             }
             Self::Step(_) | Self::Fold(_) | Self::Names(_) | Self::Symbolization(_) => return None,

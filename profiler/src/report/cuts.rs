@@ -7,7 +7,8 @@ use profiler_common::limits::STACK_FRAMES_MAX;
 use profiler_common::stack::StackEnd;
 
 use super::text;
-use crate::model::{CallsiteProfile, Frame, FrameKind, Profile, Runtime, TargetProfile, base_name};
+use crate::language::Language;
+use crate::model::{CallsiteProfile, Frame, FrameKind, Profile, TargetProfile, base_name};
 
 /// Stacks that end in one module for one reason.
 pub(super) struct Cut<'a> {
@@ -91,7 +92,7 @@ fn advice(target: &TargetProfile, end: StackEnd, frame: &Frame) -> Option<&'stat
             "Go calls C on another stack, and this program's table of functions is of no version from 1.16 to 1.27: no option helps",
         );
     }
-    let is_java = target.memory.runtimes().contains(&Runtime::Jvm);
+    let is_java = target.memory.runtimes().contains(&Language::Java);
     // `[vdso]` and the like are no files.
     let module = file(frame).map(base_name);
     if module.is_some_and(|name| name.starts_with('[')) {

@@ -27,6 +27,8 @@ use super::unwinding::{Tables, Unwinding};
 use crate::bpf::counters::Counters;
 use crate::bpf::load::{Kernel, KernelConfig, LinkKind};
 use crate::ids::{HookId, Pid};
+use crate::ingest::event::Event;
+use crate::ingest::field::DecodeError;
 use crate::keeper::Keeper;
 use crate::ledger::LiveAllocation;
 use crate::linux::proc::maps::{self, FileIdentity};
@@ -59,6 +61,11 @@ pub(super) struct Probes {
 }
 
 impl Probes {
+    /// Keeps code that stacks contain; returns other events.
+    pub(super) fn without_code(&mut self, event: Event) -> Result<Option<Event>, DecodeError> {
+        self.unwinding.interpreters.enter(event, &self.discovery.modules)
+    }
+
     pub(super) fn load(config: &SessionConfig, row_cells: u32, discovery: Discovery, tables: Tables) -> Result<Self> {
         let links = LinkKind::choose(config.backend)?;
         let kernel_config = KernelConfig {

@@ -352,17 +352,17 @@ impl Session {
             ..
         } = self;
         processes.record_corrections();
-        let count = ring.drain(BATCH_MAX, |record| match decode(record) {
-            Ok(Event::Fork(fork)) => probes.copy_stubs(lifecycle.forked(fork, processes, config)),
-            Ok(Event::Exec(exec)) => {
+        let count = ring.drain(BATCH_MAX, |record| match decode(record).and_then(|event| probes.without_code(event)) {
+            Ok(None) => {}
+            Ok(Some(Event::Fork(fork))) => probes.copy_stubs(lifecycle.forked(fork, processes, config)),
+            Ok(Some(Event::Exec(exec))) => {
                 if processes.get(exec.pid).is_some() {
                     probes.begin_stacks(exec.pid, processes);
                 }
                 inventories.give_up(exec.pid);
                 lifecycle.executed(exec, processes, config.grace());
             }
-            Ok(event) => {
-                let Some(event) = probes.unwinding.interpreters.enter(event, &probes.discovery.modules) else { return };
+            Ok(Some(event)) => {
                 let Some(event) = inventories.observe(event, processes) else { return };
                 rates.count(record.len(), &event);
                 let Some(mut event) = probes.copies.enter(event) else { return };

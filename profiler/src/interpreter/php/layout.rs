@@ -10,7 +10,7 @@ const VERSION: &[u8] = b"X-Powered-By: PHP/";
 
 /// Why frames of PHP are not unwound.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
-pub(crate) enum Unsupported {
+pub(super) enum Unsupported {
     #[error("PHP {0} is not supported (8.0 to 8.5 are)")]
     Version(Version),
     #[error("the version of PHP is unknown")]

@@ -8,7 +8,7 @@ use super::super::version::Version;
 
 /// Why frames of a CRuby are not unwound.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
-pub(crate) enum Unsupported {
+pub(super) enum Unsupported {
     #[error("CRuby {0} is not supported (3.0 to 3.4 are)")]
     Version(Version),
     #[error("the version of CRuby is unknown")]

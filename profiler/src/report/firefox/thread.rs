@@ -4,9 +4,9 @@ use rustc_hash::FxHashMap;
 use serde::{Serialize, Serializer};
 use serde_json::{Value, json};
 
+use crate::language::Language;
 use crate::model::{
-    CallsiteProfile, Change, Frame, FrameId, FrameKind, Profile, Runtime, SampleTrigger, TargetProfile, TimelinePoint,
-    base_name,
+    CallsiteProfile, Change, Frame, FrameId, FrameKind, Profile, SampleTrigger, TargetProfile, TimelinePoint, base_name,
 };
 use crate::report::describe;
 use crate::report::dumps::rounded;
@@ -378,7 +378,7 @@ fn category(kind: FrameKind) -> usize {
 
 fn is_script(target: &TargetProfile, frame: &Frame) -> bool {
     let is_code = matches!(frame.kind, FrameKind::Interpreted | FrameKind::Jitted);
-    is_code && matches!(only_runtime(target), Some(Runtime::Node | Runtime::Chromium))
+    is_code && matches!(only_runtime(target), Some(Language::JavaScript | Language::Chromium))
 }
 
 fn address(context: &Context, target: &TargetProfile, frame: &Frame) -> i64 {

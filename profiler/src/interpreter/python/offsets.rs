@@ -10,7 +10,7 @@ use crate::address::TargetAddr;
 
 /// Why frames of an interpreter are not unwound.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
-pub(crate) enum Unsupported {
+pub(super) enum Unsupported {
     #[error("CPython {0} is not supported (3.8 to 3.14 are)")]
     Version(Version),
     #[error("the version of CPython is unknown")]
