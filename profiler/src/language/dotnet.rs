@@ -9,6 +9,8 @@ pub(super) const FACTS: Facts = Facts {
     heap: ".NET keeps objects in its own heap",
     remedies: &["use `dotnet-gcdump`"],
     perf_map: Some("start it with `DOTNET_PerfMapEnabled=1`"),
+    generated_name: None,
+    frame_pointers: None,
     frame_type: "dotnet",
     functions: None,
 };

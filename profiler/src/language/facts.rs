@@ -19,10 +19,22 @@ pub(crate) struct Facts {
     pub(crate) remedies: &'static [&'static str],
     /// How the names of generated code are written to a file.
     pub(crate) perf_map: Option<&'static str>,
+    /// Parses the names of generated code in such files, if they have a form of their own.
+    pub(crate) generated_name: Option<fn(&str) -> Option<GeneratedName<'_>>>,
+    /// How generated code keeps frame pointers.
+    pub(crate) frame_pointers: Option<&'static str>,
     /// Value of `profile.frame.type` in OpenTelemetry's semantic conventions.
     pub(crate) frame_type: &'static str,
     /// `None` if stacks have no words for functions: all are native code, or heapbpf cannot read them.
     pub(crate) functions: Option<Functions>,
+}
+
+/// The place of generated code, in the name that its compiler gives to it.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct GeneratedName<'a> {
+    pub(crate) function: &'a str,
+    pub(crate) file: &'a str,
+    pub(crate) line: u32,
 }
 
 /// A mapping of a heap.

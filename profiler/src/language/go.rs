@@ -10,6 +10,8 @@ pub(super) const FACTS: Facts = Facts {
     heap: "Go keeps objects in its own heap",
     remedies: &["use the program's own profile (`net/http/pprof`)"],
     perf_map: None,
+    generated_name: None,
+    frame_pointers: None,
     frame_type: "go",
     functions: None,
 };

@@ -13,6 +13,8 @@ pub(super) const FACTS: Facts = Facts {
     perf_map: Some(
         "record it with `--jvm-perfmap`, or run `jcmd PID Compiler.perfmap` while it is recorded (JDK 17 or later)",
     ),
+    generated_name: None,
+    frame_pointers: Some("Java: start it with `-XX:+PreserveFramePointer`"),
     frame_type: "jvm",
     functions: Some(Functions {
         module: "[java]",

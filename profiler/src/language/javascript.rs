@@ -1,5 +1,7 @@
 //! JavaScript, as Node.js executes it with V8; and programs with Chromium's engine, whose heaps differ.
 
+mod generated;
+
 use profiler_common::interpreter::{CodeKind, INSTRUCTION_UNKNOWN, InterpretedFrame, Runtime};
 
 use super::facts::{Executor, Facts, Functions, RECORD_MAPPINGS, Role};
@@ -11,6 +13,8 @@ pub(super) const FACTS: Facts = Facts {
     heap: "Node.js keeps JavaScript objects in V8's heap",
     remedies: &[RECORD_MAPPINGS, "take V8's heap snapshots (`--heapsnapshot-signal`)"],
     perf_map: Some("start it with `--perf-basic-prof`"),
+    generated_name: Some(generated::parse),
+    frame_pointers: None,
     frame_type: "v8js",
     functions: Some(Functions {
         module: "[javascript]",
@@ -29,6 +33,8 @@ pub(super) const OF_CHROMIUM: Facts = Facts {
     heap: "Chromium uses PartitionAlloc, V8 and Oilpan",
     remedies: &["use the heap snapshots of its developer tools, or its memory-infra traces"],
     perf_map: Some("start it with `--no-sandbox --js-flags=--perf-basic-prof`"),
+    // Those of the former.
+    generated_name: None,
     functions: None,
     ..FACTS
 };

@@ -14,7 +14,7 @@ use profiler_common::interpreter::CodeKind;
 use serde::{Deserialize, Serialize};
 use strum::{EnumIter, IntoEnumIterator};
 
-use self::facts::{Facts, Functions};
+use self::facts::{Facts, Functions, GeneratedName};
 use crate::address::TargetAddr;
 
 /// A language, or programs whose heaps have the same remedies. Recordings contain its number here, reports its name here: a new one
@@ -62,6 +62,11 @@ impl Language {
     /// Languages whose functions stacks have words for.
     pub(crate) fn with_functions() -> impl Iterator<Item = (Self, &'static Functions)> {
         Self::iter().filter_map(|language| Some((language, language.functions()?)))
+    }
+
+    /// The place of generated code whose name has a language's form.
+    pub(crate) fn generated_name(name: &str) -> Option<GeneratedName<'_>> {
+        Self::iter().filter_map(|language| language.facts().generated_name).find_map(|parse| parse(name))
     }
 
     /// The language whose functions this module stands for.

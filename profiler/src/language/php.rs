@@ -11,6 +11,8 @@ pub(super) const FACTS: Facts = Facts {
     heap: "PHP keeps its variables in chunks of its own allocator",
     remedies: &["start it with USE_ZEND_ALLOC=0", RECORD_MAPPINGS],
     perf_map: Some("start it with `-d opcache.jit_debug=16`"),
+    generated_name: None,
+    frame_pointers: None,
     frame_type: "php",
     functions: Some(Functions {
         module: "[php]",

@@ -11,6 +11,8 @@ pub(super) const FACTS: Facts = Facts {
     heap: "CPython keeps objects of up to 512 bytes in arenas of its own",
     remedies: &["start it with PYTHONMALLOC=malloc", RECORD_MAPPINGS],
     perf_map: Some("start it with `-X perf` (Python 3.12 or later)"),
+    generated_name: None,
+    frame_pointers: None,
     frame_type: "cpython",
     functions: Some(Functions {
         module: "[python]",

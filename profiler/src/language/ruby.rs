@@ -11,6 +11,8 @@ pub(super) const FACTS: Facts = Facts {
     heap: "Ruby keeps its slots in pages of its own heap",
     remedies: &[RECORD_MAPPINGS, "use `ObjectSpace`"],
     perf_map: Some("start it with `--yjit-perf`"),
+    generated_name: None,
+    frame_pointers: None,
     frame_type: "ruby",
     functions: Some(Functions {
         module: "[ruby]",
