@@ -31,7 +31,7 @@ pub enum Event {
     /// A page of a stack that the kernel side did not unwind completely; all pages precede the frames.
     StackPage(Pid, StackId, StackPage),
     /// Code of an interpreter or a virtual machine that a stack contains.
-    Code(CodeRecord),
+    Code(RawCode),
 }
 
 impl Event {
@@ -127,7 +127,7 @@ fn read_end<'de, D: Deserializer<'de>>(deserializer: D) -> Result<StackEnd, D::E
 
 /// A record of code, which its language decodes.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct CodeRecord {
+pub struct RawCode {
     pub(crate) pid: Pid,
     pub(crate) kind: RecordKind,
     pub(crate) bytes: Arc<[u8]>,

@@ -15,7 +15,7 @@ use profiler_common::record::{
 use profiler_common::stack::StackEnd;
 use profiler_common::step::Registers;
 
-use self::event::{Allocation, CodeRecord, Event, Exec, Fork, Free, RawStack, Remap, Stack, StackPage};
+use self::event::{Allocation, Event, Exec, Fork, Free, RawCode, RawStack, Remap, Stack, StackPage};
 use self::field::{DecodeError, field, word};
 use crate::address::TargetAddr;
 use crate::ids::{HeapId, HookId, Pid, StackId, Tid};
@@ -150,7 +150,7 @@ fn stack_page(bytes: &[u8]) -> Result<Event, DecodeError> {
 /// The rest depends on the language.
 fn code(kind: RecordKind, bytes: &[u8]) -> Result<Event, DecodeError> {
     let pid = Pid(field!(bytes, RecordHeader, tgid, u32));
-    Ok(Event::Code(CodeRecord { pid, kind, bytes: bytes.into() }))
+    Ok(Event::Code(RawCode { pid, kind, bytes: bytes.into() }))
 }
 
 #[cfg(test)]

@@ -23,7 +23,7 @@ use profiler_common::interpreter::{CodeId, CodeKind, CodePlace, CodePlaceRecord}
 pub(crate) use self::control_block::{control_block, may_define_threads};
 use self::implementation::{Found, Implementation, Sent, Sign};
 pub(crate) use self::process::{CodeMapping, Process};
-use crate::ingest::event::CodeRecord;
+use crate::ingest::event::RawCode;
 use crate::ingest::field::{DecodeError, field, word};
 use crate::language::Language;
 use crate::object::ObjectError;
@@ -68,7 +68,7 @@ pub(crate) fn find(module: &Module) -> Result<Option<Found>, ObjectError> {
 }
 
 /// Decodes code that the kernel side has sent.
-pub(crate) fn decode(record: &CodeRecord) -> Result<Sent, DecodeError> {
+pub(crate) fn decode(record: &RawCode) -> Result<Sent, DecodeError> {
     for Implementation { language, record: of_language, .. } in &IMPLEMENTATIONS {
         if let Some(of_language) = of_language
             && of_language.kind == record.kind

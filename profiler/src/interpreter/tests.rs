@@ -8,8 +8,8 @@ use crate::ids::Pid;
 
 const KINDS: [RecordKind; 4] = [RecordKind::Code, RecordKind::CodePlace, RecordKind::RubyCode, RecordKind::PhpCode];
 
-fn record(kind: RecordKind, bytes: &[u8]) -> CodeRecord {
-    CodeRecord { pid: Pid(1), kind, bytes: bytes.into() }
+fn record(kind: RecordKind, bytes: &[u8]) -> RawCode {
+    RawCode { pid: Pid(1), kind, bytes: bytes.into() }
 }
 
 #[test]

@@ -12,7 +12,7 @@ use tracing::{debug, info};
 
 use crate::bpf::counters::Counters;
 use crate::ids::{ModuleId, Pid};
-use crate::ingest::event::{CodeRecord, Event};
+use crate::ingest::event::{Event, RawCode};
 use crate::ingest::field::DecodeError;
 use crate::interpreter::implementation::{self, NamedCode, Reader, Sent};
 use crate::interpreter::{self, CodeMapping, Process, control_block, may_define_threads};
@@ -274,7 +274,7 @@ impl Interpreters {
         Ok(None)
     }
 
-    fn enter_code(&mut self, record: &CodeRecord, modules: &ModuleStore) -> Result<(), DecodeError> {
+    fn enter_code(&mut self, record: &RawCode, modules: &ModuleStore) -> Result<(), DecodeError> {
         let pid = record.pid;
         match interpreter::decode(record)? {
             Sent::Named(language, NamedCode { code, whole }) => {
