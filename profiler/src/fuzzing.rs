@@ -4,7 +4,9 @@ use crate::address::LinkAddr;
 use crate::collect::memory as process_copies;
 use crate::ids::Pid;
 use crate::ingest::decode;
-use crate::ingest::record::{CodeRecord, Record};
+use crate::ingest::record::Record;
+use crate::interpreter;
+use crate::interpreter::implementation::{NamedCode, Sent};
 use crate::linux::proc::process::Auxv;
 use crate::linux::proc::{maps, process, stat};
 use crate::model::{Pod, Workload};
@@ -19,7 +21,8 @@ use crate::unwind::table::CHECKED_FROM;
 
 /// Decodes a record, and searches the lines of a code object.
 pub fn record(bytes: &[u8]) {
-    if let Ok(Record::Code(CodeRecord::Read(_, _, code))) = decode(bytes)
+    if let Ok(Record::Code(record)) = decode(bytes)
+        && let Ok(Sent::Named(_, NamedCode { code, .. })) = interpreter::decode(&record)
         && let CodeBody::Function(function) = &code.body
     {
         let last = u32::try_from(bytes.len()).unwrap_or(u32::MAX);

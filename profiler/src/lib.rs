@@ -24,6 +24,7 @@ mod ids;
 mod ingest;
 mod interpreter;
 mod keeper;
+mod language;
 mod leak;
 mod ledger;
 mod linux;

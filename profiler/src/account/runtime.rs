@@ -1,29 +1,24 @@
-//! Language runtimes with allocators of their own, recognised by what a process has mapped.
+//! Languages whose runtimes have allocators of their own, recognised by what a process has mapped.
 
 use std::path::Path;
 
+use strum::IntoEnumIterator;
+
+use crate::language::Language;
+use crate::language::facts::HeapMark;
 use crate::linux::proc::maps::{Region, RegionKind};
-use crate::model::Runtime;
 
-/// By the names of executables and libraries. Go programs have none in common: see [`is_go`].
-const FILES: [(Runtime, &[&str]); 7] = [
-    (Runtime::Cpython, &["python", "libpython"]),
-    (Runtime::Php, &["php", "libphp", "mod_php"]),
-    (Runtime::Chromium, &["chrome", "chromium", "headless_shell", "electron", "libcef.so", "msedge", "brave"]),
-    (Runtime::Node, &["node", "libnode.so"]),
-    (Runtime::Jvm, &["libjvm.so"]),
-    (Runtime::Ruby, &["ruby", "libruby"]),
-    (Runtime::Dotnet, &["libcoreclr.so"]),
-];
-
-/// The runtimes that a process has loaded, in the order of [`FILES`].
-pub(crate) fn runtimes<'a>(mut regions: impl Iterator<Item = &'a Region> + Clone) -> Vec<Runtime> {
+/// The languages whose runtimes a process has loaded: those with files, then those that only their heaps show.
+pub(crate) fn runtimes<'a>(regions: impl Iterator<Item = &'a Region> + Clone) -> Vec<Language> {
     let names: Vec<&str> = regions.clone().filter(|region| region.executable).filter_map(file_name).collect();
-    let found = FILES.iter().filter(|(_, files)| names.iter().any(|name| files.iter().any(|file| is_file(name, file))));
-    let mut found: Vec<Runtime> = found.map(|(runtime, _)| *runtime).collect();
-    if regions.any(is_go) {
-        found.push(Runtime::Go);
-    }
+    let has_file = |language: &Language| {
+        let files = language.facts().files;
+        names.iter().any(|name| files.iter().any(|file| is_file(name, file)))
+    };
+    let mut found: Vec<Language> = Language::iter().filter(has_file).collect();
+    found.extend(Language::iter().filter(|language| {
+        language.facts().heap_mark.as_ref().is_some_and(|mark| regions.clone().any(|region| is_heap(region, mark)))
+    }));
     found
 }
 
@@ -40,12 +35,9 @@ fn is_file(name: &str, file: &str) -> bool {
     })
 }
 
-/// Go's runtime reserves its heap at this address on 64-bit systems (`mallocinit` in runtime/malloc.go), and names it since
-/// 1.25.
-fn is_go(region: &Region) -> bool {
-    const ARENAS: u64 = 0xc0_0000_0000;
-    let is_named = matches!(&region.kind, RegionKind::Anonymous { name: Some(name) } if name.starts_with("Go: "));
-    is_named || (region.start.0 == ARENAS && matches!(region.kind, RegionKind::Anonymous { .. }))
+fn is_heap(region: &Region, mark: &HeapMark) -> bool {
+    let RegionKind::Anonymous { name } = &region.kind else { return false };
+    region.start.0 == mark.address || name.as_ref().is_some_and(|name| name.starts_with(mark.name))
 }
 
 #[cfg(test)]
@@ -60,13 +52,13 @@ mod tests {
     #[test]
     fn runtimes_are_recognised_by_their_files() {
         for (path, expected) in [
-            ("/usr/bin/python3.11", Some(Runtime::Cpython)),
-            ("/usr/lib/x86_64-linux-gnu/libpython3.13.so.1.0", Some(Runtime::Cpython)),
-            ("/usr/bin/php8.2", Some(Runtime::Php)),
-            ("/usr/lib/chromium/chromium", Some(Runtime::Chromium)),
-            ("/usr/bin/node", Some(Runtime::Node)),
-            ("/usr/lib/jvm/java-17-openjdk-amd64/lib/server/libjvm.so", Some(Runtime::Jvm)),
-            ("/usr/lib/x86_64-linux-gnu/libruby-3.1.so.3.1.2", Some(Runtime::Ruby)),
+            ("/usr/bin/python3.11", Some(Language::Python)),
+            ("/usr/lib/x86_64-linux-gnu/libpython3.13.so.1.0", Some(Language::Python)),
+            ("/usr/bin/php8.2", Some(Language::Php)),
+            ("/usr/lib/chromium/chromium", Some(Language::Chromium)),
+            ("/usr/bin/node", Some(Language::JavaScript)),
+            ("/usr/lib/jvm/java-17-openjdk-amd64/lib/server/libjvm.so", Some(Language::Java)),
+            ("/usr/lib/x86_64-linux-gnu/libruby-3.1.so.3.1.2", Some(Language::Ruby)),
             ("/usr/bin/pythonista", None),
             ("/usr/bin/nodejs-helper", None),
             ("/usr/bin/redis-server", None),
@@ -86,8 +78,8 @@ mod tests {
         let heap = |start, name: Option<&str>| {
             Region::synthetic(start, 0x1000, RegionKind::Anonymous { name: name.map(str::to_owned) })
         };
-        assert_eq!(runtimes([heap(0xc0_0000_0000, None)].iter()), [Runtime::Go]);
-        assert_eq!(runtimes([heap(0x7000, Some("Go: heap"))].iter()), [Runtime::Go]);
+        assert_eq!(runtimes([heap(0xc0_0000_0000, None)].iter()), [Language::Go]);
+        assert_eq!(runtimes([heap(0x7000, Some("Go: heap"))].iter()), [Language::Go]);
         assert_eq!(runtimes([heap(0xc0_0000_1000, None)].iter()), []);
     }
 }

@@ -4,11 +4,13 @@ use std::io;
 use std::os::fd::AsFd;
 
 use aya::maps::{HashMap, Map, MapData, MapError};
+use profiler_common::interpreter::Runtime;
 use profiler_common::unwind::{PageRows, ProcessMapping, ProcessMappings, RowCell, Rule};
 
 use super::load::{Kernel, LoadError};
 use super::processes::{PROCESSES, is_missing};
 use crate::ids::Pid;
+use crate::language::Language;
 use crate::linux::bpf_map::{read_array, write_array, write_mapped};
 use crate::unwind::runtimes::RuntimePlace;
 use crate::unwind::store::UnwindMaps;
@@ -19,11 +21,8 @@ pub(crate) struct KernelUnwindMaps {
     pages: MapData,
     rules: MapData,
     mappings: MapData,
-    cpython: MapData,
-    hotspot: MapData,
-    v8: MapData,
-    ruby: MapData,
-    php: MapData,
+    /// With the structures of runtimes.
+    runtimes: Vec<(Runtime, MapData)>,
     processes: HashMap<MapData, u32, ProcessMappings>,
 }
 
@@ -42,11 +41,9 @@ impl KernelUnwindMaps {
             pages: array(kernel, "PAGES")?,
             rules: array(kernel, "RULES")?,
             mappings: array(kernel, "MAPPINGS")?,
-            cpython: array(kernel, "INTERPRETERS")?,
-            hotspot: array(kernel, "JAVA_MACHINES")?,
-            v8: array(kernel, "JAVASCRIPT_ENGINES")?,
-            ruby: array(kernel, "RUBIES")?,
-            php: array(kernel, "PHPS")?,
+            runtimes: Language::with_functions()
+                .map(|(_, functions)| Ok((functions.runtime, array(kernel, functions.map)?)))
+                .collect::<Result<_, LoadError>>()?,
             processes: HashMap::try_from(processes).map_err(failed)?,
         })
     }
@@ -82,13 +79,12 @@ impl UnwindMaps for KernelUnwindMaps {
     }
 
     fn write_runtime(&mut self, index: u32, place: &RuntimePlace) -> io::Result<()> {
-        match place {
-            RuntimePlace::Cpython(place) => write_array(self.cpython.fd(), index, std::slice::from_ref(place)),
-            RuntimePlace::V8(place) => write_array(self.v8.fd(), index, std::slice::from_ref(place)),
-            RuntimePlace::Hotspot(place) => write_array(self.hotspot.fd(), index, std::slice::from_ref(place)),
-            RuntimePlace::Ruby(place) => write_array(self.ruby.fd(), index, std::slice::from_ref(place)),
-            RuntimePlace::Php(place) => write_array(self.php.fd(), index, std::slice::from_ref(place)),
-        }
+        let (_, map) = self
+            .runtimes
+            .iter()
+            .find(|(runtime, _)| *runtime == place.functions.runtime)
+            .ok_or_else(|| io::Error::from(io::ErrorKind::NotFound))?;
+        place.value.write(map.fd().as_fd(), index)
     }
 
     fn read_cell(&self, index: u32) -> Option<RowCell> {

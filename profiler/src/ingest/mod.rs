@@ -1,50 +1,27 @@
 //! Decodes the bytes of ring buffer records. Pure; any bytes give a [`Record`] or an error, never a panic.
 
 pub(crate) mod event;
+pub(crate) mod field;
 pub(crate) mod record;
 
 use std::mem::offset_of;
 use std::sync::Arc;
 
-use profiler_common::interpreter::{
-    CODE_NAME_BYTES, CodeId, CodeKind, CodePlace, CodePlaceRecord, CodeText, LineTable, ShortCodeRecord,
-};
 use profiler_common::limits::STACK_FRAMES_MAX;
 use profiler_common::live::LiveBlock;
-use profiler_common::php::{PHP_TEXT_BYTES, PhpCodeRecord, PhpText};
 use profiler_common::record::{
-    AllocRecord, ExecRecord, ForkRecord, FreeRecord, RawStackHeader, RecordKind, RemapRecord, StackHeader,
-    StackPageRecord,
+    AllocRecord, ExecRecord, ForkRecord, FreeRecord, RawStackHeader, RecordHeader, RecordKind, RemapRecord,
+    StackHeader, StackPageRecord,
 };
-use profiler_common::ruby::{IS_SINGLETON, NAMES_OWNERS, OWNER_BYTES, RubyCodeRecord};
 use profiler_common::stack::StackEnd;
 use profiler_common::step::Registers;
-use thiserror::Error;
 
 use self::event::{Allocation, Event, Free, Remap, Stack};
-use self::record::{CodeRecord, Exec, Fork, RawStack, Record, StackPage};
+use self::field::{DecodeError, field, word};
+use self::record::{Exec, Fork, RawCode, RawStack, Record, StackPage};
 use crate::address::TargetAddr;
 use crate::ids::{HeapId, HookId, Pid, StackId, Tid};
-use crate::object::interpreted::labels;
-use crate::object::interpreted::lines::Lines;
-use crate::object::interpreted::php::Part;
-use crate::object::interpreted::{self, Code, CodeBody, CodeLines, Function, LongTable, PlacedCode, PseudoModule};
 use crate::units::MonotonicNanos;
-
-/// Why a record was refused. All are defects of heapbpf: the records are written by its own programs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-pub enum DecodeError {
-    #[error("record is too short")]
-    Short,
-    #[error("unknown record kind `{0}`")]
-    UnknownKind(u8),
-    #[error("unknown stack end `{0}`")]
-    UnknownEnd(u8),
-    #[error("unknown format of line tables `{0}`")]
-    UnknownLines(u8),
-    #[error("unknown kind of code `{0}`")]
-    UnknownCode(u32),
-}
 
 pub fn decode(bytes: &[u8]) -> Result<Record, DecodeError> {
     let kind = *bytes.first().ok_or(DecodeError::Short)?;
@@ -59,22 +36,10 @@ pub fn decode(bytes: &[u8]) -> Result<Record, DecodeError> {
         RecordKind::Exec => exec(bytes).map(Record::Exec),
         RecordKind::RawStack => raw_stack(bytes),
         RecordKind::StackPage => stack_page(bytes),
-        RecordKind::Code => code(bytes).map(Record::Code),
-        RecordKind::CodePlace => code_place(bytes).map(Record::Code),
-        RecordKind::RubyCode => ruby_code(bytes).map(Record::Code),
-        RecordKind::PhpCode => php_code(bytes).map(Record::Code),
+        kind @ (RecordKind::Code | RecordKind::CodePlace | RecordKind::RubyCode | RecordKind::PhpCode) => {
+            code(kind, bytes).map(Record::Code)
+        }
     }
-}
-
-/// Uses the compiler's offsets, so that a changed record cannot be decoded with the old layout.
-macro_rules! field {
-    ($bytes:expr, $record:ty, $($field:ident).+, $type:ty) => {
-        <$type>::from_ne_bytes(word($bytes, offset_of!($record, $($field).+))?)
-    };
-}
-
-fn word<const N: usize>(bytes: &[u8], offset: usize) -> Result<[u8; N], DecodeError> {
-    bytes.get(offset..).and_then(<[u8]>::first_chunk).copied().ok_or(DecodeError::Short)
 }
 
 fn allocation(bytes: &[u8]) -> Result<Allocation, DecodeError> {
@@ -184,85 +149,10 @@ fn stack_page(bytes: &[u8]) -> Result<Record, DecodeError> {
     Ok(Record::StackPage(pid, StackId(field!(bytes, StackPageRecord, stack_id, u64)), page))
 }
 
-/// The parts of short and long records are at the same offsets, except the end.
-fn code(bytes: &[u8]) -> Result<CodeRecord, DecodeError> {
-    let text = |at: usize| -> Result<CodeText, DecodeError> {
-        Ok(CodeText {
-            characters: u64::from_ne_bytes(word(bytes, at + offset_of!(CodeText, characters))?),
-            state: u32::from_ne_bytes(word(bytes, at + offset_of!(CodeText, state))?),
-            bytes: u32::from_ne_bytes(word(bytes, at + offset_of!(CodeText, bytes))?),
-        })
-    };
-    let format = field!(bytes, ShortCodeRecord, line_table, u8);
-    let table_bytes = usize::from(field!(bytes, ShortCodeRecord, table_bytes, u16));
-    let table = bytes.get(offset_of!(ShortCodeRecord, table)..).and_then(|rest| rest.get(..table_bytes));
-    let address = TargetAddr(field!(bytes, ShortCodeRecord, table_address, u64));
-    let length = field!(bytes, ShortCodeRecord, table_length, u64);
-    let lines = Lines {
-        format: LineTable::from_wire(format).ok_or(DecodeError::UnknownLines(format))?,
-        first_line: field!(bytes, ShortCodeRecord, first_line, u32),
-        table: table.ok_or(DecodeError::Short)?.into(),
-    };
-    let name_bytes = word::<CODE_NAME_BYTES>(bytes, offset_of!(ShortCodeRecord, name_bytes))?;
-    let file_bytes = word::<CODE_NAME_BYTES>(bytes, offset_of!(ShortCodeRecord, file_bytes))?;
-    let long_table = (length > table_bytes as u64).then_some(LongTable { address, length });
-    let function = Function {
-        name: interpreted::text(text(offset_of!(ShortCodeRecord, name))?, &name_bytes),
-        file: interpreted::text(text(offset_of!(ShortCodeRecord, file))?, &file_bytes),
-        lines: CodeLines::Cpython(lines, long_table),
-    };
-    let id = CodeId(field!(bytes, ShortCodeRecord, code_id, u64)).in_frames();
-    let code = Code { id, body: CodeBody::Function(function) };
-    Ok(CodeRecord::Read(Pid(field!(bytes, ShortCodeRecord, header.tgid, u32)), PseudoModule::Python, Arc::new(code)))
-}
-
-fn ruby_code(bytes: &[u8]) -> Result<CodeRecord, DecodeError> {
-    let label: [u8; CODE_NAME_BYTES] = word(bytes, offset_of!(RubyCodeRecord, label))?;
-    let path: [u8; CODE_NAME_BYTES] = word(bytes, offset_of!(RubyCodeRecord, path))?;
-    let owner: [u8; OWNER_BYTES] = word(bytes, offset_of!(RubyCodeRecord, owner))?;
-    let flags = field!(bytes, RubyCodeRecord, flags, u32);
-    let owner = labels::copied(&owner, field!(bytes, RubyCodeRecord, owner_bytes, u32));
-    let label = labels::copied(&label, field!(bytes, RubyCodeRecord, label_bytes, u32));
-    let name = label.map(|label| match flags & NAMES_OWNERS {
-        0 => label,
-        _ => labels::with_owner(&label, owner.as_deref(), flags & IS_SINGLETON != 0).into(),
-    });
-    let file = labels::copied(&path, field!(bytes, RubyCodeRecord, path_bytes, u32));
-    let function = Function { name, file, lines: CodeLines::Numbers };
-    let id = CodeId(field!(bytes, RubyCodeRecord, code_id, u64)).in_frames();
-    let code = Code { id, body: CodeBody::Function(function) };
-    Ok(CodeRecord::Read(Pid(field!(bytes, RubyCodeRecord, header.tgid, u32)), PseudoModule::Ruby, Arc::new(code)))
-}
-
-fn code_place(bytes: &[u8]) -> Result<CodeRecord, DecodeError> {
-    let kind = field!(bytes, CodePlaceRecord, kind, u32);
-    let code = PlacedCode {
-        id: CodeId(field!(bytes, CodePlaceRecord, code_id, u64)).in_frames(),
-        kind: u8::try_from(kind).ok().and_then(CodeKind::from_wire).ok_or(DecodeError::UnknownCode(kind))?,
-        place: CodePlace {
-            address: field!(bytes, CodePlaceRecord, place.address, u64),
-            refers_to: field!(bytes, CodePlaceRecord, place.refers_to, u64),
-            detail: field!(bytes, CodePlaceRecord, place.detail, u64),
-        },
-    };
-    Ok(CodeRecord::Placed(Pid(field!(bytes, CodePlaceRecord, header.tgid, u32)), code))
-}
-
-fn php_code(bytes: &[u8]) -> Result<CodeRecord, DecodeError> {
-    let part = |head: usize, content: usize| -> Result<Option<Part<'_>>, DecodeError> {
-        let length = u64::from_ne_bytes(word(bytes, head + offset_of!(PhpText, length))?);
-        let copied = u32::from_ne_bytes(word(bytes, head + offset_of!(PhpText, bytes))?) as usize;
-        let is_present = u32::from_ne_bytes(word(bytes, head + offset_of!(PhpText, is_present))?) != 0;
-        let content = bytes.get(content..).and_then(|rest| rest.get(..copied.min(PHP_TEXT_BYTES)));
-        let bytes = content.ok_or(DecodeError::Short)?;
-        Ok(is_present.then_some(Part { bytes, is_cut: length > bytes.len() as u64 }))
-    };
-    let name = part(offset_of!(PhpCodeRecord, name), offset_of!(PhpCodeRecord, name_bytes))?;
-    let class = part(offset_of!(PhpCodeRecord, class), offset_of!(PhpCodeRecord, class_bytes))?;
-    let file = part(offset_of!(PhpCodeRecord, file), offset_of!(PhpCodeRecord, file_bytes))?;
-    let id = CodeId(field!(bytes, PhpCodeRecord, code_id, u64)).in_frames();
-    let code = Code { id, body: CodeBody::Function(interpreted::php::function(name, class, file)) };
-    Ok(CodeRecord::Read(Pid(field!(bytes, PhpCodeRecord, header.tgid, u32)), PseudoModule::Php, Arc::new(code)))
+/// The rest depends on the language.
+fn code(kind: RecordKind, bytes: &[u8]) -> Result<RawCode, DecodeError> {
+    let pid = Pid(field!(bytes, RecordHeader, tgid, u32));
+    Ok(RawCode { pid, kind, bytes: bytes.into() })
 }
 
 #[cfg(test)]
@@ -392,7 +282,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_bytes_panic(bytes in proptest::collection::vec(any::<u8>(), 0..5000), kind in 0u8..12) {
+        fn no_bytes_panic(bytes in proptest::collection::vec(any::<u8>(), 0..5000), kind in 0u8..16) {
             let mut bytes = bytes;
             if let Some(first) = bytes.first_mut() {
                 *first = kind;

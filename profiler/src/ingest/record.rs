@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
+use profiler_common::record::RecordKind;
 use profiler_common::step::Registers;
 
 use super::event::{Event, Free};
 use crate::address::TargetAddr;
 use crate::ids::{Pid, StackId};
-use crate::object::interpreted::{Code, PlacedCode, PseudoModule};
 use crate::units::MonotonicNanos;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -19,20 +19,19 @@ pub enum Record {
     /// A target forked; the child does not run yet.
     Fork(Fork),
     Exec(Exec),
-    Code(CodeRecord),
+    Code(RawCode),
     /// The memory that a stack was unwound from. Sent on request only, and possibly before the frames.
     RawStack(Pid, StackId, RawStack),
     /// A page of a stack that the kernel side did not unwind completely; all pages precede the frames.
     StackPage(Pid, StackId, StackPage),
 }
 
-/// Interpreted or compiled code that a stack contains.
+/// A record of interpreted or compiled code that a stack contains, which its language decodes.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum CodeRecord {
-    /// The kernel side has read its names and lines.
-    Read(Pid, PseudoModule, Arc<Code>),
-    /// The agent reads names and lines from the target's memory.
-    Placed(Pid, PlacedCode),
+pub struct RawCode {
+    pub(crate) pid: Pid,
+    pub(crate) kind: RecordKind,
+    pub(crate) bytes: Arc<[u8]>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

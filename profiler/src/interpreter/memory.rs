@@ -8,26 +8,44 @@ pub(crate) trait Memory {
     /// Fills the buffer, or returns `None`.
     fn fill(&self, address: u64, buffer: &mut [u8]) -> Option<()>;
 
-    fn bytes<const N: usize>(&self, address: u64) -> Option<[u8; N]> {
+    fn bytes<const N: usize>(&self, address: u64) -> Option<[u8; N]>
+    where
+        Self: Sized,
+    {
         let mut bytes = [0; N];
         self.fill(address, &mut bytes)?;
         Some(bytes)
     }
 
-    fn word(&self, address: u64) -> Option<u64> {
+    fn word(&self, address: u64) -> Option<u64>
+    where
+        Self: Sized,
+    {
         self.bytes(address).map(u64::from_le_bytes)
     }
 
-    fn integer(&self, address: u64) -> Option<u32> {
+    fn integer(&self, address: u64) -> Option<u32>
+    where
+        Self: Sized,
+    {
         self.bytes(address).map(u32::from_le_bytes)
     }
 
     /// `None` above the limit, too.
-    fn range(&self, start: u64, end: u64, bytes_max: usize) -> Option<Vec<u8>> {
+    fn range(&self, start: u64, end: u64, bytes_max: usize) -> Option<Vec<u8>>
+    where
+        Self: Sized,
+    {
         let length = usize::try_from(end.checked_sub(start)?).ok().filter(|&length| length <= bytes_max)?;
         let mut bytes = vec![0; length];
         self.fill(start, &mut bytes)?;
         Some(bytes)
+    }
+}
+
+impl Memory for &dyn Memory {
+    fn fill(&self, address: u64, buffer: &mut [u8]) -> Option<()> {
+        (**self).fill(address, buffer)
     }
 }
 

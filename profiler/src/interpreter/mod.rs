@@ -1,135 +1,100 @@
-//! Interpreters and virtual machines in processes: where they keep the frames of the functions that they execute. The kernel side
-//! reads the frames (`profiler-ebpf/src/interpreter.rs`, `machine.rs`); this module finds the addresses and offsets, and reads the names.
+//! Interpreters and virtual machines in processes, a folder for each language: where they keep the frames of the functions that they
+//! execute, and the names of these. The kernel side reads the frames (`profiler-ebpf/src/interpreter.rs`, `machine.rs`).
 
 mod arch;
 mod control_block;
-mod cpython;
-mod hotspot;
+pub(crate) mod implementation;
+pub(crate) mod java;
+mod javascript;
 mod loops;
-mod memory;
+pub(crate) mod memory;
 mod php;
 mod process;
+mod python;
 mod ruby;
-mod v8;
+#[cfg(test)]
+mod saved;
 mod version;
 
+use std::mem::offset_of;
+
+use profiler_common::interpreter::{CodeId, CodeKind, CodePlace, CodePlaceRecord};
+
 pub(crate) use self::control_block::{control_block, may_define_threads};
-use self::cpython::Cpython;
-pub(crate) use self::memory::Memory;
-use self::php::Php;
+use self::implementation::{Found, Implementation, Sent, Sign};
 pub(crate) use self::process::{CodeMapping, Process};
-use self::ruby::Ruby;
+use crate::ingest::field::{DecodeError, field, word};
+use crate::ingest::record::RawCode;
+use crate::language::Language;
 use crate::object::ObjectError;
-use crate::object::interpreted::{Code, PlacedCode, PseudoModule};
+use crate::object::interpreted::PlacedCode;
 use crate::object::module::Module;
 use crate::object::symbols::definitions;
-use crate::unwind::runtimes::RuntimePlace;
 
-/// What a module contains.
-#[derive(Clone, Debug)]
-pub(crate) enum Runtime {
-    Python(Cpython),
-    Java(hotspot::Library),
-    JavaScript(Box<v8::Library>),
-    Ruby(Ruby),
-    Php(Php),
-}
+/// Of several in one module, the first counts.
+static IMPLEMENTATIONS: [Implementation; 5] = [
+    java::IMPLEMENTATION,
+    ruby::IMPLEMENTATION,
+    python::IMPLEMENTATION,
+    php::IMPLEMENTATION,
+    javascript::IMPLEMENTATION,
+];
 
-/// A runtime of a process.
-pub(crate) struct Entered {
-    pub(crate) place: RuntimePlace,
-    /// `None` if the kernel side sends the names.
-    pub(crate) reader: Option<Reader>,
-}
-
-/// Reads the names of code from a process.
-#[derive(Debug)]
-#[cfg_attr(test, derive(serde::Serialize, serde::Deserialize))]
-pub(crate) enum Reader {
-    Java(hotspot::Machine),
-    JavaScript(v8::Engine),
-}
-
-impl Runtime {
-    /// `None` if the module contains no runtime. `is_java` distinguishes Java's, of which only this is a sign before it is read.
-    pub(crate) fn of(module: &Module, is_java: bool) -> Result<Option<Self>, ObjectError> {
-        if is_java {
-            return Ok(hotspot::Library::of(module)?.map(Self::Java));
-        }
-        if Ruby::may_be_in(module) {
-            return Ok(Ruby::of(module)?.map(Self::Ruby));
-        }
-        // Most modules contain none: their symbols are read once.
-        let image = module.image().map_err(Clone::clone)?;
-        let elf = module.elf().map_err(Clone::clone)?;
-        let signs = definitions(image, elf, &[cpython::SIGN, php::SIGN, v8::SIGN]);
-        let has = |sign: &str| signs.iter().any(|found| found.name == sign);
-        if has(cpython::SIGN)
-            && let Some(cpython) = Cpython::of(module)?
+/// The runtime that a module contains.
+pub(crate) fn find(module: &Module) -> Result<Option<Found>, ObjectError> {
+    let detect = |implementation: &Implementation| {
+        let Implementation { language, detect, .. } = *implementation;
+        let functions = language.functions();
+        Ok(detect(module)?.zip(functions).map(|(runtime, functions)| Found { language, functions, runtime }))
+    };
+    let has_path = |it: &&Implementation| matches!(it.sign, Sign::Path(is_own) if is_own(module.path()));
+    if let Some(implementation) = IMPLEMENTATIONS.iter().find(has_path) {
+        return detect(implementation);
+    }
+    // Most modules contain none: their symbols are read once.
+    let symbol = |it: &Implementation| if let Sign::Symbol(symbol) = it.sign { Some(symbol) } else { None };
+    let signs: Vec<&str> = IMPLEMENTATIONS.iter().filter_map(symbol).collect();
+    let image = module.image().map_err(Clone::clone)?;
+    let elf = module.elf().map_err(Clone::clone)?;
+    let signs = definitions(image, elf, &signs);
+    for implementation in &IMPLEMENTATIONS {
+        if symbol(implementation).is_some_and(|sign| signs.iter().any(|found| found.name == sign))
+            && let Some(found) = detect(implementation)?
         {
-            return Ok(Some(Self::Python(cpython)));
+            return Ok(Some(found));
         }
-        if has(php::SIGN)
-            && let Some(php) = Php::of(module)?
+    }
+    Ok(None)
+}
+
+/// Decodes code that the kernel side has sent.
+pub(crate) fn decode(record: &RawCode) -> Result<Sent, DecodeError> {
+    for Implementation { language, record: of_language, .. } in &IMPLEMENTATIONS {
+        if let Some(of_language) = of_language
+            && of_language.kind == record.kind
         {
-            return Ok(Some(Self::Php(php)));
-        }
-        if has(v8::SIGN) {
-            return Ok(v8::Library::of(module)?.map(Box::new).map(Self::JavaScript));
-        }
-        Ok(None)
-    }
-
-    /// Stands for its functions.
-    pub(crate) fn pseudo(&self) -> PseudoModule {
-        match self {
-            Self::Python(_) => PseudoModule::Python,
-            Self::Java(_) => PseudoModule::Java,
-            Self::JavaScript(_) => PseudoModule::JavaScript,
-            Self::Ruby(_) => PseudoModule::Ruby,
-            Self::Php(_) => PseudoModule::Php,
+            return (of_language.decode)(&record.bytes).map(|code| Sent::Named(*language, code));
         }
     }
-
-    /// In a process that maps the module. `None` if it has not started yet.
-    pub(crate) fn in_process(self, process: &Process) -> Result<Option<Entered>, String> {
-        let &Process { pid, bias, uses_musl, control_block, .. } = process;
-        match self {
-            Self::Python(cpython) => {
-                let place = cpython.in_process(pid, bias, uses_musl, control_block);
-                let place = place.map_err(|reason| reason.to_string())?;
-                Ok(Some(Entered { place: RuntimePlace::Cpython(place), reader: None }))
-            }
-            Self::Php(php) => {
-                let place = php.in_process(bias).map_err(|reason| reason.to_string())?;
-                Ok(Some(Entered { place: RuntimePlace::Php(place), reader: None }))
-            }
-            Self::Java(library) => {
-                let machine = library.in_process(pid, bias).map_err(|reason| reason.to_string())?;
-                Ok(machine.map(|machine| Entered {
-                    place: RuntimePlace::Hotspot(*machine.place()),
-                    reader: Some(Reader::Java(machine)),
-                }))
-            }
-            Self::JavaScript(library) => {
-                let engine = library.in_process(&process.code).map_err(|reason| reason.to_string())?;
-                let place = RuntimePlace::V8(*engine.place());
-                Ok(Some(Entered { place, reader: Some(Reader::JavaScript(engine)) }))
-            }
-            Self::Ruby(ruby) => {
-                let place = ruby.in_process(pid, bias, uses_musl).map_err(|reason| reason.to_string())?;
-                Ok(Some(Entered { place: RuntimePlace::Ruby(place), reader: None }))
-            }
-        }
-    }
+    placed(&record.bytes).map(Sent::Placed)
 }
 
-impl Reader {
-    /// Names and lines. `None` if the code has been replaced, or is malformed.
-    pub(crate) fn read(&mut self, memory: &impl Memory, code: &PlacedCode) -> Option<Code> {
-        match self {
-            Self::Java(machine) => machine.read(memory, code),
-            Self::JavaScript(engine) => engine.read(memory, code),
-        }
-    }
+fn placed(bytes: &[u8]) -> Result<PlacedCode, DecodeError> {
+    let wire = field!(bytes, CodePlaceRecord, kind, u32);
+    let kind = u8::try_from(wire).ok().and_then(CodeKind::from_wire);
+    let (kind, language) =
+        kind.and_then(|kind| Some((kind, Language::of_kind(kind)?))).ok_or(DecodeError::UnknownCode(wire))?;
+    Ok(PlacedCode {
+        id: CodeId(field!(bytes, CodePlaceRecord, code_id, u64)).in_frames(),
+        language,
+        kind,
+        place: CodePlace {
+            address: field!(bytes, CodePlaceRecord, place.address, u64),
+            refers_to: field!(bytes, CodePlaceRecord, place.refers_to, u64),
+            detail: field!(bytes, CodePlaceRecord, place.detail, u64),
+        },
+    })
 }
+
+#[cfg(test)]
+mod tests;

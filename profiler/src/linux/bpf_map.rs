@@ -2,9 +2,12 @@
 
 #![expect(unsafe_code, reason = "aya 0.14 has no batch operations")]
 
-use std::io;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::any::Any;
+use std::fmt::Debug;
+use std::hash::{Hash, Hasher};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::{io, slice};
 
 use aya::Pod;
 use aya_obj::generated::{bpf_attr, bpf_cmd, bpf_map_type};
@@ -68,6 +71,30 @@ fn batch_attributes<K, V>(map: &impl AsFd, keys: *const K, values: *const V, cou
     attr.batch.count = count;
     attr.batch.map_fd = number(&map);
     attr
+}
+
+/// A value of an array map whose type only its maker knows. Equal ones have the same type and content.
+pub(crate) trait ArrayValue: Any + Debug + Send + Sync {
+    fn write(&self, map: BorrowedFd<'_>, index: u32) -> io::Result<()>;
+
+    fn equals(&self, other: &dyn ArrayValue) -> bool;
+
+    fn hash(&self, state: &mut dyn Hasher);
+}
+
+impl<V: Pod + Debug + Eq + Hash + Send + Sync> ArrayValue for V {
+    fn write(&self, map: BorrowedFd<'_>, index: u32) -> io::Result<()> {
+        write_array(map, index, slice::from_ref(self))
+    }
+
+    fn equals(&self, other: &dyn ArrayValue) -> bool {
+        let other: &dyn Any = other;
+        other.downcast_ref() == Some(self)
+    }
+
+    fn hash(&self, mut state: &mut dyn Hasher) {
+        Hash::hash(self, &mut state);
+    }
 }
 
 /// Errors: `E2BIG` when an index is beyond the map, `ENOTSUPP` (524) before Linux 5.6.

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use strum::IntoStaticStr;
 
+use crate::language::Language;
 use crate::units::{MappedAmounts, MonotonicNanos};
 
 /// At most [`POINTS_MAX`](Self::POINTS_MAX) points: then every other one is dropped, except the first and the last.
@@ -13,7 +14,7 @@ pub struct MemoryAccount {
     /// By ascending time. The first is from when recording of the process started.
     points: Vec<MemoryPoint>,
     /// Language runtimes with allocators of their own that the process has loaded.
-    runtimes: Vec<Runtime>,
+    runtimes: Vec<Language>,
     /// By address, of one of the last samples. Not in the fold of a recording, whose facts repeat them.
     #[serde(skip)]
     mappings: Vec<MemoryMapping>,
@@ -113,27 +114,11 @@ pub enum MemoryClass {
     Unexplained,
 }
 
-/// A language runtime with an allocator of its own.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, IntoStaticStr)]
-#[serde(rename_all = "snake_case")]
-#[strum(serialize_all = "snake_case")]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
-pub enum Runtime {
-    Cpython,
-    Php,
-    Chromium,
-    Node,
-    Jvm,
-    Go,
-    Ruby,
-    Dotnet,
-}
-
 /// Additions to a [`MemoryAccount`].
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MemoryFacts {
     pub points: Vec<MemoryPoint>,
-    pub runtimes: Vec<Runtime>,
+    pub runtimes: Vec<Language>,
     /// Replace the known ones; empty if they are not sampled.
     #[serde(default)]
     pub mappings: Vec<MemoryMapping>,
@@ -218,7 +203,7 @@ impl MemoryAccount {
         &self.points
     }
 
-    pub fn runtimes(&self) -> &[Runtime] {
+    pub fn runtimes(&self) -> &[Language] {
         &self.runtimes
     }
 

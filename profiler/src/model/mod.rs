@@ -17,7 +17,7 @@ pub(crate) use health::{
 pub(crate) use interpreter_frames::{InterpreterFrames, LanguageFunctions};
 pub(crate) use loss::Loss;
 pub(crate) use memory::{
-    Inventory, MemoryAccount, MemoryClass, MemoryFacts, MemoryGrowth, MemoryMapping, MemoryPart, MemoryPoint, Runtime,
+    Inventory, MemoryAccount, MemoryClass, MemoryFacts, MemoryGrowth, MemoryMapping, MemoryPart, MemoryPoint,
 };
 pub(crate) use process::{Beginning, End, HookKind, HookStatus, Origin, Others, Skipped, TargetFacts, TargetId};
 pub(crate) use profile::{

@@ -1,87 +1,14 @@
 //! Code of interpreters and virtual machines, by its ids, with names and lines. It lives in the memory of targets: the kernel side
-//! sends what is needed of the code that stacks contain (`profiler-ebpf/src/interpreter.rs`), or where it is (`hotspot.rs`).
+//! sends what is needed of the code that stacks contain, or where it is; `interpreter/` decodes and reads it.
 
-pub(crate) mod labels;
-pub(crate) mod lines;
-pub(crate) mod php;
-
+use std::fmt::Debug;
 use std::sync::{Arc, PoisonError, RwLock};
 
-use profiler_common::interpreter::{
-    CODE_NAME_BYTES, CodeKind, CodePlace, CodeText, INSTRUCTION_UNKNOWN, InterpretedFrame,
-};
+use profiler_common::interpreter::{CodeKind, CodePlace, INSTRUCTION_UNKNOWN, InterpretedFrame};
 use rustc_hash::{FxHashMap, FxHashSet};
-use strum::{EnumIter, IntoEnumIterator};
 
-use self::lines::Lines;
-use crate::address::TargetAddr;
 use crate::ids::Pid;
-
-/// A module that stands for the code of an interpreter or a virtual machine, which has no file.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, EnumIter)]
-pub enum PseudoModule {
-    Python,
-    Java,
-    JavaScript,
-    Php,
-    Ruby,
-}
-
-impl PseudoModule {
-    /// No file has it: paths of files are absolute.
-    pub(crate) fn path(self) -> &'static str {
-        match self {
-            Self::Python => "[python]",
-            Self::Java => "[java]",
-            Self::JavaScript => "[javascript]",
-            Self::Php => "[php]",
-            Self::Ruby => "[ruby]",
-        }
-    }
-
-    pub(crate) fn language(self) -> &'static str {
-        match self {
-            Self::Python => "Python",
-            Self::Java => "Java",
-            Self::JavaScript => "JavaScript",
-            Self::Php => "PHP",
-            Self::Ruby => "Ruby",
-        }
-    }
-
-    pub(crate) fn of_kind(kind: CodeKind) -> Self {
-        match kind {
-            CodeKind::Cpython => Self::Python,
-            CodeKind::JavaInterpreted | CodeKind::JavaCompiled | CodeKind::JavaStub => Self::Java,
-            CodeKind::JavaScript => Self::JavaScript,
-            CodeKind::Php => Self::Php,
-            CodeKind::Ruby => Self::Ruby,
-        }
-    }
-
-    pub(crate) fn of_path(path: &str) -> Option<Self> {
-        Self::iter().find(|module| module.path() == path)
-    }
-
-    /// The first of its words in stacks, and the first of those of the next one.
-    pub(crate) fn words(self) -> [TargetAddr; 2] {
-        let first = match self {
-            Self::Python => CodeKind::Cpython,
-            Self::Java => CodeKind::JavaInterpreted,
-            Self::JavaScript => CodeKind::JavaScript,
-            Self::Php => CodeKind::Php,
-            Self::Ruby => CodeKind::Ruby,
-        };
-        let next = match self {
-            Self::Python => CodeKind::JavaInterpreted.first_word(),
-            Self::Java => CodeKind::JavaScript.first_word(),
-            Self::JavaScript => CodeKind::Php.first_word(),
-            Self::Php => CodeKind::Ruby.first_word(),
-            Self::Ruby => CodeKind::END,
-        };
-        [TargetAddr(first.first_word()), TargetAddr(next)]
-    }
-}
+use crate::language::Language;
 
 /// Code objects of a session. A process has a few thousand.
 const CODES_MAX: usize = 1 << 20;
@@ -89,8 +16,9 @@ const CODES_MAX: usize = 1 << 20;
 const TABLES_BYTES_MAX: usize = 256 << 20;
 const PROCESS_BYTES_MAX: usize = TABLES_BYTES_MAX / 4;
 
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Code {
+#[derive(Clone, Debug)]
+#[cfg_attr(test, derive(PartialEq))]
+pub(crate) struct Code {
     /// As in [`InterpretedFrame::code`].
     pub(crate) id: u64,
     pub(crate) body: CodeBody,
@@ -98,20 +26,23 @@ pub struct Code {
 
 /// Code that a stack contains, and that the target's memory has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PlacedCode {
+pub(crate) struct PlacedCode {
     /// As in [`InterpretedFrame::code`](profiler_common::interpreter::InterpretedFrame).
     pub(crate) id: u64,
+    pub(crate) language: Language,
     pub(crate) kind: CodeKind,
     pub(crate) place: CodePlace,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
+#[cfg_attr(test, derive(PartialEq))]
 pub(crate) enum CodeBody {
     Function(Function),
     Compiled(Compiled),
 }
 
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default)]
+#[cfg_attr(test, derive(PartialEq))]
 pub(crate) struct Function {
     /// Qualified, if the runtime has such names; `None` if it cannot be decoded.
     pub(crate) name: Option<Arc<str>>,
@@ -119,11 +50,27 @@ pub(crate) struct Function {
     pub(crate) lines: CodeLines,
 }
 
+/// Lines of a function in a form of its language's.
+pub(crate) trait LineTable: Debug + Send + Sync {
+    /// The line of an instruction, which may be [`INSTRUCTION_UNKNOWN`].
+    fn at(&self, instruction: u32) -> Option<u32>;
+
+    fn bytes(&self) -> usize;
+}
+
+#[cfg(test)]
+impl PartialEq for dyn LineTable {
+    fn eq(&self, other: &Self) -> bool {
+        format!("{self:?}") == format!("{other:?}")
+    }
+}
+
 /// Lines of a function by its instructions.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
+#[cfg_attr(test, derive(PartialEq))]
 pub(crate) enum CodeLines {
-    /// As CPython has them; where the whole table is, if this is only its beginning.
-    Cpython(Lines, Option<LongTable>),
+    /// As the language has them.
+    Table(Arc<dyn LineTable>),
     /// From these instructions on, in their order. Of several for one instruction, the first is for itself, the last for what follows.
     Starts(Arc<[(u32, u32)]>),
     /// As above; the line that the function begins in, for other instructions.
@@ -141,11 +88,7 @@ impl Default for CodeLines {
 impl CodeLines {
     pub(crate) fn at(&self, instruction: u32) -> Option<u32> {
         match self {
-            // A frame that has not begun is at its function's first line.
-            Self::Cpython(lines, _) if instruction == INSTRUCTION_UNKNOWN => {
-                Some(lines.first_line).filter(|&line| line > 0)
-            }
-            Self::Cpython(lines, _) => lines.at(instruction),
+            Self::Table(lines) => lines.at(instruction),
             Self::Starts(starts) => line_of(starts, instruction),
             Self::Script { first_line, starts } => line_of(starts, instruction).or(*first_line),
             Self::Numbers => Some(instruction).filter(|&line| line != INSTRUCTION_UNKNOWN),
@@ -154,7 +97,7 @@ impl CodeLines {
 
     fn bytes(&self) -> usize {
         match self {
-            Self::Cpython(lines, _) => lines.table.len(),
+            Self::Table(lines) => lines.bytes(),
             // Mostly shared with others.
             Self::Starts(starts) | Self::Script { starts, .. } => size_of_val(&**starts),
             Self::Numbers => 0,
@@ -241,33 +184,8 @@ impl CodeBody {
     }
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct LongTable {
-    pub(crate) address: TargetAddr,
-    pub(crate) length: u64,
-}
-
-/// Mark of a text of which only the end is known.
-const CUT: char = '…';
-
-/// Characters of 1, 2 or 4 bytes, as `PyUnicode_KIND` has them.
-pub(crate) fn text(head: CodeText, bytes: &[u8; CODE_NAME_BYTES]) -> Option<Arc<str>> {
-    let bytes = &bytes[..usize::try_from(head.bytes).ok()?.min(CODE_NAME_BYTES)];
-    let (kind, is_compact) = (head.state >> 2 & 7, head.state >> 5 & 1 != 0);
-    if !is_compact {
-        return None;
-    }
-    let character = |number: u32| char::from_u32(number).unwrap_or(char::REPLACEMENT_CHARACTER);
-    let characters: Vec<char> = match kind {
-        1 => bytes.iter().map(|&byte| char::from(byte)).collect(),
-        2 => bytes.as_chunks().0.iter().map(|unit| character(u16::from_le_bytes(*unit).into())).collect(),
-        4 => bytes.as_chunks().0.iter().map(|unit| character(u32::from_le_bytes(*unit))).collect(),
-        _ => return None,
-    };
-    let is_cut = head.characters > characters.len() as u64;
-    let text: String = is_cut.then_some(CUT).into_iter().chain(characters).collect();
-    (!text.is_empty()).then(|| text.into())
-}
+/// Mark of a text of which only one end is known.
+pub(crate) const CUT: char = '…';
 
 /// The code that stacks of a session contain. It grows while snapshots are named: ids are unique, so what is added later
 /// changes no earlier answer.
@@ -342,42 +260,22 @@ impl CodeTable {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use profiler_common::interpreter::LineTable;
-    use proptest::prelude::*;
 
-    const ASCII: u32 = 1 << 2 | 1 << 5 | 1 << 6;
-    const LATIN: u32 = 1 << 2 | 1 << 5;
-    const TWO: u32 = 2 << 2 | 1 << 5;
-    const FOUR: u32 = 4 << 2 | 1 << 5;
+    #[derive(Debug)]
+    struct Doubles;
 
-    fn head(state: u32, bytes: &[u8], characters: u64) -> (CodeText, [u8; CODE_NAME_BYTES]) {
-        let mut copied = [0; CODE_NAME_BYTES];
-        copied[..bytes.len()].copy_from_slice(bytes);
-        (CodeText { characters, state, bytes: u32::try_from(bytes.len()).expect("short") }, copied)
-    }
+    impl LineTable for Doubles {
+        fn at(&self, instruction: u32) -> Option<u32> {
+            instruction.checked_mul(2)
+        }
 
-    fn decode(state: u32, bytes: &[u8], characters: u64) -> Option<String> {
-        let (head, bytes) = head(state, bytes, characters);
-        text(head, &bytes).map(|text| text.to_string())
-    }
-
-    #[test]
-    fn texts_have_characters_of_three_widths() {
-        assert_eq!(decode(ASCII, b"run", 3).as_deref(), Some("run"));
-        assert_eq!(decode(LATIN, &[b'g', 0xfc], 2).as_deref(), Some("gü"));
-        assert_eq!(decode(TWO, &[0xac, 0x20, b'a', 0], 2).as_deref(), Some("€a"));
-        assert_eq!(decode(FOUR, &[0x0d, 0xf4, 1, 0], 1).as_deref(), Some("🐍"));
-        // Of a long path, the end was copied.
-        assert_eq!(decode(ASCII, b"/mod.py", 300).as_deref(), Some("…/mod.py"));
-        // Not compact, of no known kind, or unreadable.
-        for (state, bytes) in [(1 << 2, &b"a"[..]), (3 << 2 | 1 << 5, b"a"), (ASCII, b"")] {
-            assert_eq!(decode(state, bytes, bytes.len() as u64), None);
+        fn bytes(&self) -> usize {
+            8
         }
     }
 
     fn code(id: u64, name: &str) -> Arc<Code> {
-        let lines = Lines { format: LineTable::Ranges, first_line: 40, table: [8, 2].into() };
-        let lines = CodeLines::Cpython(lines, None);
+        let lines = CodeLines::Table(Arc::new(Doubles));
         let function = Function { name: Some(name.into()), file: Some("/a.py".into()), lines };
         Arc::new(Code { id, body: CodeBody::Function(function) })
     }
@@ -393,13 +291,12 @@ mod tests {
         table.add(Pid(1), code(7, "second"));
         let resolve = |instruction| table.locate(word(CodeKind::Cpython, 7, instruction));
         let expected = |line| [CodeLocation { function: Some("first".into()), file: Some("/a.py".into()), line }];
-        assert_eq!(resolve(3), expected(Some(42)), "the first object with an id stays");
-        assert_eq!(resolve(4), expected(None), "beyond the table");
-        assert_eq!(resolve(INSTRUCTION_UNKNOWN), expected(Some(40)));
+        assert_eq!(resolve(21), expected(Some(42)), "the first object with an id stays");
+        assert_eq!(resolve(1 << 19), expected(Some(1 << 20)));
         assert_eq!(table.locate(word(CodeKind::Cpython, 8, 0)), []);
         assert_eq!(table.locate(0x7f00_1234_5678), []);
         table.keep(&FxHashSet::from_iter([Pid(2)]));
-        assert_eq!(resolve(3), []);
+        assert_eq!(resolve(21), []);
     }
 
     #[test]
@@ -460,31 +357,5 @@ mod tests {
         assert!(!table.add(Pid(6), code(6)) && table.is_filling(), "all exceed the limit");
         table.keep(&FxHashSet::from_iter([Pid(2)]));
         assert!(table.add(Pid(1), code(7)));
-    }
-
-    #[test]
-    fn modules_have_their_words() {
-        for (kind, module) in [
-            (CodeKind::Cpython, PseudoModule::Python),
-            (CodeKind::JavaInterpreted, PseudoModule::Java),
-            (CodeKind::JavaCompiled, PseudoModule::Java),
-            (CodeKind::JavaStub, PseudoModule::Java),
-            (CodeKind::JavaScript, PseudoModule::JavaScript),
-            (CodeKind::Php, PseudoModule::Php),
-            (CodeKind::Ruby, PseudoModule::Ruby),
-        ] {
-            let word = TargetAddr(word(kind, u64::MAX, INSTRUCTION_UNKNOWN));
-            let of = PseudoModule::iter().filter(|module| (module.words()[0]..module.words()[1]).contains(&word));
-            assert_eq!(of.collect::<Vec<_>>(), [module]);
-            assert_eq!(PseudoModule::of_path(module.path()), Some(module));
-        }
-    }
-
-    proptest! {
-        #[test]
-        fn any_text_decodes_without_panic(state: u32, characters: u64, bytes: u32, content: [u8; 32]) {
-            let (_, copied) = head(state, &content, characters);
-            let _ = text(CodeText { characters, state, bytes }, &copied);
-        }
     }
 }

@@ -12,10 +12,12 @@ use super::debug_files::{self, DebugLink};
 use super::elf::{self, BuildId, Elf, Segment};
 use super::generated::{GENERATED, Generated};
 use super::image::{self, Identity, Image};
-use super::interpreted::{CodeTable, PseudoModule};
+use super::interpreted::CodeTable;
 use super::symbol_sections::SymbolBudget;
 use crate::address::{FileOffset, LinkAddr, TargetAddr};
 use crate::ids::{ModuleId, Pid};
+use crate::language::Language;
+use crate::language::facts::Functions;
 use crate::linux::proc::maps::{Device, Mapping, MappingName, is_stubs};
 use crate::shown;
 
@@ -72,16 +74,16 @@ impl Module {
         }
     }
 
-    fn of_pseudo(pseudo: PseudoModule, codes: Arc<CodeTable>) -> Self {
+    fn of_functions(path: &str, codes: Arc<CodeTable>) -> Self {
         Self {
             codes: Some(codes),
-            ..Self::new(pseudo.path(), own_pid(), Err(ObjectError::NoFile), &mut SymbolBudget::default())
+            ..Self::new(path, own_pid(), Err(ObjectError::NoFile), &mut SymbolBudget::default())
         }
     }
 
-    /// Whether it stands for code without a file. Offsets in it are words of stacks.
-    pub(crate) fn pseudo(&self) -> Option<PseudoModule> {
-        PseudoModule::of_path(&self.path)
+    /// The language whose functions it stands for, which have no file. Offsets in it are words of stacks.
+    pub(crate) fn language(&self) -> Option<Language> {
+        Language::of_module(&self.path)
     }
 
     /// `None` in a replay, and for other modules.
@@ -193,7 +195,8 @@ impl FromIterator<Arc<Module>> for Modules {
 pub struct ModuleStore {
     modules: Modules,
     by_key: HashMap<Key, ModuleId>,
-    pseudo: Vec<(PseudoModule, ModuleId)>,
+    /// Of languages, by their paths.
+    functions: Vec<(&'static str, ModuleId)>,
     codes: Arc<CodeTable>,
     /// Directories of file systems that did not answer.
     unanswered: BTreeSet<Arc<str>>,
@@ -254,12 +257,12 @@ impl ModuleStore {
     }
 
     /// The same one for all processes.
-    pub(crate) fn pseudo_module(&mut self, pseudo: PseudoModule) -> ModuleId {
-        if let Some((_, known)) = self.pseudo.iter().find(|(of, _)| *of == pseudo) {
+    pub(crate) fn functions_module(&mut self, functions: &'static Functions) -> ModuleId {
+        if let Some((_, known)) = self.functions.iter().find(|(path, _)| *path == functions.module) {
             return *known;
         }
-        let id = self.add(Module::of_pseudo(pseudo, Arc::clone(&self.codes)));
-        self.pseudo.push((pseudo, id));
+        let id = self.add(Module::of_functions(functions.module, Arc::clone(&self.codes)));
+        self.functions.push((functions.module, id));
         id
     }
 

@@ -3,7 +3,6 @@
 pub(crate) mod address_space;
 pub(crate) mod cgroup;
 pub(crate) mod definitions;
-pub(crate) mod jvm;
 pub(crate) mod launch;
 pub(crate) mod link_map;
 pub(crate) mod pattern;

@@ -7,7 +7,7 @@ use profiler_common::limits::STACK_FRAMES_MAX;
 use profiler_common::stack::StackEnd;
 
 use super::text;
-use crate::model::{CallsiteProfile, Frame, FrameKind, Profile, Runtime, TargetProfile, base_name};
+use crate::model::{CallsiteProfile, Frame, FrameKind, Profile, TargetProfile, base_name};
 
 /// Stacks that end in one module for one reason.
 pub(super) struct Cut<'a> {
@@ -91,25 +91,28 @@ fn advice(target: &TargetProfile, end: StackEnd, frame: &Frame) -> Option<&'stat
             "Go calls C on another stack, and this program's table of functions is of no version from 1.16 to 1.27: no option helps",
         );
     }
-    let is_java = target.memory.runtimes().contains(&Runtime::Jvm);
     // `[vdso]` and the like are no files.
     let module = file(frame).map(base_name);
     if module.is_some_and(|name| name.starts_with('[')) {
         return None;
     }
+    // What generates code, where the stack ends in it, or in the runtime's own.
+    let of_machine = target.memory.runtimes().iter().find_map(|language| {
+        let facts = language.facts();
+        facts.frame_pointers.filter(|_| module.is_none_or(|name| facts.files.contains(&name)))
+    });
     match (module, end) {
-        (Some("libjvm.so"), StackEnd::MissingModule) => Some(NOT_LOADED),
-        (None, StackEnd::MissingModule) if is_java => {
+        (Some(_), StackEnd::MissingModule) => Some(NOT_LOADED),
+        (None, StackEnd::MissingModule) if of_machine.is_some() => {
             Some("the code of the virtual machine was not found yet: it has just started")
         }
-        (None | Some("libjvm.so"), _) if is_java => Some("Java: start it with `-XX:+PreserveFramePointer`"),
+        _ if of_machine.is_some() => of_machine,
         (None, _) if target.facts.comm.starts_with("qemu") => {
             Some("QEMU's emulation (TCG) generates code without frame pointers: no option helps")
         }
         (None, _) => Some("its compiler may have an option to keep frame pointers"),
         (Some(_), StackEnd::NoRow) => Some("compile it with `-fasynchronous-unwind-tables`"),
         (Some(_), StackEnd::BrokenChain) => Some("compile it with `-fno-omit-frame-pointer`"),
-        (Some(_), StackEnd::MissingModule) => Some(NOT_LOADED),
         _ => None,
     }
 }

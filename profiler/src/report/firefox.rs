@@ -10,9 +10,10 @@ use serde_json::{Value, json};
 use super::describe::Caption;
 use super::plain_json::write_line;
 use super::tables::hex;
+use crate::language::Language;
 use crate::model::{
-    CallsiteProfile, Change, CurvePoint, Frame, FrameId, FrameKind, HeapUsage, ModuleProfile, Profile, Runtime,
-    SampleTrigger, TargetProfile, TimelinePoint, base_name,
+    CallsiteProfile, Change, CurvePoint, Frame, FrameId, FrameKind, HeapUsage, ModuleProfile, Profile, SampleTrigger,
+    TargetProfile, TimelinePoint, base_name,
 };
 use crate::report::describe;
 use crate::report::dumps::rounded;
@@ -535,7 +536,7 @@ fn category(kind: FrameKind) -> usize {
 
 fn is_script(target: &TargetProfile, frame: &Frame) -> bool {
     let is_code = matches!(frame.kind, FrameKind::Interpreted | FrameKind::Jitted);
-    is_code && matches!(only_runtime(target), Some(Runtime::Node | Runtime::Chromium))
+    is_code && matches!(only_runtime(target), Some(Language::JavaScript | Language::Chromium))
 }
 
 fn address(context: &Context, target: &TargetProfile, frame: &Frame) -> i64 {

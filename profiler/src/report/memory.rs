@@ -1,7 +1,8 @@
 //! Statements about where the resident memory is, and about what the profile does not show.
 
 use super::{describe, text};
-use crate::model::{MemoryClass, MemoryGrowth, MemoryPart, Profile, Runtime, TargetProfile};
+use crate::language::facts::RECORD_MAPPINGS;
+use crate::model::{MemoryClass, MemoryGrowth, MemoryPart, Profile, TargetProfile};
 
 const PARTS_MAX: usize = 4;
 
@@ -41,9 +42,12 @@ fn statement(profile: &Profile, target: &TargetProfile, growth: &MemoryGrowth) -
 fn remedies(target: &TargetProfile, growth: &MemoryGrowth) -> Vec<String> {
     let Some(largest) = growth.others.first() else { return Vec::new() };
     let may_be_runtime = matches!(largest.class, MemoryClass::Unexplained | MemoryClass::OtherAllocator);
-    let of_runtimes =
-        target.memory.runtimes().iter().filter(|_| may_be_runtime).map(|runtime| runtime_advice(*runtime));
-    let mut advice: Vec<_> = of_runtimes.collect();
+    // Runtimes that reserve their heap at the start do not map what grows later.
+    let of_languages = target.memory.runtimes().iter().filter(|_| may_be_runtime).map(|language| {
+        let facts = language.facts();
+        (facts.heap, facts.remedies)
+    });
+    let mut advice: Vec<_> = of_languages.collect();
     if advice.is_empty() {
         advice.extend(class_advice(largest.class));
     }
@@ -69,42 +73,12 @@ pub(super) fn resident(target: &TargetProfile) -> Option<String> {
     Some(format!("resident memory: {}{change}: {}", text::size(last.rss_bytes()), list(&parts)))
 }
 
-const MAPPINGS: &str = "record mappings with `--heap mmap`";
-
-/// Where the runtime keeps objects, and what to do to record them. Those that reserve their heap at the start do not map what
-/// grows later.
-fn runtime_advice(runtime: Runtime) -> (&'static str, &'static [&'static str]) {
-    match runtime {
-        Runtime::Cpython => (
-            "CPython keeps objects of up to 512 bytes in arenas of its own",
-            &["start it with PYTHONMALLOC=malloc", MAPPINGS],
-        ),
-        Runtime::Php => {
-            ("PHP keeps its variables in chunks of its own allocator", &["start it with USE_ZEND_ALLOC=0", MAPPINGS])
-        }
-        Runtime::Chromium => (
-            "Chromium uses PartitionAlloc, V8 and Oilpan",
-            &["use the heap snapshots of its developer tools, or its memory-infra traces"],
-        ),
-        Runtime::Node => (
-            "Node.js keeps JavaScript objects in V8's heap",
-            &[MAPPINGS, "take V8's heap snapshots (`--heapsnapshot-signal`)"],
-        ),
-        Runtime::Jvm => {
-            ("the JVM keeps Java objects in its own heap", &["use its own recorder (`jcmd PID JFR.start`)"])
-        }
-        Runtime::Go => ("Go keeps objects in its own heap", &["use the program's own profile (`net/http/pprof`)"]),
-        Runtime::Ruby => ("Ruby keeps its slots in pages of its own heap", &[MAPPINGS, "use `ObjectSpace`"]),
-        Runtime::Dotnet => (".NET keeps objects in its own heap", &["use `dotnet-gcdump`"]),
-    }
-}
-
 fn class_advice(class: MemoryClass) -> Option<(&'static str, &'static [&'static str])> {
     Some(match class {
         MemoryClass::OtherAllocator | MemoryClass::Unexplained => {
-            ("the program maps it itself, or an allocator that is not hooked", &[MAPPINGS])
+            ("the program maps it itself, or an allocator that is not hooked", &[RECORD_MAPPINGS])
         }
-        MemoryClass::Shared => ("shared memory is not allocated on the heap", &[MAPPINGS]),
+        MemoryClass::Shared => ("shared memory is not allocated on the heap", &[RECORD_MAPPINGS]),
         MemoryClass::Files => (
             "variables of programs and libraries, and pages of mapped files, which the kernel can drop when memory is short",
             &[],
@@ -118,6 +92,7 @@ fn class_advice(class: MemoryClass) -> Option<(&'static str, &'static [&'static 
 /// Without the advice to do what was done.
 fn sentence(target: &TargetProfile, (fact, remedies): (&str, &[&str])) -> String {
     let records_mappings = target.heaps.iter().any(|heap| heap.name == "mmap");
-    let remedies: Vec<&str> = remedies.iter().copied().filter(|it| *it != MAPPINGS || !records_mappings).collect();
+    let remedies: Vec<&str> =
+        remedies.iter().copied().filter(|it| *it != RECORD_MAPPINGS || !records_mappings).collect();
     if remedies.is_empty() { fact.to_owned() } else { format!("{fact}: {}", remedies.join(", or ")) }
 }

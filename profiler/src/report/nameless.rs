@@ -1,7 +1,7 @@
 //! Generated code without names: in which processes, and how their compilers write names.
 
 use super::text;
-use crate::model::{FrameKind, Profile, Runtime, TargetProfile};
+use crate::model::{FrameKind, Profile, TargetProfile};
 
 /// Share of a process's sampled allocations below which its nameless code is not mentioned.
 const SHARE_MIN: f64 = 0.05;
@@ -36,18 +36,7 @@ fn counts(profile: &Profile, target: &TargetProfile) -> [f64; 2] {
 
 /// Runtimes that are known by their files come first: a program can contain several.
 fn advice(target: &TargetProfile) -> &'static str {
-    let of_runtime = target.memory.runtimes().iter().find_map(|runtime| match runtime {
-        Runtime::Node => Some("start it with `--perf-basic-prof`"),
-        Runtime::Chromium => Some("start it with `--no-sandbox --js-flags=--perf-basic-prof`"),
-        Runtime::Jvm => Some(
-            "record it with `--jvm-perfmap`, or run `jcmd PID Compiler.perfmap` while it is recorded (JDK 17 or later)",
-        ),
-        Runtime::Dotnet => Some("start it with `DOTNET_PerfMapEnabled=1`"),
-        Runtime::Php => Some("start it with `-d opcache.jit_debug=16`"),
-        Runtime::Ruby => Some("start it with `--yjit-perf`"),
-        Runtime::Cpython => Some("start it with `-X perf` (Python 3.12 or later)"),
-        Runtime::Go => None,
-    });
+    let of_runtime = target.memory.runtimes().iter().find_map(|language| language.facts().perf_map);
     let of_program = match target.facts.comm.as_str() {
         "julia" => Some("start it with `ENABLE_JITPROFILING=1`"),
         comm if comm.starts_with("luajit") => Some("build LuaJIT with `-DLUAJIT_USE_PERFTOOLS`"),
@@ -61,6 +50,7 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
+    use crate::language::Language;
     use crate::model::{MemoryAccount, MemoryFacts};
     use crate::report::tests::profiles;
 
@@ -74,14 +64,14 @@ mod tests {
         }
         let [line] = all(&profile).try_into().expect("one process");
         assert!(line.ends_with("stacks of cached (4711): start it with `--perf-basic-prof`"), "{line}");
-        let mut advice_of = |runtimes: &[Runtime], comm: &str| {
+        let mut advice_of = |runtimes: &[Language], comm: &str| {
             let target = &mut profile.targets[0];
             let mut account = MemoryAccount::default();
             account.extend(MemoryFacts { runtimes: runtimes.to_vec(), ..MemoryFacts::default() });
             (target.memory, target.facts.comm) = (Arc::new(account), comm.to_owned());
             advice(target)
         };
-        assert!(advice_of(&[Runtime::Jvm], "java").contains("--jvm-perfmap"));
+        assert!(advice_of(&[Language::Java], "java").contains("--jvm-perfmap"));
         assert!(advice_of(&[], "julia").contains("ENABLE_JITPROFILING"));
         assert_eq!(advice_of(&[], "qemu"), OTHER);
     }

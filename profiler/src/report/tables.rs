@@ -11,9 +11,8 @@ use serde::{Serialize, Serializer};
 
 use super::presentation::{Group, Presentation};
 use super::{cuts, describe};
-use crate::model::{
-    CallsiteProfile, Frame, FrameId, FrameKind, MappingProfile, ModuleProfile, Profile, Runtime, TargetProfile,
-};
+use crate::language::Language;
+use crate::model::{CallsiteProfile, Frame, FrameId, FrameKind, MappingProfile, ModuleProfile, Profile, TargetProfile};
 
 /// A report that was read from a file can reference frames that it does not contain.
 pub(super) fn frame(profile: &Profile, id: FrameId) -> Option<&Frame> {
@@ -275,22 +274,14 @@ impl<'a> CodeTables<'a> {
 fn frame_type(target: &TargetProfile, frame: &Frame) -> Option<&'static str> {
     match frame.kind {
         FrameKind::Native | FrameKind::Runtime => frame.module.is_some().then_some("native"),
-        FrameKind::Interpreted | FrameKind::Jitted => only_runtime(target).map(|runtime| match runtime {
-            Runtime::Cpython => "cpython",
-            Runtime::Php => "php",
-            Runtime::Chromium | Runtime::Node => "v8js",
-            Runtime::Jvm => "jvm",
-            Runtime::Go => "go",
-            Runtime::Ruby => "ruby",
-            Runtime::Dotnet => "dotnet",
-        }),
+        FrameKind::Interpreted | FrameKind::Jitted => only_runtime(target).map(|language| language.facts().frame_type),
     }
 }
 
-/// The runtime that executes interpreted and generated code: the target's, if it has one only.
-pub(super) fn only_runtime(target: &TargetProfile) -> Option<Runtime> {
+/// The language of interpreted and generated code: the target's, if it has one only.
+pub(super) fn only_runtime(target: &TargetProfile) -> Option<Language> {
     match target.memory.runtimes() {
-        [runtime] => Some(*runtime),
+        [language] => Some(*language),
         _ => None,
     }
 }

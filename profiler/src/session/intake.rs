@@ -15,7 +15,8 @@ use super::resync::Resync;
 use crate::bpf::ring::Ring;
 use crate::ingest::decode;
 use crate::ingest::event::Event;
-use crate::ingest::record::Record;
+use crate::ingest::field::DecodeError;
+use crate::ingest::record::{RawCode, Record};
 use crate::units::MonotonicNanos;
 
 /// Maximum number of records per batch, so that timers and signals are handled in between.
@@ -63,17 +64,19 @@ impl Intake {
     /// Passes a batch of records to their owners, oldest first. Returns whether it emptied the ring buffer.
     pub(super) fn take(&mut self, owners: &mut Owners<'_>) -> bool {
         let Self { ring, raw_stacks, unreadable, .. } = self;
+        let mut refuse = |error: DecodeError| {
+            *unreadable += 1;
+            debug!("{error}");
+        };
         let count = ring.drain(BATCH_MAX, |bytes| {
             let event = match decode(bytes) {
                 Ok(Record::Event(event)) => owners.inventories.observe(event, owners.processes),
                 Ok(Record::UnknownFree(free)) => {
                     owners.inventories.observe_unknown(free, owners.processes).map(Event::Free)
                 }
+                Ok(Record::Code(code)) => return owners.enter_code(&code).unwrap_or_else(&mut refuse),
                 Ok(record) => return owners.enter(record, bytes.len(), raw_stacks),
-                Err(error) => {
-                    *unreadable += 1;
-                    return debug!("{error}");
-                }
+                Err(error) => return refuse(error),
             };
             if let Some(event) = event {
                 owners.enter_event(event, bytes.len(), raw_stacks);
@@ -103,10 +106,14 @@ impl Owners<'_> {
         self.processes.enter(event);
     }
 
-    /// Enters what changes no ledger.
+    fn enter_code(&mut self, code: &RawCode) -> Result<(), DecodeError> {
+        self.probes.unwinding.interpreters.enter(code, &self.probes.discovery.modules)
+    }
+
+    /// Enters what changes no ledger, except code.
     fn enter(&mut self, record: Record, record_bytes: usize, raw_stacks: &mut RawStacks) {
         match record {
-            Record::Event(_) | Record::UnknownFree(_) => {}
+            Record::Event(_) | Record::UnknownFree(_) | Record::Code(_) => {}
             Record::Fork(fork) => {
                 let child = self.lifecycle.forked(fork, self.processes, self.config);
                 self.probes.copy_stubs(child);
@@ -118,7 +125,6 @@ impl Owners<'_> {
                 self.inventories.give_up(exec.pid);
                 self.lifecycle.executed(exec, self.processes, self.config.grace());
             }
-            Record::Code(code) => self.probes.unwinding.interpreters.enter(code, &self.probes.discovery.modules),
             Record::RawStack(pid, id, raw) => {
                 self.rates.count_record(record_bytes);
                 raw_stacks.add(pid, id, raw, self.config.raw_stacks_max);

@@ -12,16 +12,17 @@ use tracing::{debug, info};
 
 use crate::bpf::counters::Counters;
 use crate::ids::{ModuleId, Pid};
-use crate::ingest::record::CodeRecord;
-use crate::interpreter::{CodeMapping, Entered, Process, Reader, Runtime, control_block, may_define_threads};
+use crate::ingest::field::DecodeError;
+use crate::ingest::record::RawCode;
+use crate::interpreter::implementation::{self, NamedCode, Reader, Sent};
+use crate::interpreter::{self, CodeMapping, Process, control_block, may_define_threads};
+use crate::language::Language;
+use crate::language::facts::Role;
 use crate::linux::patience::within_a_second;
-use crate::linux::process_memory;
 use crate::model::{InterpreterFrames, LanguageFunctions};
-use crate::object::interpreted::lines::Lines;
-use crate::object::interpreted::{Code, CodeBody, CodeLines, Function, LongTable, PlacedCode, PseudoModule};
+use crate::object::interpreted::{Code, CodeBody, Function, PlacedCode};
 use crate::object::module::{Module, ModuleStore};
 use crate::process::address_space::{AddressSpace, Interpreted, MappedModule};
-use crate::process::jvm::is_machine;
 use crate::unwind::runtimes::RuntimePlace;
 
 /// Number of processes with interpreters from which on those in no report are forgotten.
@@ -40,17 +41,17 @@ const STARTING_READS_MAX: u32 = 100;
 /// Finds interpreters and virtual machines, once per module, and keeps the code that their stacks contain.
 #[derive(Default)]
 pub(super) struct Interpreters {
-    known: FxHashMap<ModuleId, Option<Runtime>>,
+    known: FxHashMap<ModuleId, Option<implementation::Found>>,
     /// What C libraries show of threads.
     control_blocks: FxHashMap<ModuleId, Option<u64>>,
     /// Why processes have no frames of their interpreters.
-    unsupported: BTreeMap<(Pid, PseudoModule), String>,
+    unsupported: BTreeMap<(Pid, Language), String>,
     /// Functions that stacks contain.
-    functions: BTreeMap<PseudoModule, Functions>,
+    functions: BTreeMap<Language, Functions>,
     /// With frames of their interpreters.
-    supported: FxHashSet<(Pid, PseudoModule)>,
+    supported: FxHashSet<(Pid, Language)>,
     /// Where their code is, and what reads it.
-    readers: FxHashMap<(Pid, PseudoModule), KnownReader>,
+    readers: FxHashMap<(Pid, Language), KnownReader>,
     /// Reads of their memory do not end.
     waiting: FxHashSet<Pid>,
     /// Code that stacks contain, to be read while no process is stopped.
@@ -81,7 +82,7 @@ impl Functions {
 /// What reads the names of a process's runtime, as long as its structures are there.
 struct KnownReader {
     place: RuntimePlace,
-    reader: Arc<Mutex<Reader>>,
+    reader: Arc<Mutex<Box<dyn Reader>>>,
 }
 
 /// Why a function has no name.
@@ -125,7 +126,7 @@ impl Spent {
 }
 
 /// What a process contains, for the kernel side.
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Default)]
 pub(super) struct Found {
     pub(super) interpreter: Option<RuntimePlace>,
     pub(super) machine: Option<RuntimePlace>,
@@ -133,10 +134,10 @@ pub(super) struct Found {
 
 impl Found {
     /// Of these, a process has one.
-    fn slot(&mut self, module: PseudoModule) -> &mut Option<RuntimePlace> {
-        match module {
-            PseudoModule::Python | PseudoModule::Php | PseudoModule::Ruby => &mut self.interpreter,
-            PseudoModule::Java | PseudoModule::JavaScript => &mut self.machine,
+    fn slot(&mut self, role: Role) -> &mut Option<RuntimePlace> {
+        match role {
+            Role::Interpreter => &mut self.interpreter,
+            Role::Machine => &mut self.machine,
         }
     }
 }
@@ -147,31 +148,33 @@ impl Interpreters {
         let mut found = Found::default();
         let pid = space.pid();
         for (id, bias) in self.modules_of(space, modules) {
-            let Some(runtime) = self.known.get(&id).and_then(Option::as_ref).cloned() else { continue };
-            let pseudo = runtime.pseudo();
-            if self.waiting.contains(&pid) || found.slot(pseudo).is_some() {
+            let Some(in_module) = self.known.get(&id).and_then(Option::as_ref).cloned() else { continue };
+            let implementation::Found { language, functions, runtime } = in_module;
+            if self.waiting.contains(&pid) || found.slot(functions.role).is_some() {
                 continue;
             }
             let code = code_mappings(space, modules, id);
             let control_block = self.control_block(space, modules, id);
             let process = Process { pid, bias, uses_musl: uses_musl(space, modules), control_block, code };
-            match self.read(pid, move || runtime.in_process(&process)) {
+            match self.read(pid, move || runtime.enter(&process)) {
                 Ok(None) => *self.starting.entry(pid).or_default() += 1,
                 Ok(Some(entered)) => {
-                    *found.slot(pseudo) = Some(entered.place);
-                    self.enter_reader(pid, pseudo, entered);
-                    self.unsupported.remove(&(pid, pseudo));
-                    self.supported.insert((pid, pseudo));
-                    let [start, end] = pseudo.words();
-                    let interpreted = Interpreted { start, end, code: modules.pseudo_module(pseudo), interpreter: id };
+                    let place = RuntimePlace { language, functions, value: entered.place };
+                    *found.slot(functions.role) = Some(place.clone());
+                    self.enter_reader(pid, language, place, entered.reader);
+                    self.unsupported.remove(&(pid, language));
+                    self.supported.insert((pid, language));
+                    let [start, end] = functions.words();
+                    let code = modules.functions_module(functions);
+                    let interpreted = Interpreted { start, end, code, interpreter: id };
                     if !space.interpreted().contains(&interpreted) {
                         Arc::make_mut(space).set_interpreted(interpreted);
                     }
                 }
                 Err(reason) => {
-                    self.supported.remove(&(pid, pseudo));
-                    info!("process {pid}: stacks lack {pseudo:?} functions: {reason}");
-                    self.unsupported.insert((pid, pseudo), reason);
+                    self.supported.remove(&(pid, language));
+                    info!("process {pid}: stacks lack {} functions: {reason}", language.name());
+                    self.unsupported.insert((pid, language), reason);
                 }
             }
         }
@@ -223,12 +226,11 @@ impl Interpreters {
     }
 
     /// The names that the reader of an unchanged runtime has read are kept.
-    fn enter_reader(&mut self, pid: Pid, pseudo: PseudoModule, entered: Entered) {
+    fn enter_reader(&mut self, pid: Pid, language: Language, place: RuntimePlace, reader: Option<Box<dyn Reader>>) {
         self.starting.remove(&pid);
-        let Some(reader) = entered.reader else { return };
-        if self.readers.get(&(pid, pseudo)).is_none_or(|known| known.place != entered.place) {
-            let known = KnownReader { place: entered.place, reader: Arc::new(Mutex::new(reader)) };
-            self.readers.insert((pid, pseudo), known);
+        let Some(reader) = reader else { return };
+        if self.readers.get(&(pid, language)).is_none_or(|known| known.place != place) {
+            self.readers.insert((pid, language), KnownReader { place, reader: Arc::new(Mutex::new(reader)) });
         }
     }
 
@@ -248,7 +250,7 @@ impl Interpreters {
         }
         let processes: FxHashSet<Pid> = self.supported.iter().map(|(pid, _)| *pid).collect();
         let languages: BTreeMap<String, LanguageFunctions> =
-            self.functions.iter().map(|(module, it)| (module.language().to_owned(), it.to_model())).collect();
+            self.functions.iter().map(|(language, it)| (language.name().to_owned(), it.to_model())).collect();
         let mut unnamed_reasons = BTreeMap::new();
         for (reason, count) in languages.values().flat_map(|language| &language.unnamed_reasons) {
             *unnamed_reasons.entry(reason.clone()).or_default() += count;
@@ -265,38 +267,31 @@ impl Interpreters {
         })
     }
 
-    pub(super) fn enter(&mut self, code: CodeRecord, modules: &ModuleStore) {
-        let (pid, language, code) = match code {
-            CodeRecord::Read(pid, language, code) if is_cut(&code) && !self.waiting.contains(&pid) => {
-                let cut = Arc::clone(&code);
-                let read = self.read(pid, move || Ok::<_, String>(completed(pid, cut)));
-                (pid, language, read.unwrap_or(code))
+    pub(super) fn enter(&mut self, record: &RawCode, modules: &ModuleStore) -> Result<(), DecodeError> {
+        let pid = record.pid;
+        match interpreter::decode(record)? {
+            Sent::Named(language, NamedCode { code, whole }) => {
+                let whole = whole.filter(|_| !self.waiting.contains(&pid));
+                let read = whole.and_then(|whole| self.read(pid, move || Ok::<_, String>(whole.read(&pid))).ok());
+                self.add(pid, language, Arc::new(read.flatten().unwrap_or(code)), modules);
             }
-            CodeRecord::Read(pid, language, code) => (pid, language, code),
-            CodeRecord::Placed(pid, code) => {
-                if self.pending.len() < PENDING_MAX {
-                    self.pending.push_back((pid, code));
-                } else {
-                    self.count(PseudoModule::of_kind(code.kind), Some(Unnamed::TooMany));
-                }
-                return;
-            }
-        };
-        self.add(pid, language, code, modules);
+            Sent::Placed(code) if self.pending.len() < PENDING_MAX => self.pending.push_back((pid, code)),
+            Sent::Placed(code) => self.count(code.language, Some(Unnamed::TooMany)),
+        }
+        Ok(())
     }
 
     /// Reads the code that waits for it. Targets can make this slow: no process should be stopped meanwhile.
     pub(super) fn read_pending(&mut self, modules: &ModuleStore) {
         while let Some((pid, code)) = self.pending.pop_front() {
-            let language = PseudoModule::of_kind(code.kind);
             match self.read_placed(pid, &code) {
-                Ok(code) => self.add(pid, language, code, modules),
-                Err(reason) => self.count(language, Some(reason)),
+                Ok(read) => self.add(pid, code.language, read, modules),
+                Err(reason) => self.count(code.language, Some(reason)),
             }
         }
     }
 
-    fn add(&mut self, pid: Pid, language: PseudoModule, code: Arc<Code>, modules: &ModuleStore) {
+    fn add(&mut self, pid: Pid, language: Language, code: Arc<Code>, modules: &ModuleStore) {
         let lacks = match &code.body {
             CodeBody::Function(Function { name: None, .. }) => Some(Unnamed::Unreadable),
             CodeBody::Compiled(compiled) if compiled.may_lack_inlined => Some(Unnamed::Inlined),
@@ -307,7 +302,7 @@ impl Interpreters {
     }
 
     /// Counts a function, and why it has no name.
-    fn count(&mut self, language: PseudoModule, lacks: Option<Unnamed>) {
+    fn count(&mut self, language: Language, lacks: Option<Unnamed>) {
         let functions = self.functions.entry(language).or_default();
         functions.count += 1;
         if let Some(reason) = lacks {
@@ -317,21 +312,21 @@ impl Interpreters {
 
     /// What reads the names of a process with a virtual machine.
     #[cfg(test)]
-    pub(super) fn take_reader(&mut self, pid: Pid) -> Option<Reader> {
+    pub(super) fn take_reader(&mut self, pid: Pid) -> Option<Box<dyn Reader>> {
         let key = *self.readers.keys().find(|(of, _)| *of == pid)?;
         let reader = Arc::into_inner(self.readers.remove(&key)?.reader)?;
         Some(reader.into_inner().unwrap_or_else(PoisonError::into_inner))
     }
 
     fn read_placed(&mut self, pid: Pid, code: &PlacedCode) -> Result<Arc<Code>, Unnamed> {
-        let pseudo = PseudoModule::of_kind(code.kind);
-        let reader = self.readers.get(&(pid, pseudo)).filter(|_| !self.waiting.contains(&pid));
+        let language = code.language;
+        let reader = self.readers.get(&(pid, language)).filter(|_| !self.waiting.contains(&pid));
         let (reader, code) = (Arc::clone(&reader.ok_or(Unnamed::NotRead)?.reader), *code);
         let work = move || reader.lock().unwrap_or_else(PoisonError::into_inner).read(&pid, &code);
         match self.read(pid, move || Ok::<_, String>(work())) {
             Ok(code) => code.map(Arc::new).ok_or(Unnamed::Replaced),
             Err(reason) => {
-                self.unsupported.insert((pid, pseudo), reason);
+                self.unsupported.insert((pid, language), reason);
                 Err(Unnamed::NotRead)
             }
         }
@@ -352,33 +347,8 @@ impl Interpreters {
     }
 }
 
-/// Longer line tables are not read: they would have 100,000 lines.
-const TABLE_BYTES_MAX: usize = 1 << 20;
-
-/// Whether the record has only the beginning of its line table.
-fn is_cut(code: &Code) -> bool {
-    let CodeBody::Function(function) = &code.body else { return false };
-    matches!(function.lines, CodeLines::Cpython(_, Some(_)))
-}
-
-/// Reads the whole of a long line table. Its beginning, which the kernel side has sent, verifies that it is still there.
-fn completed(pid: Pid, code: Arc<Code>) -> Arc<Code> {
-    let read = || {
-        let CodeBody::Function(function) = &code.body else { return None };
-        let CodeLines::Cpython(lines, Some(LongTable { address, length })) = &function.lines else { return None };
-        let length = usize::try_from(*length).ok().filter(|&length| length <= TABLE_BYTES_MAX)?;
-        let mut table = vec![0; length];
-        let count = process_memory::read(pid, &[(address.0, table.len())], &mut table).ok()?;
-        let is_same = count == table.len() && table.starts_with(&lines.table);
-        let lines = Lines { table: table.into(), ..lines.clone() };
-        let function = Function { lines: CodeLines::Cpython(lines, None), ..function.clone() };
-        is_same.then(|| Arc::new(Code { body: CodeBody::Function(function), ..*code }))
-    };
-    read().unwrap_or(code)
-}
-
-fn runtime_of(module: &Module) -> Option<Runtime> {
-    let found = Runtime::of(module, is_machine(module.path()));
+fn runtime_of(module: &Module) -> Option<implementation::Found> {
+    let found = interpreter::find(module);
     found.inspect_err(|error| debug!("module {}: {error}", module.path())).ok().flatten()
 }
 

@@ -8,8 +8,8 @@ use tracing::{debug, warn};
 
 use super::target::Target;
 use crate::ids::Pid;
+use crate::interpreter::java::perf_map::{JvmError, is_machine, write_perf_map};
 use crate::object::module::ModuleStore;
-use crate::process::jvm::{JvmError, is_machine, write_perf_map};
 
 /// Between requests: doubles up to the maximum, because most methods are compiled early.
 const PERIOD: Duration = Duration::from_secs(1);

@@ -21,6 +21,7 @@ use crate::object::module::ModuleStore;
 use crate::process::address_space::AddressSpace;
 use crate::units::MonotonicNanos;
 use crate::unwind::cache::Cache;
+use crate::unwind::runtimes::RuntimePlace;
 use crate::unwind::store::{Capacity, MappedCode, NoRule, TableStore};
 use crate::unwind::{self, Table};
 
@@ -185,11 +186,14 @@ impl Unwinding {
         let Found { interpreter, machine } = self.interpreters.find(space, modules);
         let modules = &*modules;
         let cannot = "cannot write the offsets of an interpreter";
+        let names = |place: &Option<RuntimePlace>| place.as_ref().map_or("", |place| place.language.name());
         if !store.set_interpreter(space.pid(), interpreter.as_ref()).context(cannot)? {
-            warn!("process `{}`: too many interpreters: stacks lack its Python functions", space.pid());
+            let language = names(&interpreter);
+            warn!("process `{}`: too many interpreters: stacks lack its {language} functions", space.pid());
         }
         if !store.set_machine(space.pid(), machine.as_ref()).context(cannot)? {
-            warn!("process `{}`: too many virtual machines: stacks lack its Java methods", space.pid());
+            let language = names(&machine);
+            warn!("process `{}`: too many virtual machines: stacks lack its {language} functions", space.pid());
         }
         let code: Vec<MappedCode> = space
             .mappings()

@@ -3,6 +3,7 @@
 //!
 //! A snapshot has registers, what the agent has found of the runtime, and those pages of memory that the walk reads.
 
+use std::any::Any;
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -20,14 +21,14 @@ use super::interpreters::Interpreters;
 use crate::address::{LinkAddr, TargetAddr};
 use crate::ids::{ModuleId, Pid, Tid};
 use crate::ingest::decode;
-use crate::ingest::record::{CodeRecord, Record};
-use crate::interpreter::{self, Reader};
+use crate::ingest::record::Record;
+use crate::interpreter;
+use crate::interpreter::implementation::{NamedCode, Reader, Sent};
 use crate::linux::process_memory;
 use crate::linux::ptrace::{Options, Stop, Tracee};
 use crate::object::interpreted::CodeTable;
 use crate::object::module::ModuleStore;
 use crate::process::address_space::AddressSpace;
-use crate::unwind::runtimes::RuntimePlace;
 use crate::unwind::{self, Table};
 
 const PAGE_BYTES: usize = 4096;
@@ -50,7 +51,7 @@ struct Snapshot {
     runtimes: Runtimes,
     /// What reads names that the kernel side does not send.
     #[serde(default)]
-    reader: Option<Reader>,
+    reader: Option<Box<dyn Reader>>,
     /// With code: start and end.
     mappings: Vec<(u64, u64)>,
     /// By address.
@@ -121,28 +122,32 @@ impl Snapshot {
 /// Memory of a snapshot, as readers of names use it.
 struct Copied<'a>(RefCell<&'a mut Memory>);
 
-impl interpreter::Memory for Copied<'_> {
+impl interpreter::memory::Memory for Copied<'_> {
     fn fill(&self, address: u64, buffer: &mut [u8]) -> Option<()> {
         self.0.borrow_mut().read(address, buffer).then_some(())
     }
 }
 
+#[track_caller]
+fn sent(record: &[u8]) -> (Pid, Sent) {
+    let Ok(Record::Code(record)) = decode(record) else { panic!("another record: {record:?}") };
+    (record.pid, interpreter::decode(&record).expect("it is well-formed"))
+}
+
 /// The interpreted and compiled functions of a stack with their lines, by what the kernel side has sent.
-fn functions(walked: &mut Walked, mut reader: Option<&mut Reader>) -> Vec<(String, u32)> {
+fn functions(walked: &mut Walked, mut reader: Option<&mut Box<dyn Reader>>) -> Vec<(String, u32)> {
     let (codes, mut stubs) = (CodeTable::default(), Vec::new());
     let memory = Copied(RefCell::new(&mut walked.memory));
     for record in &walked.records {
-        match decode(record) {
-            Ok(Record::Code(CodeRecord::Read(pid, _, code))) => assert!(codes.add(pid, code)),
-            Ok(Record::Code(CodeRecord::Placed(_, placed))) if placed.kind == CodeKind::JavaStub => {
-                stubs.push(placed.id)
-            }
-            Ok(Record::Code(CodeRecord::Placed(pid, placed))) => {
+        let (pid, sent) = sent(record);
+        match sent {
+            Sent::Named(_, NamedCode { code, .. }) => assert!(codes.add(pid, Arc::new(code))),
+            Sent::Placed(placed) if placed.kind == CodeKind::JavaStub => stubs.push(placed.id),
+            Sent::Placed(placed) => {
                 let reader = reader.as_mut().expect("what sends places has a reader");
                 let code = reader.read(&memory, &placed).unwrap_or_else(|| panic!("{placed:?} is not read"));
                 assert!(codes.add(pid, Arc::new(code)));
             }
-            other => panic!("another record: {other:?}"),
         }
     }
     let frames = walked.frames.iter().filter_map(|&word| Some((word, InterpretedFrame::from_word(word)?)));
@@ -206,11 +211,9 @@ fn walks_through_damaged_memory_end_and_send_what_can_be_decoded() {
             assert!(walked.frames.len() <= STACK_FRAMES_MAX, "{}", path.display());
             let memory = Copied(RefCell::new(&mut walked.memory));
             for record in &walked.records {
-                match (decode(record), &mut snapshot.reader) {
-                    (Ok(Record::Code(CodeRecord::Read(..))), _) => {}
-                    (Ok(Record::Code(CodeRecord::Placed(_, placed))), Some(reader)) => {
-                        drop(reader.read(&memory, &placed))
-                    }
+                match (sent(record).1, &mut snapshot.reader) {
+                    (Sent::Named(..), _) => {}
+                    (Sent::Placed(placed), Some(reader)) => drop(reader.read(&memory, &placed)),
                     (other, _) => panic!("{}: {other:?}", path.display()),
                 }
             }
@@ -271,13 +274,12 @@ fn thread(pid: Pid, tid: Tid) -> Thread {
 fn runtimes(found: super::interpreters::Found) -> Runtimes {
     let mut runtimes = Runtimes::default();
     for place in [found.interpreter, found.machine].into_iter().flatten() {
-        match place {
-            RuntimePlace::Cpython(place) => runtimes.cpython = Some(place),
-            RuntimePlace::Hotspot(place) => runtimes.hotspot = Some(place),
-            RuntimePlace::V8(place) => runtimes.v8 = Some(place),
-            RuntimePlace::Ruby(place) => runtimes.ruby = Some(place),
-            RuntimePlace::Php(place) => runtimes.php = Some(place),
-        }
+        let place: &dyn Any = &*place.value;
+        runtimes.cpython = runtimes.cpython.or(place.downcast_ref().copied());
+        runtimes.hotspot = runtimes.hotspot.or(place.downcast_ref().copied());
+        runtimes.v8 = runtimes.v8.or(place.downcast_ref().copied());
+        runtimes.ruby = runtimes.ruby.or(place.downcast_ref().copied());
+        runtimes.php = runtimes.php.or(place.downcast_ref().copied());
     }
     runtimes
 }

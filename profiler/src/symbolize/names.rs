@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
-use profiler_common::interpreter::{CodeKind, INSTRUCTION_UNKNOWN, InterpretedFrame};
+use profiler_common::interpreter::InterpretedFrame;
 use profiler_common::stack::StackEnd;
 use rustc_hash::FxHashMap;
 use serde::{Deserialize, Serialize};
@@ -12,12 +12,13 @@ use serde::{Deserialize, Serialize};
 use super::lacking::Lacking;
 use crate::address::{FileOffset, TargetAddr};
 use crate::ids::{HeapId, ModuleId, Tid};
+use crate::language::Language;
+use crate::language::facts::Executor;
 use crate::ledger::snapshot::{CallsiteSnapshot, Stack, TargetSnapshot};
 use crate::ledger::{inventory, limit};
 use crate::linux::proc::maps::is_stubs;
 use crate::model::{CallsiteProfile, Frame, FrameId, FrameKind, SymbolSource, Symbolization, ThreadProfile};
 use crate::object::generated::GENERATED;
-use crate::object::interpreted::PseudoModule;
 use crate::object::module::{Module, Modules};
 use crate::process::address_space::{AddressSpace, CodeOrigin, Location};
 use crate::process::program::{Program, shown_path};
@@ -245,15 +246,12 @@ fn lacking(targets: &[Unnamed<'_>], places: &[Places], answers: &Answers, goes_o
 }
 
 /// What executes the code of a frame.
-fn frame_kind(module: PseudoModule, word: TargetAddr) -> FrameKind {
-    match (module, InterpretedFrame::from_word(word.0).map(|frame| frame.kind)) {
-        (PseudoModule::Java, Some(CodeKind::JavaCompiled)) => FrameKind::Jitted,
-        (PseudoModule::Java, Some(CodeKind::JavaStub)) => FrameKind::Runtime,
-        // Only the interpreter's frames have the offset of an instruction.
-        (PseudoModule::JavaScript, _) if word.0 & u64::from(INSTRUCTION_UNKNOWN) == u64::from(INSTRUCTION_UNKNOWN) => {
-            FrameKind::Jitted
-        }
-        _ => FrameKind::Interpreted,
+fn frame_kind(language: Language, word: TargetAddr) -> FrameKind {
+    let executor = language.functions().zip(InterpretedFrame::from_word(word.0));
+    match executor.map(|(functions, frame)| (functions.executor)(frame)) {
+        Some(Executor::Processor) => FrameKind::Jitted,
+        Some(Executor::Runtime) => FrameKind::Runtime,
+        Some(Executor::Interpreter) | None => FrameKind::Interpreted,
     }
 }
 
@@ -350,11 +348,11 @@ impl Writer<'_> {
             return;
         }
         let is_interpreter = self.places.interpreters.contains(&location.module);
-        let placed = match (module.is_generated(), module.pseudo()) {
+        let placed = match (module.is_generated(), module.language()) {
             (true, _) => Frame { module: Some(Arc::clone(path)), ..generated },
             // The word of the stack means nothing elsewhere.
-            (_, Some(pseudo)) => {
-                let kind = frame_kind(pseudo, address);
+            (_, Some(language)) => {
+                let kind = frame_kind(language, address);
                 Frame { module: Some(Arc::clone(path)), kind, address: 0, ..Frame::default() }
             }
             _ => Frame {

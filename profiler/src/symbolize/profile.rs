@@ -191,7 +191,7 @@ impl Code {
             Some(MappingProfile {
                 start: mapping.start.0,
                 end: mapping.end.0,
-                offset: if module.is_generated() || module.pseudo().is_some() { 0 } else { mapping.offset.0 },
+                offset: if module.is_generated() || module.language().is_some() { 0 } else { mapping.offset.0 },
                 bias: module.bias(mapping.start, mapping.offset),
                 module: place,
             })

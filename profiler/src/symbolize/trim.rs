@@ -3,8 +3,8 @@
 
 use std::borrow::Cow;
 
+use crate::language::Language;
 use crate::model::{Frame, FrameId, FrameKind};
-use crate::object::interpreted::PseudoModule;
 
 /// Prefixes of functions between an allocating statement and malloc.
 const ALLOCATION: &[&str] = &[
@@ -105,16 +105,12 @@ fn trim_interpreter<'stack>(stack: &'stack [FrameId], frames: &[Frame]) -> Cow<'
     // What the interpreter does for the innermost function shows what is allocated: only its loop, which is native, and the stubs
     // of virtual machines are removed.
     let (inside, outside) = stack.split_at(first);
-    let pseudo_of =
-        |id: &FrameId| frames.get(id.0 as usize).and_then(|frame| PseudoModule::of_path(frame.module.as_deref()?));
-    let loop_frames = match outside.first().and_then(pseudo_of) {
-        Some(PseudoModule::Java | PseudoModule::JavaScript) => 0,
-        // `vm_exec_core` and `vm_exec`.
-        Some(PseudoModule::Ruby) => 2,
-        _ => 1,
-    };
+    let language_of =
+        |id: &FrameId| frames.get(id.0 as usize).and_then(|frame| Language::of_module(frame.module.as_deref()?));
+    let functions = outside.first().and_then(language_of).and_then(Language::functions);
+    let loop_frames = functions.map_or(1, |functions| functions.loop_frames);
     let of_loop = inside.iter().rev().take(loop_frames).take_while(|id| kind(id) == FrameKind::Runtime).count();
-    let inside = inside[..inside.len() - of_loop].iter().filter(|id| pseudo_of(id).is_none());
+    let inside = inside[..inside.len() - of_loop].iter().filter(|id| language_of(id).is_none());
     let outside = outside.iter().filter(|id| kind(id) != FrameKind::Runtime);
     Cow::Owned(inside.chain(outside).copied().collect())
 }

@@ -2,35 +2,37 @@
 //! addresses.
 
 use std::collections::{HashMap, VecDeque};
+use std::hash::{Hash, Hasher};
 use std::io;
-
-use profiler_common::hotspot::Hotspot;
-use profiler_common::interpreter::{Interpreter, Runtime};
-use profiler_common::php::Php;
-use profiler_common::ruby::Ruby;
-use profiler_common::v8::V8;
+use std::sync::Arc;
 
 use crate::ids::Pid;
+use crate::language::Language;
+use crate::language::facts::Functions;
+use crate::linux::bpf_map::ArrayValue;
 
 /// Where a runtime has its structures in a process.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum RuntimePlace {
-    Cpython(Interpreter),
-    Hotspot(Hotspot),
-    V8(V8),
-    Ruby(Ruby),
-    Php(Php),
+#[derive(Clone, Debug)]
+pub(crate) struct RuntimePlace {
+    pub(crate) language: Language,
+    /// Those of the language.
+    pub(crate) functions: &'static Functions,
+    /// For the kernel's map.
+    pub(crate) value: Arc<dyn ArrayValue>,
 }
 
-impl RuntimePlace {
-    fn runtime(&self) -> Runtime {
-        match self {
-            Self::Cpython(_) => Runtime::Cpython,
-            Self::Hotspot(_) => Runtime::Hotspot,
-            Self::V8(_) => Runtime::V8,
-            Self::Ruby(_) => Runtime::Ruby,
-            Self::Php(_) => Runtime::Php,
-        }
+impl PartialEq for RuntimePlace {
+    fn eq(&self, other: &Self) -> bool {
+        self.functions.runtime == other.functions.runtime && self.value.equals(&*other.value)
+    }
+}
+
+impl Eq for RuntimePlace {}
+
+impl Hash for RuntimePlace {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.functions.runtime.hash(state);
+        self.value.hash(state);
     }
 }
 
@@ -67,7 +69,7 @@ impl Runtimes {
 
     /// As in [`ProcessMappings`](profiler_common::unwind::ProcessMappings): 0 for a process without one.
     pub(super) fn number(&self, pid: Pid) -> u32 {
-        self.of_processes.get(&pid).map_or(0, |&index| self.places[index as usize].0.runtime().number(index))
+        self.of_processes.get(&pid).map_or(0, |&index| self.places[index as usize].0.functions.runtime.number(index))
     }
 
     /// Assigns a place to a process, and writes it if it is new; `None` releases the process's. Returns false if the map is full.
@@ -115,17 +117,17 @@ impl Runtimes {
         let index = u32::try_from(self.places.len()).ok().filter(|&index| index < self.capacity);
         let index = match index {
             Some(index) => {
-                self.places.push((*runtime, 0));
+                self.places.push((runtime.clone(), 0));
                 index
             }
             None => {
                 let index = self.free.pop_front()?;
                 self.known.remove(&self.places[index as usize].0);
-                self.places[index as usize] = (*runtime, 0);
+                self.places[index as usize] = (runtime.clone(), 0);
                 index
             }
         };
-        self.known.insert(*runtime, index);
+        self.known.insert(runtime.clone(), index);
         Some(index)
     }
 }
@@ -133,10 +135,23 @@ impl Runtimes {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use profiler_common::interpreter::Interpreter;
     use profiler_common::limits::RUNTIMES_MAX;
+    use profiler_common::php::Php;
+
+    fn place_of(language: Language, value: Arc<dyn ArrayValue>) -> RuntimePlace {
+        RuntimePlace { language, functions: language.functions().expect("stacks have words for them"), value }
+    }
 
     fn interpreter(key: u64) -> RuntimePlace {
-        RuntimePlace::Cpython(Interpreter { key, ..Interpreter::default() })
+        let value = Arc::new(Interpreter { key, ..Interpreter::default() });
+        place_of(Language::Python, value)
+    }
+
+    #[test]
+    fn places_of_two_runtimes_differ() {
+        let php = place_of(Language::Php, Arc::new(Php::default()));
+        assert!(php == php.clone() && php != interpreter(0) && interpreter(0) != interpreter(1));
     }
 
     #[test]

@@ -24,7 +24,7 @@ const WRITERS: [(&str, fn()); 9] = [
     ("cli/symbolize.rs", named_recordings_are_not_behind_links_of_others),
     ("debuginfod/cache.rs", debug_files_are_not_cached_behind_links_of_others),
     ("debuginfod/mod.rs", debug_files_are_not_cached_behind_links_of_others),
-    ("process/jvm.rs", requests_to_virtual_machines_need_the_rights_of_their_user),
+    ("interpreter/java/perf_map.rs", requests_to_virtual_machines_need_the_rights_of_their_user),
     ("push/queue.rs", outputs_behind_links_of_others_are_refused),
     ("recording/write.rs", outputs_behind_links_of_others_are_refused),
     ("serve/socket.rs", outputs_behind_links_of_others_are_refused),

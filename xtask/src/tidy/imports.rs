@@ -11,7 +11,7 @@ use super::source::{self, Source};
 use super::{Finding, Findings};
 
 /// Small value types, which every module may use.
-const BASE: [&str; 4] = ["units", "ids", "address", "shown"];
+const BASE: [&str; 5] = ["units", "ids", "address", "shown", "language"];
 /// Stands for every module of the lines above.
 const ALL_ABOVE: &str = "*";
 
@@ -21,6 +21,7 @@ const LAYERS: &[(&str, &str)] = &[
     ("ids", ""),
     ("address", ""),
     ("shown", ""),
+    ("language", ""),
     ("arch", ""),
     ("memory", ""),
     ("linux", ""),
@@ -28,15 +29,15 @@ const LAYERS: &[(&str, &str)] = &[
     ("object", "arch linux reader"),
     ("process", "linux object"),
     ("allocator", "object linux::files process"),
-    ("unwind", "arch object linux::files linux::folder linux::proc reader"),
+    ("unwind", "arch object linux::bpf_map linux::files linux::folder linux::proc reader"),
     ("http", "linux::files"),
     ("debuginfod", "http linux::files linux::folder linux::rights object reader"),
     ("bpf", "linux unwind"),
     ("collect", "memory object::fixture linux"),
     ("keeper", "bpf::load collect linux process::launch"),
     ("probe", "allocator arch object linux process bpf keeper model::ProbeCosts"),
-    ("interpreter", "arch linux object process unwind::ranges unwind::runtimes"),
-    ("ingest", "object::interpreted"),
+    ("ingest", ""),
+    ("interpreter", "arch ingest linux object process unwind::ranges"),
     ("ledger", "ingest"),
     ("walk", "collect memory object linux::proc"),
     ("model", "ledger linux::file_view linux::rights process::program"),

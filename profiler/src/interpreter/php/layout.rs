@@ -3,15 +3,15 @@
 use profiler_common::php::Php;
 use thiserror::Error;
 
-use super::super::version::Version;
+use super::super::version::{Version, Versions};
 
 /// What the version follows, in a header of HTTP that all builds contain (`main/SAPI.h`).
 const VERSION: &[u8] = b"X-Powered-By: PHP/";
 
 /// Why frames of PHP are not unwound.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
-pub(crate) enum Unsupported {
-    #[error("PHP {0} is not supported (8.0 to 8.5 are)")]
+pub(super) enum Unsupported {
+    #[error("PHP {0} is not supported ({VERSIONS} are)")]
     Version(Version),
     #[error("the version of PHP is unknown")]
     NoVersion,
@@ -50,12 +50,14 @@ impl Version {
 
     /// The offsets of this version.
     pub(super) fn php(self) -> Result<Php, Unsupported> {
-        let known = (self.major == 8).then(|| LAYOUTS.get(usize::from(self.minor))).flatten();
-        let [function_file, function_line] = *known.ok_or(Unsupported::Version(self))?;
+        let [function_file, function_line] = *VERSIONS.get(self).ok_or(Unsupported::Version(self))?;
         Ok(Php { function_file, function_line, ..Php::default() })
     }
 }
 
 /// Offsets of `filename` and `line_start`, by minor version. 8.2 added a pointer and an integer before them, 8.3 ordered these without
 /// padding, 8.4 added two pointers.
-const LAYOUTS: [[u16; 2]; 6] = [[144, 152], [144, 152], [152, 160], [144, 152], [168, 176], [168, 176]];
+pub(super) const VERSIONS: Versions<[u16; 2]> = Versions {
+    major: 8,
+    minors: &[(0, [144, 152]), (1, [144, 152]), (2, [152, 160]), (3, [144, 152]), (4, [168, 176]), (5, [168, 176])],
+};

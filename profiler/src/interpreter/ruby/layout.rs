@@ -4,12 +4,12 @@
 use profiler_common::ruby::{LENGTH_IN_FLAGS, NAMES_OWNERS};
 use thiserror::Error;
 
-use super::super::version::Version;
+use super::super::version::{Version, Versions};
 
 /// Why frames of a CRuby are not unwound.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
-pub(crate) enum Unsupported {
-    #[error("CRuby {0} is not supported (3.0 to 3.4 are)")]
+pub(super) enum Unsupported {
+    #[error("CRuby {0} is not supported ({VERSIONS} are)")]
     Version(Version),
     #[error("the version of CRuby is unknown")]
     NoVersion,
@@ -30,8 +30,7 @@ impl Version {
     }
 
     pub(super) fn layout(self) -> Result<Layout, Unsupported> {
-        let known = (self.major == 3).then(|| LAYOUTS.get(usize::from(self.minor))).flatten();
-        known.copied().ok_or(Unsupported::Version(self))
+        VERSIONS.get(self).copied().ok_or(Unsupported::Version(self))
     }
 }
 
@@ -54,8 +53,8 @@ const THIRD: Layout = Layout { lines: 112, flags: 0, ..SECOND };
 const FOURTH: Layout = Layout { frame_bytes: 56, ..THIRD };
 const FIFTH: Layout = Layout { flags: NAMES_OWNERS, ..FOURTH };
 
-/// Of 3.0 to 3.4.
-const LAYOUTS: [Layout; 5] = [FIRST, SECOND, THIRD, FOURTH, FIFTH];
+const VERSIONS: Versions<Layout> =
+    Versions { major: 3, minors: &[(0, FIRST), (1, SECOND), (2, THIRD), (3, FOURTH), (4, FIFTH)] };
 
 #[cfg(test)]
 mod tests {
@@ -71,6 +70,8 @@ mod tests {
             let version = Version::of_text(text.as_bytes()).expect("a version");
             assert_eq!(version.layout(), Err(Unsupported::Version(version)), "{text}");
         }
+        let message = Unsupported::Version(Version { major: 4, minor: 0 }).to_string();
+        assert_eq!(message, "CRuby 4.0 is not supported (3.0 to 3.4 are)");
         for text in ["", "3", "3.", "3.x", "300.1"] {
             assert_eq!(Version::of_text(text.as_bytes()), None, "{text}");
         }

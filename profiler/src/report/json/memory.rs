@@ -7,7 +7,8 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::values::Hex;
-use crate::model::{self, Inventory, MemoryPart, Profile, Runtime};
+use crate::language::Language;
+use crate::model::{self, Inventory, MemoryPart, Profile};
 use crate::units::{MappedAmounts, MonotonicNanos};
 
 /// Where the resident memory of a process was.
@@ -15,7 +16,7 @@ use crate::units::{MappedAmounts, MonotonicNanos};
 #[cfg_attr(test, derive(JsonSchema))]
 pub(super) struct Memory<'a> {
     /// Language runtimes with allocators of their own that the process has loaded.
-    pub(super) runtimes: Cow<'a, [Runtime]>,
+    pub(super) runtimes: Cow<'a, [Language]>,
     /// Samples, in the order of time.
     pub(super) points: Vec<MemoryPoint<'a>>,
     /// Change from the first to the last sample; null with fewer than two.

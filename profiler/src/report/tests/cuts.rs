@@ -7,11 +7,12 @@ use serde_json::{Value, json};
 
 use super::profiles::{self, Frames, callsite, heap, profile, taken, target};
 use super::render;
-use crate::model::{Frame, Health, MemoryAccount, MemoryFacts, Profile, Runtime};
+use crate::language::Language;
+use crate::model::{Frame, Health, MemoryAccount, MemoryFacts, Profile};
 use crate::report::{Format, View, summary};
 
 /// A process of 100 sampled allocations, of which `count` have a stack that ends in this frame.
-fn cut(comm: &str, runtimes: &[Runtime], end: StackEnd, outermost: Frame, count: u64) -> Profile {
+fn cut(comm: &str, runtimes: &[Language], end: StackEnd, outermost: Frame, count: u64) -> Profile {
     let mut frames = Frames::default();
     let main = frames.add("main", "/usr/bin/app");
     frames.frames.push(outermost);
@@ -49,7 +50,7 @@ fn check(profile: &Profile, cause: &str, advice: Option<&str>) {
 fn cut_stacks_have_module_reason_and_advice() {
     let generated = || frame(None, None);
     let java = Some("Java: start it with `-XX:+PreserveFramePointer`");
-    let of_java = |outermost| cut("java", &[Runtime::Jvm], StackEnd::BrokenChain, outermost, 75);
+    let of_java = |outermost| cut("java", &[Language::Java], StackEnd::BrokenChain, outermost, 75);
     check(&of_java(generated()), "generated code: broken frame pointers", java);
     check(&of_java(frame(Some("f"), Some("/jvm/server/libjvm.so"))), "libjvm.so: broken frame pointers", java);
     check(

@@ -8,13 +8,14 @@ use std::sync::Arc;
 use profiler_common::stack::StackEnd;
 
 use crate::ids::Pid;
+use crate::language::Language;
 use crate::ledger::details::Details;
 use crate::ledger::totals::Totals;
 use crate::model::{
     Beginning, CallsiteProfile, ChangeReason, Download, End, Frame, FrameId, FrameKind, Guardrails, Health,
     HeapProfile, History, HookKind, HookStatus, InlineEngine, InlinedHeap, InterpreterFrames, IntervalChange,
     Inventory, LanguageFunctions, Loss, MemoryAccount, MemoryClass, MemoryFacts, MemoryMapping, MemoryPart,
-    MemoryPoint, NamesFrom, Origin, Others, Profile, Rights, Runtime, Skipped, SymbolSource, Symbolization,
+    MemoryPoint, NamesFrom, Origin, Others, Profile, Rights, Skipped, SymbolSource, Symbolization,
     SymbolizationFailure, TargetFacts, TargetProfile, Unaccounted, UnfoundHook, UnnamedModule,
 };
 use crate::units::{Amounts, MappedAmounts, MonotonicNanos, Rounding};
@@ -77,7 +78,7 @@ pub(crate) fn exact() -> Profile {
 pub(crate) fn kinds() -> Profile {
     let mut profile = exact();
     let mut account = MemoryAccount::default();
-    account.extend(MemoryFacts { runtimes: vec![Runtime::Node], ..MemoryFacts::default() });
+    account.extend(MemoryFacts { runtimes: vec![Language::JavaScript], ..MemoryFacts::default() });
     profile.targets[0].memory = Arc::new(account);
     for frame in &mut profile.frames {
         let (kind, module) = match frame.function.as_deref() {
@@ -313,7 +314,7 @@ fn memory() -> MemoryAccount {
     let mut account = MemoryAccount::default();
     account.extend(MemoryFacts {
         points: vec![point(0, 1, 1, 2, 3), point(1, 2, 2, 4, 20), point(2, 3, 3, 8, 33)],
-        runtimes: vec![Runtime::Cpython, Runtime::Node],
+        runtimes: vec![Language::Python, Language::JavaScript],
         mappings: vec![mapping(0x1000, "/usr/bin/<app>", true), mapping(0x7f00_0000_0000, "", false)],
         inventory: Some(Inventory {
             blocks: 1234,

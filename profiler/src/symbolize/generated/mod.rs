@@ -4,7 +4,6 @@
 mod jitdump;
 mod perf_map;
 mod pieces;
-mod v8;
 
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
@@ -17,6 +16,7 @@ use super::demangle::demangle;
 use super::names::ResolvedFrame;
 use pieces::{Found, NAME_BYTES_MAX, Piece, Span};
 
+use crate::language::Language;
 use crate::shown;
 
 /// Limits of a file that is read: what lies behind is ignored.
@@ -137,8 +137,8 @@ impl<F: ReadAt> CodeIndex<F> {
         let Some(piece) = self.find(place) else { return Vec::new() };
         let Some(name) = self.text(piece.name).filter(|name| !name.is_empty()) else { return Vec::new() };
         // V8 gives the lines of inlined functions the file of the outer one, so the line of the function is better.
-        let (function, place): (Arc<str>, _) = match v8::Name::parse(&name) {
-            Some(v8) => (v8.function.into(), Some((v8.file.into(), v8.line))),
+        let (function, place): (Arc<str>, _) = match Language::generated_name(&name) {
+            Some(name) => (name.function.into(), Some((name.file.into(), name.line))),
             None => (demangle(&name).into(), self.line(piece, place.address)),
         };
         let (file, line) = place.unzip();

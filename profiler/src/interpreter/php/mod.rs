@@ -1,24 +1,37 @@
 //! PHP 8.0 to 8.5. Offsets are those of the version's headers, except the one that differs between builds of a version.
 
 mod layout;
+mod names;
+mod record;
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use profiler_common::interpreter::AddressRange;
 use profiler_common::php;
+use profiler_common::record::RecordKind;
 
-pub(crate) use self::layout::Unsupported;
+use self::layout::Unsupported;
 use super::arch::member_of;
+use super::implementation::{Entered, Implementation, Record, Runtime, Sign, found};
 use super::loops::loops;
+use super::process::Process;
 use super::version::Version;
 use crate::address::{FileOffset, LinkAddr};
+use crate::language::Language;
 use crate::object::ObjectError;
 use crate::object::image::Image;
 use crate::object::module::Module;
 use crate::object::symbols::{Definition, definitions};
 
-/// A module without this symbol contains no PHP.
-pub(super) const SIGN: &str = LOOP;
+pub(super) const IMPLEMENTATION: Implementation = Implementation {
+    language: Language::Php,
+    sign: Sign::Symbol(LOOP),
+    detect: |module| Php::of(module).map(found),
+    record: Some(Record { kind: RecordKind::PhpCode, decode: record::decode }),
+    #[cfg(test)]
+    load: None,
+};
 
 /// The interpreter loop.
 const LOOP: &str = "execute_ex";
@@ -38,7 +51,7 @@ const MODULE_BYTES_MAX: u64 = 1 << 28;
 
 /// PHP in a module, by link addresses.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Php(Result<Known, Unsupported>);
+struct Php(Result<Known, Unsupported>);
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Known {
@@ -53,7 +66,7 @@ struct Known {
 
 impl Php {
     /// `None` if the module contains no PHP.
-    pub(crate) fn of(module: &Module) -> Result<Option<Self>, ObjectError> {
+    fn of(module: &Module) -> Result<Option<Self>, ObjectError> {
         let image = module.image().map_err(Clone::clone)?;
         let elf = module.elf().map_err(Clone::clone)?;
         let found = definitions(image, elf, &[LOOP, GLOBALS, GLOBALS_OF_THREAD, HAS_FRAMES, FRAMELESS]);
@@ -70,7 +83,7 @@ impl Php {
     }
 
     /// The PHP of a process that maps the module with this load bias.
-    pub(crate) fn in_process(&self, bias: u64) -> Result<php::Php, Unsupported> {
+    fn in_process(&self, bias: u64) -> Result<php::Php, Unsupported> {
         let known = self.0.as_ref().map_err(Clone::clone)?;
         let placed =
             |range: &Range<u64>| AddressRange { start: range.start.wrapping_add(bias), bytes: range.end - range.start };
@@ -82,6 +95,13 @@ impl Php {
         php.current = known.current.0.wrapping_add(bias);
         php.frameless = known.frameless.map_or(0, |functions| functions.0.wrapping_add(bias));
         Ok(php)
+    }
+}
+
+impl Runtime for Php {
+    fn enter(&self, process: &Process) -> Result<Option<Entered>, String> {
+        let place = self.in_process(process.bias).map_err(|reason| reason.to_string())?;
+        Ok(Some(Entered { place: Arc::new(place), reader: None }))
     }
 }
 

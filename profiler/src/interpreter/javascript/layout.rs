@@ -9,7 +9,7 @@ use thiserror::Error;
 
 /// Why functions of an engine are not shown.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
-pub(crate) enum Unsupported {
+pub(super) enum Unsupported {
     #[error("V8 {0} is not supported (10 to 13 are, of Node.js 18 to 24)")]
     Version(i32),
     #[error("its own description of its objects lacks `v8dbg_{0}`")]

@@ -2,22 +2,35 @@
 
 use std::sync::Arc;
 
-use profiler_common::interpreter::LineTable;
+use profiler_common::interpreter::{INSTRUCTION_UNKNOWN, LineTable};
+
+use crate::object::interpreted;
 
 /// The table of a code object.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Lines {
-    pub(crate) format: LineTable,
-    pub(crate) first_line: u32,
-    pub(crate) table: Arc<[u8]>,
+pub(super) struct Lines {
+    pub(super) format: LineTable,
+    pub(super) first_line: u32,
+    pub(super) table: Arc<[u8]>,
 }
 
 /// Bytes of a code unit.
 const UNIT_BYTES: u64 = 2;
 
+impl interpreted::LineTable for Lines {
+    fn at(&self, unit: u32) -> Option<u32> {
+        // A frame that has not begun is at its function's first line.
+        if unit == INSTRUCTION_UNKNOWN { Some(self.first_line).filter(|&line| line > 0) } else { self.of_unit(unit) }
+    }
+
+    fn bytes(&self) -> usize {
+        self.table.len()
+    }
+}
+
 impl Lines {
     /// The line of a code unit; `None` if it has none, or the table does not reach it.
-    pub(crate) fn at(&self, unit: u32) -> Option<u32> {
+    fn of_unit(&self, unit: u32) -> Option<u32> {
         let line = match self.format {
             LineTable::Deltas => self.by_deltas(unit),
             LineTable::Ranges => self.by_ranges(unit),
@@ -124,7 +137,7 @@ mod tests {
     }
 
     fn at(lines: &Lines, units: impl IntoIterator<Item = u32>) -> Vec<Option<u32>> {
-        units.into_iter().map(|unit| lines.at(unit)).collect()
+        units.into_iter().map(|unit| lines.of_unit(unit)).collect()
     }
 
     /// Table of `def f(): a = 1; b = (⏎ 2 +⏎ a); return b` in the format of 3.9, from `f.__code__.co_lnotab`.
@@ -160,7 +173,7 @@ mod tests {
             unit: u32,
         ) {
             for format in [LineTable::Deltas, LineTable::Ranges, LineTable::Locations] {
-                let _ = lines(format, first_line, &table).at(unit);
+                let _ = lines(format, first_line, &table).of_unit(unit);
             }
         }
     }

@@ -9,7 +9,7 @@ use crate::address::LinkAddr;
 
 /// Why frames of a machine are not unwound.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
-pub(crate) enum Unsupported {
+pub(super) enum Unsupported {
     #[error("its memory cannot be read")]
     Unreadable,
     #[error("its own description of its structures (`gHotSpotVMStructs`) lacks `{0}`; JDK 11 to 25 have it")]

@@ -1,23 +1,36 @@
 //! CPython 3.8 to 3.14. Up to 3.12, offsets are those of the version's headers; later versions publish them in memory.
 
+mod lines;
 mod offsets;
+mod record;
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use self::offsets::DEBUG_OFFSETS_BYTES;
-pub(crate) use self::offsets::Unsupported;
+use self::offsets::Unsupported;
+use super::implementation::{Entered, Implementation, Record, Runtime, Sign, found};
 use super::loops::loops;
+use super::process::Process;
 use super::version::Version;
 use crate::address::{LinkAddr, TargetAddr};
 use crate::ids::Pid;
+use crate::language::Language;
 use crate::linux::process_memory;
 use crate::object::ObjectError;
 use crate::object::module::Module;
 use crate::object::symbols::definitions;
 use profiler_common::interpreter::{AddressRange, Interpreter, USES_MUSL};
+use profiler_common::record::RecordKind;
 
-/// A module without this symbol contains no CPython.
-pub(super) const SIGN: &str = RUNTIME;
+pub(super) const IMPLEMENTATION: Implementation = Implementation {
+    language: Language::Python,
+    sign: Sign::Symbol(RUNTIME),
+    detect: |module| Cpython::of(module).map(found),
+    record: Some(Record { kind: RecordKind::Code, decode: record::decode }),
+    #[cfg(test)]
+    load: None,
+};
 
 /// State of the whole interpreter.
 const RUNTIME: &str = "_PyRuntime";
@@ -28,7 +41,7 @@ const VERSION: &str = "Py_Version";
 
 /// CPython in a module, by link addresses.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Cpython {
+struct Cpython {
     version: Result<Version, Unsupported>,
     runtime: LinkAddr,
     /// The loop, then the part of it that the compiler considered cold.
@@ -37,7 +50,7 @@ pub(crate) struct Cpython {
 
 impl Cpython {
     /// `None` if the module contains no CPython.
-    pub(crate) fn of(module: &Module) -> Result<Option<Self>, ObjectError> {
+    fn of(module: &Module) -> Result<Option<Self>, ObjectError> {
         let image = module.image().map_err(Clone::clone)?;
         let elf = module.elf().map_err(Clone::clone)?;
         let found = definitions(image, elf, &[RUNTIME, LOOP, VERSION]);
@@ -54,7 +67,7 @@ impl Cpython {
     }
 
     /// The interpreter of a process that maps the module with this load bias.
-    pub(crate) fn in_process(
+    fn in_process(
         &self,
         pid: Pid,
         bias: u64,
@@ -80,6 +93,14 @@ impl Cpython {
             interpreter.flags |= USES_MUSL;
         }
         Ok(interpreter)
+    }
+}
+
+impl Runtime for Cpython {
+    fn enter(&self, process: &Process) -> Result<Option<Entered>, String> {
+        let &Process { pid, bias, uses_musl, control_block, .. } = process;
+        let place = self.in_process(pid, bias, uses_musl, control_block).map_err(|reason| reason.to_string())?;
+        Ok(Some(Entered { place: Arc::new(place), reader: None }))
     }
 }
 

@@ -4,31 +4,46 @@
 
 mod layout;
 mod method;
+pub(crate) mod perf_map;
 mod scopes;
 mod stream;
 mod structs;
+
+use std::sync::Arc;
 
 use profiler_common::hotspot::{CODE_HEAPS_MAX, CodeHeap, Hotspot};
 use profiler_common::interpreter::{AddressRange, CodeKind};
 
 use self::layout::Layout;
 use self::method::Methods;
-pub(crate) use self::structs::Unsupported;
-use self::structs::{Exports, Structs};
+use self::perf_map::is_machine;
+use self::structs::{Exports, Structs, Unsupported};
+use super::implementation::{Entered, Implementation, Reader, Runtime, Sign, found};
 use super::memory::Memory;
+use super::process::Process;
 use crate::ids::Pid;
+use crate::language::Language;
 use crate::object::ObjectError;
 use crate::object::interpreted::{Code, CodeBody, Function, PlacedCode};
 use crate::object::module::Module;
 use crate::object::symbols::definitions;
 
+pub(super) const IMPLEMENTATION: Implementation = Implementation {
+    language: Language::Java,
+    sign: Sign::Path(is_machine),
+    detect: |module| Library::of(module).map(found),
+    record: None,
+    #[cfg(test)]
+    load: Some(|state| Box::new(serde_json::from_value::<Machine>(state).expect("a machine was saved"))),
+};
+
 /// The exports of a module that is HotSpot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Library(Exports);
+struct Library(Exports);
 
 impl Library {
     /// `None` if the module does not describe the structures of a machine.
-    pub(crate) fn of(module: &Module) -> Result<Option<Self>, ObjectError> {
+    fn of(module: &Module) -> Result<Option<Self>, ObjectError> {
         let image = module.image().map_err(Clone::clone)?;
         let elf = module.elf().map_err(Clone::clone)?;
         let found = definitions(image, elf, &[Exports::STRUCTS, Exports::TYPES]);
@@ -38,17 +53,24 @@ impl Library {
     }
 
     /// The machine of a process that maps the module with this load bias. `None` if it has not generated its interpreter yet.
-    pub(crate) fn in_process(self, pid: Pid, bias: u64) -> Result<Option<Machine>, Unsupported> {
+    fn in_process(self, pid: Pid, bias: u64) -> Result<Option<Machine>, Unsupported> {
         let structs = Structs::read(&pid, self.0, bias)?;
         let layout = Layout::new(&structs, &pid)?;
         Ok(place(&structs, &layout, &pid)?.map(|place| Machine::new(layout, place)))
     }
 }
 
+impl Runtime for Library {
+    fn enter(&self, process: &Process) -> Result<Option<Entered>, String> {
+        let machine = self.in_process(process.pid, process.bias).map_err(|reason| reason.to_string())?;
+        Ok(machine.map(|machine| Entered { place: Arc::new(machine.place), reader: Some(Box::new(machine)) }))
+    }
+}
+
 /// The virtual machine of a process.
 #[derive(Debug)]
 #[cfg_attr(test, derive(serde::Serialize, serde::Deserialize))]
-pub(crate) struct Machine {
+struct Machine {
     layout: Layout,
     place: Hotspot,
     #[cfg_attr(test, serde(skip))]
@@ -60,12 +82,8 @@ impl Machine {
         Self { layout, place, methods: Methods::default() }
     }
 
-    pub(crate) fn place(&self) -> &Hotspot {
-        &self.place
-    }
-
     /// Reads the names and lines of code. `None` if it has been replaced, or is malformed.
-    pub(crate) fn read(&mut self, memory: &impl Memory, code: &PlacedCode) -> Option<Code> {
+    fn read(&mut self, memory: &impl Memory, code: &PlacedCode) -> Option<Code> {
         let body = match code.kind {
             CodeKind::JavaInterpreted => {
                 let method = self.methods.get(memory, &self.layout, code.place.address)?;
@@ -83,6 +101,17 @@ impl Machine {
             _ => return None,
         };
         Some(Code { id: code.id, body })
+    }
+}
+
+impl Reader for Machine {
+    fn read(&mut self, memory: &dyn Memory, code: &PlacedCode) -> Option<Code> {
+        self.read(&memory, code)
+    }
+
+    #[cfg(test)]
+    fn save(&self) -> (Language, serde_json::Value) {
+        (Language::Java, serde_json::to_value(self).expect("it can be saved"))
     }
 }
 

@@ -5,11 +5,11 @@ use std::sync::Arc;
 use profiler_common::interpreter::CODE_NAME_BYTES;
 use profiler_common::ruby::OWNER_BYTES;
 
-use super::CUT;
+use crate::object::interpreted::CUT;
 use crate::shown;
 
 /// A label as Ruby's backtraces have it since 3.4 (`calculate_iseq_label` in `vm_backtrace.c`): with the class or module of the method.
-pub(crate) fn with_owner(label: &str, owner: Option<&str>, is_singleton: bool) -> String {
+pub(super) fn with_owner(label: &str, owner: Option<&str>, is_singleton: bool) -> String {
     let rest = after_blocks(label).unwrap_or(label);
     let blocks = &label[..label.len() - rest.len()];
     // `<main>`, `<class:Cache>`, `<top (required)>`; but `<=>` is a method.
@@ -31,7 +31,7 @@ fn after_blocks(label: &str) -> Option<&str> {
 }
 
 /// The copied end of a text. One that is as long as its record can be cut.
-pub(crate) fn copied<const MAX: usize>(bytes: &[u8; MAX], length: u32) -> Option<Arc<str>> {
+pub(super) fn copied<const MAX: usize>(bytes: &[u8; MAX], length: u32) -> Option<Arc<str>> {
     const { assert!(MAX == CODE_NAME_BYTES || MAX == OWNER_BYTES) };
     let bytes = bytes.get(..usize::try_from(length).ok()?).filter(|bytes| !bytes.is_empty())?;
     if bytes.len() < MAX {

@@ -10,25 +10,36 @@ mod layout;
 mod positions;
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use profiler_common::interpreter::AddressRange;
 use profiler_common::v8::V8;
 
 use self::functions::Scripts;
 use self::heap::Heap;
-pub(crate) use self::layout::Unsupported;
-use self::layout::{Layout, Published};
+use self::layout::{Layout, Published, Unsupported};
 use super::arch::CODE_AREA_BYTES;
+use super::implementation::{Entered, Implementation, Reader, Runtime, Sign, found};
 use super::memory::Memory;
-use super::process::CodeMapping;
+use super::process::{CodeMapping, Process};
+use crate::language::Language;
 use crate::linux::memory::page_bytes;
 use crate::object::ObjectError;
 use crate::object::interpreted::{Code, CodeBody, CodeLines, Function, PlacedCode};
 use crate::object::module::Module;
 use crate::object::symbols::{definitions, exported_integers, local_objects};
 
+pub(super) const IMPLEMENTATION: Implementation = Implementation {
+    language: Language::JavaScript,
+    sign: Sign::Symbol(SIGN),
+    detect: |module| Library::of(module).map(found),
+    record: None,
+    #[cfg(test)]
+    load: Some(|state| Box::new(serde_json::from_value::<Engine>(state).expect("an engine was saved"))),
+};
+
 /// A module without this symbol describes no objects of V8.
-pub(super) const SIGN: &str = "v8dbg_SmiTag";
+const SIGN: &str = "v8dbg_SmiTag";
 
 const PREFIX: &str = "v8dbg_";
 const MAJOR: &str = "_ZN2v88internal7Version6major_E";
@@ -44,14 +55,14 @@ const CODE_GROWTH_BYTES: u64 = 128 << 20;
 
 /// The engine in a module, by link addresses.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Library {
+struct Library {
     layout: Result<Layout, Unsupported>,
     builtins: Option<Range<u64>>,
 }
 
 impl Library {
     /// `None` if the module does not describe the objects of an engine.
-    pub(crate) fn of(module: &Module) -> Result<Option<Self>, ObjectError> {
+    fn of(module: &Module) -> Result<Option<Self>, ObjectError> {
         let image = module.image().map_err(Clone::clone)?;
         let elf = module.elf().map_err(Clone::clone)?;
         let published = exported_integers(image, elf, PREFIX);
@@ -78,12 +89,12 @@ impl Library {
     }
 
     /// The engine of a process with these mappings of code.
-    pub(crate) fn in_process(self, code: &[CodeMapping]) -> Result<Engine, Unsupported> {
-        let layout = self.layout?;
-        let builtins = self.builtins.ok_or(Unsupported::NoBuiltins)?;
+    fn in_process(&self, code: &[CodeMapping]) -> Result<Engine, Unsupported> {
+        let layout = self.layout.clone()?;
+        let builtins = self.builtins.as_ref().ok_or(Unsupported::NoBuiltins)?;
         let mut place = layout.place()?;
         let range = |range: Range<u64>| AddressRange { start: range.start, bytes: range.end - range.start };
-        let mut parts = code.iter().filter_map(|mapping| Some((mapping, mapping.part(&builtins)?)));
+        let mut parts = code.iter().filter_map(|mapping| Some((mapping, mapping.part(builtins)?)));
         let is_copy = |mapping: &CodeMapping, part: &Range<u64>| {
             let bytes = |range: &Range<u64>| range.end - range.start;
             bytes(&mapping.range) - bytes(part) < 2 * page_bytes()
@@ -97,6 +108,13 @@ impl Library {
         place.builtins = found.map(|part| part.map_or_else(AddressRange::default, range));
         place.generated = range(generated(code, copy.as_ref()));
         Ok(Engine { layout, place, scripts: Scripts::default() })
+    }
+}
+
+impl Runtime for Library {
+    fn enter(&self, process: &Process) -> Result<Option<Entered>, String> {
+        let engine = self.in_process(&process.code).map_err(|reason| reason.to_string())?;
+        Ok(Some(Entered { place: Arc::new(engine.place), reader: Some(Box::new(engine)) }))
     }
 }
 
@@ -139,7 +157,7 @@ fn generated(code: &[CodeMapping], copy: Option<&Range<u64>>) -> Range<u64> {
 /// The engine of a process.
 #[derive(Debug)]
 #[cfg_attr(test, derive(serde::Serialize, serde::Deserialize))]
-pub(crate) struct Engine {
+struct Engine {
     layout: Layout,
     place: V8,
     #[cfg_attr(test, serde(skip))]
@@ -147,12 +165,8 @@ pub(crate) struct Engine {
 }
 
 impl Engine {
-    pub(crate) fn place(&self) -> &V8 {
-        &self.place
-    }
-
     /// Reads the name and lines of a function. `None` if it has been moved or replaced, or is malformed.
-    pub(crate) fn read(&mut self, memory: &impl Memory, code: &PlacedCode) -> Option<Code> {
+    fn read(&mut self, memory: &impl Memory, code: &PlacedCode) -> Option<Code> {
         let heap = Heap { memory, layout: &self.layout };
         let shared = heap.of_kind(code.place.address | 1, self.layout.kinds.shared)?;
         if heap.field(shared, self.layout.shared_name)? != code.place.refers_to {
@@ -171,6 +185,17 @@ impl Engine {
             CodeBody::Compiled(compiled::read(&heap, &mut self.scripts, of, code.place.detail))
         };
         Some(Code { id: code.id, body })
+    }
+}
+
+impl Reader for Engine {
+    fn read(&mut self, memory: &dyn Memory, code: &PlacedCode) -> Option<Code> {
+        self.read(&memory, code)
+    }
+
+    #[cfg(test)]
+    fn save(&self) -> (Language, serde_json::Value) {
+        (Language::JavaScript, serde_json::to_value(self).expect("it can be saved"))
     }
 }
 

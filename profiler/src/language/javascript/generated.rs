@@ -1,34 +1,27 @@
 //! Names that V8 gives to JavaScript functions (`--perf-basic-prof`, `--perf-prof`): `JS:*leak /srv/app.js:2:14`.
 
+use super::super::facts::GeneratedName;
+
 /// Kinds of code with a function, in releases since 2012.
 const KINDS: [&str; 5] = ["JS:", "LazyCompile:", "Function:", "Eval:", "Script:"];
 /// Marks of the compiler: none, Ignition, Sparkplug, Maglev, TurboFan. A function has the same name with all of them.
 const TIERS: [char; 5] = ['~', '^', '+', '*', '-'];
 const ANONYMOUS: &str = "(anonymous)";
 
-#[derive(Debug, PartialEq, Eq)]
-pub(super) struct Name<'a> {
-    pub(super) function: &'a str,
-    pub(super) file: &'a str,
-    pub(super) line: u32,
-}
-
-impl<'a> Name<'a> {
-    /// `None` for other code, and without a place.
-    pub(super) fn parse(name: &'a str) -> Option<Self> {
-        let rest = KINDS.iter().find_map(|kind| name.strip_prefix(kind))?;
-        let rest = rest.strip_prefix(TIERS).unwrap_or(rest);
-        let (rest, line) = number_behind(rest)?;
-        // V8 10.2 (Node.js 18) gives no column.
-        let (rest, line) = number_behind(rest).unwrap_or((rest, line));
-        // Names of functions contain spaces in `get x`; paths in V8's files do so rarely.
-        let (function, file) = match rest.split_once(" /").or_else(|| rest.split_once(" file:///")) {
-            Some((function, path)) => (function, &rest[rest.len() - path.len() - 1..]),
-            None => rest.rsplit_once(' ').unwrap_or(("", rest)),
-        };
-        let function = if function.is_empty() { ANONYMOUS } else { function };
-        Some(Self { function, file, line })
-    }
+/// Returns `None` for other code, and without a place.
+pub(super) fn parse(name: &str) -> Option<GeneratedName<'_>> {
+    let rest = KINDS.iter().find_map(|kind| name.strip_prefix(kind))?;
+    let rest = rest.strip_prefix(TIERS).unwrap_or(rest);
+    let (rest, line) = number_behind(rest)?;
+    // V8 10.2 (Node.js 18) gives no column.
+    let (rest, line) = number_behind(rest).unwrap_or((rest, line));
+    // Names of functions contain spaces in `get x`; paths in V8's files do so rarely.
+    let (function, file) = match rest.split_once(" /").or_else(|| rest.split_once(" file:///")) {
+        Some((function, path)) => (function, &rest[rest.len() - path.len() - 1..]),
+        None => rest.rsplit_once(' ').unwrap_or(("", rest)),
+    };
+    let function = if function.is_empty() { ANONYMOUS } else { function };
+    Some(GeneratedName { function, file, line })
 }
 
 /// A text, and the number behind its last colon.
@@ -43,7 +36,7 @@ mod tests {
 
     #[test]
     fn functions_have_one_name_in_all_tiers() {
-        let leak = Some(Name { function: "leak", file: "/srv/my app.js", line: 2 });
+        let leak = Some(GeneratedName { function: "leak", file: "/srv/my app.js", line: 2 });
         for name in [
             "JS:*leak /srv/my app.js:2:14",
             "JS:^leak /srv/my app.js:2:14",
@@ -52,9 +45,9 @@ mod tests {
             "Function:+leak file:///srv/my app.js:2:14",
             "LazyCompile:*leak /srv/my app.js:2",
         ] {
-            assert_eq!(Name::parse(name), leak, "{name}");
+            assert_eq!(parse(name), leak, "{name}");
         }
-        let of = |name| Name::parse(name).map(|name| (name.function, name.file, name.line));
+        let of = |name| parse(name).map(|name| (name.function, name.file, name.line));
         assert_eq!(of("JS:~ node:internal/timers:1:1"), Some(("(anonymous)", "node:internal/timers", 1)));
         assert_eq!(of("JS:*get size node:buffer:90:3"), Some(("get size", "node:buffer", 90)));
         for other in ["Builtin:ArrayPush", "BytecodeHandler:Star", "JS:*leak", "JS:", "leak /a.js:1:1", "JS:a b:x:y"] {

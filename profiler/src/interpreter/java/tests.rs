@@ -222,7 +222,7 @@ fn a_machine_has_heaps_and_an_interpreter() {
         constant_bytecode: 48,
         flags: 0,
     };
-    assert_eq!(*machine.place(), expected);
+    assert_eq!(machine.place, expected);
 }
 
 #[test]
@@ -252,7 +252,7 @@ fn what_is_missing_is_named() {
 }
 
 fn placed(kind: CodeKind, place: CodePlace) -> PlacedCode {
-    PlacedCode { id: 5, kind, place }
+    PlacedCode { id: 5, language: Language::Java, kind, place }
 }
 
 fn changed(mut code: PlacedCode, change: impl FnOnce(&mut CodePlace)) -> PlacedCode {

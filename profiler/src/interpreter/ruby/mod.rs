@@ -3,24 +3,39 @@
 //! CRuby publishes no layouts: they are those of the version's headers ([`layout`]). What its symbols lack is found in its machine code
 //! ([`program`]).
 
+mod labels;
 mod layout;
 mod program;
+mod record;
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use profiler_common::interpreter::AddressRange;
+use profiler_common::record::RecordKind;
 use profiler_common::ruby;
 
 use self::layout::Layout;
-pub(crate) use self::layout::Unsupported;
+use self::layout::Unsupported;
 use super::arch::{ThreadLocal, is_offset};
+use super::implementation::{Entered, Implementation, Record, Runtime, Sign, found};
 use super::memory::Memory;
+use super::process::Process;
 use super::version::Version;
 use crate::address::LinkAddr;
-use crate::ids::Pid;
+use crate::language::Language;
 use crate::object::ObjectError;
 use crate::object::module::Module;
 use crate::object::symbols::definitions;
+
+pub(super) const IMPLEMENTATION: Implementation = Implementation {
+    language: Language::Ruby,
+    sign: Sign::Path(may_contain),
+    detect: |module| Ruby::of(module).map(found),
+    record: Some(Record { kind: RecordKind::RubyCode, decode: record::decode }),
+    #[cfg(test)]
+    load: None,
+};
 
 /// The version as a text.
 const VERSION: &str = "ruby_version";
@@ -32,7 +47,7 @@ const VERSION_BYTES_MAX: u64 = 16;
 
 /// CRuby in a module, by link addresses.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Ruby(Result<Found, Unsupported>);
+struct Ruby(Result<Found, Unsupported>);
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Found {
@@ -45,14 +60,14 @@ struct Found {
     names: Option<LinkAddr>,
 }
 
-impl Ruby {
-    /// Whether a module can contain CRuby, by its name: `ruby3.1`, `libruby-3.1.so.3.1`. Other programs link the library.
-    pub(crate) fn may_be_in(module: &Module) -> bool {
-        module.path().rsplit('/').next().is_some_and(|name| name.contains("ruby"))
-    }
+/// Whether a module can contain CRuby, by its name: `ruby3.1`, `libruby-3.1.so.3.1`. Other programs link the library.
+fn may_contain(path: &str) -> bool {
+    path.rsplit('/').next().is_some_and(|name| name.contains("ruby"))
+}
 
+impl Ruby {
     /// `None` if the module contains no CRuby.
-    pub(crate) fn of(module: &Module) -> Result<Option<Self>, ObjectError> {
+    fn of(module: &Module) -> Result<Option<Self>, ObjectError> {
         let image = module.image().map_err(Clone::clone)?;
         let elf = module.elf().map_err(Clone::clone)?;
         let found = definitions(image, elf, &[VERSION, ERRINFO, ALL_SYMBOLS]);
@@ -74,10 +89,6 @@ impl Ruby {
     }
 
     /// The CRuby of a process that maps the module with this load bias.
-    pub(crate) fn in_process(&self, pid: Pid, bias: u64, uses_musl: bool) -> Result<ruby::Ruby, Unsupported> {
-        self.in_memory(&pid, bias, uses_musl)
-    }
-
     fn in_memory(&self, memory: &impl Memory, bias: u64, uses_musl: bool) -> Result<ruby::Ruby, Unsupported> {
         let found = self.0.as_ref().map_err(Clone::clone)?;
         let (tls_module, tls_offset) = place(memory, found.context, bias).ok_or(Unsupported::Unreadable)?;
@@ -95,6 +106,14 @@ impl Ruby {
             *range = AddressRange { start: found.start.wrapping_add(bias), bytes: found.end - found.start };
         }
         Ok(ruby)
+    }
+}
+
+impl Runtime for Ruby {
+    fn enter(&self, process: &Process) -> Result<Option<Entered>, String> {
+        let &Process { pid, bias, uses_musl, .. } = process;
+        let place = self.in_memory(&pid, bias, uses_musl).map_err(|reason| reason.to_string())?;
+        Ok(Some(Entered { place: Arc::new(place), reader: None }))
     }
 }
 

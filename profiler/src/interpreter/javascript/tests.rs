@@ -123,7 +123,7 @@ proptest! {
         let address = address & !3;
         let refers_to = heap.field(address, 16).unwrap_or(0);
         let place = CodePlace { address, refers_to, detail };
-        let _ = engine.read(&memory, &PlacedCode { id: 1, kind: CodeKind::JavaScript, place });
+        let _ = engine.read(&memory, &PlacedCode { id: 1, language: Language::JavaScript, kind: CodeKind::JavaScript, place });
         prop_assert!(memory.reads.get() < 200_000, "{}", memory.reads.get());
     }
 }

@@ -4,14 +4,13 @@
 use profiler_common::interpreter::{COUNTS_BYTES, FrameChain, Interpreter, LineTable};
 use thiserror::Error;
 
-use super::super::version::Version;
-
+use super::super::version::{Version, Versions};
 use crate::address::TargetAddr;
 
 /// Why frames of an interpreter are not unwound.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
-pub(crate) enum Unsupported {
-    #[error("CPython {0} is not supported (3.8 to 3.14 are)")]
+pub(super) enum Unsupported {
+    #[error("CPython {0} is not supported ({VERSIONS} are)")]
     Version(Version),
     #[error("the version of CPython is unknown")]
     NoVersion,
@@ -52,8 +51,7 @@ impl Version {
         runtime: TargetAddr,
         published: &[u8; DEBUG_OFFSETS_BYTES],
     ) -> Result<Interpreter, Unsupported> {
-        let known = (self.major == 3).then(|| VERSIONS.iter().find(|known| known.minor == self.minor)).flatten();
-        let known = known.ok_or(Unsupported::Version(self))?;
+        let known = VERSIONS.get(self).ok_or(Unsupported::Version(self))?;
         let mut interpreter = Interpreter {
             holder: known.holder.map_or(0, |offset| runtime.0.wrapping_add(offset)),
             key: runtime.0.wrapping_add(known.key),
@@ -68,7 +66,6 @@ impl Version {
 
 /// What is known of a version.
 struct Known {
-    minor: u8,
     /// In `_PyRuntime`: `gilstate.tstate_current`, until 3.11.
     holder: Option<u64>,
     /// In `_PyRuntime`: `autoTSSkey._key`.
@@ -172,27 +169,32 @@ const SHIMS: Interpreter = Interpreter {
     ..FRAMES
 };
 
-const VERSIONS: [Known; 7] = [
-    Known { minor: 8, holder: Some(1368), key: 1396, offsets: OBJECTS, published: None },
-    Known { minor: 9, holder: Some(568), key: 588, offsets: OBJECTS, published: None },
-    Known {
-        minor: 10,
-        holder: Some(568),
-        key: 588,
-        offsets: Interpreter {
-            frame_bytes: 104,
-            frame_instruction: 96,
-            flags: 0,
-            line_table: LineTable::Ranges as u8,
-            ..OBJECTS
-        },
-        published: None,
-    },
-    Known { minor: 11, holder: Some(576), key: 596, offsets: FRAMES, published: None },
-    Known { minor: 12, holder: None, key: 1548, offsets: SHIMS, published: None },
-    Known { minor: 13, holder: None, key: 2164, offsets: SHIMS, published: Some(POSITIONS_3_13) },
-    Known { minor: 14, holder: None, key: 2340, offsets: SHIMS, published: Some(POSITIONS_3_14) },
-];
+const VERSIONS: Versions<Known> = Versions {
+    major: 3,
+    minors: &[
+        (8, Known { holder: Some(1368), key: 1396, offsets: OBJECTS, published: None }),
+        (9, Known { holder: Some(568), key: 588, offsets: OBJECTS, published: None }),
+        (
+            10,
+            Known {
+                holder: Some(568),
+                key: 588,
+                offsets: Interpreter {
+                    frame_bytes: 104,
+                    frame_instruction: 96,
+                    flags: 0,
+                    line_table: LineTable::Ranges as u8,
+                    ..OBJECTS
+                },
+                published: None,
+            },
+        ),
+        (11, Known { holder: Some(576), key: 596, offsets: FRAMES, published: None }),
+        (12, Known { holder: None, key: 1548, offsets: SHIMS, published: None }),
+        (13, Known { holder: None, key: 2164, offsets: SHIMS, published: Some(POSITIONS_3_13) }),
+        (14, Known { holder: None, key: 2340, offsets: SHIMS, published: Some(POSITIONS_3_14) }),
+    ],
+};
 
 /// Bytes of `_Py_DebugOffsets` that are read.
 pub(super) const DEBUG_OFFSETS_BYTES: usize = 760;
@@ -315,16 +317,18 @@ mod tests {
             let refused = other.interpreter(TargetAddr(0x1000), &NONE);
             assert_eq!(refused, Err(Unsupported::Version(other)), "{other}");
         }
+        let message = Unsupported::Version(version(7)).to_string();
+        assert_eq!(message, "CPython 3.7 is not supported (3.8 to 3.14 are)");
     }
 
     #[test]
     fn a_frame_contains_what_is_read_of_it() {
-        for known in &VERSIONS {
+        for (minor, known) in VERSIONS.minors {
             let Interpreter { frame_bytes, frame_previous, frame_code, frame_instruction, frame_owner, .. } =
                 known.offsets;
             assert_eq!(frame_bytes % 8, 0);
             for offset in [frame_previous, frame_code, frame_instruction, frame_owner & !7] {
-                assert!(offset + 8 <= frame_bytes, "3.{}: {offset}", known.minor);
+                assert!(offset + 8 <= frame_bytes, "3.{minor}: {offset}");
             }
         }
     }

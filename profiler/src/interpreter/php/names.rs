@@ -1,6 +1,6 @@
 //! Names of PHP's functions.
 
-use super::{CUT, CodeLines, Function};
+use crate::object::interpreted::{CUT, CodeLines, Function};
 use crate::shown;
 
 /// Code outside of functions, in PHP's own words (`Exception::getTraceAsString`).
@@ -8,14 +8,14 @@ const MAIN: &str = "{main}";
 
 /// A text of which the kernel side has copied a part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Part<'a> {
-    pub(crate) bytes: &'a [u8],
+pub(super) struct Part<'a> {
+    pub(super) bytes: &'a [u8],
     /// It is longer.
-    pub(crate) is_cut: bool,
+    pub(super) is_cut: bool,
 }
 
 /// The function with these names. Only functions in PHP have a file.
-pub(crate) fn function(name: Option<Part<'_>>, class: Option<Part<'_>>, file: Option<Part<'_>>) -> Function {
+pub(super) fn function(name: Option<Part<'_>>, class: Option<Part<'_>>, file: Option<Part<'_>>) -> Function {
     let beginning = |part: Part<'_>| {
         // The name of an anonymous class has a zero and its place behind what PHP's messages show.
         let end = part.bytes.iter().position(|byte| *byte == 0);
