@@ -46,27 +46,38 @@ fn around(spans: &[Span], address: TargetAddr) -> Option<&Span> {
     between(spans, address, TargetAddr(address.0.saturating_add(1))).next()
 }
 
+/// Copies of at most this size are made whatever memory is free, which takes several reads of files.
+const UNCHECKED_BYTES: u64 = 16 << 20;
+
+/// Maximum size of a copy by the memory that is free now.
+fn allowed_bytes() -> u64 {
+    let free = [memory::available_bytes(), memory::available_in_cgroup_bytes()].into_iter().flatten().min();
+    free.map_or(u64::MAX, |bytes| bytes / 4 * 3)
+}
+
 #[derive(Debug)]
 pub(crate) struct Reserved {
     buffer: MmapMut,
     /// If the kernel's estimate of free memory is too high, this process is killed, and not the target.
     preference: OomPreference,
-    allowed_bytes: u64,
+    /// `None` if so little was expected that free memory was not inquired.
+    allowed_bytes: Option<u64>,
 }
 
 impl Reserved {
     /// `bytes` is the present size; adds room for growth. Takes half a second per GiB, so call it before the stop.
-    /// Fails above three quarters of the available memory, of which the analysis needs a part as well.
+    /// Fails above three quarters of the available memory, of which the analysis needs a part as well, unless it is little.
     pub(crate) fn of(pid: Pid, bytes: u64) -> Result<Self, CollectError> {
-        let free = [memory::available_bytes(), memory::available_in_cgroup_bytes()].into_iter().flatten().min();
-        let mut reserved = Self::empty(pid, bytes, free.map_or(u64::MAX, |bytes| bytes / 4 * 3))?;
+        let allowed = (bytes > UNCHECKED_BYTES).then(allowed_bytes);
+        let mut reserved = Self::empty(pid, bytes, allowed)?;
         memory::prepare(&mut reserved.buffer, usize::try_from(bytes).unwrap_or(usize::MAX));
         Ok(reserved)
     }
 
-    fn empty(pid: Pid, bytes: u64, allowed_bytes: u64) -> Result<Self, CollectError> {
-        let too_large = CollectError::TooLarge { pid, needed_bytes: bytes, allowed_bytes };
-        if bytes > allowed_bytes {
+    fn empty(pid: Pid, bytes: u64, allowed_bytes: Option<u64>) -> Result<Self, CollectError> {
+        let allowed = allowed_bytes.unwrap_or(u64::MAX);
+        let too_large = CollectError::TooLarge { pid, needed_bytes: bytes, allowed_bytes: allowed };
+        if bytes > allowed {
             return Err(too_large);
         }
         // Address space costs nothing, and allows the process to grow until it is stopped.
@@ -107,14 +118,14 @@ impl Copy {
     ) -> Result<Self, CollectError> {
         let pieces = laid_out(spans);
         let bytes = pieces.last().map_or(0, |last| last.offset + length(last));
-        let Reserved { mut buffer, preference, allowed_bytes } = if bytes > reserved.buffer.len() {
-            Reserved::empty(pid, bytes as u64, reserved.allowed_bytes)?
-        } else {
-            reserved
-        };
-        if bytes as u64 > allowed_bytes {
-            return Err(CollectError::TooLarge { pid, needed_bytes: bytes as u64, allowed_bytes });
+        // The process may have grown.
+        let needed_bytes = bytes as u64;
+        let allowed = reserved.allowed_bytes.or_else(|| (needed_bytes > UNCHECKED_BYTES).then(allowed_bytes));
+        if let Some(allowed_bytes) = allowed.filter(|allowed| needed_bytes > *allowed) {
+            return Err(CollectError::TooLarge { pid, needed_bytes, allowed_bytes });
         }
+        let Reserved { mut buffer, preference, .. } =
+            if bytes > reserved.buffer.len() { Reserved::empty(pid, needed_bytes, allowed)? } else { reserved };
         let unread = copy_all(pid, jobs(&pieces, &mut buffer[..bytes]), limit)?;
         let unread_bytes = unread.iter().map(|span| span.end.0 - span.start.0).sum();
         Ok(Self {
