@@ -1,5 +1,6 @@
 //! Blocks from before the recording: found by a walk, sampled if they are many, and what is noted until they are entered.
 
+use std::cell::OnceCell;
 use std::collections::BTreeMap;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -50,7 +51,7 @@ pub(super) struct Pending {
     pub(super) last_frees: LastFrees,
     /// Reported frees since then.
     pub(super) freed: FxHashMap<TargetAddr, Free>,
-    freed_max: usize,
+    freed_max: OnceCell<usize>,
     pub(super) stale: StaleBlocks,
     /// Whether the process has executed another program since.
     is_void: bool,
@@ -99,8 +100,6 @@ impl Walked {
 
 impl Pending {
     pub(super) fn new(pid: Pid, opened: Instant, taken: MonotonicNanos) -> Self {
-        let affordable = memory::available_in_cgroup_bytes().map(|bytes| bytes / GROUP_SHARE / FREED_BYTES);
-        let freed_max = affordable.and_then(|count| usize::try_from(count).ok()).unwrap_or(FREED_MAX).min(FREED_MAX);
         Self {
             pid,
             opened,
@@ -110,11 +109,19 @@ impl Pending {
             dropped: 0,
             last_frees: LastFrees::default(),
             freed: FxHashMap::default(),
-            freed_max,
+            freed_max: OnceCell::new(),
             stale: StaleBlocks::default(),
             is_void: false,
             walker: None,
         }
+    }
+
+    /// Number of frees to note, by the memory that is available at the first one: most small processes free nothing meanwhile.
+    fn freed_max(&self) -> usize {
+        *self.freed_max.get_or_init(|| {
+            let affordable = memory::available_in_cgroup_bytes().map(|bytes| bytes / GROUP_SHARE / FREED_BYTES);
+            affordable.and_then(|count| usize::try_from(count).ok()).unwrap_or(FREED_MAX).clamp(1, FREED_MAX)
+        })
     }
 
     pub(super) fn is_of(&self, target: &Target) -> bool {
@@ -185,7 +192,8 @@ impl Inventories {
 
     /// Whether frees may be missing.
     pub(super) fn is_full(&self) -> bool {
-        self.pending.as_ref().is_some_and(|pending| pending.freed.len() >= pending.freed_max)
+        let is_full = |pending: &Pending| !pending.freed.is_empty() && pending.freed.len() >= pending.freed_max();
+        self.pending.as_ref().is_some_and(is_full)
     }
 
     /// Notes a free of a block that is not in the live set. Returns the free if the ledger has the block.
@@ -226,7 +234,7 @@ impl Pending {
         let block = ledger.and_then(|ledger| ledger.block(free.address));
         let since = block.filter(|_| !is_earlier).map_or(self.taken, |block| block.time);
         let free = Free { age_us: FreeRecord::age_us(since.0 / 1000, free.time.0 / 1000), ..free };
-        if self.freed.len() < self.freed_max {
+        if self.freed.len() < self.freed_max() {
             self.freed.entry(free.address).or_insert(free);
         }
         if block.is_some() {
