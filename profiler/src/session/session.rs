@@ -98,7 +98,8 @@ const POLL_PERIOD: Duration = Duration::from_millis(250);
 const DROPS_LOG_PERIOD: Duration = Duration::from_millis(200);
 
 impl Session {
-    /// [`attach`](Self::attach) is next. Fails if only individual processes are selected, and none can be profiled.
+    /// Opens the selected processes and loads the kernel side. [`attach`](Self::attach) is next. Fails if only
+    /// individual processes are selected, and none can be profiled.
     pub fn start(mut config: SessionConfig) -> Result<Self> {
         let mut discovery = Discovery::new(config.placement, config.functions.clone(), config.heaps.clone());
         let mut processes = ProcessTable::new(config.callsite_limit())?;
@@ -113,7 +114,7 @@ impl Session {
         let maps = config.kernel_maps(row_cells)?;
         let mut guard = Guard::new(config.limits, maps, memory::resident_bytes())?;
         let mut probes = Probes::load(&config, u32::try_from(maps.row_cells).unwrap_or(u32::MAX), discovery, tables)?;
-        // What loading has needed: the parsed object and types of the kernel.
+        // Loading has needed memory for the parsed object and the types of the kernel.
         memory::release_freed();
         let keeper = KeeperMonitor::new(probes.keeper())?;
         let calibrated = guard.calibrate(&mut probes, config.detailed_progress);
@@ -339,7 +340,7 @@ impl Session {
         while !self.drain() && self.ring.read_bytes() < end {}
     }
 
-    /// The same without handling process changes.
+    /// Enters the records that the ring buffer has now, without handling process changes.
     pub(super) fn catch_up(&mut self) {
         let end = self.ring.written_bytes();
         while !self.take_records() && self.ring.read_bytes() < end {}
@@ -398,7 +399,7 @@ impl Session {
         count < BATCH_MAX
     }
 
-    /// `fill_bytes` were in the ring buffer before the drain.
+    /// Adapts intervals to the load. `fill_bytes` were in the ring buffer before the drain.
     fn balance(&mut self, fill_bytes: u64) {
         let now = clock::now().monotonic;
         let is_filling = fill_bytes > u64::from(self.config.ring_bytes) / 2;
@@ -445,7 +446,8 @@ impl Session {
         Ok(())
     }
 
-    /// Returns the records dropped because the ring buffer was full; `None` if the kernel's counter cannot be read.
+    /// Notes how many records were dropped. Returns the number dropped because the ring buffer was full; `None` if the
+    /// kernel's counter cannot be read.
     pub(super) fn note_drops(&mut self) -> Option<u64> {
         let read = Counters::read_one(&self.probes.kernel, Counter::RingFull);
         let ring_dropped = read.inspect_err(|error| debug!("{error}")).ok()?;
@@ -466,7 +468,8 @@ impl Session {
         self.raw_stacks.take()
     }
 
-    /// Reads counters before it detaches: a call whose return probe is removed first would count as not returning.
+    /// Ends the recording. Reads counters before it detaches: a call whose return probe is removed first would count as
+    /// not returning.
     fn stop(&mut self) -> Result<(clock::Instant, Counters)> {
         self.command.iter_mut().for_each(Command::record_no_execs);
         self.complete_inventory(true);
@@ -494,7 +497,8 @@ impl Session {
         Ok(ended)
     }
 
-    /// Waits until all probes are detached. The returned command may still run; the recording lacks only names.
+    /// Ends the recording and waits until all probes are detached. The returned command may still run; the returned
+    /// recording lacks only names.
     pub fn finish(mut self) -> Result<(Snapshot, Option<Command>, Option<Recorder>)> {
         let (ended, counters) = self.stop()?;
         self.processes.update_exit_codes();
