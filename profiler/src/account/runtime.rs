@@ -1,11 +1,11 @@
-//! Language runtimes with allocators of their own, recognised by what a process has mapped.
+//! Language runtimes with allocators of their own, recognised by the mappings of a process.
 
 use std::path::Path;
 
 use crate::linux::proc::maps::{Region, RegionKind};
 use crate::model::Runtime;
 
-/// By the names of executables and libraries. Go programs have none in common: see [`is_go`].
+/// Runtimes by the names of executables and libraries. Go programs have none in common: see [`is_go`].
 const FILES: [(Runtime, &[&str]); 7] = [
     (Runtime::Cpython, &["python", "libpython"]),
     (Runtime::Php, &["php", "libphp", "mod_php"]),
@@ -40,8 +40,8 @@ fn is_file(name: &str, file: &str) -> bool {
     })
 }
 
-/// Go's runtime reserves its heap at this address on 64-bit systems (`mallocinit` in runtime/malloc.go), and names it since
-/// 1.25.
+/// Whether a region belongs to Go's runtime, which reserves its heap at a fixed address on 64-bit systems (`mallocinit` in
+/// runtime/malloc.go), and names it since 1.25.
 fn is_go(region: &Region) -> bool {
     const ARENAS: u64 = 0xc0_0000_0000;
     let is_named = matches!(&region.kind, RegionKind::Anonymous { name: Some(name) } if name.starts_with("Go: "));
