@@ -28,13 +28,13 @@ const NOBODY: u32 = 65534;
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Rights {
-    /// Number of the user in heapbpf's user namespace.
+    /// User, as heapbpf's user namespace numbers it.
     uid: u32,
-    /// Number of the group.
+    /// Group.
     gid: u32,
-    /// Numbers of further groups.
+    /// Further groups.
     groups: Vec<u32>,
-    /// Whether the rights include root's right to read all files and to search all folders (`CAP_DAC_READ_SEARCH`).
+    /// Root's right to read all files and to search all folders (`CAP_DAC_READ_SEARCH`).
     reads_all: bool,
 }
 
