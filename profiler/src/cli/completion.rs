@@ -151,7 +151,7 @@ mod tests {
         candidates.iter().map(|candidate| candidate.get_value().to_string_lossy().into_owned()).collect()
     }
 
-    /// Of the last word.
+    /// Returns the completions of the last word.
     fn completed(line: &str) -> Vec<String> {
         let words: Vec<OsString> = line.split(' ').map(OsString::from).collect();
         let last = words.len() - 1;

@@ -386,7 +386,7 @@ mod tests {
         assert_eq!(left, 1, "a temporary file stays behind");
     }
 
-    /// What was written before the interrupt is not in the file.
+    /// Text that was written before the interrupt is not in the file.
     #[test]
     fn an_interrupted_report_starts_again() {
         use std::cell::Cell;

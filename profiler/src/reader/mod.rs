@@ -31,7 +31,7 @@ pub use serve::serve;
 
 /// The hidden command of the process.
 pub const COMMAND: &str = "reader";
-/// Within this time, a file system answers. Local ones do in microseconds.
+/// Time within which a file system must answer. Local ones do in microseconds.
 const ANSWERS_WITHIN: Duration = Duration::from_secs(1);
 /// The same once the user has interrupted heapbpf, and waits for its end.
 const ANSWERS_AT_END_WITHIN: Duration = Duration::from_millis(200);

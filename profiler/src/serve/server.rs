@@ -173,7 +173,8 @@ fn step_back() {
     }
 }
 
-/// A running server. Ends when it is dropped: pages are notified, and responses that are being sent are completed within seconds.
+/// A running server, which ends when it is dropped: pages are notified, and responses that are being sent are completed within
+/// seconds.
 pub(crate) struct Running {
     stop: watch::Sender<bool>,
     thread: Option<JoinHandle<()>>,
@@ -203,7 +204,7 @@ impl Acceptor {
     async fn accept_tcp(mut self, listener: TcpListener) {
         while let Some(accepted) = self.next(listener.accept()).await {
             let Some((stream, _)) = pause_on_error(accepted).await else { continue };
-            // Events are small, and wait for nothing.
+            // Events are small, and must not wait for further data.
             let _ = stream.set_nodelay(true);
             match (self.slot(), self.tls.clone()) {
                 (Some(slot), Some(tls)) => {
@@ -235,7 +236,7 @@ impl Acceptor {
         }
     }
 
-    /// `None` when the server ends.
+    /// Waits for a connection; `None` when the server ends.
     async fn next<T>(&mut self, accept: impl Future<Output = io::Result<T>>) -> Option<io::Result<T>> {
         tokio::select! {
             accepted = accept => Some(accepted),
@@ -276,7 +277,7 @@ impl Acceptor {
         }
     }
 
-    /// Sends this response, whatever is requested.
+    /// Refuses a connection: sends this response, whatever is requested.
     fn refuse(&self, mut stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static, response: &'static str) {
         let Ok(slot) = Arc::clone(&self.refusals).try_acquire_owned() else { return };
         tokio::spawn(async move {
@@ -313,7 +314,7 @@ fn is_trusted(stream: &UnixStream) -> bool {
     stream.peer_cred().is_ok_and(|peer| peer.uid() == 0 || peer.uid() == geteuid().as_raw())
 }
 
-/// Without descriptors, `accept` fails at once, again and again.
+/// Pauses after an error: without descriptors, `accept` would fail at once, again and again.
 async fn pause_on_error<T>(accepted: io::Result<T>) -> Option<T> {
     match accepted {
         Ok(accepted) => Some(accepted),

@@ -135,7 +135,7 @@ pub(crate) struct ScopeForecast {
     pub foreign_probes: Option<u64>,
     /// Scope of a recording of this process alone.
     pub one_target: ProbeScope,
-    /// Of a recording of all processes.
+    /// Scope of a recording of all processes.
     pub all: ProbeScope,
 }
 
