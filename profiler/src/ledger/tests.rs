@@ -1,4 +1,4 @@
-//! Ledgers against their events.
+//! Tests of ledgers against their events.
 
 mod accuracy;
 mod apart;
@@ -56,7 +56,7 @@ fn ledger(events: impl IntoIterator<Item = Event>) -> Ledger {
     ledger
 }
 
-/// Live bytes, live blocks, allocated bytes, freed bytes, peak bytes.
+/// Checks live bytes, live blocks, allocated bytes, freed bytes and peak bytes.
 fn check(events: impl IntoIterator<Item = Event>, expected: [u64; 5]) {
     let totals = *ledger(events).totals();
     let got = [

@@ -25,7 +25,7 @@ use crate::allocator::spec::HookSpec;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PlacementMode {
-    /// On the first suitable instruction, for cheap probes.
+    /// Place the probe on the first suitable instruction on which it is cheap, else at the entry if that can be probed.
     Auto,
     Entry,
 }

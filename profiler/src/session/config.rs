@@ -248,7 +248,7 @@ pub enum ScopeChoice {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum UnwindMode {
-    /// By tables built from the modules' unwind information; by frame pointers in code without it.
+    /// Unwind by tables built from the modules' unwind information, and by frame pointers in code without it.
     Auto,
     Tables,
     FramePointer,

@@ -465,7 +465,7 @@ impl Session {
         if !requested {
             match selection::matches_new(exec.pid, selection) {
                 Ok(true) => {}
-                // With `--all`, it was probably selected.
+                // If the process cannot be examined, `--all` has probably selected it.
                 Err(error) if selection.all => return Err(error),
                 Ok(false) | Err(_) => return Ok(None),
             }
