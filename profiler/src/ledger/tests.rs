@@ -76,7 +76,7 @@ fn blocks_that_are_not_freed_are_live() {
 
 #[test]
 fn blocks_without_an_address_are_never_live() {
-    // They count as freed, and raise no peak.
+    // Such blocks count as freed, and do not raise the peak.
     check([alloc(0, 100, 7), alloc(1, 10, 7), alloc(0, 1000, 8), free(0)], [10, 1, 1110, 1100, 10]);
 }
 

@@ -26,7 +26,7 @@ const PROLOGUE: &str = r#"
 static void wait_for_word(void) { char c; do { if (read(0, &c, 1) == 0) _exit(3); } while (c != '\n'); }
 "#;
 
-/// A program with as many threads as its argument says, including the first; all of them wait.
+/// A program with a given number of threads, including the first; all of them wait.
 const THREADS: &str = r#"
 static void *run(void *unused) { for (;;) pause(); return unused; }
 int main(int argc, char **argv) {

@@ -126,7 +126,7 @@ fn nothing_is_refused_to_root() {
     Machine::healthy().check(&[], &[]);
 }
 
-/// Recorded on Linux 6.18 with `setpriv --reuid=65534 --regid=65534 --clear-groups`.
+/// An unprivileged user, recorded on Linux 6.18 with `setpriv --reuid=65534 --regid=65534 --clear-groups`.
 fn unprivileged() -> Machine {
     Machine::healthy()
         .text(source::UID, "65534 65534 65534 65534")
@@ -427,7 +427,7 @@ fn kernel_lockdown() {
     // Without securityfs, what the kernel withdraws shows it.
     let unmounted = confidentiality.lacks(source::LOCKDOWN).lacks(source::COMMAND_LINE);
     unmounted.check(&[], &["lockdown"]);
-    // If programs may not be loaded at all, the missing helpers show nothing.
+    // If no program may be loaded at all, a failure to load one that reads kernel memory is no evidence of lockdown.
     assert!(!unprivileged().lacks(source::LOCKDOWN).refusals().iter().any(|refusal| refusal.id == "lockdown"));
 }
 
