@@ -85,7 +85,7 @@ struct First {
     point: MemoryPoint,
     anonymous: Vec<MappedMemory>,
     pages: ResidentPages,
-    /// Blocks of the inventory.
+    /// Contents of the mappings by the blocks of the inventory.
     contents: Contents,
     /// Parts of all other mappings.
     others: Vec<MemoryPart>,

@@ -36,6 +36,6 @@ pub(crate) enum Failure {
 pub(crate) struct Watch<'a> {
     /// Receives the number of bytes so far, and their total where the server sends it.
     pub(crate) progress: &'a mut dyn FnMut(u64, Option<u64>),
-    /// Returns whether to stop.
+    /// Returns whether the download must stop.
     pub(crate) is_interrupted: &'a dyn Fn() -> bool,
 }

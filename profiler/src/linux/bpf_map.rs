@@ -26,7 +26,7 @@ pub(crate) fn create_word() -> io::Result<OwnedFd> {
     unsafe { command(bpf_cmd::BPF_MAP_CREATE, &mut attr).and_then(|result| owned(result)) }
 }
 
-/// Writes the word of a map from [`create_word`].
+/// Writes the word of a map that [`create_word`] created.
 pub(crate) fn write_word(map: impl AsFd, word: u32) -> io::Result<()> {
     let index = 0_u32;
     let mut attr = attributes();

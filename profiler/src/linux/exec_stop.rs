@@ -361,7 +361,7 @@ mod tests {
         assert!(!note.is_set());
     }
 
-    /// Either would be discarded.
+    /// A stop would discard a pending SIGCONT, and the resumption a pending SIGTSTP.
     #[test]
     fn a_process_with_a_pending_signal_of_job_control_is_not_stopped() {
         for number in [libc::SIGCONT, libc::SIGTSTP] {

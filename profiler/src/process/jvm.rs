@@ -76,7 +76,7 @@ pub(crate) fn write_perf_map(pid: Pid) -> Result<(), JvmError> {
 
 /// A virtual machine that accepts commands.
 struct Machine {
-    /// The machine's `/tmp`.
+    /// The folder `/tmp` as the machine's process has it.
     temporary: Folder,
     owner: Owner,
     rights: Rights,

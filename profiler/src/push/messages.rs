@@ -12,7 +12,7 @@ pub(super) struct Label {
     pub(super) value: String,
 }
 
-/// A pprof file, compressed.
+/// A compressed pprof file.
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct RawSample {
     #[prost(bytes = "vec", tag = "1")]

@@ -43,7 +43,7 @@ pub(crate) struct PushConfig {
     pub(crate) headers: Vec<Header>,
     pub(crate) tls: Option<Tls>,
     pub(crate) labels: Vec<UserLabel>,
-    /// Length of a window.
+    /// Time that a window covers.
     pub(crate) every: Duration,
     /// Folder of the queue; `None` for the default.
     pub(crate) queue: Option<PathBuf>,

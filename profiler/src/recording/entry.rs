@@ -32,7 +32,7 @@ pub enum Step {
     Left { pid: Pid },
     /// The target exited, and reports include it. `closed` is the time at which its live blocks were last sampled, if ever.
     Ended { ledger: LedgerId, closed: Option<MonotonicNanos> },
-    /// All callsites were sampled.
+    /// All callsites of a ledger were sampled.
     Sampled { ledger: LedgerId, point: TimelinePoint },
     /// The executable mappings of a target changed. Contains all of them, by ascending address.
     Mapped { ledger: LedgerId, mappings: Vec<MappedRange> },

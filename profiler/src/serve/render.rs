@@ -34,7 +34,7 @@ pub(super) enum Key {
     Report(ReportQuery),
 }
 
-/// A report.
+/// A rendered document or report.
 #[derive(Clone, Debug)]
 pub(super) struct Rendered {
     pub(super) bytes: Bytes,

@@ -83,7 +83,7 @@ struct Waiting {
 #[derive(Debug)]
 enum Change {
     Install,
-    /// Change these slots, too.
+    /// Change these slots in addition to those that are changed already.
     Extend(Vec<SlotChange>),
     /// Restore all slots, for this reason.
     HandBack(String),

@@ -38,9 +38,9 @@ use crate::units::{Amounts, MonotonicNanos};
 
 pub(super) struct Target {
     pub(super) pid: Pid,
-    /// `argv[0]`.
+    /// The process's `argv[0]`.
     pub(super) command: String,
-    /// `/proc/PID/comm`.
+    /// The process's `/proc/PID/comm`.
     pub(super) comm: String,
     /// Control group when the program was opened.
     cgroup: Option<Arc<str>>,

@@ -221,7 +221,7 @@ fn walks_through_damaged_memory_end_and_send_what_can_be_decoded() {
     assert!(changed >= count, "what is read was damaged in {changed} walks");
 }
 
-/// Copies a thread.
+/// Copies the parts of a process on which the walk of a thread's stack depends.
 struct Copying {
     pid: Pid,
     space: Arc<AddressSpace>,

@@ -67,7 +67,7 @@ impl TargetSample {
 #[derive(Clone, Debug)]
 pub(crate) struct TargetRow {
     pub(crate) key: TargetId,
-    /// Position in the profile.
+    /// Position of the target in the profile.
     pub(crate) at: usize,
     pub(crate) live: f64,
     /// Growth of live bytes, since the mark, or since the recording started.
@@ -86,7 +86,7 @@ pub(crate) struct TargetRow {
 /// A callsite of one process. Amounts are estimates in bytes.
 #[derive(Clone, Debug)]
 pub(crate) struct CallsiteRow {
-    /// Number in the ledger.
+    /// Number of the callsite in the ledger.
     pub(crate) index: u32,
     /// Position in the target's callsites.
     pub(crate) at: usize,

@@ -46,7 +46,7 @@ impl Origins {
         self.set(register, None);
     }
 
-    /// Origins that both have.
+    /// Returns the origins that are the same in both.
     pub(super) fn common(&self, other: &Self) -> Self {
         Self(std::array::from_fn(|register| self.0[register].filter(|_| self.0[register] == other.0[register])))
     }

@@ -40,9 +40,9 @@ pub(crate) mod slot {
 /// How a stub finds its countdown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum SlotIndex {
-    /// By CPU: at this offset from the thread pointer, `struct rseq` has the number of the CPU (Linux 4.18).
+    /// The slot of the current CPU. At this offset from the thread pointer, `struct rseq` has the number of the CPU (Linux 4.18).
     Rseq(i32),
-    /// By a hash of the thread pointer, with 2 to the power of this many slots.
+    /// The slot with the number that a hash of the thread pointer has. There are 2 to the power of this many slots.
     Thread(u32),
 }
 

@@ -1,9 +1,9 @@
 //! Control transfers: where an instruction continues.
 
-/// Knowledge before an instruction.
+/// What an analysis knows before an instruction.
 pub(in crate::probe) trait Known: Copy + PartialEq {
     fn at_entry() -> Self;
-    /// Knowledge that both have.
+    /// Returns what is known on both ways to an instruction.
     fn common(&self, other: &Self) -> Self;
 }
 

@@ -28,7 +28,7 @@ impl Values {
         self.0[usize::from(register.number())] = value;
     }
 
-    /// Values that both have.
+    /// Returns the values that are the same in both.
     pub(super) fn common(&self, other: &Self) -> Self {
         Self(std::array::from_fn(|register| self.0[register].filter(|_| self.0[register] == other.0[register])))
     }
